@@ -1,0 +1,64 @@
+# `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-all test-next test-pythons lint format clean
+
+# The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
+PYTHONS := 3.11 3.12 3.10
+OTHER_PYTHONS := 3.10 3.12 3.13
+NEXT_TORCH := torch==2.13.0
+
+STORE := local
+OUT := demo-output
+# Processes that run tests.
+JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+PYTEST := -m pytest -n $(JOBS) --dist worksteal
+
+help: ## What there is to make
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
+
+setup: .venv/.ready ## The environment of the other commands, in .venv
+
+demo: .venv/.ready ## Text to shards to two trainers, a kill -9, a resume, the proof; STORE=s3 for a loopback S3 server
+	.venv/bin/headrace demo --store $(STORE) --out $(OUT)
+
+test: .venv/.ready ## The tests, slow ones excepted
+	.venv/bin/python $(PYTEST) -m 'not slow'
+
+test-all: .venv/.ready ## All tests
+	.venv/bin/python $(PYTEST)
+
+test-next: .venv-next/.ready ## The tests with the newest torch, without Composer
+	.venv-next/bin/python $(PYTEST) -m 'not slow and not composer'
+
+test-pythons: $(OTHER_PYTHONS:%=test-python-%) ## The tests of the core on other Pythons, as far as they are there
+
+test-python-%:
+	@if .ci/find-python $* > /dev/null; then \
+		$(MAKE) --no-print-directory .venv-$*/.ready && \
+		.venv-$*/bin/python $(PYTEST) -m 'not slow and not composer and not lightning and not s3'; \
+	else \
+		echo "Skipped: there is no Python $* here, on PATH or where pyenv and uv keep theirs"; \
+	fi
+
+lint: .venv/.ready ## Ruff, pyright and the layers
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/pyright
+	.venv/bin/lint-imports
+
+format: .venv/.ready ## Format the code
+	.venv/bin/ruff check --fix
+	.venv/bin/ruff format
+
+clean: ## Remove all that is made here, environments included
+	rm -rf .venv .venv-* demo-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/.ready: pyproject.toml
+	@.ci/environment .venv '$(PYTHONS)' -e '.[dev,composer]' 'mosaicml-streaming>=0.13,<0.14'
+
+.venv-next/.ready: pyproject.toml
+	@.ci/environment .venv-next '3.11 3.12 3.13 3.10' --pip '$(NEXT_TORCH)' -e '.[dev]'
+
+.venv-%/.ready: pyproject.toml
+	@.ci/environment .venv-$* '$*' -e '.[dev]'

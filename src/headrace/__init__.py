@@ -1,0 +1,31 @@
+"""headrace: training data from object storage to a trainer, in one order, from any point, on any number of GPUs."""
+
+from __future__ import annotations
+
+from headrace.dataset import (
+    CSVWriter,
+    JSONWriter,
+    LocalDataset,
+    MDSWriter,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    TSVWriter,
+    XSVWriter,
+)
+from headrace.order import Topology
+
+__version__ = '0.1.0'
+
+__all__ = [
+    'CSVWriter',
+    'JSONWriter',
+    'LocalDataset',
+    'MDSWriter',
+    'Stream',
+    'StreamingDataLoader',
+    'StreamingDataset',
+    'TSVWriter',
+    'Topology',
+    'XSVWriter',
+]

@@ -1,0 +1,57 @@
+"""The ``headrace`` command: one module a subcommand, which says what it takes and does it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Protocol
+
+import headrace
+from headrace.cli import demo
+from headrace.errors import HeadraceError
+
+__all__ = ['COMMANDS', 'Command', 'main']
+
+
+class Command(Protocol):
+    """A subcommand: a module of this package. Importing it must be cheap; ``run`` imports what the work needs."""
+
+    HELP: str
+    """One line, for ``headrace --help``."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments."""
+        ...
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it; returns the exit status."""
+        ...
+
+
+COMMANDS: dict[str, Command] = {'demo': demo}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line ``arguments``, those of this process by default; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog='headrace', description='Feeds training data from object storage to PyTorch, in one order, from any point.'
+    )
+    parser.add_argument('--version', action='version', version=f'headrace {headrace.__version__}')
+    subparsers = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
+    for name, command in COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name,
+            help=command.HELP,
+            description=command.HELP,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        command.add_arguments(subparser)
+    parsed = parser.parse_args(arguments)
+    try:
+        return COMMANDS[parsed.command].run(parsed)
+    except HeadraceError as error:
+        print(f'headrace: {error}', file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130

@@ -1,0 +1,24 @@
+"""The plugin for MosaicML Composer.
+
+1. `data_spec.streaming_data_spec` makes Composer's `DataSpec` of a YAML file, a dataset or a loader.
+2. `batches` counts and cuts what that DataSpec hands to the trainer.
+3. `position.StreamingPosition`, a callback, keeps the loader where the trainer's time says it is.
+
+The position itself is the dataset's: Composer saves it with `StreamingDataset.state_dict`.
+"""
+
+from __future__ import annotations
+
+try:
+    import composer as _  # noqa: F401 - the absolute name: MosaicML's package
+except ImportError as error:
+    from headrace.errors import MissingDependencyError
+
+    raise MissingDependencyError(
+        'headrace.composer needs MosaicML Composer, which is not installed: pip install "headrace[composer]".'
+    ) from error
+
+from headrace.composer.data_spec import StreamingDataSpec, streaming_data_spec, streaming_evaluators
+from headrace.composer.position import StreamingPosition
+
+__all__ = ['StreamingDataSpec', 'StreamingPosition', 'streaming_data_spec', 'streaming_evaluators']

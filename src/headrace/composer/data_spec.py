@@ -1,0 +1,335 @@
+"""Composer's `DataSpec` of a streaming loader: what counts as a sample, a token, a microbatch."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+
+from composer.core import DataSpec, Evaluator
+
+from headrace.composer.batches import count_rows, count_tokens, first_rows, split_rows
+from headrace.composer.position import is_followed
+from headrace.composer.topology import bind_topology, composer_topology
+from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.errors import ConfigError
+from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, load_config
+
+if TYPE_CHECKING:
+    import torch
+
+    from headrace.order import Plan
+
+__all__ = ['EvaluationLoader', 'StreamingDataSpec', 'streaming_data_spec', 'streaming_evaluators']
+
+Source: TypeAlias = (
+    str | os.PathLike[str] | Mapping[str, Any] | Config | LoaderConfig | StreamingDataset | StreamingDataLoader
+)
+_SECTIONS = ('train', 'eval', 'test', 'predict')
+
+
+def streaming_data_spec(
+    source: Source | None = None,
+    section: str = 'train',
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    dataset_class: Callable[..., StreamingDataset] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+    generator: torch.Generator | None = None,
+    token_column: str | None = None,
+    batch_transforms: Callable[[Any], Any] | None = None,
+    microbatch_transforms: Callable[[Any], Any] | None = None,
+    split_batch: Callable[[Any, int | float], Sequence[Any]] | None = None,
+    get_num_samples_in_batch: Callable[[Any], int | float] | None = None,
+    get_num_tokens_in_batch: Callable[[Any], int | dict[str, int]] | None = None,
+    **options: Any,
+) -> StreamingDataSpec:
+    """What `composer.Trainer` takes as ``train_dataloader`` or ``eval_dataloader``.
+
+    Give the trainer ``callbacks=[StreamingPosition()]`` too: Composer tells a DataSpec nothing of epochs and
+    checkpoints.
+
+    Args:
+        source: A YAML file, its content or the configuration made from it; a StreamingDataset; a StreamingDataLoader;
+            or None, and the keys of a loader's configuration as keyword arguments.
+        section: Which loader of the file: ``train``, or ``eval``, ``test``, ``predict``, with the loader's name after
+            a dot where there are several (``eval.code``). Anything but ``train`` is for evaluation: every pass is
+            epoch 0 from its beginning, and padding rows are cut off.
+        overrides: As in `headrace.mixing.load_config`, for a file or its content.
+        dataset_class: As in `headrace.mixing.build_loader`.
+        collate_fn: As in `headrace.mixing.build_loader`.
+        worker_init_fn: As in `headrace.mixing.build_loader`.
+        generator: As in `headrace.mixing.build_loader`.
+        token_column: The column whose tokens are counted. None: ``input_ids`` or ``tokens``, if it is one of them and
+            has a token at each place of its first two dimensions.
+        batch_transforms: As `composer.DataSpec`'s.
+        microbatch_transforms: As `composer.DataSpec`'s.
+        split_batch: As `composer.DataSpec`'s; by default one that also knows texts, ragged and nested columns.
+        get_num_samples_in_batch: As `composer.DataSpec`'s. What it returns is what Composer saves as the position;
+            by default it is what the loader knows, and nothing that a collate function does to the shape matters.
+        get_num_tokens_in_batch: As `composer.DataSpec`'s.
+        **options: Without `source`: ``remote``, ``local``, ``streams``, ``shuffle``, ``num_workers`` and the other
+            keys of a loader, ``batch_size`` for ``device_batch_size``. With a dataset: the loader's arguments.
+
+    Raises:
+        ConfigError: The configuration breaks a rule, holds no such section, or gives the batch size twice.
+        TopologyError: The ranks do not divide the global batch.
+    """
+    loader = _loader(
+        source,
+        section,
+        overrides,
+        options,
+        dataset_class=dataset_class,
+        collate_fn=collate_fn,
+        worker_init_fn=worker_init_fn,
+        generator=generator,
+    )
+    return StreamingDataSpec(
+        loader,
+        is_evaluation=section != 'train',
+        token_column=token_column,
+        batch_transforms=batch_transforms,
+        microbatch_transforms=microbatch_transforms,
+        split_batch=split_batch,
+        get_num_samples_in_batch=get_num_samples_in_batch,
+        get_num_tokens_in_batch=get_num_tokens_in_batch,
+    )
+
+
+def streaming_evaluators(
+    source: str | os.PathLike[str] | Mapping[str, Any] | Config,
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    metric_names: list[str] | None = None,
+    subset_num_batches: int | None = None,
+    eval_interval: Any = None,
+    device_eval_microbatch_size: int | float | str | None = None,
+    **arguments: Any,
+) -> list[Evaluator]:
+    """One `composer.Evaluator` for each loader of the ``eval`` section, labelled by its name.
+
+    Args:
+        source: A YAML file, its content or the configuration made from it.
+        overrides: As in `headrace.mixing.load_config`.
+        metric_names: As `composer.Evaluator`'s.
+        subset_num_batches: As `composer.Evaluator`'s.
+        eval_interval: As `composer.Evaluator`'s.
+        device_eval_microbatch_size: As `composer.Evaluator`'s.
+        **arguments: Arguments of `streaming_data_spec`.
+
+    Raises:
+        ConfigError: As in `streaming_data_spec`.
+        TopologyError: As in `streaming_data_spec`.
+    """
+    config = source if isinstance(source, Config) else load_config(source, overrides=overrides)
+    if not config.eval:
+        raise ConfigError('The configuration has no `eval` section to make evaluators of.')
+    return [
+        Evaluator(
+            label=loader.name,
+            dataloader=streaming_data_spec(loader, 'eval', **arguments),
+            metric_names=metric_names,
+            subset_num_batches=subset_num_batches,
+            eval_interval=eval_interval,
+            device_eval_microbatch_size=device_eval_microbatch_size,
+        )
+        for loader in config.eval
+    ]
+
+
+class StreamingDataSpec(DataSpec):
+    """A `composer.DataSpec` that takes the number of samples from the loader, not from the batch's shape.
+
+    Args:
+        loader: The loader.
+        is_evaluation: Whether each pass is epoch 0 from its beginning, without padding.
+        token_column: See `streaming_data_spec`.
+        batch_transforms, microbatch_transforms, split_batch, get_num_samples_in_batch, get_num_tokens_in_batch: As
+            `composer.DataSpec`'s.
+    """
+
+    def __init__(
+        self,
+        loader: StreamingDataLoader,
+        *,
+        is_evaluation: bool = False,
+        token_column: str | None = None,
+        batch_transforms: Callable[[Any], Any] | None = None,
+        microbatch_transforms: Callable[[Any], Any] | None = None,
+        split_batch: Callable[[Any, int | float], Sequence[Any]] | None = None,
+        get_num_samples_in_batch: Callable[[Any], int | float] | None = None,
+        get_num_tokens_in_batch: Callable[[Any], int | dict[str, int]] | None = None,
+    ) -> None:
+        bind_topology(loader.dataset)
+        loader.plan(0)  # a global batch that the ranks cannot share is refused here, before the trainer is built
+        self.loader = loader
+        self.is_evaluation = is_evaluation
+        self.token_column = token_column
+        self._transforms = batch_transforms
+        self._deliveries = _Deliveries(loader)
+        self._delivery: _Delivery | None = None
+        self._warned = False
+        super().__init__(
+            EvaluationLoader(loader) if is_evaluation else loader,
+            num_samples=loader.plan(0).epoch_samples,
+            batch_transforms=self._received,
+            microbatch_transforms=microbatch_transforms,
+            split_batch=split_rows if split_batch is None else split_batch,
+            get_num_samples_in_batch=get_num_samples_in_batch or self._count_samples,
+            get_num_tokens_in_batch=get_num_tokens_in_batch or self._count_tokens,
+        )
+
+    def _received(self, batch: Any) -> Any:
+        """Composer's first word about a batch that the loader handed out."""
+        self._delivery = delivery = self._deliveries.last()
+        if self.is_evaluation and delivery is not None and 0 < delivery.samples < delivery.rows:
+            # Metrics would count these samples twice. A rank that has nothing else keeps a row to compute with.
+            if count_rows(batch, expected=delivery.rows) == delivery.rows:
+                batch = first_rows(batch, delivery.samples, delivery.rows)
+        elif not (self.is_evaluation or self._warned or is_followed(self.loader)):
+            self._warned = True
+            warnings.warn(
+                'Composer trains on a headrace loader without `headrace.composer.StreamingPosition()` in '
+                '`Trainer(callbacks=[...])`. Resuming in mid-epoch continues exactly, but neither the random state nor '
+                '`train_subset_num_batches` survives, and a later `fit` does not go on where this one ends.',
+                stacklevel=2,
+            )
+        return batch if self._transforms is None else self._transforms(batch)
+
+    def _count_samples(self, batch: Any) -> int | float:
+        """Samples of a batch or microbatch; of ranks that share their samples, each says its part."""
+        # Composer asks once about the batch handed out, which becomes its position, then about microbatches, which
+        # weight the loss. Only the former is known from the plan: a microbatch is what its shape says.
+        delivery, self._delivery = self._delivery, None
+        samples = delivery.samples if delivery is not None else count_rows(batch)
+        replication = self.loader.dataset.topology.replication
+        return samples if replication == 1 else samples / replication
+
+    def _count_tokens(self, batch: Any) -> int:
+        topology = self.loader.dataset.topology
+        tokens, peer = count_tokens(batch, self.token_column), topology.rank % topology.replication
+        # Composer takes whole numbers only. Those of the ranks that share their samples add up.
+        return tokens * (peer + 1) // topology.replication - tokens * peer // topology.replication
+
+
+class EvaluationLoader:
+    """Gives the same batches at each pass: those of epoch 0.
+
+    A pass may be left at any batch, as Composer does with the first one of each `fit`.
+    """
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        self.loader = loader
+        self.dataset = loader.dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of a batch on this device."""
+        return self.loader.batch_size
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.dataset.progress.load(0, 0)
+        return iter(self.loader)
+
+
+class _Deliveries:
+    """Knows what a loader handed out, from its position and its plan."""
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        self._loader = loader
+        self._pass: tuple[int, int] | None = None
+        self._plan: Plan | None = None
+
+    def last(self) -> _Delivery | None:
+        """The batch that was handed out last on this rank; None before the first."""
+        progress, topology = self._loader.dataset.progress, self._loader.dataset.topology
+        epoch, start = progress.current(rank=topology.rank)
+        end = cast('int', self._loader.state_dict()['sample_in_epoch'])
+        if end <= start or not progress.begun(rank=topology.rank):
+            return None
+        if self._plan is None or self._pass != (epoch, start) or self._plan.topology != topology:
+            self._pass, self._plan = (epoch, start), self._loader.plan(epoch, start)
+        plan = self._plan
+        number = (end - start - 1) // plan.global_batch_size
+        begin = start + number * plan.global_batch_size
+        samples = len(range(begin + (plan._residue - begin) % topology.replicas, end, topology.replicas))
+        return _Delivery(rows=-(-(end - begin) // topology.replicas), samples=samples)
+
+
+class _Delivery(NamedTuple):
+    """A batch of one rank."""
+
+    rows: int
+    """Rows that were read; the same on every rank."""
+    samples: int
+    """Those of them that are no padding; padding comes last."""
+
+
+def _loader(
+    source: Source | None,
+    section: str,
+    overrides: Sequence[str] | Mapping[str, Any],
+    options: dict[str, Any],
+    **arguments: Any,
+) -> StreamingDataLoader:
+    if section.partition('.')[0] not in _SECTIONS:
+        raise ConfigError(f'`section` must be one of {", ".join(_SECTIONS)}, with a name after a dot, got {section!r}.')
+    given = {name: value for name, value in arguments.items() if value is not None}
+    if isinstance(source, StreamingDataLoader):
+        _refuse({**options, **given}, 'a StreamingDataLoader is complete')
+        return source
+    if isinstance(source, StreamingDataset):
+        if 'dataset_class' in given:
+            _refuse({'dataset_class': None}, 'the dataset is there')
+        bind_topology(source)
+        return StreamingDataLoader(source, **options, **given)
+    if source is None:
+        config = _config_of_options(options)
+    else:
+        _refuse(options, 'a configuration is complete; give `overrides`')
+        if isinstance(source, (str, os.PathLike, Mapping)):
+            source = load_config(source, overrides=overrides)
+        config = _section(source, section) if isinstance(source, Config) else source
+    return build_loader(config, topology=composer_topology(config.replication or 1), **arguments)
+
+
+def _refuse(options: Mapping[str, Any], reason: str) -> None:
+    if options:
+        twice = ' That would give the batch size twice.' if any('batch_size' in name for name in options) else ''
+        raise ConfigError(f'{", ".join(sorted(options))} cannot be given here: {reason}.{twice}')
+
+
+def _config_of_options(options: dict[str, Any]) -> LoaderConfig:
+    sizes = [name for name in ('batch_size', 'device_batch_size', 'global_batch_size') if name in options]
+    if len(sizes) > 1:
+        raise ConfigError(f'The batch size is given twice, as {" and ".join(f"`{name}`" for name in sizes)}; keep one.')
+    if 'batch_size' in options:
+        options = {**options, 'device_batch_size': options['batch_size']}
+        del options['batch_size']
+    of_workers = {field.name for field in fields(WorkerConfig)}
+    workers = {name: value for name, value in options.items() if name in of_workers}
+    loader = {name: value for name, value in options.items() if name not in of_workers}
+    if workers:
+        loader['loader'] = {**loader.get('loader', {}), **workers}
+    config = load_config({'train': loader}).train
+    assert config is not None
+    return config
+
+
+def _section(config: Config, section: str) -> LoaderConfig:
+    kind, _, name = section.partition('.')
+    loaders = ((config.train,) if config.train else ()) if kind == 'train' else getattr(config, kind)
+    chosen = [loader for loader in loaders if not name or loader.name == name]
+    if len(chosen) == 1:
+        return chosen[0]
+    names = ', '.join(f'{kind}.{loader.name}' for loader in loaders) or 'none'
+    raise ConfigError(
+        f'`section` must name one loader of the configuration, got {section!r}; of {kind} there are: {names}.'
+    )

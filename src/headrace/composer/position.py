@@ -1,0 +1,171 @@
+"""A Composer callback: the loader is where the trainer's time says it is, and the random state with it."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+import torch
+from composer.core import Callback, State, Time
+from composer.utils import reproducibility
+from torch.utils.data import DataLoader
+
+from headrace.composer.topology import bind_topology
+from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.errors import ConfigError, TopologyError
+
+if TYPE_CHECKING:
+    from composer.loggers import Logger
+
+    from headrace.order import Plan
+
+__all__ = ['StreamingPosition', 'is_followed']
+
+_followed: WeakSet[DataLoader[Any]] = WeakSet()
+
+
+def is_followed(loader: DataLoader[Any]) -> bool:
+    """Whether a `StreamingPosition` of a trainer looks after a loader."""
+    return loader in _followed
+
+
+class StreamingPosition(Callback):
+    """Keeps a streaming train loader and Composer's time together. Give it to the trainer before other callbacks.
+
+    Composer says what was trained, so its time rules: at the start of each `fit` and at each epoch's end the loader
+    is set to the epoch and the sample of `State.timestamp`. A time that is zero begins the data anew.
+
+    With it, these hold that Composer alone does not do:
+
+    - A checkpoint from an epoch's end goes on with the next epoch, also if MosaicML Streaming wrote it.
+    - A resumed epoch ends where the interrupted one would have, with ``train_subset_num_batches`` too.
+    - After the global batch has changed, ``batch_in_epoch`` counts batches of the new size.
+    - The random state of Python, NumPy and torch is restored in mid-epoch as well.
+    - A second `fit` goes on where the first ended, and nothing is read twice to get there.
+
+    Args:
+        restore_rng: Whether to save and restore the random state.
+
+    Raises:
+        ConfigError: At the start of `fit`: the train loader shares its dataset with an evaluator.
+        TopologyError: At the start of `fit`: the loader reads for another rank, or tensor-parallel ranks for different
+            samples.
+    """
+
+    def __init__(self, *, restore_rng: bool = True) -> None:
+        self.restore_rng = restore_rng
+        self._loaded_rng = b''
+        self._rng: list[dict[str, Any]] | None = None
+        self._batches_of_epoch: Time[int] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The random state of every rank, as bytes: a sharded checkpoint must find the same keys on any topology.
+
+        Composer keeps one of its own, but restores it between epochs only, and does not show it to callbacks.
+        """
+        return {'rng': _packed(reproducibility.get_rng_state()) if self.restore_rng else b''}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, to be restored before the first batch."""
+        self._loaded_rng = state.get('rng', b'')
+
+    def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Set the loader to the trainer's time, before Composer replays what it believes it must."""
+        loader, dataset = _train(state)
+        if loader is None or dataset is None:
+            return
+        _check(state, dataset)
+        _followed.add(loader)
+        # A loader that is new while the time is not is another one than before, or its state was left out of the
+        # load: Composer's `spin_dataloaders` decides whether to skip in it.
+        if dataset.progress.fresh:
+            return
+        time = state.timestamp
+        sample = min(int(time.sample_in_epoch), dataset.epoch_size)
+        dataset.progress.load(int(time.epoch), sample)
+        state.dataset_resumption['train'] = True
+        if sample:
+            self._shorten(state, _plan(loader, dataset, int(time.epoch), sample))
+        loaded, self._loaded_rng = self._loaded_rng, b''
+        # At the beginning of an epoch Composer restores its own copy.
+        if loaded and self.restore_rng and int(state.timestamp.batch_in_epoch):
+            self._rng = _unpacked(loaded)
+
+    def _shorten(self, state: State, rest: Plan) -> None:
+        """Count the batches that the resumed epoch has behind it, and let it have only the others."""
+        done = rest.total_batches - rest.num_batches
+        if state.dataloader_len is not None:
+            self._batches_of_epoch = state.dataloader_len
+            state.dataloader_len = max(0, int(state.dataloader_len) - done)
+        if done != int(state.timestamp.batch_in_epoch):
+            state.timestamp = state.timestamp.copy(batch_in_epoch=done)
+
+    def before_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Restore the random state before the first batch is fetched, which may use it."""
+        # Composer has taken the number of batches by now. All others, such as schedulers, want the whole epoch's.
+        if self._batches_of_epoch is not None:
+            state.dataloader_len = self._batches_of_epoch
+            self._batches_of_epoch = None
+        if self._rng is not None:
+            reproducibility.load_rng_state(self._rng)
+            loader, _ = _train(state)
+            if loader is None or not loader.num_workers:
+                self._rng = None
+
+    def after_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Restore it once more if workers were started for that batch: that takes a random number."""
+        if self._rng is not None:
+            reproducibility.load_rng_state(self._rng)
+            self._rng = None
+
+    def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Go to the beginning of the next epoch, before the checkpoint of this one's end is saved."""
+        self._rng = None
+        _, dataset = _train(state)
+        if dataset is not None:
+            dataset.progress.load(int(state.timestamp.epoch), 0)
+
+
+def _train(state: State) -> tuple[DataLoader[Any], StreamingDataset] | tuple[None, None]:
+    """The train loader and its dataset, if they are headrace's. A plain DataLoader will do."""
+    loader = state.train_dataloader
+    if isinstance(loader, DataLoader) and isinstance(loader.dataset, StreamingDataset):
+        return loader, loader.dataset
+    return None, None
+
+
+def _plan(loader: DataLoader[Any], dataset: StreamingDataset, epoch: int, start: int) -> Plan:
+    if isinstance(loader, StreamingDataLoader):
+        return loader.plan(epoch, start)
+    return dataset.plan(epoch=epoch, start=start)
+
+
+def _check(state: State, dataset: StreamingDataset) -> None:
+    bind_topology(dataset)
+    for evaluator in state.evaluators:
+        if getattr(evaluator.dataloader.dataloader, 'dataset', None) is dataset:
+            raise ConfigError(
+                f'The train loader and evaluator {evaluator.label!r} share one StreamingDataset, so that evaluating '
+                f'would move the training position. Make a dataset for each.'
+            )
+    mesh = state.device_mesh
+    if mesh is not None and 'tensor_parallel' in (mesh.mesh_dim_names or ()):
+        degree, replication = mesh['tensor_parallel'].size(), dataset.topology.replication
+        if replication != degree:
+            raise TopologyError(
+                f'{degree} tensor-parallel ranks must train on the same samples, but the train loader has '
+                f'replication {replication}. Set `replication: {degree}`.'
+            )
+
+
+def _packed(rng: list[dict[str, Any]]) -> bytes:
+    plain = [{**one, 'numpy': (one['numpy'][0], one['numpy'][1].tolist(), *one['numpy'][2:])} for one in rng]
+    file = io.BytesIO()
+    torch.save(plain, file)
+    return file.getvalue()
+
+
+def _unpacked(packed: bytes) -> list[dict[str, Any]]:
+    # `weights_only`: numbers, texts and tensors; what a checkpoint holds runs no code here.
+    return torch.load(io.BytesIO(packed), weights_only=True)

@@ -1,0 +1,57 @@
+"""Which rank of how many this process is, in Composer's words."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from composer.utils import dist
+
+from headrace.errors import TopologyError
+from headrace.order import Topology
+
+if TYPE_CHECKING:
+    from headrace.dataset import StreamingDataset
+
+__all__ = ['bind_topology', 'composer_topology']
+
+
+def composer_topology(replication: int = 1) -> Topology:
+    """The topology that Composer trains on, from torch.distributed or from the launcher's environment.
+
+    Composer's word is taken, and not a cluster manager's: a shell within an allocation of eight tasks is one rank.
+
+    Args:
+        replication: Consecutive ranks that see the same samples.
+
+    Raises:
+        TopologyError: `replication` does not divide the ranks.
+    """
+    world_size = dist.get_world_size()
+    # Composer itself refuses to say how many ranks a node has, or which node this is, where a launcher did not.
+    local = os.environ.get('LOCAL_WORLD_SIZE', '')
+    ranks_per_node = int(local) if local.isdigit() and int(local) and world_size % int(local) == 0 else world_size
+    return Topology(
+        rank=dist.get_global_rank(),
+        world_size=world_size,
+        num_nodes=world_size // ranks_per_node,
+        replication=replication,
+    )
+
+
+def bind_topology(dataset: StreamingDataset) -> None:
+    """Have `dataset` read for the rank that Composer says this is, or check that it does.
+
+    Raises:
+        TopologyError: The dataset was given another rank or number of ranks.
+    """
+    known = dataset.topology if dataset._topology is not None else None
+    found = composer_topology(known.replication if known else dataset.replication or 1)
+    if known is None:
+        dataset.bind(found)
+    elif (known.rank, known.world_size) != (found.rank, found.world_size):
+        raise TopologyError(
+            f'A dataset must read for the rank that Composer trains on, rank {found.rank} of {found.world_size}, but '
+            f'it reads for rank {known.rank} of {known.world_size}. Leave `topology` out, and make the DataSpec after '
+            f'the launcher or torch.distributed has said how many ranks there are.'
+        )

@@ -1,0 +1,22 @@
+"""Streams, datasets, loaders and writers: what joins format, storage and order."""
+
+from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.detect import detect_topology
+from headrace.dataset.loader import StreamingDataLoader
+from headrace.dataset.local import LocalDataset
+from headrace.dataset.stream import Stream
+from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
+
+__all__ = [
+    'CSVWriter',
+    'JSONWriter',
+    'LocalDataset',
+    'MDSWriter',
+    'Stream',
+    'StreamingDataLoader',
+    'StreamingDataset',
+    'TSVWriter',
+    'Writer',
+    'XSVWriter',
+    'detect_topology',
+]

@@ -1,0 +1,401 @@
+"""A dataset of streams, read in the order of a plan or at random."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import IterableDataset, get_worker_info
+
+from headrace.dataset.detect import detect_topology
+from headrace.dataset.progress import Progress
+from headrace.dataset.reading import ShardPool
+from headrace.dataset.stream import Stream
+from headrace.errors import ConfigError
+from headrace.format import ShardInfo, bytes_to_int, number_abbrev_to_int
+from headrace.order import (
+    Mixture,
+    Order,
+    OrderConfig,
+    Plan,
+    Remainder,
+    ResumeState,
+    SampleMap,
+    Topology,
+    make_order,
+    resolved_from_state,
+)
+from headrace.storage import CacheLimit
+
+__all__ = ['StreamingDataset']
+
+class StreamingDataset(IterableDataset[Any]):
+    """Samples of one or more streams, in one global order whatever the number of ranks and workers.
+
+    Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
+    samples of stream 0, then those of stream 1, ...). Give it to `headrace.StreamingDataLoader`, which reads whole
+    batches and keeps the position, or to a plain `torch.utils.data.DataLoader`.
+
+    Args:
+        streams: the streams to mix. Or give one by `remote`, `local` and `split`.
+        remote, local, split: see `Stream`; with `streams`, defaults for them.
+        download_retry, download_timeout, validate_hash, keep_zip: see `Stream`; defaults for all streams.
+        epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
+        predownload: how many samples ahead each worker has shards fetched; None looks ahead by shards.
+        cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
+        sampling_method: 'balanced' draws another subset each epoch, 'fixed' the same.
+        sampling_granularity: samples drawn together from a shard.
+        partition_algo: how the compatible orders split samples over nodes.
+        num_canonical_nodes: parts of the data that are read side by side. It belongs to the order: another number
+            gives another order. None takes one from the data (1 for each 64 shards, 64 at most).
+        batch_size: samples of one device batch.
+        shuffle: whether to shuffle.
+        shuffle_algo: None or 'native' for headrace's own.
+        shuffle_seed: key of the order.
+        shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
+        batching_method: how streams share a batch.
+        allow_unsafe_types: whether to open data with pickled columns, which can run code.
+        replication: consecutive ranks that get the same samples.
+        stream_name, stream_config: accepted for compatibility; streams are made by `headrace.mixing`.
+        remainder: what happens to the samples after the last full global batch: 'repeat' gives them out, repeating a
+            few where ranks would get unequal numbers; 'drop' leaves them out.
+        topology: rank, world size and nodes; by default found at the first `len` or `iter`.
+
+    Raises:
+        ValueError: arguments that break a rule, or that contradict each other.
+        FileNotFoundError, RuntimeError: a stream has no index, or no samples.
+        OSError: a store cannot be reached, or refuses.
+    """
+
+    def __init__(
+        self,
+        *,
+        streams: Sequence[Stream] | None = None,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        download_retry: int = 2,
+        download_timeout: float = 60,
+        validate_hash: str | None = None,
+        keep_zip: bool = False,
+        epoch_size: int | str | None = None,
+        predownload: int | None = None,
+        cache_limit: int | str | None = None,
+        sampling_method: str = 'balanced',
+        sampling_granularity: int = 1,
+        partition_algo: str = 'relaxed',
+        num_canonical_nodes: int | None = None,
+        batch_size: int | None = None,
+        shuffle: bool = False,
+        shuffle_algo: str | None = None,
+        shuffle_seed: int = 9176,
+        shuffle_block_size: int | None = None,
+        batching_method: str = 'random',
+        allow_unsafe_types: bool = False,
+        replication: int | None = None,
+        stream_name: str = 'stream',
+        stream_config: dict[str, Any] | None = None,
+        remainder: Remainder = 'repeat',
+        topology: Topology | None = None,
+    ) -> None:
+        super().__init__()
+        if streams is not None and (remote or local):
+            raise ConfigError(
+                'Give either `streams`, or one stream by `remote` and `local`, but got both: '
+                f'{len(streams)} streams, remote={remote!r}, local={local!r}.'
+            )
+        if streams is not None and not streams:
+            raise ConfigError('`streams` must hold at least one Stream, but is empty.')
+        if batch_size is not None and batch_size < 1:
+            raise ConfigError(f'`batch_size` must be at least 1 sample per device, but is {batch_size}.')
+        if predownload is not None and predownload < 0:
+            raise ConfigError(f'`predownload` must not be negative, but is {predownload}.')
+        if batch_size is not None and predownload is not None and predownload < batch_size:
+            warnings.warn(
+                f'predownload < batch_size ({predownload} < {batch_size}). This may result in slower batch time. '
+                f'Recommendation is to set predownload to at least the batch size.',
+                stacklevel=2,
+            )
+        self.batch_size = batch_size
+        self.predownload = predownload
+        self.replication = replication
+        self.remainder: Remainder = remainder
+        self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
+        self.allow_unsafe_types = allow_unsafe_types
+        self.stream_name, self.stream_config = stream_name, stream_config
+        self.streams = list(streams) if streams is not None else [Stream(remote=remote, local=local, split=split)]
+        self._open_streams(
+            split=split if streams is not None else None,
+            download_retry=download_retry,
+            download_timeout=download_timeout,
+            validate_hash=validate_hash,
+            keep_zip=keep_zip,
+        )
+        self.shards: list[ShardInfo] = [info for stream in self.streams for info in stream.shards]
+        self._sizes = [stream.size() for stream in self.streams]
+        self._asked_size = (None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None
+        self._asked_order = OrderConfig(
+            algorithm=shuffle_algo,
+            shuffle=shuffle,
+            seed=shuffle_seed,
+            num_canonical_nodes=num_canonical_nodes,
+            block_size=shuffle_block_size,
+            batching=batching_method,
+            partition=partition_algo,
+            sampling=sampling_method,
+            sampling_granularity=sampling_granularity,
+        )
+        self.mixture = self._mix(self._asked_order)
+        self.order_config = self._asked_order.resolve_defaults(self.mixture)
+        self._sample_map = SampleMap.of(self.mixture)
+        for stream, choose, weight, repeat in zip(
+            self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
+        ):
+            stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
+        self._warn_about_blocks()
+        self._topology = topology
+        self._origin = self._pinned_state(initial_physical_nodes=self.topology.num_nodes)
+        self._progress = Progress()
+        self._pool: ShardPool | None = None
+        self._pool_pid = -1
+
+    def _open_streams(self, **defaults: Any) -> None:
+        for number, stream in enumerate(self.streams):
+            # A stream's name is part of the order's key: it must not depend on where the data lies.
+            stream.name = stream.name or f'stream_{number}'
+            stream.fill_in(defaults)
+        limit = None if self.cache_limit is None else CacheLimit(self.cache_limit)
+
+        def open_one(stream: Stream) -> None:
+            stream.open(allow_unsafe_types=self.allow_unsafe_types, limit=limit)
+
+        # The threads end here: none may be alive when a DataLoader forks its workers.
+        with ThreadPoolExecutor(min(16, len(self.streams))) as pool:
+            for outcome in [pool.submit(open_one, stream) for stream in self.streams]:
+                outcome.result()
+        first = 0
+        for stream in self.streams:
+            stream.first_shard = first
+            first += len(stream.shards)
+
+    def _mix(self, config: OrderConfig) -> Mixture:
+        return Mixture.resolve(self._sizes, epoch_size=self._asked_size, seed=config.seed)
+
+    def _pinned_state(self, initial_physical_nodes: int) -> ResumeState:
+        return ResumeState.of(
+            self.order_config,
+            self.mixture,
+            epoch=0,
+            sample_in_epoch=0,
+            initial_physical_nodes=initial_physical_nodes,
+        )
+
+    def _warn_about_blocks(self) -> None:
+        largest = int(max(info.samples for info in self.shards))
+        block = self.order_config.block_size
+        if self.order_config.shuffle and block is not None and block < largest:
+            warnings.warn(
+                f'Shuffle block size was smaller than shard size for some shards ({block} < {largest} samples). '
+                f'Samples will stay close to their shard. Recommendation is to set shuffle_block_size above the '
+                f'number of samples of a shard.',
+                stacklevel=3,
+            )
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all streams, whatever an epoch takes of them."""
+        return sum(info.samples for info in self.shards)
+
+    @property
+    def num_shards(self) -> int:
+        """Shards in all streams."""
+        return len(self.shards)
+
+    @property
+    def size(self) -> int:
+        """Samples in all streams; the number of ids that `dataset[i]` takes."""
+        return self.num_samples
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples in an epoch."""
+        return self.mixture.epoch_size
+
+    @property
+    def num_canonical_nodes(self) -> int:
+        """Parts of the data that are read side by side."""
+        return self.order_config.num_canonical_nodes or 1
+
+    @property
+    def shuffle_seed(self) -> int:
+        """Key of the order."""
+        return self.order_config.seed
+
+    def __len__(self) -> int:
+        """Samples of an epoch that one rank gets."""
+        return math.ceil(self.epoch_size / self.topology.replicas)
+
+    # -- the order -------------------------------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        """Which rank of how many this is: as given or bound, else as found."""
+        if self._topology is not None:
+            return self._topology
+        return detect_topology(replication=self.replication or 1)
+
+    def bind(self, topology: Topology) -> None:
+        """Say which rank of how many this is. Takes effect at the next `len` or `iter`."""
+        self._topology = topology
+
+    def order(self, epoch: int) -> Order:
+        """The global sequence of an epoch."""
+        return make_order(self.mixture, self.order_config, epoch)
+
+    def plan(
+        self,
+        *,
+        epoch: int = 0,
+        start: int = 0,
+        global_batch_size: int | None = None,
+        remainder: Remainder | None = None,
+        topology: Topology | None = None,
+    ) -> Plan:
+        """Which samples make up each batch of an epoch, and which of them are a rank's.
+
+        Args:
+            epoch: which epoch.
+            start: number of samples of its global sequence to leave out at its start.
+            global_batch_size: samples of a batch over all ranks; by default `batch_size` for each.
+            remainder: see the class.
+            topology: for which rank; by default this one.
+
+        Raises:
+            ValueError: no batch size is known, or it does not divide by the number of ranks.
+        """
+        topology = topology or self.topology
+        if global_batch_size is None:
+            if self.batch_size is None:
+                raise ConfigError(
+                    'Please pass `batch_size` to StreamingDataset: the order in which ranks and workers take samples '
+                    'depends on it, and it is None.'
+                )
+            global_batch_size = self.batch_size * topology.replicas
+        return Plan(
+            self.order(epoch),
+            topology,
+            global_batch_size=global_batch_size,
+            start=start,
+            remainder=remainder or self.remainder,
+        )
+
+    # -- the position ----------------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> Progress:
+        """Which epoch this dataset is in, and where the next pass begins."""
+        return self._progress
+
+    def resume_state(self, epoch: int, sample_in_epoch: int) -> ResumeState:
+        """The state that continues at `sample_in_epoch` of `epoch`."""
+        return replace(self._origin, epoch=epoch, sample_in_epoch=sample_in_epoch)
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:
+        """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
+
+        Args:
+            num_samples: samples that all ranks together have had of the current epoch.
+            from_beginning: whether they are counted from the epoch's start, or from where the pass was resumed.
+        """
+        epoch, start = self._progress.current(rank=self.topology.rank)
+        position = num_samples if from_beginning else start + num_samples
+        return self.resume_state(epoch, min(position, self.epoch_size)).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next pass continue where `state` was taken. A state at the end of an epoch gives an empty pass.
+
+        Raises:
+            ValueError: the state is no state, or belongs to other data or another mixture.
+        """
+        self.load_resume_state(ResumeState.from_dict(state))
+
+    def load_resume_state(self, state: ResumeState) -> None:
+        """As `load_state_dict`, from the value itself."""
+        if state.is_stale:
+            return
+        config = resolved_from_state(self._asked_order, state)
+        mixture = self._mix(config)
+        state.check(config, mixture)
+        self.mixture, self.order_config = mixture, config.resolve_defaults(mixture)
+        self._origin = self._pinned_state(initial_physical_nodes=state.initial_physical_nodes or 1)
+        self._progress.load(state.epoch, state.sample_in_epoch)
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    @property
+    def pool(self) -> ShardPool:
+        """This process' mapped shards. A forked child makes its own: it does not own its parent's locks."""
+        if self._pool is None or self._pool_pid != os.getpid():
+            self._pool = ShardPool(self.streams, self._sample_map, is_limited=self.cache_limit is not None)
+            self._pool_pid = os.getpid()
+        return self._pool
+
+    def __getitem__(self, at: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Any:
+        """One sample by its global id, or a list of samples. Negative ids count from the end."""
+        if isinstance(at, (int, np.integer)):
+            return self.pool.sample(self._checked(int(at)))
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(self.num_samples))]
+        return [self[int(i)] for i in at]
+
+    def _checked(self, at: int) -> int:
+        total = self.num_samples
+        if not -total <= at < total:
+            raise IndexError(f'A sample id must be at least {-total} and below {total}, but is {at}.')
+        return at % total
+
+    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
+        return self._sample_map.locate(ids)
+
+    def prepare_shard(self, shard: int) -> None:
+        """Have a shard fetched and unpacked now."""
+        self.pool.fetch(shard)
+
+    def evict_shard(self, shard: int) -> None:
+        """Remove a shard from the cache. One without a remote stays."""
+        self.pool.evict(shard)
+
+    def __iter__(self) -> Iterator[Any]:
+        """This worker's samples of the next epoch, one by one."""
+        topology, worker = self.topology, get_worker_info()
+        number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+        epoch, start = self._progress.begin(rank=topology.rank, worker=number)
+        plan = self.plan(epoch=epoch, start=start, topology=topology)
+        self.pool.prefetch(
+            ((k, self.locate(plan.ids(k))[0]) for k in range(number, plan.num_batches, count)),
+            first=number,
+            **self.look_ahead(plan.global_batch_size // topology.replicas),
+        )
+        for k in range(number, plan.num_batches, count):
+            self.pool.advance(k)
+            for sample_id in plan.ids(k).tolist():
+                yield self[sample_id]
+
+    def look_ahead(self, batch_size: int) -> dict[str, int]:
+        """How far a worker with this device batch size looks ahead for shards to fetch."""
+        if self.predownload is None:
+            return {'batches_ahead': max(8, 65_536 // batch_size), 'shards_ahead': 8}
+        return {'batches_ahead': math.ceil(self.predownload / batch_size), 'shards_ahead': 64}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_pool': None, '_pool_pid': -1}

@@ -1,0 +1,332 @@
+"""Batches of a dataset's plan, on this rank, from a position that survives."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from headrace.dataset.dataset import StreamingDataset
+from headrace.errors import ConfigError
+from headrace.order import Plan, Remainder, ResumeState, Topology
+
+__all__ = ['StreamingDataLoader']
+
+Collate = Callable[[list[Any]], Any]
+
+_CHUNK = 64  # batches whose ids are worked out together
+
+
+class _BatchKey(NamedTuple):
+    """A batch, by what does not depend on who reads it."""
+
+    epoch: int
+    start: int
+    number: int
+
+
+class _BatchReader(Dataset[Any]):
+    """Reads batches of one rank by their keys: in the main process, or in workers, which get a copy.
+
+    A key says all that changes from batch to batch, so a worker holds no position and needs no word from the main
+    process at a new epoch or after a resume.
+    """
+
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        topology: Topology,
+        global_batch_size: int,
+        remainder: Remainder,
+        collate_fn: Collate | None,
+    ) -> None:
+        self._dataset = dataset
+        self._topology = topology
+        self._global_batch_size = global_batch_size
+        self._remainder: Remainder = remainder
+        self._collate_fn = collate_fn
+        self._is_columnar = collate_fn is None and type(dataset).__getitem__ is StreamingDataset.__getitem__
+        self._pass: tuple[int, int] | None = None
+        self._rows = global_batch_size // topology.replicas
+        self._stride = 1
+        self._first = 0
+        self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
+        self._plan: Plan | None = None
+
+    def plan(self, epoch: int, start: int) -> Plan:
+        """The plan of a pass."""
+        return self._dataset.plan(
+            epoch=epoch,
+            start=start,
+            global_batch_size=self._global_batch_size,
+            remainder=self._remainder,
+            topology=self._topology,
+        )
+
+    def __getitem__(self, key: _BatchKey) -> Any:
+        if self._pass != key[:2]:
+            self._begin(key)
+        self._dataset.pool.advance(key.number)
+        ids = self._ids(key.number)
+        if self._is_columnar:
+            return self._dataset.pool.batch(ids)
+        return (self._collate_fn or default_collate)([self._dataset[sample_id] for sample_id in ids.tolist()])
+
+    def _begin(self, key: _BatchKey) -> None:
+        worker = torch.utils.data.get_worker_info()
+        self._stride = worker.num_workers if worker is not None else 1
+        self._first = key.number
+        self._pass = key[:2]
+        self._plan = plan = self.plan(*key[:2])
+        self._chunks.clear()
+        upcoming = (
+            (k, self._dataset.locate(self._ids(k))[0]) for k in range(self._first, plan.num_batches, self._stride)
+        )
+        self._dataset.pool.prefetch(upcoming, first=key.number, **self._dataset.look_ahead(self._rows))
+
+    def _ids(self, number: int) -> npt.NDArray[np.int64]:
+        assert self._plan is not None
+        chunk, place = divmod((number - self._first) // self._stride, _CHUNK)
+        ids = self._chunks.get(chunk)
+        if ids is None:
+            first = self._first + chunk * _CHUNK * self._stride
+            batches = range(first, self._plan.num_batches, self._stride)[:_CHUNK]
+            ids = self._plan.order.at(np.concatenate([self._plan.positions(batch) for batch in batches]))
+            self._chunks[chunk] = ids
+            # The reader's chunk and the look-ahead's are kept; more would be memory without use.
+            while len(self._chunks) > 4:
+                self._chunks.popitem(last=False)
+        return ids[place * self._rows : (place + 1) * self._rows]  # the epoch's last batch may be shorter
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_pass': None, '_plan': None, '_chunks': OrderedDict()}
+
+
+class _EpochHint:
+    """What a DataLoader's `sampler` is to Lightning and Fabric: somebody to tell the epoch to."""
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        self._loader = loader
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin at `epoch`, unless this loader has a position of its own."""
+        if self._loader.dataset.progress.fresh and epoch > 0:
+            self._loader.dataset.progress.load(epoch, 0)
+
+    def __iter__(self) -> Iterator[None]:
+        while True:
+            yield None
+
+
+class StreamingDataLoader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader` of a `StreamingDataset` that knows and restores its position.
+
+    The position is the number of samples of the epoch's global sequence that were handed out, on all ranks together.
+    It is the same on every rank, and a state continues on any number of ranks, nodes and workers whose global batch
+    divides among them.
+
+    Without `collate_fn`, and unless the dataset's class overrides `__getitem__`, batches are read column by column
+    and equal what `torch.utils.data.default_collate` gives.
+
+    Args:
+        dataset: the dataset. Loaders that share one also share its position.
+        batch_size: samples per device; by default the dataset's.
+        num_workers, collate_fn, pin_memory, timeout, worker_init_fn, multiprocessing_context, generator,
+            prefetch_factor, persistent_workers, pin_memory_device: as PyTorch's.
+        drop_last: leave out the samples after the last full global batch, as `remainder='drop'` does.
+        sampler, batch_sampler, shuffle: must be None or False; the dataset's plan decides.
+        topology: which rank of how many this is, if the dataset does not say or find so.
+
+    Raises:
+        ValueError: two different batch sizes, or none; a sampler or shuffle.
+        TypeError: `dataset` is no StreamingDataset.
+    """
+
+    dataset: StreamingDataset
+
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        batch_size: int | None = None,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = '',
+        topology: Topology | None = None,
+    ) -> None:
+        if not isinstance(dataset, StreamingDataset):
+            raise TypeError(f'A StreamingDataLoader reads a StreamingDataset, but got a {type(dataset).__name__}.')
+        if type(dataset).__iter__ is not StreamingDataset.__iter__:
+            raise TypeError(
+                f'{type(dataset).__name__} overrides `__iter__`, so the loader cannot know which samples it yields. '
+                f'Override `__getitem__`, or pass `collate_fn`; or use a torch.utils.data.DataLoader.'
+            )
+        if shuffle or batch_sampler is not None or not (sampler is None or isinstance(sampler, _EpochHint)):
+            raise ConfigError(
+                f'The dataset decides the order: pass `shuffle=True` and its options to StreamingDataset instead of '
+                f'shuffle={shuffle!r}, sampler={sampler!r}, batch_sampler={batch_sampler!r} to the loader.'
+            )
+        if batch_size is None:
+            batch_size = dataset.batch_size
+        if batch_size is None:
+            raise ConfigError('Please pass `batch_size` to StreamingDataset or to StreamingDataLoader: both are None.')
+        if dataset.batch_size not in (None, batch_size):
+            raise ConfigError(
+                f'`batch_size` is given twice with different values: {dataset.batch_size} to StreamingDataset and '
+                f'{batch_size} to StreamingDataLoader. Give it once, in samples per device.'
+            )
+        if topology is not None:
+            dataset.bind(topology)
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,  # pyright: ignore[reportArgumentType]
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+        )
+        # Trainers that make a loader anew pass on what PyTorch put in the place of None.
+        self._collate = None if collate_fn is default_collate else collate_fn
+        self._hint = _EpochHint(self)
+        self._feed: DataLoader[Any] | None = None
+        self._feed_key: object = None
+        self._position: tuple[int, int] | None = None
+
+    @property
+    def sampler(self) -> Any:
+        """Takes Lightning's and Fabric's word on the epoch, where nothing better is known."""
+        return self._hint
+
+    @sampler.setter
+    def sampler(self, value: Any) -> None:
+        """PyTorch's constructor sets one; it is never asked."""
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def remainder(self) -> Remainder:
+        """What happens to the samples after the last full global batch."""
+        return 'drop' if self.drop_last else self.dataset.remainder
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a batch over all ranks."""
+        assert self.batch_size is not None
+        return self.batch_size * self.dataset.topology.replicas
+
+    def _reader(self) -> _BatchReader:
+        return _BatchReader(
+            self.dataset, self.dataset.topology, self.global_batch_size, self.remainder, self._collate
+        )
+
+    def plan(self, epoch: int | None = None, start: int = 0) -> Plan:
+        """Which samples make up each batch of an epoch, by default of the current one from its start."""
+        return self._reader().plan(self._current()[0] if epoch is None else epoch, start)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same on every rank and in every epoch."""
+        return self.plan(0).total_batches
+
+    # -- iteration -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Batches of the next epoch, or of the rest of the one that was loaded. Nothing happens before the first."""
+        reader = self._reader()
+        epoch, start = self.dataset.progress.begin(rank=self.dataset.topology.rank, worker=0)
+        self._position = epoch, start
+        plan = reader.plan(epoch, start)
+        keys = (_BatchKey(epoch, start, number) for number in range(plan.num_batches))
+        batches = self._workers(reader, keys) if self.num_workers else self._here(reader, keys)
+        for number, batch in enumerate(batches):
+            self._position = epoch, plan.end(number)
+            yield batch
+
+    def _here(self, reader: _BatchReader, keys: Iterator[_BatchKey]) -> Iterator[Any]:
+        if not (self.pin_memory and torch.cuda.is_available()):
+            return map(reader.__getitem__, keys)
+        pin = torch.utils.data._utils.pin_memory.pin_memory  # pyright: ignore
+        return (pin(reader[key]) for key in keys)
+
+    def _workers(self, reader: _BatchReader, keys: Iterator[_BatchKey]) -> Iterator[Any]:
+        # PyTorch's loader does the processes. It is handed keys, so any worker can read any batch, and what was
+        # prefetched but not handed out is no part of the position.
+        key = (self.dataset.topology, self.dataset.order_config, self.batch_size, self.remainder)
+        if self._feed is None or self._feed_key != key:
+            self._feed = DataLoader(
+                reader,
+                batch_size=None,
+                sampler=_Keys(),
+                num_workers=self.num_workers,
+                pin_memory=self.pin_memory,
+                timeout=self.timeout,
+                worker_init_fn=self.worker_init_fn,
+                multiprocessing_context=self.multiprocessing_context,
+                generator=self.generator,
+                prefetch_factor=self.prefetch_factor,
+                persistent_workers=self.persistent_workers,
+                pin_memory_device=self.pin_memory_device,
+            )
+            self._feed_key = key
+        assert isinstance(self._feed.sampler, _Keys)
+        self._feed.sampler.keys = keys
+        return iter(self._feed)
+
+    # -- the position ----------------------------------------------------------------------------------------------
+
+    def _current(self) -> tuple[int, int]:
+        # What was loaded, or given to the dataset, after the last batch is newer than that batch.
+        progress, rank = self.dataset.progress, self.dataset.topology.rank
+        if self._position is None or not progress.begun(rank=rank):
+            return progress.next(rank=rank)
+        return self._position
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The position, with what it refers to: fixed keys, int or str values, the same on every rank.
+
+        Valid at any time, also before the first batch; costs microseconds, and talks to no other rank.
+        """
+        return self.dataset.resume_state(*self._current()).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.
+
+        Raises:
+            ValueError: the state is no state, or belongs to other data or another mixture.
+        """
+        resume = ResumeState.from_dict(state)
+        self.dataset.load_resume_state(resume)  # which settles the epoch's size, and refuses what does not belong
+        if not resume.is_stale:
+            rolled = resume.rolled_over(self.plan(resume.epoch, resume.sample_in_epoch).stop)
+            self.dataset.progress.load(rolled.epoch, rolled.sample_in_epoch)
+
+
+class _Keys:
+    """The sampler of PyTorch's loader: whatever keys the pass at hand wants."""
+
+    keys: Iterator[_BatchKey] = iter(())
+
+    def __iter__(self) -> Iterator[_BatchKey]:
+        return self.keys

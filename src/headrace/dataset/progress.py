@@ -1,0 +1,126 @@
+"""Which epoch a dataset is in, shared with the worker processes of a plain `torch.utils.data.DataLoader`.
+
+A plain DataLoader iterates its dataset in worker processes, so the process that saves the checkpoint never sees an
+epoch begin. The counters therefore live in anonymous memory that forked and spawned workers map: it has no name, so
+nothing is left behind by kill -9, and each worker writes a cell of its own, so nothing needs a lock.
+`StreamingDataLoader` iterates in the main process and uses the same counters.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+from multiprocessing import context, reduction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import get_worker_info
+
+__all__ = ['Progress']
+
+_RANKS, _WORKERS = 256, 64
+_EPOCH, _SAMPLE, _LOADED, _HEADER = 0, 1, 2, 8  # int64 slots before the cells
+_SIZE = 8 * (_HEADER + _RANKS * _WORKERS)
+
+
+class Progress:
+    """Counts the passes begun over a dataset, and holds the point where the next pass begins."""
+
+    def __init__(self) -> None:
+        self._map(_anonymous_file())
+        self._owner = os.getpid()
+
+    def _claim(self) -> None:
+        # A rank that was forked or spawned with a copy of its parent's dataset is a run of its own: it must not
+        # count its siblings' passes. A DataLoader's worker, in contrast, counts for the process that started it.
+        if self._owner != os.getpid() and get_worker_info() is None:
+            header = self._slots[:_HEADER].copy()
+            self.__del__()
+            self._map(_anonymous_file())
+            self._slots[:_HEADER] = header
+            self._owner = os.getpid()
+
+    def _map(self, fd: int) -> None:
+        self._fd = fd
+        self._memory = mmap.mmap(fd, _SIZE)
+        self._slots: npt.NDArray[np.int64] = np.frombuffer(self._memory, np.int64)
+
+    def _cells(self, rank: int) -> npt.NDArray[np.int64]:
+        begin = _HEADER + rank % _RANKS * _WORKERS
+        return self._slots[begin : begin + _WORKERS]
+
+    def begin(self, *, rank: int, worker: int) -> tuple[int, int]:
+        """Begin this worker's next pass.
+
+        Returns:
+            The epoch, and the number of samples of its global sequence to leave out at its start.
+        """
+        self._claim()
+        cells = self._cells(rank)
+        passes = int(cells[worker % _WORKERS])
+        cells[worker % _WORKERS] = passes + 1
+        return self._pass(passes)
+
+    def _pass(self, passes: int) -> tuple[int, int]:
+        epoch, sample = int(self._slots[_EPOCH]), int(self._slots[_SAMPLE])
+        return (epoch, sample) if passes == 0 else (epoch + passes, 0)
+
+    def current(self, *, rank: int) -> tuple[int, int]:
+        """Epoch and first sample of the pass that was begun last, or of the one to come if none was begun."""
+        return self._pass(max(int(self._cells(rank).max()) - 1, 0))
+
+    def next(self, *, rank: int) -> tuple[int, int]:
+        """Epoch and first sample of the pass that will be begun next."""
+        return self._pass(int(self._cells(rank).max()))
+
+    def begun(self, *, rank: int) -> bool:
+        """Whether a pass was begun since the start or since the last `load`."""
+        return bool(self._cells(rank).any())
+
+    @property
+    def fresh(self) -> bool:
+        """Whether nothing was begun and nothing was loaded."""
+        return not self._slots[_LOADED] and not self._slots[_HEADER:].any()
+
+    def load(self, epoch: int, sample: int) -> None:
+        """Have the next pass begin at `sample` of `epoch`."""
+        self._claim()
+        self._slots[_HEADER:] = 0
+        self._slots[_EPOCH], self._slots[_SAMPLE], self._slots[_LOADED] = epoch, sample, 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if context.get_spawning_popen() is not None:  # to a worker of ours: share the memory itself
+            return _attach, (reduction.DupFd(self._fd), self._owner)
+        return _copy, (self._slots[:_HEADER].tolist(), *self.next(rank=0))
+
+    def __del__(self) -> None:
+        fd = getattr(self, '_fd', -1)
+        if fd >= 0:
+            os.close(fd)
+
+
+def _anonymous_file() -> int:
+    if sys.platform == 'linux':
+        fd = os.memfd_create('headrace-progress', os.MFD_CLOEXEC)
+    else:
+        fd, path = tempfile.mkstemp(prefix='headrace-progress-')
+        os.unlink(path)
+    os.ftruncate(fd, _SIZE)
+    return fd
+
+
+def _attach(handle: Any, owner: int) -> Progress:
+    progress = Progress.__new__(Progress)
+    progress._map(handle.detach())
+    progress._owner = owner
+    return progress
+
+
+def _copy(header: list[int], epoch: int, sample: int) -> Progress:
+    progress = Progress()
+    if header[_LOADED] or epoch or sample:
+        progress.load(epoch, sample)
+    return progress

@@ -1,0 +1,170 @@
+"""Samples and batches out of mapped shards, in one process."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from headrace.dataset.prefetch import Prefetcher, Upcoming
+from headrace.dataset.stream import Stream
+from headrace.errors import CollateError
+from headrace.format import ColumnBatch, ShardReader, open_shard
+from headrace.order import SampleMap
+from headrace.storage import CacheEntry, Lease
+
+__all__ = ['ShardPool', 'collate_columns']
+
+MAPPED_SHARDS = 1024  # kept mapped by one process at most; a map costs address space, not memory
+
+
+class ShardPool:
+    """The shards that one process has mapped.
+
+    Under a cache limit a shard is held only while rows are read from it, one at a time: whoever needs the room never
+    waits for a process that is itself waiting (for room, for its trainer, for another rank). Without a limit nothing
+    is ever evicted, and maps stay until `MAPPED_SHARDS` others were used since.
+    """
+
+    def __init__(self, streams: Sequence[Stream], sample_map: SampleMap, *, is_limited: bool) -> None:
+        self._streams = streams
+        self._sample_map = sample_map
+        self._of_shard = np.repeat(np.arange(len(streams)), [len(stream.shards) for stream in streams])
+        self._is_limited = is_limited
+        self._held: OrderedDict[int, tuple[Lease, ShardReader]] = OrderedDict()
+        self._prefetcher: Prefetcher | None = None
+        schemas = {id(info.schema): info.schema for stream in streams for info in stream.shards}
+        distinct = list(schemas.values())
+        self._schema = distinct[0] if all(schema == distinct[0] for schema in distinct[1:]) else None
+
+    def place(self, shard: int) -> tuple[Stream, int]:
+        """The stream of a shard, and the shard's number in it."""
+        stream = self._streams[self._of_shard[shard]]
+        return stream, shard - stream.first_shard
+
+    def fetch(self, shard: int) -> bool:
+        """Make a shard present in its cache; False if a cache limit leaves no room for it now."""
+        stream, local = self.place(shard)
+        return stream.cache().fetch(stream.entry(local), next_use=self._next_use)
+
+    def is_present(self, shard: int) -> bool:
+        """Whether a shard needs no fetching."""
+        stream, local = self.place(shard)
+        return stream.cache().is_present(stream.entry(local))
+
+    def evict(self, shard: int) -> bool:
+        """Give up a shard's place on disk; True if it was removed."""
+        held = self._held.pop(shard, None)
+        if held is not None:
+            held[0].release()
+        stream, local = self.place(shard)
+        return stream.cache().evict(stream.entry(local))
+
+    def _next_use(self, entry: CacheEntry) -> float:
+        return math.inf if self._prefetcher is None else self._prefetcher.next_use(entry.id)
+
+    def prefetch(self, upcoming: Upcoming, *, first: int, batches_ahead: int, shards_ahead: int) -> None:
+        """Fetch the shards of upcoming batches in the background, from batch `first` on."""
+        if all(stream.is_local for stream in self._streams):
+            return
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(
+                fetch=self.fetch,
+                is_present=self.is_present,
+                shards_ahead=shards_ahead,
+                batches_ahead=batches_ahead,
+                threads=min(8, shards_ahead),
+            )
+        self._prefetcher.follow(upcoming, first=first)
+
+    def advance(self, batch: int) -> None:
+        """Say that `batch` is read next."""
+        if self._prefetcher is not None:
+            self._prefetcher.advance(batch)
+
+    def close(self) -> None:
+        """Let go of every map, and fetch no more."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        for lease, _ in self._held.values():
+            lease.release()
+        self._held.clear()
+
+    @contextmanager
+    def reader(self, shard: int) -> Iterator[ShardReader]:
+        """A shard's reader, valid inside the `with`."""
+        held = self._held.get(shard)
+        if held is None:
+            held = self._open(shard)
+            if not self._is_limited:
+                self._held[shard] = held
+                if len(self._held) > MAPPED_SHARDS:
+                    self._held.popitem(last=False)[1][0].release()
+        else:
+            self._held.move_to_end(shard)
+        try:
+            yield held[1]
+        finally:
+            if self._is_limited:
+                held[0].release()
+
+    def _open(self, shard: int) -> tuple[Lease, ShardReader]:
+        if self._prefetcher is not None:
+            self._prefetcher.wait(shard)
+        stream, local = self.place(shard)
+        info = stream.shards[local]
+        lease = stream.cache().acquire(stream.entry(local), next_use=self._next_use)
+        try:
+            return lease, open_shard(info, lease.buffers, source=f'{stream.title}: {info.files[0].raw.basename}')
+        except BaseException:
+            lease.release()
+            raise
+
+    def sample(self, sample_id: int) -> dict[str, Any]:
+        """One sample by its global id."""
+        shards, rows = self._sample_map.locate(np.array([sample_id]))
+        with self.reader(int(shards[0])) as reader:
+            return reader.sample(int(rows[0]))
+
+    def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
+        if self._schema is None:
+            return default_collate([self.sample(sample_id) for sample_id in ids.tolist()])
+        columns = self._schema.allocate(len(ids))
+        shards, rows = self._sample_map.locate(ids)
+        # Rows of one shard are read together; the order of shards inside a batch is free.
+        by_shard = np.argsort(shards, kind='stable')
+        sorted_shards = shards[by_shard]
+        cuts = [0, *(np.flatnonzero(np.diff(sorted_shards)) + 1).tolist(), len(ids)]
+        for begin, end in zip(cuts, cuts[1:]):
+            out_rows = by_shard[begin:end]
+            with self.reader(int(sorted_shards[begin])) as reader:
+                reader.gather(rows[out_rows], out_rows, columns)
+        return collate_columns(columns)
+
+
+def collate_columns(batch: ColumnBatch) -> dict[str, Any]:
+    """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections."""
+    out: dict[str, Any] = {}
+    for name, column in batch.columns.items():
+        if isinstance(column, np.ndarray):
+            out[name] = torch.from_numpy(column)
+        elif isinstance(column[0], (str, bytes)):
+            out[name] = column
+        else:
+            try:
+                out[name] = default_collate(column)
+            except (TypeError, RuntimeError) as error:
+                raise CollateError(
+                    f'Column {name!r} cannot be made into a batch: {error}. Pass `collate_fn` to the loader, or '
+                    f'override `__getitem__` to turn it into tensors of one shape.'
+                ) from error
+    return out
+

@@ -1,0 +1,271 @@
+"""One stream: where its shards are, and how much of it an epoch takes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ObjectNotFoundError, StreamError
+from headrace.format import ShardInfo, parse_index, unpack_file, verify_file
+from headrace.order import StreamSize
+from headrace.storage import CacheEntry, CachePart, CacheLimit, Retry, ShardCache, StoreOptions, open_store
+
+__all__ = ['Stream']
+
+INDEX = 'index.json'
+
+
+class Stream:
+    """A dataset's folder of shards, local, remote or both, and its weight in a mixture.
+
+    At most one of `proportion`, `repeat` and `choose` may be given. Arguments left at None are filled in by the
+    `StreamingDataset` that the stream is given to.
+
+    Args:
+        remote: URL or path of the folder that holds `split/index.json`; None for a local-only stream.
+        local: folder to keep shards in. By default one in the system's temporary folder, named after `remote`.
+        split: sub-folder of both, such as `train`.
+        proportion: share of the epoch's samples, relative to the other streams' proportions.
+        repeat: how often each sample is seen in an epoch; 0.5 takes half of the samples.
+        choose: how many samples of this stream an epoch takes.
+        download_retry: attempts after the first for a download that fails.
+        download_timeout: seconds without a byte after which a download counts as failed.
+        validate_hash: name of a hash of the index to check downloads against. Sizes are always checked.
+        keep_zip: keep the compressed files beside the unpacked ones.
+        name: what the stream is called in errors, metrics and checkpoints.
+        endpoint_url: address of an S3-compatible store.
+        region: region of the store.
+        anonymous: send requests unsigned.
+        requester_pays: accept that the requester is billed.
+
+    Raises:
+        StreamError: more than one weight, a negative weight, or neither `remote` nor `local`.
+    """
+
+    def __init__(
+        self,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        download_retry: int | None = None,
+        download_timeout: float | None = None,
+        validate_hash: str | None = None,
+        keep_zip: bool | None = None,
+        name: str | None = None,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        anonymous: bool | None = None,
+        requester_pays: bool | None = None,
+    ) -> None:
+        weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
+        given = {key: value for key, value in weights.items() if value is not None}
+        if len(given) > 1:
+            raise StreamError(f'A stream takes at most one of proportion, repeat and choose, but got {given}.')
+        for key, value in given.items():
+            if value < 0:
+                raise StreamError(f'The {key} of a stream must not be negative, but is {value}.')
+        if not remote and not local:
+            raise StreamError('A stream needs `remote`, `local` or both, but got neither.')
+        self.remote = None if remote is None else str(remote)
+        self._given_local = None if local is None else str(local)
+        self.split = split
+        self.proportion = proportion
+        self.repeat = repeat
+        self.choose = choose
+        self.download_retry = download_retry
+        self.download_timeout = download_timeout
+        self.validate_hash = validate_hash
+        self.keep_zip = keep_zip
+        self.name = name
+        self.endpoint_url = endpoint_url
+        self.region = region
+        self.anonymous = anonymous
+        self.requester_pays = requester_pays
+        self.shards: list[ShardInfo] = []
+        self.fingerprint = ''
+        self.first_shard = 0  # number of this stream's first shard in the dataset
+        self._shard_of_file: dict[str, int] | None = None
+        self._cache: ShardCache | None = None
+
+    @property
+    def local(self) -> str:
+        """The folder that shards are kept in, without the split of a given `local`."""
+        if self._given_local is not None:
+            return self._given_local
+        digest = hashlib.blake2s((self.remote or '').encode(), digest_size=16).hexdigest()
+        return os.path.join(tempfile.gettempdir(), digest, self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
+
+    @property
+    def folder(self) -> Path:
+        """Where the stream's index.json and shards are kept."""
+        return Path(self.local) / (self.split or '')
+
+    @property
+    def url(self) -> str | None:
+        """Where they come from, or None for a local-only stream."""
+        if self.remote is None:
+            return None
+        return f'{self.remote.rstrip("/")}/{self.split}' if self.split else self.remote
+
+    @property
+    def title(self) -> str:
+        """What errors call the stream."""
+        place = self.url or str(self.folder)
+        return f'{self.name} ({place})' if self.name else place
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing has to be fetched: no remote, or a remote that is the local folder itself."""
+        if self.url is None:
+            return True
+        path = self.url.removeprefix('file://')
+        return '://' not in path and Path(path).resolve() == self.folder.resolve()
+
+    def fill_in(self, defaults: dict[str, Any]) -> None:
+        """Take the dataset's values for the arguments that were left at None."""
+        for key, value in defaults.items():
+            if getattr(self, key) is None:
+                setattr(self, key, value)
+
+    def open(self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None) -> None:
+        """Fetch and read the index.
+
+        Raises:
+            FileNotFoundError: the remote holds no index.
+            RuntimeError: no `remote`, and no index in the local folder; or an index without samples.
+            json.JSONDecodeError: the index is no JSON.
+            ValueError: the index breaks the format's rules, or holds an unsafe type.
+            FileExistsError: the default local folder's name is taken by something that is not a folder.
+        """
+        folder = self.folder
+        if self._given_local is None and folder.exists() and not folder.is_dir():
+            raise FileExistsError(
+                f'Could not create a temporary local directory {folder}: something that is not a folder has that name. '
+                f'Remove it, or set `local` to a folder of your own.'
+            )
+        _claim_folder(self)
+        index = folder / INDEX
+        if self.is_local:
+            if not index.exists():
+                raise _missing_index(self, index)
+        else:
+            try:
+                index = self.cache(limit).fetch_file(INDEX, validate=self._check_index(allow_unsafe_types))
+            except ObjectNotFoundError as error:
+                raise ObjectNotFoundError(f'No such file or directory: the index of stream {self.title}: {error}') from None
+        data = index.read_bytes()
+        self.shards = parse_index(data, source=str(index), allow_unsafe_types=allow_unsafe_types)
+        self.fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
+        self.cache(limit)
+
+    def _check_index(self, allow_unsafe_types: bool) -> Callable[[Path], None]:
+        def check(path: Path) -> None:
+            parse_index(path.read_bytes(), source=f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types)
+
+        return check
+
+    def cache(self, limit: CacheLimit | None = None) -> ShardCache:
+        """The cache over the stream's folder, made at the first call."""
+        if self._cache is None:
+            options = StoreOptions(
+                endpoint_url=self.endpoint_url,
+                region=self.region,
+                anonymous=bool(self.anonymous),
+                requester_pays=bool(self.requester_pays),
+                read_timeout=float(self.download_timeout or 60),
+            )
+            store = None if self.is_local or self.url is None else open_store(self.url, options)
+            self._cache = ShardCache(
+                self.folder,
+                store=store,
+                limit=limit,
+                entry_of=self._entry_of,
+                keep_packed=bool(self.keep_zip),
+                retry=Retry(attempts=1 + (2 if self.download_retry is None else self.download_retry)),
+            )
+        return self._cache
+
+    def _entry_of(self, name: str) -> CacheEntry | None:
+        """The entry to which a file of the folder belongs."""
+        if self._shard_of_file is None:
+            self._shard_of_file = {
+                info.basename: shard
+                for shard, entry in enumerate(self.shards)
+                for file in entry.files
+                for info in (file.raw, file.zip)
+                if info is not None
+            }
+        shard = self._shard_of_file.get(name)
+        return None if shard is None else self.entry(shard)
+
+    def entry(self, shard: int) -> CacheEntry:
+        """What the cache must know to fetch a shard, verify it and unpack it."""
+        info = self.shards[shard]
+        parts: list[CachePart] = []
+        for file in info.files:
+            packed, algorithm = file.zip, info.compression
+            parts.append(
+                CachePart(
+                    name=file.raw.basename,
+                    size=file.raw.bytes,
+                    packed_name=None if packed is None else packed.basename,
+                    packed_size=None if packed is None else packed.bytes,
+                    verify=partial(_verify, info=file.raw, algorithm=self.validate_hash),
+                    verify_packed=None if packed is None else partial(_verify, info=packed, algorithm=self.validate_hash),
+                    unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
+                )
+            )
+        return CacheEntry(tuple(parts), id=self.first_shard + shard)
+
+    def size(self) -> StreamSize:
+        """The stream as the order sees it: numbers of samples and a weight."""
+        return StreamSize(
+            name=self.name or '',
+            shard_sizes=self.shard_sizes(),
+            proportion=self.proportion,
+            repeat=self.repeat,
+            choose=self.choose,
+            fingerprint=self.fingerprint,
+        )
+
+    def shard_sizes(self) -> npt.NDArray[np.int64]:
+        """Samples of each shard, int64."""
+        return np.fromiter((info.samples for info in self.shards), np.int64, len(self.shards))
+
+
+def _verify(path: Path, *, info: Any, algorithm: str | None) -> None:
+    verify_file(path, info, algorithm)
+
+
+# Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
+_folders: weakref.WeakValueDictionary[Path, Stream] = weakref.WeakValueDictionary()
+
+
+def _claim_folder(stream: Stream) -> None:
+    folder = stream.folder.resolve()
+    other = _folders.get(folder)
+    if other is not None and other is not stream and other.url != stream.url and not stream.is_local and not other.is_local:
+        raise StreamError(
+            f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. '
+            f'Provide a different one.'
+        )
+    _folders[folder] = stream
+
+
+def _missing_index(stream: Stream, index: Path) -> Exception:
+    if stream.remote is None:
+        return RuntimeError(f'No `remote` provided, but local file {index} does not exist either. Check `local` and `split`.')
+    return ObjectNotFoundError(f'No such file or directory: {index}. Check `remote` and `split` of stream {stream.title}.')

@@ -1,0 +1,60 @@
+"""What one rank program is told: a JSON file, so that nothing depends on how a launcher passes arguments on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ['Assignment', 'newest_checkpoint', 'read_assignment']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One run of a rank program."""
+
+    mix: str
+    """Path of the YAML file of the mix."""
+    overrides: dict[str, str | int]
+    """What goes over that file: where the shards are, how many workers read."""
+    folder: str
+    """Where the run's records and checkpoints go."""
+    ranks: int
+    epochs: int
+    checkpoint_every: int
+    """Optimizer steps between two checkpoints."""
+    checkpoint: str | None
+    """The checkpoint to resume from; None starts anew."""
+
+    @property
+    def checkpoints(self) -> str:
+        """The folder of the run's checkpoints, one ``step{number}`` file each."""
+        return str(Path(self.folder) / 'checkpoints')
+
+    def write(self) -> Path:
+        """Write it into the run's folder, and return the file's path."""
+        path = Path(self.folder) / 'assignment.json'
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + '\n', encoding='utf-8')
+        return path
+
+
+def read_assignment() -> Assignment:
+    """The assignment that this process's only argument names."""
+    return Assignment(**json.loads(Path(sys.argv[1]).read_text(encoding='utf-8')))
+
+
+def newest_checkpoint(folder: Path) -> Path:
+    """The checkpoint with the highest step.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    numbers = {path: re.match(r'step(\d+)\.', path.name) for path in folder.glob('step*')}
+    found = {int(match[1]): path for path, match in numbers.items() if match}
+    if not found:
+        raise FileNotFoundError(f'no checkpoint in {folder}')
+    return found[max(found)]

@@ -1,0 +1,128 @@
+"""Every exception that headrace raises on purpose.
+
+HeadraceError
+├── ConfigError              (ValueError)          an argument or a YAML file breaks a rule
+│   ├── TopologyError        (ValueError)          ranks, nodes or batch size do not fit together
+│   └── StreamError          (ValueError)          a stream's weights, folder or size break a rule
+├── FormatError              (ValueError)          bytes are not what their format says
+│   ├── IndexFileError       (json.JSONDecodeError) index.json is empty or not JSON
+│   ├── ShardError           (ValueError)          a shard contradicts its index or itself
+│   └── ChecksumError        (ValueError)          size or hash differ from the index
+├── CollateError             (TypeError)           values of a column do not stack into a batch
+├── EmptyDatasetError        (RuntimeError)        a stream holds no samples
+├── StorageError             (OSError)             a store answered with an error
+│   ├── ObjectNotFoundError  (FileNotFoundError)   the object, bucket or file does not exist
+│   ├── AccessDeniedError    (PermissionError)     credentials are missing, wrong or too weak
+│   ├── TransferError        (OSError)             connection lost, time-out, or server error, after all attempts
+│   └── DiskFullError        (OSError)             the cache folder's disk, or its limit, has no room
+├── CacheError               (RuntimeError)        the cache folder cannot be used
+├── ResumeError              (ValueError)          a state does not belong to this data, mixture or batch size
+└── MissingDependencyError   (ImportError)         an optional package is not installed
+
+Each can be made from one message, because a DataLoader re-raises a worker's exception as ``type(exc)(message)``,
+and each pickles, because exceptions cross process boundaries.
+"""
+
+from __future__ import annotations
+
+import json
+
+__all__ = [
+    'AccessDeniedError',
+    'CacheError',
+    'ChecksumError',
+    'CollateError',
+    'ConfigError',
+    'DiskFullError',
+    'EmptyDatasetError',
+    'FormatError',
+    'HeadraceError',
+    'IndexFileError',
+    'MissingDependencyError',
+    'ObjectNotFoundError',
+    'ResumeError',
+    'ShardError',
+    'StorageError',
+    'StreamError',
+    'TopologyError',
+    'TransferError',
+]
+
+
+class HeadraceError(Exception):
+    """The root of every exception that headrace raises on purpose."""
+
+
+class ConfigError(HeadraceError, ValueError):
+    """An argument or a configuration file breaks a rule."""
+
+
+class TopologyError(ConfigError):
+    """Ranks, nodes, replication or batch size do not fit together."""
+
+
+class StreamError(ConfigError):
+    """A stream's weights, folder or size break a rule."""
+
+
+class FormatError(HeadraceError, ValueError):
+    """Bytes are not what their format says."""
+
+
+class IndexFileError(FormatError, json.JSONDecodeError):
+    """index.json is empty or is not JSON."""
+
+    def __init__(self, message: str) -> None:
+        ValueError.__init__(self, message)
+        self.msg, self.doc, self.pos, self.lineno, self.colno = message, '', 0, 1, 1
+
+    def __reduce__(self) -> tuple[type[IndexFileError], tuple[str]]:
+        return type(self), (self.msg,)
+
+
+class ShardError(FormatError):
+    """A shard contradicts its index or itself."""
+
+
+class ChecksumError(FormatError):
+    """A file's size or hash differs from what the index gives."""
+
+
+class CollateError(HeadraceError, TypeError):
+    """Values of a column do not stack into a batch."""
+
+
+class EmptyDatasetError(HeadraceError, RuntimeError):
+    """A stream holds no samples."""
+
+
+class StorageError(HeadraceError, OSError):
+    """A store answered with an error."""
+
+
+class ObjectNotFoundError(StorageError, FileNotFoundError):
+    """The object, bucket or file does not exist."""
+
+
+class AccessDeniedError(StorageError, PermissionError):
+    """Credentials are missing, wrong, or not allowed to do this."""
+
+
+class TransferError(StorageError):
+    """A connection was lost, timed out, or the server failed, after all attempts."""
+
+
+class DiskFullError(StorageError):
+    """There is no room in the cache folder, on its disk or under its limit."""
+
+
+class CacheError(HeadraceError, RuntimeError):
+    """The cache folder cannot be used as one."""
+
+
+class ResumeError(HeadraceError, ValueError):
+    """A state does not belong to this data, mixture or batch size."""
+
+
+class MissingDependencyError(HeadraceError, ImportError):
+    """An optional package is not installed."""

@@ -1,0 +1,63 @@
+"""Samples to bytes of shards and back; no network, no torch.
+
+1. ``parse_index`` checks an ``index.json`` and gives a ``ShardInfo`` per shard (``index``, ``shards``).
+2. The cache checks files with ``verify_file`` (``checksum``) and unpacks them with ``unpack_file`` (``compression``).
+3. ``open_shard`` gives the reader of a shard's mapped files (``reader``; ``mds``, ``jsonl``, ``xsv``).
+4. ``info.schema.allocate(n)`` makes room for a batch, ``reader.gather`` fills rows of it, ``reader.sample`` gives one.
+5. The other way, an encoder turns samples into finished shards (``encoder``), and ``dump_index`` lists them.
+"""
+
+from headrace.format.checksum import get_hash, get_hashes, is_hash, verify_file
+from headrace.format.compression import (
+    compress,
+    decompress,
+    get_compression_extension,
+    get_compressions,
+    is_compression,
+    unpack_file,
+)
+from headrace.format.encoder import EncodedShard, ShardEncoder
+from headrace.format.encodings import get_mds_encodings, is_mds_encoding, mds_decode, mds_encode
+from headrace.format.index import dump_index, parse_index
+from headrace.format.jsonl import JSONEncoder, JSONReader
+from headrace.format.mds import MDSEncoder, MDSReader
+from headrace.format.reader import ShardReader, open_shard
+from headrace.format.shards import ColumnBatch, FileInfo, Schema, ShardFile, ShardInfo
+from headrace.format.size_text import bytes_to_int, number_abbrev_to_int
+from headrace.format.xsv import XSVEncoder, XSVReader
+
+__all__ = [
+    'ColumnBatch',
+    'EncodedShard',
+    'FileInfo',
+    'JSONEncoder',
+    'JSONReader',
+    'MDSEncoder',
+    'MDSReader',
+    'Schema',
+    'ShardEncoder',
+    'ShardFile',
+    'ShardInfo',
+    'ShardReader',
+    'XSVEncoder',
+    'XSVReader',
+    'bytes_to_int',
+    'compress',
+    'decompress',
+    'dump_index',
+    'get_compression_extension',
+    'get_compressions',
+    'get_hash',
+    'get_hashes',
+    'get_mds_encodings',
+    'is_compression',
+    'is_hash',
+    'is_mds_encoding',
+    'mds_decode',
+    'mds_encode',
+    'number_abbrev_to_int',
+    'open_shard',
+    'parse_index',
+    'unpack_file',
+    'verify_file',
+]

@@ -1,0 +1,199 @@
+"""Numpy arrays: ``ndarray``, ``ndarray:<dtype>`` and ``ndarray:<dtype>:<d0>,<d1>...``.
+
+A value is: dtype code (1 byte, unless the encoding fixes the dtype), shape (unless the encoding fixes it), values in
+C order, little-endian. The shape is one byte ``ndim << 2 | k``, then ndim entries of ``2**k`` bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Final
+
+import numpy as np
+
+from headrace.errors import ConfigError, FormatError
+from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
+
+__all__ = ['NDArray']
+
+# Numbers on disk: never change one, never reuse one.
+_DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {
+    8: np.dtype('<u1'),
+    9: np.dtype('<i1'),
+    16: np.dtype('<u2'),
+    17: np.dtype('<i2'),
+    18: np.dtype('<f2'),
+    32: np.dtype('<u4'),
+    33: np.dtype('<i4'),
+    34: np.dtype('<f4'),
+    64: np.dtype('<u8'),
+    65: np.dtype('<i8'),
+    66: np.dtype('<f8'),
+}
+_CODE_OF_NAME: Final[dict[str, int]] = {dtype.name: code for code, dtype in _DTYPE_OF_CODE.items()}
+_SUPPORTED: Final = ', '.join(_CODE_OF_NAME)
+
+_MAX_SAMPLE_BYTES: Final = (1 << 32) - 1
+_MAX_AXES: Final = 32  # numpy 1.26's limit; numpy 2 reads up to 64
+
+
+class NDArray(Encoding):
+    """Numpy arrays of numbers; read back as writable arrays that own their memory.
+
+    Args:
+        dtype: numpy name of the fixed dtype, or None when each value says its own.
+        shape: the fixed shape, or None when each value says its own; needs ``dtype``.
+
+    Raises:
+        ConfigError: the dtype is not one that can be stored, or a dimension is not a positive number.
+    """
+
+    def __init__(self, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
+        if dtype is not None and dtype not in _CODE_OF_NAME:
+            raise ConfigError(
+                f'`ndarray` columns hold {_SUPPORTED}, but got the dtype {dtype!r}. Convert the arrays to one of those.'
+            )
+        if shape is not None and (dtype is None or not shape or min(shape) < 1):
+            raise ConfigError(
+                f'A fixed shape of `ndarray` needs a dtype and dimensions of 1 or more, but got the dtype {dtype!r} '
+                f'and the shape {shape}. Write it as `ndarray:<dtype>:<d0>,<d1>,...`.'
+            )
+        self.dtype: np.dtype[Any] | None = None if dtype is None else _DTYPE_OF_CODE[_CODE_OF_NAME[dtype]]
+        self.shape = shape
+        self.size = None if self.dtype is None or shape is None else math.prod(shape) * self.dtype.itemsize
+        if self.size is not None and self.size > _MAX_SAMPLE_BYTES:
+            raise ConfigError(f'A sample holds less than 4 GiB, but `{self.name}` needs {self.size} bytes a value.')
+
+    @property
+    def name(self) -> str:
+        """The encoding as it is written in an index."""
+        parts = ['ndarray']
+        if self.dtype is not None:
+            parts.append(self.dtype.name)
+        if self.shape is not None:
+            parts.append(','.join(map(str, self.shape)))
+        return ':'.join(parts)
+
+    @classmethod
+    def parse(cls, text: str) -> NDArray:
+        """The encoding of ``text``, the part of the name after ``ndarray:``."""
+        dtype, _, rest = text.partition(':')
+        if not dtype and not rest and ':' not in text:
+            return cls()  # `ndarray:` means the same as `ndarray`
+        if ':' not in text:
+            return cls(dtype)
+        if not re.fullmatch(r'[0-9]{1,10}(,[0-9]{1,10})*', rest, re.ASCII):
+            raise ConfigError(
+                f'A fixed shape of `ndarray` is numbers with commas between them, but got {rest[:60]!r} in '
+                f'`ndarray:{text[:80]}`. Write it as `ndarray:<dtype>:<d0>,<d1>,...`.'
+            )
+        shape = tuple(int(part) for part in rest.split(','))
+        if len(shape) > _MAX_AXES:
+            raise ConfigError(f'An array has at most {_MAX_AXES} axes, but `ndarray:{text[:60]}` has {len(shape)}.')
+        return cls(dtype, shape)
+
+    def encode(self, obj: Any) -> bytes:
+        """The array's bytes.
+
+        Args:
+            obj: an array of one to 63 axes without a zero length, of any memory layout. Any byte order where the
+                dtype is not fixed.
+
+        Raises:
+            AttributeError: not a numpy array.
+            ValueError: 0-d, empty, of an unsupported dtype, or of another dtype or shape than the column's.
+        """
+        if isinstance(obj, np.generic):
+            raise ValueError(_scalar_message(obj))  # noqa: TRY004 - a value without axes, as an array of shape () is
+        if not isinstance(obj, np.ndarray):
+            raise wrong_type(self.name, 'numpy arrays', obj)
+        array: np.ndarray[Any, np.dtype[Any]] = obj
+        if array.ndim == 0:
+            raise ValueError(_scalar_message(array))
+        if array.size == 0:
+            raise ValueError(
+                f'Attempting to encode a numpy array with 0 elements: its shape is {array.shape}. '
+                f'Leave the sample out, or encode the array as `bytes`.'
+            )
+        code = _CODE_OF_NAME.get(array.dtype.name)
+        if code is None:
+            raise ValueError(
+                f'`ndarray` columns hold {_SUPPORTED}, but got an array of dtype {array.dtype}. Convert it with astype.'
+            )
+        if self.dtype is not None and array.dtype != self.dtype:
+            raise ValueError(
+                f'A column of encoding `{self.name}` holds little-endian {self.dtype.name} arrays, but got dtype '
+                f'{array.dtype} ({array.dtype.str}). Convert it with astype.'
+            )
+        if self.shape is not None and array.shape != self.shape:
+            raise ValueError(
+                f'A column of encoding `{self.name}` holds arrays of shape {self.shape}, but got {array.shape}. '
+                f'Reshape it, or leave the shape out of the encoding.'
+            )
+        head = bytearray()
+        if self.dtype is None:
+            head.append(code)
+        if self.shape is None:
+            head += _shape_bytes(array.shape)
+        return bytes(head) + array.astype(_DTYPE_OF_CODE[code], copy=False).tobytes()
+
+    def decode(self, data: Buffer) -> np.ndarray[Any, np.dtype[Any]]:
+        """The array, in native byte order, writable."""
+        dtype, shape, start = self.dtype, self.shape, 0
+        size = len(data)
+        if dtype is None:
+            dtype = _DTYPE_OF_CODE.get(data[0]) if size else None
+            if dtype is None:
+                got = f'code {data[0]}' if size else 'no byte'
+                raise FormatError(f'An `ndarray` value starts with the code of its dtype, but got {got}.')
+            start = 1
+        if shape is None:
+            shape, start = _read_shape(data, start)
+        expected = math.prod(shape) * dtype.itemsize
+        if size - start != expected:
+            raise FormatError(
+                f'A value of encoding `{self.name}`, {dtype.name} of shape {_short(shape)}, has {expected} bytes of '
+                f'values, but got {size - start}.'
+            )
+        if math.prod(shape) == 0:
+            raise FormatError(f'A value of encoding `{self.name}` has no zero-length axis, but got {_short(shape)}.')
+        try:
+            return np.frombuffer(data, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder('='))
+        except ValueError as error:  # more axes than this numpy has
+            raise FormatError(f'A value of encoding `{self.name}` cannot be an array: {error}.') from None
+
+
+def _scalar_message(obj: Any) -> str:
+    return (
+        f'Attempting to encode a scalar with NDArray encoding: got {obj!r}. Use a number encoding such as '
+        f'`float32`, or an array of one axis.'
+    )
+
+
+def _short(shape: tuple[int, ...]) -> str:
+    return str(shape) if len(shape) <= 8 else f'({", ".join(map(str, shape[:8]))}, ... {len(shape)} axes)'
+
+
+def _shape_bytes(shape: tuple[int, ...]) -> bytes:
+    largest = max(shape)
+    k = 0 if largest < 1 << 8 else 1 if largest < 1 << 16 else 2 if largest < 1 << 32 else 3
+    return bytes([len(shape) << 2 | k]) + b''.join(length.to_bytes(1 << k, 'little') for length in shape)
+
+
+def _read_shape(data: Buffer, start: int) -> tuple[tuple[int, ...], int]:
+    """The shape at ``start`` and the position after it."""
+    if start >= len(data):
+        raise FormatError('An `ndarray` value says its shape, but ends before it.')
+    ndim, width = data[start] >> 2, 1 << (data[start] & 3)
+    start += 1
+    stop = start + ndim * width
+    if stop > len(data):
+        raise FormatError(
+            f'An `ndarray` value announces {ndim} axes of {width} bytes each, but only {len(data) - start} bytes '
+            f'follow.'
+        )
+    if width == 1:
+        return tuple(data[start:stop]), stop
+    shape = tuple(int.from_bytes(data[at : at + width], 'little') for at in range(start, stop, width))
+    return shape, stop

@@ -1,0 +1,235 @@
+"""Images: ``pil``, ``jpeg``, ``png``, lists of them, and ``jpeg_array``. Needs Pillow when a value is read or written.
+
+Images are decoded completely when they are read, so that a damaged one is an error where it is read, and so that the
+image does not depend on an open file. Pillow's limit on the number of pixels (``PIL.Image.MAX_IMAGE_PIXELS``) holds.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+from headrace.errors import FormatError, MissingDependencyError
+from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ['JPEG', 'PIL', 'PNG', 'JPEGArray', 'JPEGList', 'PILList', 'PNGList']
+
+_PIL_HEAD: Final = struct.Struct('<III')  # width, height, length of the mode's text
+_MAX_EMPTY_SIDE: Final = 1 << 16  # Pillow keeps a pointer per row even for an image without pixels
+_MAX_MODE_BYTES: Final = 16
+
+
+def _pillow() -> ModuleType:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Image columns need Pillow, which is not installed: pip install 'headrace[vision]'"
+        ) from error
+    return Image
+
+
+@cache
+def _safe_formats() -> tuple[str, ...]:
+    """Every format of Pillow but EPS, which it draws by running Ghostscript on the file."""
+    image = _pillow()
+    image.init()
+    return tuple(name for name in image.ID if name != 'EPS')
+
+
+def _open(name: str, data: Buffer) -> Any:
+    image = _pillow()
+    try:
+        opened = image.open(BytesIO(data), formats=_safe_formats())
+        opened.load()
+    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
+        raise FormatError(
+            f'A value of encoding `{name}` ({len(data)} bytes) cannot be read as an image: '
+            f'{type(error).__name__}: {error}.'
+        ) from error
+    return opened
+
+
+def _check_image(name: str, obj: Any) -> None:
+    if not isinstance(obj, _pillow().Image):
+        raise wrong_type(name, 'PIL images', obj)
+
+
+class PIL(Encoding):
+    """Raw pixels with size and mode. A palette is not kept."""
+
+    def encode(self, obj: Any) -> bytes:
+        """Width, height, mode, pixels."""
+        _check_image('pil', obj)
+        mode = obj.mode.encode('utf-8')
+        return _PIL_HEAD.pack(*obj.size, len(mode)) + mode + obj.tobytes()
+
+    def decode(self, data: Buffer) -> Any:
+        """A PIL image. No pixel is allocated before the number of bytes is known to be right."""
+        image = _pillow()
+        if len(data) < _PIL_HEAD.size:
+            raise FormatError(f'A value of encoding `pil` has a head of 12 bytes, but got {len(data)} bytes in all.')
+        view = memoryview(data)
+        width, height, mode_size = _PIL_HEAD.unpack_from(view)
+        if mode_size > min(_MAX_MODE_BYTES, len(view) - _PIL_HEAD.size):
+            raise FormatError(f'A value of encoding `pil` announces a mode of {mode_size} bytes.')
+        start = _PIL_HEAD.size + mode_size
+        try:
+            mode = str(view[_PIL_HEAD.size : start], 'ascii')
+            expected = _raw_bytes(mode, width, height)
+        except (KeyError, UnicodeDecodeError):
+            got = bytes(view[_PIL_HEAD.size : start])
+            raise FormatError(f'A value of encoding `pil` has a mode that Pillow does not know: {got!r}.') from None
+        if len(view) - start != expected or (not expected and max(width, height) > _MAX_EMPTY_SIDE):
+            raise FormatError(
+                f'A value of encoding `pil`, {width} x {height} pixels of mode {mode}, has {expected} bytes of pixels, '
+                f'but got {len(view) - start}.'
+            )
+        try:
+            return image.frombytes(mode, (width, height), view[start:])
+        except Exception as error:
+            raise FormatError(
+                f'A value of encoding `pil` cannot be read as an image: {type(error).__name__}: {error}.'
+            ) from error
+
+
+def _raw_bytes(mode: str, width: int, height: int) -> int:
+    """Bytes of the raw pixels of an image; KeyError for an unknown mode."""
+    from PIL import ImageMode
+
+    if mode == '1':
+        return (width + 7) // 8 * height
+    descriptor = ImageMode.getmode(mode)
+    return width * height * len(descriptor.bands) * int(descriptor.typestr[-1])
+
+
+class JPEG(Encoding):
+    """JPEG files."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The bytes of the file that the image was opened from, else the image encoded with Pillow's defaults.
+
+        The second loses quality: give ``bytes`` to store a JPEG file as it is.
+        """
+        _check_image('jpeg', obj)
+        from PIL.JpegImagePlugin import JpegImageFile
+
+        filename = obj.filename if isinstance(obj, JpegImageFile) else ''
+        if filename:
+            return Path(os.fsdecode(filename)).read_bytes()
+        out = BytesIO()
+        obj.save(out, format='JPEG')
+        return out.getvalue()
+
+    def decode(self, data: Buffer) -> Any:
+        """A PIL image."""
+        return _open('jpeg', data)
+
+
+class PNG(Encoding):
+    """PNG files."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The image encoded with Pillow's defaults."""
+        _check_image('png', obj)
+        out = BytesIO()
+        obj.save(out, format='PNG')
+        return out.getvalue()
+
+    def decode(self, data: Buffer) -> Any:
+        """A PIL image."""
+        return _open('png', data)
+
+
+def _join(items: list[bytes]) -> bytes:
+    """u32 count, u32 size of every item, the items."""
+    sizes = b''.join(len(item).to_bytes(4, 'little') for item in items)
+    return len(items).to_bytes(4, 'little') + sizes + b''.join(items)
+
+
+def _split(name: str, data: memoryview) -> list[memoryview]:
+    """What ``_join`` joined; every size is checked before anything is allocated."""
+    count = int.from_bytes(data[:4], 'little') if len(data) >= 4 else -1
+    if not 0 <= count <= (len(data) - 4) // 4:
+        raise FormatError(
+            f'A value of encoding `{name}` holds a count and as many sizes, but announces {count} items in '
+            f'{len(data)} bytes.'
+        )
+    sizes = struct.unpack_from(f'<{count}I', data, 4)
+    start = 4 + 4 * count
+    if start + sum(sizes) != len(data):
+        raise FormatError(
+            f'A value of encoding `{name}` holds {count} items of {sum(sizes)} bytes in all, but {len(data) - start} '
+            f'bytes follow their sizes.'
+        )
+    items: list[memoryview] = []
+    for size in sizes:
+        items.append(data[start : start + size])
+        start += size
+    return items
+
+
+class _ImageList(Encoding):
+    """A list of images: u32 0, u32 count, u32 size of every image, the encoded images."""
+
+    item: ClassVar[Encoding]
+    name: ClassVar[str]
+
+    def encode(self, obj: Any) -> bytes:
+        """The images, each in the encoding of the list."""
+        if not isinstance(obj, list):
+            raise wrong_type(self.name, 'lists of PIL images', obj)
+        return bytes(4) + _join([self.item.encode(image) for image in obj])
+
+    def decode(self, data: Buffer) -> list[Any]:
+        """A list of PIL images."""
+        view = memoryview(data)
+        if len(view) < 8:
+            raise FormatError(f'A value of encoding `{self.name}` has a head of 8 bytes, but got {len(view)} in all.')
+        return [self.item.decode(item) for item in _split(self.name, view[4:])]
+
+
+class PILList(_ImageList):
+    """Lists of raw images."""
+
+    item, name = PIL(), 'list[pil]'
+
+
+class JPEGList(_ImageList):
+    """Lists of JPEG images."""
+
+    item, name = JPEG(), 'list[jpeg]'
+
+
+class PNGList(_ImageList):
+    """Lists of PNG images."""
+
+    item, name = PNG(), 'list[png]'
+
+
+class JPEGArray(Encoding):
+    """Lists of JPEG files: written from their bytes, read as PIL images."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The files as they are.
+
+        Raises:
+            TypeError: ``obj`` is no list or tuple of bytes.
+        """
+        if not isinstance(obj, list | tuple) or not all(isinstance(item, bytes | bytearray) for item in obj):
+            raise TypeError(
+                f'A column of encoding `jpeg_array` holds lists of the bytes of JPEG files, but got a '
+                f'{type(obj).__name__}. Encode the images first, or use `list[jpeg]` for PIL images.'
+            )
+        return _join([bytes(item) for item in obj])
+
+    def decode(self, data: Buffer) -> list[Any]:
+        """A list of PIL images."""
+        return [_open('jpeg_array', item) for item in _split('jpeg_array', memoryview(data))]

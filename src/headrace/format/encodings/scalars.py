@@ -1,0 +1,160 @@
+"""Numbers of a fixed width: ``int`` (int64, Python ints) and one encoding for each numpy number type."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from headrace.errors import FormatError
+from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
+
+__all__ = [
+    'Float16',
+    'Float32',
+    'Float64',
+    'Int',
+    'Int8',
+    'Int16',
+    'Int32',
+    'Int64',
+    'Scalar',
+    'UInt8',
+    'UInt16',
+    'UInt32',
+    'UInt64',
+]
+
+
+def _integer_bytes(name: str, number: int, size: int, signed: bool) -> bytes:
+    try:
+        return number.to_bytes(size, 'little', signed=signed)
+    except OverflowError:
+        low, high = (-(1 << (8 * size - 1)), (1 << (8 * size - 1)) - 1) if signed else (0, (1 << (8 * size)) - 1)
+        raise OverflowError(
+            f'A column of encoding `{name}` holds integers from {low} to {high}, but got {number}. '
+            f'Give the column a wider encoding.'
+        ) from None
+
+
+def _check_size(name: str, size: int, data: Buffer) -> None:
+    if len(data) != size:
+        raise FormatError(f'A value of encoding `{name}` has {size} bytes, but got {len(data)}.')
+
+
+class Int(Encoding):
+    """Python ints (and bools) as int64; read back as Python ints."""
+
+    size = 8
+
+    def encode(self, obj: Any) -> bytes:
+        """Eight bytes, little-endian."""
+        if not isinstance(obj, int):
+            raise wrong_type('int', 'Python ints', obj)
+        return _integer_bytes('int', int(obj), 8, signed=True)
+
+    def decode(self, data: Buffer) -> int:
+        """A Python int."""
+        _check_size('int', 8, data)
+        return int.from_bytes(data, 'little', signed=True)
+
+
+class Scalar(Encoding):
+    """One numpy number; read back as a numpy scalar of the same type."""
+
+    dtype: ClassVar[np.dtype[Any]]
+    """The stored type, little-endian."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The number in the column's type.
+
+        Floats lose their fraction in an integer column and become infinite where a float column is too narrow;
+        integers out of range are refused. Text is read as a number.
+        """
+        name, dtype = self.dtype.name, self.dtype
+        value = obj
+        if isinstance(obj, np.ndarray):
+            if obj.size != 1:
+                raise wrong_type(name, 'single numbers', obj)
+            value = obj.reshape(())[()]
+        if value is None or isinstance(value, complex | np.complexfloating | bytes | list | tuple | dict):
+            raise wrong_type(name, 'single numbers', obj)
+        try:
+            if dtype.kind == 'f':
+                with np.errstate(over='ignore'):
+                    return np.asarray(value if isinstance(value, np.floating) else float(value), dtype).tobytes()
+            number = int(value)
+        except TypeError:
+            raise wrong_type(name, 'single numbers', obj) from None
+        return _integer_bytes(name, number, dtype.itemsize, signed=dtype.kind == 'i')
+
+    def decode(self, data: Buffer) -> Any:
+        """A numpy scalar of the column's type."""
+        _check_size(self.dtype.name, self.dtype.itemsize, data)
+        return np.frombuffer(data, self.dtype)[0]
+
+
+class UInt8(Scalar):
+    """Numbers as uint8."""
+
+    size, dtype = 1, np.dtype('<u1')
+
+
+class UInt16(Scalar):
+    """Numbers as uint16."""
+
+    size, dtype = 2, np.dtype('<u2')
+
+
+class UInt32(Scalar):
+    """Numbers as uint32."""
+
+    size, dtype = 4, np.dtype('<u4')
+
+
+class UInt64(Scalar):
+    """Numbers as uint64."""
+
+    size, dtype = 8, np.dtype('<u8')
+
+
+class Int8(Scalar):
+    """Numbers as int8."""
+
+    size, dtype = 1, np.dtype('<i1')
+
+
+class Int16(Scalar):
+    """Numbers as int16."""
+
+    size, dtype = 2, np.dtype('<i2')
+
+
+class Int32(Scalar):
+    """Numbers as int32."""
+
+    size, dtype = 4, np.dtype('<i4')
+
+
+class Int64(Scalar):
+    """Numbers as int64; read back as numpy scalars, unlike ``int``."""
+
+    size, dtype = 8, np.dtype('<i8')
+
+
+class Float16(Scalar):
+    """Numbers as float16."""
+
+    size, dtype = 2, np.dtype('<f2')
+
+
+class Float32(Scalar):
+    """Numbers as float32."""
+
+    size, dtype = 4, np.dtype('<f4')
+
+
+class Float64(Scalar):
+    """Numbers as float64."""
+
+    size, dtype = 8, np.dtype('<f8')

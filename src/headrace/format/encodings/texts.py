@@ -1,0 +1,154 @@
+"""Bytes, text, numbers written as text, JSON, and pickles."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+
+from headrace.errors import FormatError
+from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
+
+__all__ = ['JSON', 'Bytes', 'Pickle', 'Str', 'StrDecimal', 'StrFloat', 'StrInt', 'decode_text', 'parse_json']
+
+
+def decode_text(data: Buffer, what: str) -> str:
+    """UTF-8 text; FormatError names ``what`` and the place of the first bad byte."""
+    try:
+        return str(data, 'utf-8')
+    except UnicodeDecodeError as error:
+        raise FormatError(f'{what} is not UTF-8 text: {error.reason} at byte {error.start} of {len(data)}.') from None
+
+
+def parse_json(text: str, what: str) -> Any:
+    """A JSON value; FormatError names ``what`` and the place of the mistake, too deep nesting included."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise FormatError(f'{what} is JSON that is nested too deeply to read.') from None
+    except ValueError as error:  # JSONDecodeError, or an integer of more digits than Python reads
+        raise FormatError(f'{what} is not JSON: {error}.') from None
+
+
+class Bytes(Encoding):
+    """Bytes as they are."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The bytes themselves; only ``bytes``, no other buffer."""
+        if not isinstance(obj, bytes):
+            raise wrong_type('bytes', '`bytes` objects', obj)
+        return obj
+
+    def decode(self, data: Buffer) -> bytes:
+        """The bytes themselves."""
+        return bytes(data)
+
+
+class Str(Encoding):
+    """Text as UTF-8."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The text in UTF-8; a lone surrogate is a UnicodeEncodeError."""
+        if not isinstance(obj, str):
+            raise wrong_type('str', 'text', obj)
+        return obj.encode('utf-8')
+
+    def decode(self, data: Buffer) -> str:
+        """The text."""
+        return decode_text(data, 'A value of encoding `str`')
+
+
+class StrInt(Encoding):
+    """Python ints of any size, in decimal digits."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The digits. A bool is refused: its text ``True`` could not be read back."""
+        if not isinstance(obj, int) or isinstance(obj, bool):
+            raise wrong_type('str_int', 'Python ints (no bools)', obj)
+        return str(obj).encode('ascii')
+
+    def decode(self, data: Buffer) -> int:
+        """A Python int."""
+        text = decode_text(data, 'A value of encoding `str_int`')
+        try:
+            return int(text)
+        except ValueError:
+            raise FormatError(f'A value of encoding `str_int` is no integer: got {text[:60]!r}.') from None
+
+
+class StrFloat(Encoding):
+    """Python floats, in the shortest text that gives the same float back."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The text of the float; numpy's float64 is a Python float, float32 is not."""
+        if not isinstance(obj, float):
+            raise wrong_type('str_float', 'Python floats', obj)
+        return repr(float(obj)).encode('ascii')
+
+    def decode(self, data: Buffer) -> float:
+        """A Python float."""
+        text = decode_text(data, 'A value of encoding `str_float`')
+        try:
+            return float(text)
+        except ValueError:
+            raise FormatError(f'A value of encoding `str_float` is no number: got {text[:60]!r}.') from None
+
+
+class StrDecimal(Encoding):
+    """``decimal.Decimal`` as text."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The decimal's text."""
+        if not isinstance(obj, Decimal):
+            raise wrong_type('str_decimal', '`decimal.Decimal` objects', obj)
+        return str(obj).encode('ascii')
+
+    def decode(self, data: Buffer) -> Decimal:
+        """A Decimal, with its number of places kept."""
+        text = decode_text(data, 'A value of encoding `str_decimal`')
+        try:
+            return Decimal(text)
+        except InvalidOperation:
+            raise FormatError(f'A value of encoding `str_decimal` is no decimal: got {text[:60]!r}.') from None
+
+
+def _plain(obj: Any) -> Any:
+    if isinstance(obj, np.ndarray):
+        return obj.tolist()
+    raise TypeError(
+        f'A column of encoding `json` holds values that JSON can express and numpy arrays, but got a '
+        f'{type(obj).__name__}. Convert it to numbers, text, lists and dicts.'
+    )
+
+
+class JSON(Encoding):
+    """JSON text, keys in their own order; numpy arrays become nested lists."""
+
+    def encode(self, obj: Any) -> bytes:
+        """The JSON text in ASCII; a value that JSON cannot express is a TypeError."""
+        return json.dumps(obj, default=_plain).encode('ascii')
+
+    def decode(self, data: Buffer) -> Any:
+        """The value; tuples come back as lists, keys as text."""
+        what = 'A value of encoding `json`'
+        return parse_json(decode_text(data, what), what)
+
+
+class Pickle(Encoding):
+    """Any object, as a pickle. Reading one runs whatever code it names: only with ``allow_unsafe_types``."""
+
+    trusted_name = False
+
+    def encode(self, obj: Any) -> bytes:
+        """The pickle, protocol 4, which every supported Python reads."""
+        return pickle.dumps(obj, protocol=4)
+
+    def decode(self, data: Buffer) -> Any:
+        """The object."""
+        try:
+            return pickle.loads(data)  # noqa: S301 - allowed by the user
+        except Exception as error:
+            raise FormatError(f'A value of encoding `pkl` cannot be unpickled: {error!r}.') from error

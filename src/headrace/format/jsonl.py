@@ -1,0 +1,140 @@
+"""JSONL shards: one JSON object a line, keys sorted, and a meta file (``lines``)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import ConfigError, FormatError
+from headrace.format.encoder import DEFAULT_SIZE_LIMIT
+from headrace.format.encodings.encoding import wrong_type
+from headrace.format.encodings.texts import parse_json
+from headrace.format.lines import LineEncoder, LineReader
+from headrace.format.shards import Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    'Float',
+    'Int',
+    'JSONEncoder',
+    'JSONReader',
+    'Str',
+    'get_json_encodings',
+    'is_json_encoded',
+    'is_json_encoding',
+]
+
+
+class _Checked:
+    """An encoding of JSONL columns: a type that values must have. Values are stored as JSON."""
+
+    name: str
+    type: type
+
+    def is_encoded(self, obj: Any) -> bool:
+        """True.
+
+        Raises:
+            AttributeError: ``obj`` is not of the type.
+        """
+        if not isinstance(obj, self.type):
+            raise wrong_type(self.name, f'Python {self.type.__name__} values', obj)
+        return True
+
+
+class Str(_Checked):
+    """Text."""
+
+    name, type = 'str', str
+
+
+class Int(_Checked):
+    """Python ints, and bools, which stay bools."""
+
+    name, type = 'int', int
+
+
+class Float(_Checked):
+    """Python floats, nan and the infinities included."""
+
+    name, type = 'float', float
+
+
+_ENCODINGS: Final[dict[str, _Checked]] = {'str': Str(), 'int': Int(), 'float': Float()}
+
+
+def get_json_encodings() -> set[str]:
+    """The names of the encodings: str, int, float."""
+    return set(_ENCODINGS)
+
+
+def is_json_encoding(encoding: str) -> bool:
+    """Whether JSONL columns may have this encoding."""
+    return encoding in _ENCODINGS
+
+
+def is_json_encoded(encoding: str, obj: Any) -> bool:
+    """True.
+
+    Raises:
+        ConfigError: no such encoding.
+        AttributeError: ``obj`` is not of its type.
+    """
+    return _get(encoding).is_encoded(obj)
+
+
+def _get(encoding: str) -> _Checked:
+    found = _ENCODINGS.get(encoding)
+    if found is None:
+        raise ConfigError(f'JSONL columns have the encodings {", ".join(_ENCODINGS)}, but got {encoding!r}.')
+    return found
+
+
+class JSONReader(LineReader):
+    """The samples of one JSONL shard; see ``ShardReader``."""
+
+    def _parse(self, line: str) -> dict[str, Any]:
+        value = parse_json(line, 'The line')
+        names = self._schema.names
+        if not isinstance(value, dict) or len(value) != len(names) or any(name not in value for name in names):
+            found = f'the keys {sorted(value)}' if isinstance(value, dict) else f'a {type(value).__name__}'
+            raise FormatError(f'A line is a JSON object with the keys {sorted(names)}, but this is {found}.')
+        return {name: value[name] for name in names}
+
+
+class JSONEncoder(LineEncoder):
+    """Writes JSONL shards; see ``ShardEncoder``.
+
+    Args:
+        columns: column name to encoding (str, int, float).
+        newline: what ends a line.
+        compression: see ``ShardEncoder``.
+        hashes: see ``ShardEncoder``.
+        size_limit: counts the lines.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        *,
+        newline: str = '\n',
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+    ) -> None:
+        for encoding in columns.values():
+            _get(encoding)
+        if not newline:
+            raise ConfigError("`newline` is a text of at least one character, but got ''. Use '\\n'.")
+        super().__init__(
+            Schema('json', tuple(columns), tuple(columns.values()), newline=newline), compression, hashes, size_limit
+        )
+
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        kept: dict[str, Any] = {}
+        for name, encoding in self.schema.columns.items():
+            is_json_encoded(encoding, sample[name])
+            kept[name] = sample[name]
+        return json.dumps(kept, sort_keys=True).encode('ascii') + self.schema.newline.encode('utf-8')

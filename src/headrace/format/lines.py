@@ -1,0 +1,125 @@
+"""What JSONL and the separated formats share: a data file of lines, and a meta file that says where each begins.
+
+The meta file is ``u32 n | u32 offset[n+1] | configuration``: ``offset[i]`` is the position of line i in the data file,
+``offset[n]`` the data file's length.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import FormatError, ShardError
+from headrace.format.encoder import ShardEncoder, config_json, offset_table
+from headrace.format.encodings.texts import decode_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.format.shards import ColumnBatch, ShardInfo
+
+__all__ = ['LineEncoder', 'LineReader']
+
+
+class LineReader:
+    """The samples of a shard of lines; see ``ShardReader``."""
+
+    def __init__(self, info: ShardInfo, buffers: Sequence[memoryview], *, source: str) -> None:
+        data, meta = buffers
+        self.num_samples = info.samples
+        self._schema = info.schema
+        self._newline = info.schema.newline.encode('utf-8')
+        self._source = source
+        self._view = data
+        for view, file in zip(buffers, info.files, strict=True):
+            if len(view) != file.raw.bytes:
+                raise self._error(
+                    f'the index says that {file.raw.basename} has {file.raw.bytes} bytes, but it has {len(view)}'
+                )
+        self._offsets = self._check_table(meta, self._first_line())
+
+    def _first_line(self) -> int:
+        """Where the first sample's line begins."""
+        return 0
+
+    def _check_table(self, meta: memoryview, first: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The checked offsets, int64 ``[n + 1]``."""
+        n, size = self.num_samples, len(self._view)
+        if len(meta) < 8 + 4 * n:
+            raise self._error(f'the table of {n} lines needs {8 + 4 * n} bytes, but the meta file has {len(meta)}')
+        count = int.from_bytes(meta[:4], 'little')
+        if count != n:
+            raise self._error(f'the index counts {n} samples, but the meta file counts {count}')
+        offsets = np.frombuffer(meta, '<u4', n + 1, 4).astype(np.int64)
+        if offsets[0] != first or offsets[n] != size:
+            raise self._error(
+                f'lines go from byte {first} to the end of the data file at {size}, but the meta file lets them go '
+                f'from {offsets[0]} to {offsets[n]}'
+            )
+        sizes = offsets[1:] - offsets[:-1]
+        if n and sizes.min() < len(self._newline):
+            i = int(sizes.argmin())
+            raise self._error(f'a line ends with the newline, but the meta file gives line {i} {sizes[i]} bytes')
+        return offsets
+
+    def _error(self, message: str) -> ShardError:
+        return ShardError(f'Shard {self._source} is damaged: {message}. Delete the file and let it be fetched again.')
+
+    def sample(self, i: int) -> dict[str, Any]:
+        """Sample ``i``; see ``ShardReader.sample``."""
+        if not 0 <= i < self.num_samples:
+            raise IndexError(f'Shard {self._source} has samples 0 to {self.num_samples - 1}, but got {i}.')
+        begin, end = self._offsets[i : i + 2].tolist()
+        line = self._view[begin:end]
+        size = len(line) - len(self._newline)
+        if bytes(line[size:]) != self._newline:
+            raise self._error(f'sample {i} does not end with the newline {self._schema.newline!r}')
+        try:
+            return self._parse(decode_text(line[:size], 'The line'))
+        except FormatError as error:
+            raise self._error(f'sample {i}: {str(error).removesuffix(".")}') from error
+
+    def gather(
+        self,
+        rows: np.ndarray[Any, np.dtype[np.int64]],
+        out_rows: np.ndarray[Any, np.dtype[np.int64]],
+        batch: ColumnBatch,
+    ) -> None:
+        """Put samples ``rows`` into rows ``out_rows`` of ``batch``; see ``ShardReader.gather``."""
+        columns = batch.columns
+        for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
+            for name, value in self.sample(row).items():
+                columns[name][out] = value
+
+    @abstractmethod
+    def _parse(self, line: str) -> dict[str, Any]:
+        """The sample of a line without its newline, columns in the schema's order; FormatError if it is none."""
+
+
+class LineEncoder(ShardEncoder):
+    """Writes shards of lines: the size limit counts the lines of samples only."""
+
+    def _start_shard(self) -> None:
+        self._size = 0
+
+    def _header(self) -> bytes:
+        """The data file's bytes before the first sample."""
+        return b''
+
+    def _size_with(self, data: bytes) -> int:
+        return self._size + len(data)
+
+    def _file_size_with(self, data: bytes) -> int:
+        return len(self._header()) + self._size + len(data)
+
+    def _count(self, data: bytes) -> None:
+        self._size += len(data)
+
+    def _data_file(self) -> bytes:
+        return self._header() + b''.join(self._samples)
+
+    def _meta_file(self) -> bytes:
+        sizes = [len(data) for data in self._samples]
+        return offset_table(sizes, len(self._header())) + config_json(self.get_config())

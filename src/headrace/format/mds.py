@@ -1,0 +1,352 @@
+"""MDS shards: ``u32 n | u32 offset[n+1] | configuration | sample 0 | sample 1 | ...``, all little-endian.
+
+``offset[i]`` is the position of sample i in the file, ``offset[n]`` the file's length. A sample is the u32 sizes of its
+variable-size values in column order, then all values in column order. Columns are ordered by name.
+
+The reader takes batches of rows. When all columns have fixed sizes, every column is a strided array over the map and a
+batch is one copy per column. Otherwise the positions of all values are computed from the sizes at the samples' heads.
+"""
+
+from __future__ import annotations
+
+import struct
+from mmap import mmap
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import ConfigError, FormatError, ShardError
+from headrace.format.encoder import DEFAULT_SIZE_LIMIT, ShardEncoder, config_json, offset_table
+from headrace.format.encodings import Encoding, Int, Str, get_mds_encoded_size, get_mds_encoding, is_mds_encoding
+from headrace.format.shards import ColumnBatch, Schema, ShardInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ['MDSEncoder', 'MDSReader']
+
+_PAIR: Final = struct.Struct('<II')
+# Up to here a loop over the rows is faster than the fixed cost of computing all positions at once.
+_FEW_ROWS: Final = 6
+
+
+class _Column:
+    """What reading one column needs, worked out once per schema."""
+
+    __slots__ = ('encoding', 'is_int', 'is_text', 'name', 'raw_type', 'shape', 'size', 'value_type')
+
+    def __init__(self, name: str, encoding: str, size: int | None, array: tuple[np.dtype[Any], tuple[int, ...]] | None):
+        self.name = name
+        self.encoding: Encoding = get_mds_encoding(encoding)
+        self.size = size
+        self.is_int = isinstance(self.encoding, Int)
+        self.is_text = isinstance(self.encoding, Str)
+        self.value_type: np.dtype[Any] | None = None
+        self.shape: tuple[int, ...] = ()
+        self.raw_type: np.dtype[Any] | None = None
+        """How a whole value is copied into a batch: as a number, or as an opaque run of bytes."""
+        if array is not None:
+            self.value_type, self.shape = array[0].newbyteorder('<'), array[1]
+            self.raw_type = np.dtype(f'V{size}') if self.shape else self.value_type
+
+
+class _Layout:
+    """How the samples of a schema are laid out."""
+
+    __slots__ = ('columns', 'head', 'least', 'variable')
+
+    def __init__(self, schema: Schema) -> None:
+        parts = zip(schema.names, schema.encodings, schema.sizes, schema.arrays, strict=True)
+        self.columns = tuple(_Column(*part) for part in parts)
+        self.variable = sum(column.size is None for column in self.columns)
+        self.head = struct.Struct(f'<{self.variable}I')
+        self.least = self.head.size + sum(column.size or 0 for column in self.columns)
+        """Bytes of a sample whose variable-size values are all empty."""
+
+
+def _layout_of(schema: Schema) -> _Layout:
+    layout = schema.layout
+    if layout is None:
+        layout = _Layout(schema)
+        object.__setattr__(schema, 'layout', layout)  # the same from every thread, so a race does no harm
+    return layout
+
+
+class MDSReader:
+    """The samples of one MDS shard; see ``ShardReader``."""
+
+    def __init__(self, info: ShardInfo, buffers: Sequence[memoryview], *, source: str) -> None:
+        (view,) = buffers
+        self.num_samples = info.samples
+        self._source = source
+        self._view = view
+        self._layout = _layout_of(info.schema)
+        self._offsets = self._check_table(info.files[0].raw.bytes)
+        # Cutting bytes out of the map itself is faster than through a memoryview of it.
+        owner = view.obj
+        self._cut: Any = owner if isinstance(owner, bytes | mmap) and len(owner) == len(view) else None
+        self._at_byte: dict[np.dtype[Any], np.ndarray[Any, Any]] = {}
+        self._fixed = self._fixed_columns() if self._layout.variable == 0 and info.samples else None
+
+    def _check_table(self, file_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The checked offsets, int64 ``[n + 1]``."""
+        view, n, layout = self._view, self.num_samples, self._layout
+        size = len(view)
+        if size != file_size:
+            raise self._error(f'the index says that the file has {file_size} bytes, but it has {size}')
+        if size < 8 + 4 * n:
+            raise self._error(f'the table of offsets of {n} samples needs {8 + 4 * n} bytes, but the file has {size}')
+        count = int.from_bytes(view[:4], 'little')
+        if count != n:
+            raise self._error(f'the index counts {n} samples, but the file counts {count}')
+        offsets = np.frombuffer(view, '<u4', n + 1, 4).astype(np.int64)
+        if offsets[0] < 8 + 4 * n or offsets[n] != size:
+            raise self._error(
+                f'samples begin after the table of offsets, at byte {8 + 4 * n} or later, and end with the file at '
+                f'{size}, but the offsets go from {offsets[0]} to {offsets[n]}'
+            )
+        if n:
+            sizes = offsets[1:] - offsets[:-1]
+            least = layout.least
+            bad = sizes.min() < least or (layout.variable == 0 and sizes.max() != least)
+            if bad:
+                wrong = sizes != least if layout.variable == 0 else sizes < least
+                i = int(np.flatnonzero(wrong)[0])
+                exactly = 'exactly' if layout.variable == 0 else 'at least'
+                raise self._error(
+                    f'a sample of these columns has {exactly} {least} bytes, but the offsets give sample {i} {sizes[i]}'
+                )
+        return offsets
+
+    def _error(self, message: str) -> ShardError:
+        return ShardError(f'Shard {self._source} is damaged: {message}. Delete the file and let it be fetched again.')
+
+    def _fixed_columns(self) -> tuple[tuple[_Column, np.ndarray[Any, Any], np.ndarray[Any, Any]], ...]:
+        """Each column with its values as a typed array ``[n, *shape]`` and as ``[n]`` whole values, over the map."""
+        n, stride, at = self.num_samples, self._layout.least, int(self._offsets[0])
+        columns: list[tuple[_Column, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        for column in self._layout.columns:
+            assert column.value_type is not None
+            assert column.raw_type is not None
+            assert column.size is not None
+            raw = np.ndarray((n,), column.raw_type, self._view, at, (stride,))
+            typed = raw
+            if column.shape:
+                inner = np.empty(column.shape, column.value_type).strides
+                typed = np.ndarray((n, *column.shape), column.value_type, self._view, at, (stride, *inner))
+            columns.append((column, typed, raw))
+            at += column.size
+        return tuple(columns)
+
+    def sample(self, i: int) -> dict[str, Any]:
+        """Sample ``i``; see ``ShardReader.sample``."""
+        if not 0 <= i < self.num_samples:
+            raise IndexError(f'Shard {self._source} has samples 0 to {self.num_samples - 1}, but got {i}.')
+        if self._fixed is not None:
+            # An int becomes a Python int; indexing gives numpy scalars, which own their memory, and views of arrays.
+            return {
+                column.name: typed[i].item() if column.is_int else typed[i].copy() for column, typed, _ in self._fixed
+            }
+        begin, sizes = self._head(i)
+        view, at, variable = self._view, begin + self._layout.head.size, iter(sizes)
+        sample: dict[str, Any] = {}
+        for column in self._layout.columns:
+            stop = at + (next(variable) if column.size is None else column.size)
+            try:
+                sample[column.name] = column.encoding.decode(view[at:stop])
+            except FormatError as error:
+                raise self._value_error(i, column, error) from error
+            at = stop
+        return sample
+
+    def _head(self, i: int) -> tuple[int, tuple[int, ...]]:
+        """Where sample ``i`` begins, and the checked sizes of its variable-size values."""
+        begin, end = _PAIR.unpack_from(self._view, 4 + 4 * i)
+        sizes = self._layout.head.unpack_from(self._view, begin)
+        if begin + self._layout.least + sum(sizes) != end:
+            raise self._sizes_error(i, end - begin, sizes)
+        return begin, sizes
+
+    def _sizes_error(self, i: int, size: int, sizes: Sequence[int]) -> ShardError:
+        names = [column.name for column in self._layout.columns if column.size is None]
+        found = ', '.join(f'{name!r}: {value}' for name, value in zip(names, sizes, strict=True))
+        return self._error(
+            f'sample {i} has {size} bytes, of which {size - self._layout.least} are left for the values of variable '
+            f'size, but it gives them the sizes {found}'
+        )
+
+    def _value_error(self, i: int, column: _Column, error: Exception) -> ShardError:
+        return self._error(f'sample {i}, column {column.name!r}: {str(error).removesuffix(".")}')
+
+    def gather(
+        self,
+        rows: np.ndarray[Any, np.dtype[np.int64]],
+        out_rows: np.ndarray[Any, np.dtype[np.int64]],
+        batch: ColumnBatch,
+    ) -> None:
+        """Put samples ``rows`` into rows ``out_rows`` of ``batch``; see ``ShardReader.gather``."""
+        if len(rows) == 0:
+            return
+        if rows.min() < 0 or rows.max() >= self.num_samples:
+            raise IndexError(
+                f'Shard {self._source} has samples 0 to {self.num_samples - 1}, but got {rows.min()} to {rows.max()}.'
+            )
+        if self._fixed is not None:
+            raws = batch.raw
+            if len(rows) == 1:
+                row, out = int(rows[0]), int(out_rows[0])
+                for column, _, raw in self._fixed:
+                    raws[column.name][out] = raw[row]
+            else:
+                for column, _, raw in self._fixed:
+                    raws[column.name][out_rows] = raw[rows]
+        elif len(rows) <= _FEW_ROWS:
+            for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
+                self._gather_row(row, out, batch)
+        else:
+            self._gather_rows(rows, out_rows, batch)
+
+    def _bytes_as(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+        """The map as an array whose element ``i`` is the value of ``dtype`` at byte ``i``."""
+        array = self._at_byte.get(dtype)
+        if array is None:
+            count = len(self._view) - dtype.itemsize + 1
+            array = self._at_byte[dtype] = np.ndarray((count,), dtype, self._view, 0, (1,))
+        return array
+
+    def _gather_row(self, row: int, out: int, batch: ColumnBatch) -> None:
+        begin, sizes = self._head(row)
+        view, at, variable = self._view, begin + self._layout.head.size, iter(sizes)
+        for column in self._layout.columns:
+            if column.raw_type is not None:
+                assert column.size is not None
+                batch.raw[column.name][out] = self._bytes_as(column.raw_type)[at]
+                at += column.size
+                continue
+            stop = at + (next(variable) if column.size is None else column.size)
+            try:
+                batch.columns[column.name][out] = column.encoding.decode(view[at:stop])
+            except FormatError as error:
+                raise self._value_error(row, column, error) from error
+            at = stop
+
+    def _gather_rows(
+        self,
+        rows: np.ndarray[Any, np.dtype[np.int64]],
+        out_rows: np.ndarray[Any, np.dtype[np.int64]],
+        batch: ColumnBatch,
+    ) -> None:
+        layout = self._layout
+        begins = self._offsets[rows]
+        room = self._offsets[rows + 1] - begins - layout.least
+        if layout.variable == 1:
+            sizes = [self._bytes_as(np.dtype('<u4'))[begins].astype(np.int64)]
+            wrong = sizes[0] != room
+        else:
+            heads = self._bytes_as(np.dtype(f'V{layout.head.size}'))[begins]
+            table = np.ndarray((len(rows), layout.variable), '<u4', heads.data).astype(np.int64)
+            wrong = table.sum(axis=1) != room
+            sizes = list(table.T)
+        if wrong.any():
+            i = int(np.flatnonzero(wrong)[0])
+            raise self._sizes_error(
+                int(rows[i]), int(room[i]) + layout.least, [int(column_sizes[i]) for column_sizes in sizes]
+            )
+        outs = out_rows.tolist()
+        at, variable = begins + layout.head.size, iter(sizes)
+        for column in layout.columns:
+            if column.raw_type is not None:
+                assert column.size is not None
+                batch.raw[column.name][out_rows] = self._bytes_as(column.raw_type)[at]
+                at = at + column.size
+                continue
+            stops = at + next(variable)
+            self._decode_values(column, rows, at.tolist(), stops.tolist(), batch.columns[column.name], outs)
+            at = stops
+
+    def _decode_values(
+        self,
+        column: _Column,
+        rows: np.ndarray[Any, np.dtype[np.int64]],
+        starts: list[int],
+        stops: list[int],
+        values: Any,
+        outs: list[int],
+    ) -> None:
+        view, cut, decode = self._view, self._cut, column.encoding.decode
+        try:
+            if cut is not None and column.is_text:
+                for out, start, stop in zip(outs, starts, stops, strict=True):
+                    values[out] = cut[start:stop].decode()
+            else:
+                for out, start, stop in zip(outs, starts, stops, strict=True):
+                    values[out] = decode(view[start:stop])
+        except (FormatError, UnicodeDecodeError):
+            # Find out which one it was; the loops above do not count, so that good data is read faster.
+            for row, start, stop in zip(rows.tolist(), starts, stops, strict=True):
+                try:
+                    decode(view[start:stop])
+                except FormatError as error:
+                    raise self._value_error(row, column, error) from error
+            raise
+
+
+class MDSEncoder(ShardEncoder):
+    """Writes MDS shards; see ``ShardEncoder``.
+
+    Args:
+        columns: column name to encoding.
+        compression: see ``ShardEncoder``.
+        hashes: see ``ShardEncoder``.
+        size_limit: counts the whole file.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        *,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+    ) -> None:
+        for name, encoding in columns.items():
+            if not is_mds_encoding(encoding):
+                raise ConfigError(f'MDSWriter passed column `{name}` with unsupported encoding `{encoding}`.')
+        names = tuple(sorted(columns))
+        encodings = tuple(columns[name] for name in names)
+        sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)
+        self._layout = _Layout(Schema('mds', names, encodings, sizes))
+        super().__init__(Schema('mds', names, encodings, sizes), compression, hashes, size_limit)
+
+    def _start_shard(self) -> None:
+        self._config = config_json(self.get_config())
+        self._size = 8 + len(self._config)
+
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        sizes: list[int] = []
+        values: list[bytes] = []
+        for column in self._layout.columns:
+            obj = sample[column.name]
+            value = obj if isinstance(obj, bytes) else column.encoding.encode(obj)
+            if column.size is None:
+                sizes.append(len(value))
+            elif len(value) != column.size:
+                raise ValueError(
+                    f'A value of column {column.name!r} has {column.size} bytes, but got {len(value)} bytes. '
+                    f'Bytes are stored as they are: give the encoded value, or the value itself.'
+                )
+            values.append(value)
+        return self._layout.head.pack(*sizes) + b''.join(values)
+
+    def _size_with(self, data: bytes) -> int:
+        return self._size + 4 + len(data)
+
+    def _file_size_with(self, data: bytes) -> int:
+        return self._size + 4 + len(data)
+
+    def _count(self, data: bytes) -> None:
+        self._size += 4 + len(data)
+
+    def _data_file(self) -> bytes:
+        start = 8 + 4 * len(self._samples) + len(self._config)
+        return offset_table([len(data) for data in self._samples], start) + self._config + b''.join(self._samples)

@@ -1,0 +1,75 @@
+"""Opening a shard: the protocol that readers of all formats fulfil, and the choice among them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.format.jsonl import JSONReader
+from headrace.format.mds import MDSReader
+from headrace.format.xsv import XSVReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+
+    from headrace.format.shards import ColumnBatch, ShardInfo
+
+__all__ = ['ShardReader', 'open_shard']
+
+
+class ShardReader(Protocol):
+    """The samples of one mapped shard.
+
+    A reader holds views of its buffers: drop it before the buffers are released. What it returns owns its memory.
+    It has no state that changes, so threads may share it.
+    """
+
+    num_samples: int
+    """Number of samples."""
+
+    def sample(self, i: int) -> dict[str, Any]:
+        """Sample ``i`` of 0 to ``num_samples - 1``, its columns in the order of the schema.
+
+        Raises:
+            IndexError: ``i`` is out of range.
+            ShardError: the sample's bytes are not what the schema says.
+        """
+        ...
+
+    def gather(
+        self,
+        rows: np.ndarray[Any, np.dtype[np.int64]],
+        out_rows: np.ndarray[Any, np.dtype[np.int64]],
+        batch: ColumnBatch,
+    ) -> None:
+        """Put samples ``rows`` into the rows ``out_rows`` of a batch that the schema allocated.
+
+        Args:
+            rows: int64 ``[k]``, sample numbers of this shard, in any order, repeats allowed.
+            out_rows: int64 ``[k]``, distinct rows of the batch.
+            batch: of ``schema.allocate(n)``.
+
+        Raises:
+            IndexError: a row is out of range.
+            ShardError: a sample's bytes are not what the schema says. The batch is then partly filled.
+        """
+        ...
+
+
+def open_shard(info: ShardInfo, buffers: Sequence[memoryview], *, source: str) -> ShardReader:
+    """The reader of a shard whose raw files are in memory or mapped.
+
+    Args:
+        info: what the index says.
+        buffers: the raw files in the order of ``info.files``.
+        source: path or URL of the shard, for messages.
+
+    Raises:
+        ShardError: a file's size or table of offsets contradicts the index.
+    """
+    if info.format == 'mds':
+        return MDSReader(info, buffers, source=source)
+    if info.format == 'json':
+        return JSONReader(info, buffers, source=source)
+    return XSVReader(info, buffers, source=source)

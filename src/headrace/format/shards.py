@@ -1,0 +1,173 @@
+"""What is known of shards before they are read: their files, their counts, their columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.format.encodings import fixed_array_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ['ColumnBatch', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """One stored file."""
+
+    basename: str
+    """Path below the dataset's folder, '/'-separated, without '.' and '..' parts."""
+    bytes: int
+    """Exact size."""
+    hashes: Mapping[str, str]
+    """Algorithm name to hexadecimal digest; may be empty."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A MappingProxyType cannot be pickled; indexes travel to spawned workers.
+        return FileInfo, (self.basename, self.bytes, dict(self.hashes))
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """One file of a shard, as it is read and as it may be stored."""
+
+    raw: FileInfo
+    """The file that readers map."""
+    zip: FileInfo | None
+    """The compressed file, None when the shard is stored as it is."""
+
+
+class ColumnBatch:
+    """The columns of one batch, filled by ``ShardReader.gather``.
+
+    Attributes:
+        columns: a numpy array ``[n, *shape]`` for each column of fixed-size numbers, a list of length n (None where
+            nothing was gathered yet) for each other column.
+        raw: for each array, the same memory as n opaque elements ``[n]`` of one value each, for copying whole values.
+    """
+
+    __slots__ = ('columns', 'raw')
+
+    def __init__(self, columns: dict[str, np.ndarray[Any, Any] | list[Any]]) -> None:
+        self.columns = columns
+        self.raw: dict[str, np.ndarray[Any, Any]] = {
+            name: as_rows(column) for name, column in columns.items() if isinstance(column, np.ndarray)
+        }
+
+
+def as_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A contiguous array ``[n, *shape]`` as ``[n]`` opaque elements; one of shape ``[n]`` stays as it is."""
+    if array.ndim == 1:
+        return array
+    width = array.strides[0]
+    return np.ndarray((len(array),), f'V{width}', buffer=array.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """The columns of a shard; shards of one index with equal columns share one object."""
+
+    format: str
+    """'mds', 'json', 'csv', 'tsv' or 'xsv'."""
+    names: tuple[str, ...]
+    """Column names in the order in which values are stored."""
+    encodings: tuple[str, ...]
+    """The encoding of each column."""
+    sizes: tuple[int | None, ...] = ()
+    """mds: the fixed size of each column in bytes, None where values differ in length. Else empty."""
+    newline: str = ''
+    """json and the separated formats: what ends a line."""
+    separator: str = ''
+    """The separated formats: what stands between two values."""
+    arrays: tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...] = field(
+        init=False, repr=False, compare=False, default=()
+    )
+    """Dtype (native) and shape of each column that is gathered into an array; None for those gathered into a list."""
+    layout: Any = field(init=False, repr=False, compare=False, default=None)
+    """What the format's reader works out once per schema; kept here by the reader."""
+
+    def __post_init__(self) -> None:
+        types = [fixed_array_type(name) if self.format == 'mds' else None for name in self.encodings]
+        arrays = tuple(None if found is None else (found[0].newbyteorder('='), found[1]) for found in types)
+        object.__setattr__(self, 'arrays', arrays)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema, (self.format, self.names, self.encodings, self.sizes, self.newline, self.separator)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Column name to encoding."""
+        return dict(zip(self.names, self.encodings, strict=True))
+
+    def allocate(self, n: int) -> ColumnBatch:
+        """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None."""
+        columns: dict[str, np.ndarray[Any, Any] | list[Any]] = {}
+        for name, array in zip(self.names, self.arrays, strict=True):
+            columns[name] = [None] * n if array is None else np.empty((n, *array[1]), array[0])
+        return ColumnBatch(columns)
+
+    def config(self) -> dict[str, Any]:
+        """The schema's entries of an index or of a shard's header."""
+        if self.format == 'json':
+            return {'columns': self.columns, 'newline': self.newline}
+        config: dict[str, Any] = {'column_names': list(self.names), 'column_encodings': list(self.encodings)}
+        if self.format == 'mds':
+            config['column_sizes'] = list(self.sizes)
+        else:
+            config['newline'] = self.newline
+        if self.format == 'xsv':
+            config['separator'] = self.separator
+        return config
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """What an index says about one shard."""
+
+    format: str
+    """'mds', 'json', 'csv', 'tsv' or 'xsv'."""
+    samples: int
+    """Number of samples; may be 0."""
+    files: tuple[ShardFile, ...]
+    """mds: (data,); the others: (data, meta)."""
+    compression: str | None
+    """Algorithm with an optional level, such as 'zstd:7'."""
+    hashes: tuple[str, ...]
+    """Names of the hash algorithms that the writer was asked for."""
+    size_limit: int | None
+    """The writer's limit in bytes, None for no limit."""
+    schema: Schema
+    """The columns."""
+
+    def moved(self, folder: str) -> ShardInfo:
+        """The same shard below ``folder``, as an index one or more levels up names it."""
+
+        def move(info: FileInfo) -> FileInfo:
+            return replace(info, basename=f'{folder}/{info.basename}')
+
+        files = (ShardFile(move(file.raw), move(file.zip) if file.zip else None) for file in self.files)
+        return replace(self, files=tuple(files))
+
+    def entry(self) -> dict[str, Any]:
+        """The shard's object in ``index.json``."""
+        entry: dict[str, Any] = {
+            'version': 2,
+            'format': self.format,
+            'compression': self.compression,
+            'hashes': list(self.hashes),
+            'size_limit': self.size_limit,
+            'samples': self.samples,
+            **self.schema.config(),
+        }
+        for part, file in zip(('data', 'meta'), self.files, strict=False):
+            entry[f'raw_{part}'] = _file_entry(file.raw)
+            entry[f'zip_{part}'] = _file_entry(file.zip) if file.zip else None
+        return entry
+
+
+def _file_entry(info: FileInfo) -> dict[str, Any]:
+    return {'basename': info.basename, 'bytes': info.bytes, 'hashes': dict(info.hashes)}

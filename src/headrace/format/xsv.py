@@ -1,0 +1,210 @@
+"""CSV, TSV and XSV shards: a line of column names, a line per sample, and a meta file (``lines``).
+
+Nothing is quoted: a value must not contain the separator or the newline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import ConfigError, FormatError
+from headrace.format.encoder import DEFAULT_SIZE_LIMIT
+from headrace.format.encodings.encoding import wrong_type
+from headrace.format.lines import LineEncoder, LineReader
+from headrace.format.shards import Schema
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    'Float',
+    'Int',
+    'Str',
+    'XSVEncoder',
+    'XSVReader',
+    'get_xsv_encodings',
+    'is_xsv_encoding',
+    'xsv_decode',
+    'xsv_encode',
+]
+
+
+class _Text:
+    """An encoding of separated columns: Python values of one type to text and back."""
+
+    name: str
+    type: type
+
+    def encode(self, obj: Any) -> str:
+        """The text of the value.
+
+        Raises:
+            AttributeError: ``obj`` is not of the type.
+        """
+        if not isinstance(obj, self.type):
+            raise wrong_type(self.name, f'Python {self.type.__name__} values', obj)
+        return str(obj)
+
+    def decode(self, obj: str) -> Any:
+        """The value of the text.
+
+        Raises:
+            FormatError: the text is none.
+        """
+        try:
+            return self.type(obj)
+        except ValueError:
+            raise FormatError(f'A value of encoding `{self.name}` is expected, but got {obj[:60]!r}.') from None
+
+
+class Str(_Text):
+    """Text as it is."""
+
+    name, type = 'str', str
+
+
+class Int(_Text):
+    """Python ints in decimal digits."""
+
+    name, type = 'int', int
+
+    def encode(self, obj: Any) -> str:
+        """The digits; a bool counts as 0 or 1, because the text ``True`` could not be read back."""
+        return str(int(obj)) if isinstance(obj, bool) else super().encode(obj)
+
+
+class Float(_Text):
+    """Python floats, nan and the infinities included."""
+
+    name, type = 'float', float
+
+    def encode(self, obj: Any) -> str:
+        """The shortest text that gives the same float back."""
+        super().encode(obj)
+        return repr(float(obj))
+
+
+_ENCODINGS: Final[dict[str, _Text]] = {'str': Str(), 'int': Int(), 'float': Float()}
+_FORMATS: Final = {'csv': ',', 'tsv': '\t', 'xsv': None}
+
+
+def get_xsv_encodings() -> set[str]:
+    """The names of the encodings: str, int, float."""
+    return set(_ENCODINGS)
+
+
+def is_xsv_encoding(encoding: str) -> bool:
+    """Whether separated columns may have this encoding."""
+    return encoding in _ENCODINGS
+
+
+def xsv_encode(encoding: str, obj: Any) -> str:
+    """The text of a value.
+
+    Raises:
+        ConfigError: no such encoding.
+        AttributeError: ``obj`` is not of its type.
+    """
+    return _get(encoding).encode(obj)
+
+
+def xsv_decode(encoding: str, obj: str) -> Any:
+    """The value of a text.
+
+    Raises:
+        ConfigError: no such encoding.
+        FormatError: the text is no such value.
+    """
+    return _get(encoding).decode(obj)
+
+
+def _get(encoding: str) -> _Text:
+    found = _ENCODINGS.get(encoding)
+    if found is None:
+        raise ConfigError(f'Separated columns have the encodings {", ".join(_ENCODINGS)}, but got {encoding!r}.')
+    return found
+
+
+def _header_line(schema: Schema) -> bytes:
+    return (schema.separator.join(schema.names) + schema.newline).encode('utf-8')
+
+
+class XSVReader(LineReader):
+    """The samples of one CSV, TSV or XSV shard; see ``ShardReader``."""
+
+    def _first_line(self) -> int:
+        header = _header_line(self._schema)
+        if bytes(self._view[: len(header)]) != header:
+            raise self._error(f'the first line of the data file is {header!r}, but it begins otherwise')
+        return len(header)
+
+    def _parse(self, line: str) -> dict[str, Any]:
+        schema = self._schema
+        values = line.split(schema.separator) if schema.names or line else []
+        if len(values) != len(schema.names):
+            raise FormatError(f'A line has {len(schema.names)} columns, but this one has {len(values)}.')
+        columns = zip(schema.names, schema.encodings, values, strict=True)
+        return {name: _ENCODINGS[encoding].decode(value) for name, encoding, value in columns}
+
+
+class XSVEncoder(LineEncoder):
+    """Writes CSV, TSV or XSV shards; see ``ShardEncoder``.
+
+    Args:
+        columns: column name to encoding (str, int, float).
+        shard_format: 'csv', 'tsv' or 'xsv'.
+        separator: what stands between two values; for 'xsv' only, csv and tsv have their own.
+        newline: what ends a line.
+        compression: see ``ShardEncoder``.
+        hashes: see ``ShardEncoder``.
+        size_limit: counts the lines of samples.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        *,
+        shard_format: str = 'xsv',
+        separator: str | None = None,
+        newline: str = '\n',
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+    ) -> None:
+        if shard_format not in _FORMATS:
+            raise ConfigError(f'A separated format is one of {", ".join(_FORMATS)}, but got {shard_format!r}.')
+        own = _FORMATS[shard_format]
+        separator = separator if own is None else own
+        if not separator or not newline:
+            raise ConfigError(
+                f'`separator` and `newline` are texts of at least one character, but got {separator!r} and {newline!r}.'
+            )
+        names = tuple(sorted(columns))
+        for name in names:
+            _get(columns[name])
+            _check_plain(f'The name of column {name!r}', name, separator, newline)
+        encodings = tuple(columns[name] for name in names)
+        super().__init__(
+            Schema(shard_format, names, encodings, (), newline, separator), compression, hashes, size_limit
+        )
+
+    def _header(self) -> bytes:
+        return _header_line(self.schema)
+
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        schema = self.schema
+        values: list[str] = []
+        for name, encoding in zip(schema.names, schema.encodings, strict=True):
+            text = _ENCODINGS[encoding].encode(sample[name])
+            _check_plain(f'A value of column {name!r}', text, schema.separator, schema.newline)
+            values.append(text)
+        return (schema.separator.join(values) + schema.newline).encode('utf-8')
+
+
+def _check_plain(what: str, text: str, separator: str, newline: str) -> None:
+    for mark in (separator, newline):
+        if mark in text:
+            raise ValueError(
+                f'{what} must not contain {mark!r}, because nothing is quoted, but got {text[:80]!r}. '
+                f'Use another separator, JSONL or MDS.'
+            )

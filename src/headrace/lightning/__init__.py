@@ -1,0 +1,25 @@
+"""Lightning's hooks onto the one position of a streaming dataset.
+
+1. `datamodule.StreamingDataModule` reads its arguments or a YAML file (`sources`), and takes the ranks from the
+   trainer (`topology`).
+2. Its loaders (`loaders`) say when a pass over the data begins; `position` counts from there what Lightning trained.
+3. `callbacks.PositionCallback` puts the position into every checkpoint. At a resume it makes Lightning's loop counters
+   agree with it (`counters`), and may restore the random generators (`rng`).
+"""
+
+from __future__ import annotations
+
+from headrace.errors import MissingDependencyError
+
+try:
+    import lightning.pytorch  # noqa: F401 — the rest of the package imports it by name
+except ImportError as error:
+    raise MissingDependencyError(
+        'headrace.lightning needs the package `lightning`: pip install "headrace[lightning]". '
+        'Programs that import `pytorch_lightning` change that import to `lightning.pytorch`.'
+    ) from error
+
+from headrace.lightning.callbacks import PositionCallback
+from headrace.lightning.datamodule import StreamingDataModule
+
+__all__ = ['PositionCallback', 'StreamingDataModule']

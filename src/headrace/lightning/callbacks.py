@@ -1,0 +1,110 @@
+"""The position in every checkpoint, and Lightning's counters in agreement with it at every resume."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from typing_extensions import override
+
+from headrace.lightning.counters import rewrite, trained_batches, trained_epochs
+from headrace.lightning.rng import random_state, restore_random_state
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from headrace.lightning.datamodule import StreamingDataModule
+
+__all__ = ['PositionCallback']
+
+_RNG_KEY = 'headrace.rng'
+
+
+class PositionCallback(Callback):
+    """Keeps a `StreamingDataModule` and Lightning's loops in step. The module adds it to its trainer by itself.
+
+    Its copy of the position does not depend on the data module's class, whose name Lightning looks for in a
+    checkpoint, so that a class may be renamed between two runs.
+
+    Args:
+        datamodule: the module whose position it is.
+        save_rng: whether to save rank 0's random generators, and to restore them on every rank.
+    """
+
+    def __init__(self, datamodule: StreamingDataModule, *, save_rng: bool = False) -> None:
+        self._datamodule = datamodule
+        self._save_rng = save_rng
+        self._random_state: dict[str, Any] | None = None
+        self._begin_epoch_loop = False
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return 'headrace.position'
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self._datamodule.state_dict()
+
+    @override
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        state = self._datamodule.state_dict()
+        loaders = checkpoint['loops']['fit_loop']['state_dict'].get('combined_loader', [])
+        if state and len(loaders) == 1:
+            # Lightning asked the loader, which knows what it handed out, not what was trained.
+            loaders[0] = state['position']
+        if self._save_rng:
+            checkpoint[_RNG_KEY] = random_state()
+
+    @override
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != TrainerFn.FITTING or self._datamodule.position is None or 'loops' not in checkpoint:
+            return
+        fit_loop = checkpoint['loops']['fit_loop']
+        position = self._datamodule.position
+        # The data module owns the position: what the loader says of itself must not be loaded after it.
+        loaders = fit_loop['state_dict'].pop('combined_loader', [])
+        state = checkpoint.get(type(self._datamodule).__qualname__) or checkpoint['callbacks'].get(self.state_key)
+        if state is None and len(loaders) == 1 and 'sample_in_epoch' in loaders[0]:
+            state = {'position': loaders[0]}
+        if state is None:
+            rank_zero_warn(
+                'The checkpoint holds no position of the data: it was saved without a StreamingDataModule. Training '
+                'goes on at the start of an epoch.'
+            )
+            position.reset(trained_epochs(fit_loop, is_epoch_start=True))
+            state = {}
+        else:
+            self._datamodule.load_state_dict(state)
+        batches = state.get('trainer_batches', trained_batches(fit_loop))
+        restart = position.restart(
+            epochs=state.get('trainer_epoch', trained_epochs(fit_loop, is_epoch_start=position.is_epoch_start)),
+            batches=batches,
+            steps=_optimizer_steps(fit_loop) if pl_module.automatic_optimization else batches,
+        )
+        self._begin_epoch_loop = rewrite(fit_loop, restart)
+        self._random_state = checkpoint.get(_RNG_KEY) if self._save_rng else None
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._begin_epoch_loop:
+            trainer.fit_loop.epoch_loop.restarting = False
+            self._begin_epoch_loop = False
+            # A new epoch draws the seeds of its loader's workers; the rest of an epoch must not draw them again.
+            self._restore_random_state()
+
+    @override
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._restore_random_state()
+
+    def _restore_random_state(self) -> None:
+        if self._random_state is not None:
+            restore_random_state(self._random_state)
+            self._random_state = None
+
+
+def _optimizer_steps(fit_loop: dict[str, Any]) -> int:
+    progress = fit_loop['epoch_loop.automatic_optimization.optim_progress']
+    return int(progress['optimizer']['step']['total']['completed'])

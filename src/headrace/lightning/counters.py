@@ -1,0 +1,107 @@
+"""Lightning's loop counters in a checkpoint, rewritten to agree with the position of the data.
+
+Lightning counts batches and resumes by these counts, on its own: it ends an epoch when the count reaches the number of
+batches. That count is wrong when the global batch size changed, when the checkpoint was taken at the end of an epoch,
+while a batch failed, or between two accumulated batches. Each count is kept for the current epoch (`current`) and for
+the whole run (`total`), as ready >= started >= processed >= completed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ['Restart', 'rewrite', 'trained_batches', 'trained_epochs']
+
+Counters = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Where Lightning's fit loop shall go on."""
+
+    epochs: int
+    """Finished epochs."""
+    batches: int
+    """Batches trained in all epochs."""
+    done: int
+    """Batches of the epoch under way that need not come again, in batches of the size that the run now has."""
+    steps: int
+    """Optimizer steps."""
+    is_epoch_start: bool
+    """Whether no sample of the epoch was trained."""
+    accumulate: int
+    """Batches of an optimizer step."""
+
+
+def rewrite(fit_loop: Counters, restart: Restart) -> bool:
+    """Write a restart into a checkpoint's ``loops.fit_loop``, in place.
+
+    Returns:
+        Whether the epoch loop must begin as in a new epoch: its ``restarting`` must then be set to False once the
+        counters are loaded.
+    """
+    epochs = fit_loop['epoch_progress']
+    running = restart.epochs + (not restart.is_epoch_start)
+    _count(epochs, ready=running, started=running, processed=restart.epochs, completed=restart.epochs)
+
+    batches, state = fit_loop['epoch_loop.batch_progress'], fit_loop['epoch_loop.state_dict']
+    validated = _is_between_validation_and_next_batch(batches['current'], state, restart)
+    batches['is_last_batch'] = False
+    if restart.done == 0:
+        _count(batches, ready=0, started=0, processed=0, completed=0)
+        _set_total(batches, restart.batches, completed=restart.batches)
+        state['_batches_that_stepped'] = restart.steps
+        return True
+    if validated:
+        # Lightning goes on after the validation, or finishes it. Unfinished, it must begin anew: the metrics of its
+        # first batches are lost.
+        _set_total(batches, restart.batches, completed=restart.batches)
+        _begin_anew(fit_loop['epoch_loop.val_loop.batch_progress'])
+        return False
+    # As a checkpoint has it that was taken at the end of a training batch. Lightning adds one to `completed`, and to
+    # the logged steps if the batch ended an optimizer step.
+    done = restart.done
+    _count(batches, ready=done, started=done, processed=done, completed=done - 1)
+    _set_total(batches, restart.batches, completed=restart.batches - 1)
+    state['_batches_that_stepped'] = restart.steps - (done % restart.accumulate == 0)
+    return False
+
+
+def trained_epochs(fit_loop: Counters, *, is_epoch_start: bool) -> int:
+    """Finished epochs, for a checkpoint that does not say so itself: Lightning counts the last one late or early."""
+    current = fit_loop['epoch_progress']['current']
+    if is_epoch_start:
+        anything = fit_loop['epoch_loop.batch_progress']['current']['processed'] > 0
+        return int(current['started'] if anything else current['processed'])
+    return max(int(current['started']) - 1, 0)
+
+
+def trained_batches(fit_loop: Counters) -> int:
+    """Batches trained in all epochs, for a checkpoint that does not say so itself."""
+    return int(fit_loop['epoch_loop.batch_progress']['total']['processed'])
+
+
+def _is_between_validation_and_next_batch(current: Counters, state: Counters, restart: Restart) -> bool:
+    counts = {current[name] for name in ('ready', 'started', 'processed', 'completed')}
+    # Lightning counts a step for the loggers after the validation that follows it.
+    return counts == {restart.done} and state.get('_batches_that_stepped', 0) < restart.steps
+
+
+def _count(progress: Counters, **counts: int) -> None:
+    """Set the current counts, and move the totals by as much as the processed ones move."""
+    before = progress['current']['processed']
+    offset = progress['total']['processed'] - before
+    for name, count in counts.items():
+        progress['current'][name] = count
+        progress['total'][name] = count + offset
+
+
+def _set_total(progress: Counters, total: int, *, completed: int) -> None:
+    progress['total'].update(ready=total, started=total, processed=total, completed=completed)
+
+
+def _begin_anew(validation: Counters) -> None:
+    total, current = validation['total'], validation['current']
+    if total['ready'] == total['started'] == total['processed'] + 1:
+        current.update(ready=1, started=1, processed=0, completed=0)

@@ -1,0 +1,50 @@
+"""The loader that the data module hands to Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from typing_extensions import override
+
+from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.loader import StreamingDataLoader
+
+__all__ = ['PassLoader']
+
+
+class PassLoader(StreamingDataLoader):
+    """A `StreamingDataLoader` that says when a pass begins, or whose passes are all alike.
+
+    Lightning calls `iter` more often than it iterates, and makes the loader anew for `overfit_batches` and for
+    prediction, so a pass begins with the first `next`, and everything special comes by keyword.
+
+    Args:
+        dataset: as `StreamingDataLoader`'s.
+        began: called with the epoch and the first position of a pass, before its first batch is read.
+        same_epoch: give epoch 0's batches in every pass: for evaluation, and for overfitting on a few batches.
+        options: as `StreamingDataLoader`'s.
+    """
+
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        *,
+        began: Callable[[int, int], None] | None = None,
+        same_epoch: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, **options)
+        self._began = began
+        self._same_epoch = same_epoch
+
+    @override
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        progress, rank = self.dataset.progress, self.dataset.topology.rank
+        epoch, start = progress.next(rank=rank)
+        if self._same_epoch and epoch:
+            epoch = 0
+            progress.load(epoch, start)
+        if self._began is not None:
+            self._began(epoch, start)
+        yield from super().__iter__()

@@ -1,0 +1,27 @@
+"""One YAML file -> loaders.
+
+1. `load.load_config` reads the file, what it includes, and overrides, and resolves interpolations.
+2. `validate` reads the plain values into the dataclasses of `schema`, or says everything that is wrong with them.
+3. `build.build_dataset` and `build.build_loader` make a dataset and its loader from them, on a given topology.
+
+Steps 1 and 2 touch no network, no shard and no torch.
+"""
+
+from __future__ import annotations
+
+from headrace.mixing.build import build_dataset, build_loader
+from headrace.mixing.load import load_config, to_yaml
+from headrace.mixing.schema import Config, DatasetConfig, LoaderConfig, StreamConfig, TransferConfig, WorkerConfig
+
+__all__ = [
+    'Config',
+    'DatasetConfig',
+    'LoaderConfig',
+    'StreamConfig',
+    'TransferConfig',
+    'WorkerConfig',
+    'build_dataset',
+    'build_loader',
+    'load_config',
+    'to_yaml',
+]

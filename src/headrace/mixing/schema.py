@@ -1,0 +1,313 @@
+"""What a configuration may say: the keys, their types, their bounds, and the rules between them.
+
+A key has the name of the argument that it becomes: of ``StreamingDataset`` in a loader, of ``Stream`` in a stream, of
+``torch.utils.data.DataLoader`` under ``loader``. None means that the key was left out, unless its text says more.
+``docs/configuration.md`` is generated from the annotations and from the text beneath each field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping  # noqa: TC003 — the validator resolves the annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from headrace.format import get_hashes
+from headrace.mixing.validate import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf
+from headrace.order.shuffle import ALGORITHMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ['Config', 'DatasetConfig', 'LoaderConfig', 'StreamConfig', 'TransferConfig', 'WorkerConfig']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferConfig:
+    """How shards get from the store to the cache; of one stream, or of all streams of a loader that do not say."""
+
+    download_retry: Annotated[int, AtLeast(0)] | None = None
+    """Further attempts after a failed download. Left out: 2."""
+
+    download_timeout: Annotated[float, MoreThan(0)] | None = None
+    """Seconds without a byte after which an attempt has failed. Left out: 60."""
+
+    validate_hash: Annotated[str, OneOf(tuple(sorted(get_hashes())))] | None = None
+    """Hash to verify shards with; it must be one that the shards were written with. Left out: sizes only."""
+
+    keep_zip: bool | None = None
+    """Keep the compressed file beside the unpacked one. Left out: false."""
+
+    endpoint_url: str | None = None
+    """Address of an S3-compatible server, such as `http://localhost:9000`. Left out: the cloud's own."""
+
+    region: str | None = None
+    """Region of the bucket. Left out: what the cloud's own configuration says."""
+
+    anonymous: bool | None = None
+    """Send requests without credentials, for public buckets. Left out: false."""
+
+    requester_pays: bool | None = None
+    """Agree to pay for the requests, where a bucket's owner asks for it. Left out: false."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig(TransferConfig):
+    """One stream: where its shards are, and how much of it an epoch takes.
+
+    A weight is one of `proportion`, `repeat`, `choose`; a stream without one is taken once.
+    """
+
+    name: str = ''
+    """Name of the stream: its key in the mapping, or this key in a list. The order of samples depends on it."""
+
+    remote: str | None = None
+    """URL or folder of the shards, without the split: `s3://bucket/code`. Left out: the shards are in `local`."""
+
+    local: str | None = None
+    """Cache folder, relative to the working directory. Left out: a folder of the system's temporary one."""
+
+    split: str | None = None
+    """Folder under `remote` and `local` that holds this split. Left out: none."""
+
+    proportion: Annotated[float, AtLeast(0)] | None = None
+    """Share of the epoch, relative to the sum over all streams; all streams of a loader have one, or none has."""
+
+    repeat: Annotated[float, AtLeast(0)] | None = None
+    """Times that the stream is taken per epoch: 0.5 is half of it, 2 is all of it twice."""
+
+    choose: Annotated[int, Count(least=0)] | None = None
+    """Samples taken per epoch, such as `100k`."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between this stream's keys that do not hold."""
+        if self.remote is None and self.local is None:
+            yield BrokenRule(('remote', 'local'), 'a stream needs `remote`, `local`, or both')
+        if sum(weight is not None for weight in (self.proportion, self.repeat, self.choose)) > 1:
+            rule = 'a stream has at most one of `proportion`, `repeat` and `choose`; keep one'
+            yield BrokenRule(('proportion', 'repeat', 'choose'), rule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetConfig(TransferConfig):
+    """What `StreamingDataset` takes: the streams, the order of their samples, and the cache."""
+
+    streams: Annotated[tuple[StreamConfig, ...], Named('stream')] = ()
+    """The streams: a mapping from name to stream, or a list of streams with `name`. Files merge mappings, not lists."""
+
+    remote: str | None = None
+    """In place of `streams`, where there is one stream: its `remote`."""
+
+    local: str | None = None
+    """In place of `streams`, where there is one stream: its `local`."""
+
+    split: str | None = None
+    """In place of `streams`, where there is one stream: its `split`."""
+
+    epoch_size: Annotated[int, Count()] | None = None
+    """Samples per epoch, such as `1m`; not with `repeat` or `choose`. Left out: as many as the streams hold."""
+
+    predownload: Annotated[int, AtLeast(0)] | None = None
+    """Samples ahead of its reading for which each worker has shards fetched. Left out: a few shards ahead."""
+
+    cache_limit: Annotated[int, Bytes()] | None = None
+    """Bytes that the cache folders of this machine may hold, such as `100gb`. Left out: no limit."""
+
+    sampling_method: Literal['balanced', 'fixed'] = 'balanced'
+    """Which samples of a stream taken in part: others in each epoch (`balanced`) or the same (`fixed`)."""
+
+    sampling_granularity: Annotated[int, AtLeast(1)] = 1
+    """Neighbouring samples that are picked together where a stream is taken in part."""
+
+    partition_algo: Literal['orig', 'relaxed'] = 'relaxed'
+    """How shards are dealt to nodes; for the algorithms of MosaicML Streaming."""
+
+    num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
+    """Parts that the order is made of, whatever the number of machines. Left out: chosen by the algorithm."""
+
+    shuffle: bool = False
+    """Whether samples are shuffled."""
+
+    shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] | None = None
+    """How samples are shuffled. Left out: `native`, or what the checkpoint says that is resumed."""
+
+    shuffle_seed: Annotated[int, AtLeast(0)] | None = None
+    """Seed of the order. Left out: the top level's `shuffle_seed`, or 9176."""
+
+    shuffle_block_size: Annotated[int, Count()] | None = None
+    """Samples among which the block algorithms and the native one shuffle. Left out: chosen by the algorithm."""
+
+    batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
+    """How streams mix in a batch: at random, by their proportions, one stream per global batch or per device's."""
+
+    allow_unsafe_types: bool = False
+    """Read columns that hold pickles. They run code of whoever wrote them: for your own data only."""
+
+    replication: Annotated[int, AtLeast(1)] | None = None
+    """Neighbouring ranks that get the same samples, such as the tensor-parallel degree. Left out: 1."""
+
+    remainder: Literal['repeat', 'drop'] = 'repeat'
+    """Samples after the last full global batch: hand them out, repeating a few so that ranks get as many; or drop."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between this loader's keys that do not hold, its streams' own excepted."""
+        yield from self._broken_source_rules()
+        proportional = [stream.proportion is not None for stream in self.streams]
+        if any(proportional) and not all(proportional):
+            others = ', '.join(stream.name for stream in self.streams if stream.proportion is None)
+            rule = f'either all streams have `proportion` or none has; without it: {others}'
+            yield BrokenRule(('streams',), rule, inner=('proportion',))
+        elif any(proportional) and not any(stream.proportion for stream in self.streams):
+            yield BrokenRule(('streams',), 'all proportions are 0; one must be greater', inner=('proportion',))
+        absolute = ', '.join(stream.name for stream in self.streams if (stream.repeat, stream.choose) != (None, None))
+        if self.epoch_size is not None and absolute:
+            rule = f'`epoch_size` needs proportions, or no weights; `repeat` or `choose` is given by: {absolute}'
+            yield BrokenRule(('epoch_size', 'streams'), rule, inner=('proportion', 'repeat', 'choose'))
+
+    def _broken_source_rules(self) -> Iterator[BrokenRule]:
+        single = any(value is not None for value in (self.remote, self.local, self.split))
+        if self.streams and single:
+            rule = '`streams` and `remote`, `local`, `split` exclude each other; move them into the streams'
+            yield BrokenRule(('remote', 'local', 'split', 'streams'), rule)
+        if not self.streams and self.remote is None and self.local is None:
+            rule = 'names no data; give `streams`, or `remote` and `local` of a single stream'
+            yield BrokenRule(('streams', 'remote', 'local'), rule)
+        folders: dict[tuple[str, str | None], StreamConfig] = {}
+        for stream in self.streams:
+            if stream.local is None or stream.remote in (None, stream.local):
+                continue  # no folder, or no cache but the data itself
+            first = folders.setdefault((stream.local, stream.split), stream)
+            if first.remote != stream.remote:
+                rule = (
+                    f'streams {first.name} and {stream.name} would share the folder {stream.local}; give each its own'
+                )
+                yield BrokenRule(('streams',), rule, inner=('remote', 'local', 'split'))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What `torch.utils.data.DataLoader` takes. With no workers, what only concerns workers is ignored."""
+
+    num_workers: Annotated[int, AtLeast(0)] = 0
+    """Processes that read, per rank. 0: the training process reads."""
+
+    prefetch_factor: Annotated[int, AtLeast(1)] | None = None
+    """Batches that each worker holds ready. Left out: 2."""
+
+    persistent_workers: bool = False
+    """Keep the workers from one epoch to the next."""
+
+    pin_memory: bool = False
+    """Copy batches into page-locked memory, for faster transfers to a GPU."""
+
+    timeout: Annotated[float, AtLeast(0)] = 0
+    """Seconds to wait for a worker's batch before giving up. 0: for ever."""
+
+    multiprocessing_context: Literal['fork', 'spawn', 'forkserver'] | None = None
+    """How workers start. Left out: as the platform does."""
+
+    drop_last: bool = False
+    """The same as `remainder: drop`, by its name in PyTorch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderConfig(DatasetConfig):
+    """One loader: a dataset, the batch size, and the processes that read."""
+
+    name: str = ''
+    """Name of the loader: the key that it stands at. It is not written inside."""
+
+    global_batch_size: Annotated[int, AtLeast(1)] | None = None
+    """Samples per step over all ranks, replicas counted once; the ranks must divide it."""
+
+    device_batch_size: Annotated[int, AtLeast(1)] | None = None
+    """Samples per step of one rank; then the global batch depends on the number of ranks."""
+
+    loader: WorkerConfig = WorkerConfig()
+    """The processes that read."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between this loader's keys that do not hold, its streams' own excepted."""
+        yield from DatasetConfig.broken_rules(self)
+        yield from _broken_batch_size_rules(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole file: the loaders, and what they share."""
+
+    global_batch_size: Annotated[int, AtLeast(1)] | None = None
+    """`global_batch_size` of the loaders that give no batch size."""
+
+    device_batch_size: Annotated[int, AtLeast(1)] | None = None
+    """`device_batch_size` of the loaders that give no batch size."""
+
+    shuffle_seed: Annotated[int, AtLeast(0)] | None = None
+    """`shuffle_seed` of the loaders that give none. Left out: 9176."""
+
+    train: LoaderConfig | None = None
+    """The training loader."""
+
+    eval: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
+    """Loaders for evaluation and validation: one loader, or a mapping from name to loader."""
+
+    test: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
+    """Loaders for testing: one loader, or a mapping from name to loader."""
+
+    predict: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
+    """Loaders for prediction: one loader, or a mapping from name to loader."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between the top level's keys that do not hold, and those that inheriting from it breaks."""
+        yield from _broken_batch_size_rules(self)
+        sections = ('train', 'eval', 'test', 'predict')
+        if self.train is None and not (self.eval or self.test or self.predict):
+            yield BrokenRule(sections, f'names no loader; give at least one of {", ".join(sections)}')
+        if self.global_batch_size is None and self.device_batch_size is None:
+            for section in sections:
+                if any(_has_no_batch_size(loader) for loader in _loaders(self, section)):
+                    rule = (
+                        'has no batch size; give `global_batch_size` or `device_batch_size`, here or at the top level'
+                    )
+                    sizes = ('global_batch_size', 'device_batch_size')
+                    yield BrokenRule((section, *sizes), rule, inner=sizes)
+
+    def inherited(self) -> Config:
+        """This configuration with the top level's batch size and seed written into the loaders that give none."""
+        changes: dict[str, object] = {'train': self.train and self._inherit(self.train)}
+        for section in ('eval', 'test', 'predict'):
+            changes[section] = tuple(self._inherit(loader) for loader in _loaders(self, section))
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+    def _inherit(self, loader: LoaderConfig) -> LoaderConfig:
+        if _has_no_batch_size(loader):
+            sizes = {'global_batch_size': self.global_batch_size, 'device_batch_size': self.device_batch_size}
+            loader = dataclasses.replace(loader, **sizes)
+        seed = self.shuffle_seed if loader.shuffle_seed is None else loader.shuffle_seed
+        return dataclasses.replace(loader, shuffle_seed=seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDirectives:
+    """What a file says about its own reading; used up by it, and no part of the configuration."""
+
+    defaults: tuple[str, ...] = ()
+    """Files to read first, relative to this one. A later file wins over an earlier one, this file over all."""
+
+    variables: Mapping[str, object] | None = None
+    """Values of any shape for interpolation, `${variables.root}`; no key here is checked."""
+
+
+def _has_no_batch_size(config: LoaderConfig) -> bool:
+    return config.global_batch_size is None and config.device_batch_size is None
+
+
+def _loaders(config: Config, section: str) -> tuple[LoaderConfig, ...]:
+    value: tuple[LoaderConfig, ...] | LoaderConfig | None = getattr(config, section)
+    return (value,) if isinstance(value, LoaderConfig) else value or ()
+
+
+def _broken_batch_size_rules(config: LoaderConfig | Config) -> Iterator[BrokenRule]:
+    if config.global_batch_size is not None and config.device_batch_size is not None:
+        rule = '`global_batch_size` and `device_batch_size` exclude each other; keep one'
+        yield BrokenRule(('global_batch_size', 'device_batch_size'), rule)

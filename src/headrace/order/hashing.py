@@ -1,0 +1,82 @@
+"""The native order's own stream of random numbers: 64-bit hashes of integers, the same everywhere for ever.
+
+No generator of numpy's is used, because their streams may change between versions. `mix` is the finaliser of
+splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014); arithmetic is modulo 2^64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.order.mixture import IntArray
+
+__all__ = ['MASK', 'KeyArray', 'derive', 'hash_text', 'hashes', 'keyed_order']
+
+KeyArray: TypeAlias = NDArray[np.uint64]
+
+MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15  # 2^64 / golden ratio, odd: splitmix64's increment
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+
+# numpy takes 0-d arrays twice as fast as scalars, and small batches are all overhead.
+_GOLDEN_0D, _MIX_1_0D, _MIX_2_0D = (np.array(c, np.uint64) for c in (_GOLDEN, _MIX_1, _MIX_2))
+_27, _30, _31 = (np.array(c, np.uint64) for c in (27, 30, 31))
+
+
+def _mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _MIX_1) & MASK
+    x = ((x ^ (x >> 27)) * _MIX_2) & MASK
+    return x ^ (x >> 31)
+
+
+def derive(key: int, *parts: int) -> int:
+    """Return a 64-bit key made from a key and non-negative ints of any size; each part matters, and their order."""
+    for part in parts:
+        limbs = max(1, -(-part.bit_length() // 64))
+        key = _mix((key + limbs * _GOLDEN) & MASK)
+        for i in range(limbs):
+            key = _mix((key + _GOLDEN + _mix((part >> (64 * i)) & MASK)) & MASK)
+    return key
+
+
+def hash_text(text: str) -> int:
+    """Return 64 bits of BLAKE2b of a text in UTF-8."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'little')
+
+
+def hashes(key: int, numbers: IntArray) -> KeyArray:
+    """Return a hash uint64[n] for each of the numbers int64[n]: mix(key + (number + 1) · golden), splitmix64's output.
+
+    A sequence of numbers gives splitmix64's stream from state ``key``.
+    """
+    x = numbers.astype(np.uint64)
+    x += np.uint64(1)
+    x *= _GOLDEN_0D
+    x += np.array(key, np.uint64)
+    x ^= x >> _30
+    x *= _MIX_1_0D
+    x ^= x >> _27
+    x *= _MIX_2_0D
+    x ^= x >> _31
+    return x
+
+
+def keyed_order(key: int, n: int) -> IntArray:
+    """Return a permutation int64[n] of 0 … n-1, from sorting hashes; uniform for every n >= 0.
+
+    The hashes' low bits make way for the numbers themselves, so that there are no ties, which sort differently on
+    different CPUs. 2^40 numbers leave 24 bits of hash.
+    """
+    low = np.uint64((1 << max(n - 1, 0).bit_length()) - 1)
+    numbers = np.arange(n, dtype=np.int64)
+    keys = hashes(key, numbers)
+    keys &= ~low
+    keys |= numbers.astype(np.uint64)
+    keys.sort()
+    keys &= low
+    return keys.astype(np.int64)

@@ -1,0 +1,187 @@
+"""How many samples an epoch draws from each stream."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.errors import EmptyDatasetError, StreamError
+
+__all__ = ['IntArray', 'Mixture', 'StreamSize']
+
+IntArray: TypeAlias = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamSize:
+    """One stream as the order sees it: a name, shard sizes, and at most one weight.
+
+    Raises:
+        StreamError: two weights are given, a weight is negative or not finite, or a shard size is negative.
+        EmptyDatasetError: the stream has no samples.
+    """
+
+    name: str
+    """Unique within a mixture. The stream's random numbers are keyed by it: a renamed stream is shuffled anew."""
+    shard_sizes: IntArray
+    """int64[shards]: samples of each shard, in stored order. Anything that makes such an array is accepted."""
+    proportion: float | None = None
+    """Share of the epoch, relative to the other streams' proportions."""
+    repeat: float | None = None
+    """Samples drawn in an epoch, as a multiple of the stream's size."""
+    choose: int | None = None
+    """Samples drawn in an epoch."""
+    fingerprint: str = ''
+    """What identifies the data, pinned in states. Empty: derived from the shard sizes."""
+    size: int = field(init=False)
+    """Samples of the stream."""
+
+    def __post_init__(self) -> None:
+        sizes = np.array(self.shard_sizes, dtype=np.int64)
+        sizes.setflags(write=False)
+        object.__setattr__(self, 'shard_sizes', sizes)
+        object.__setattr__(self, 'size', int(sizes.sum()))
+        if sizes.ndim != 1 or (sizes < 0).any():
+            raise StreamError(f'shard sizes must be a list of integers >= 0, got {sizes!r} (stream {self.name!r}).')
+        weights = {k: v for k in ('proportion', 'repeat', 'choose') if (v := getattr(self, k)) is not None}
+        if len(weights) > 1:
+            raise StreamError(
+                f'a stream takes at most one of proportion, repeat and choose, got {weights} '
+                f'(stream {self.name!r}). Keep one of them.'
+            )
+        for key, value in weights.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise StreamError(f'{key} must be a finite number >= 0, got {value!r} (stream {self.name!r}).')
+        if not self.size:
+            raise EmptyDatasetError(
+                f'a stream must hold at least one sample, stream {self.name!r} has {len(sizes)} shards and no '
+                'samples. Check its remote, local and split.'
+            )
+        if not self.fingerprint:
+            digest = hashlib.blake2b(sizes.astype('<i8').tobytes(), digest_size=8).hexdigest()
+            object.__setattr__(self, 'fingerprint', digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mixture:
+    """The streams of a dataset and how many samples an epoch draws from each; made by `resolve`."""
+
+    streams: tuple[StreamSize, ...]
+    choose: tuple[int, ...]
+    """Samples drawn from each stream in an epoch; they sum to ``epoch_size``."""
+    proportions: tuple[float, ...]
+    """Each stream's share of the epoch as asked for: proportion / sum of proportions, or choose / epoch_size."""
+    epoch_size: int
+    """Samples in an epoch."""
+    sample_offsets: IntArray = field(init=False, repr=False)
+    """int64[streams + 1]: global id of each stream's first sample; the last entry is the number of samples."""
+    shard_offsets: IntArray = field(init=False, repr=False)
+    """int64[streams + 1]: global number of each stream's first shard; the last entry is the number of shards."""
+    shard_sizes: IntArray = field(init=False, repr=False)
+    """int64[shards]: samples of each shard, stream after stream."""
+
+    def __post_init__(self) -> None:
+        derived = {
+            'sample_offsets': np.cumsum([0, *(s.size for s in self.streams)], dtype=np.int64),
+            'shard_offsets': np.cumsum([0, *(len(s.shard_sizes) for s in self.streams)], dtype=np.int64),
+            'shard_sizes': np.concatenate([s.shard_sizes for s in self.streams]),
+        }
+        for name, array in derived.items():
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+
+    @property
+    def num_samples(self) -> int:
+        """Distinct samples of all streams."""
+        return int(self.sample_offsets[-1])
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of all streams."""
+        return int(self.shard_offsets[-1])
+
+    @property
+    def repeats(self) -> tuple[float, ...]:
+        """How often an epoch draws each sample of a stream, on average."""
+        return tuple(choose / stream.size for choose, stream in zip(self.choose, self.streams, strict=True))
+
+    @classmethod
+    def resolve(cls, streams: Sequence[StreamSize], epoch_size: int | None = None, seed: int = 0) -> Mixture:
+        """Turn weights into numbers of samples: the same ones that MosaicML Streaming draws.
+
+        Proportions are normalised and the epoch split by them, each stream rounded down; the streams that get one
+        more are drawn with numpy's generator. Without any weight the sizes are the proportions if ``epoch_size`` is
+        given, and each sample is drawn once if not. ``repeat`` and ``choose`` are absolute.
+
+        Args:
+            streams: at least one, with different names.
+            epoch_size: samples in an epoch, for streams with proportions or without weights; None or 0: the number
+                of samples.
+            seed: shuffle seed, a non-negative int of any size.
+
+        Raises:
+            StreamError: the weights contradict each other or ``epoch_size``, or nothing is drawn.
+            EmptyDatasetError: there are no streams.
+        """
+        streams = tuple(streams)
+        if not streams:
+            raise EmptyDatasetError('a dataset must have at least one stream, got none.')
+        repeated = sorted(name for name, count in Counter(s.name for s in streams).items() if count > 1)
+        if repeated:
+            raise StreamError(f'streams must have different names, got {repeated} more than once.')
+        if epoch_size is not None and epoch_size < 0:
+            raise StreamError(f'epoch_size must be at least 1, got {epoch_size}.')
+        relative = [s.proportion is not None for s in streams]
+        absolute = [s.repeat is not None or s.choose is not None for s in streams]
+        if any(relative) and not all(relative):
+            rest = [s.name for s in streams if s.proportion is None]
+            raise StreamError(
+                f'either all streams have a proportion or none has, got streams without one: {rest}. '
+                'Give every stream a proportion, or use repeat or choose throughout.'
+            )
+        if any(absolute) and epoch_size:
+            raise StreamError(
+                f'epoch_size needs proportions: with repeat or choose the streams add up to the epoch size '
+                f'themselves, got epoch_size {epoch_size}. Leave epoch_size out, or use proportion.'
+            )
+        if any(relative) or epoch_size:
+            shares = [s.size if s.proportion is None else s.proportion for s in streams]
+            total = epoch_size or sum(s.size for s in streams)
+            if not sum(shares):
+                raise StreamError('at least one proportion must be above 0, got 0 for every stream.')
+            proportions = np.array(shares) / np.sum(shares)
+            choose = (total * proportions).astype(np.int64)
+            choose[_rounded_up(len(streams), total - int(choose.sum()), seed)] += 1
+        else:
+            choose = np.array([_absolute(s) for s in streams], dtype=np.int64)
+            total = int(choose.sum())
+            if not total:
+                raise StreamError('an epoch must draw at least one sample, got repeat or choose of 0 everywhere.')
+            proportions = choose / total
+        return cls(
+            streams=streams,
+            choose=tuple(int(c) for c in choose),
+            proportions=tuple(float(p) for p in proportions),
+            epoch_size=total,
+        )
+
+
+def _absolute(stream: StreamSize) -> int:
+    if stream.repeat is not None:
+        return int(stream.repeat * stream.size)
+    return stream.size if stream.choose is None else int(stream.choose)
+
+
+def _rounded_up(num_streams: int, shortfall: int, seed: int) -> IntArray:
+    """Which streams draw one sample more than their proportion rounded down; int64[shortfall].
+
+    The only place of the native order where numpy's own generator is used: its numbers are MosaicML Streaming's.
+    """
+    return np.random.default_rng(seed).choice(num_streams, shortfall, replace=False)

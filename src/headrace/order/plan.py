@@ -1,0 +1,133 @@
+"""Which rows of which global batch are this rank's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+from headrace.errors import ConfigError, TopologyError
+from headrace.order.mixture import IntArray
+from headrace.order.order import Order
+from headrace.order.topology import Topology
+
+__all__ = ['Plan', 'Remainder']
+
+Remainder: TypeAlias = Literal['repeat', 'drop']
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Cuts a global sequence into batches and deals their rows to the replicas.
+
+    Batch k is the run of positions [start + k·G, start + (k+1)·G), cut off at the end of the sequence, on every
+    topology. Position p goes to node p mod P of the parallel world and there to replica (p div P) mod R: P·R
+    consecutive positions hold one row for each replica, wherever they begin, and a node gets only positions of the
+    canonical nodes c ≡ node (mod P) where P divides the order's number of canonical nodes. A replica's rows of a batch
+    are in the sequence's order.
+
+    Raises:
+        TopologyError: the replicas cannot share the global batch equally.
+        ConfigError: start or remainder is out of range.
+    """
+
+    order: Order
+    topology: Topology
+    global_batch_size: int
+    """Samples in a batch of all replicas together."""
+    start: int = 0
+    """Position of the sequence where batch 0 begins, 0 <= start <= len(order)."""
+    remainder: Remainder = 'repeat'
+    """What becomes of the samples after the last full batch. ``drop``: they are not delivered. ``repeat``: they are a
+    last, smaller batch, padded to a multiple of the replicas with the sequence's last samples, latest first."""
+
+    def __post_init__(self) -> None:
+        size, replicas = self.global_batch_size, self.topology.replicas
+        if size < 1 or size % replicas:
+            near = sorted({max(replicas, size // replicas * replicas), (max(size, 0) // replicas + 1) * replicas})
+            raise TopologyError(
+                f'the global batch size must be a multiple of the {replicas} data-parallel replicas '
+                f'({self.topology.world_size} ranks, replication {self.topology.replication}), got {size}. '
+                f'The nearest valid sizes are {" and ".join(map(str, near))}.'
+            )
+        if not 0 <= self.start <= len(self.order):
+            raise ConfigError(f'start must be a position in [0, {len(self.order)}], got {self.start}.')
+        if self.remainder not in get_args(Remainder):
+            raise ConfigError(f'remainder must be one of {list(get_args(Remainder))}, got {self.remainder!r}.')
+
+    @property
+    def num_batches(self) -> int:
+        """Batches from ``start`` to the end of the epoch."""
+        return self._batches_in(len(self.order) - self.start)
+
+    @property
+    def total_batches(self) -> int:
+        """Batches of a whole epoch, from position 0."""
+        return self._batches_in(len(self.order))
+
+    @property
+    def stop(self) -> int:
+        """The position after the last batch; below the epoch's size if samples are dropped."""
+        return self.end(self.num_batches - 1) if self.num_batches else self.start
+
+    @property
+    def epoch_samples(self) -> int:
+        """Number of positions that a whole epoch, from position 0, delivers. Padding does not count."""
+        return min(self.total_batches * self.global_batch_size, len(self.order))
+
+    def end(self, k: int) -> int:
+        """The position after batch k, 0 <= k < num_batches; at most the epoch's size. Padding does not count."""
+        self._check(k)
+        return min(self.start + (k + 1) * self.global_batch_size, len(self.order))
+
+    def positions(self, k: int) -> IntArray:
+        """This replica's positions of batch k, int64[rows]; every replica has the same number of rows."""
+        return self._strided(k, self._residue, self.topology.replicas)
+
+    def global_positions(self, k: int) -> IntArray:
+        """All positions of batch k, int64[rows], padding included."""
+        return self._strided(k, 0, 1)
+
+    def node_positions(self, k: int) -> IntArray:
+        """Positions of batch k of all replicas of this node, int64[rows], padding included."""
+        return self._strided(k, self.topology.node, self.topology.nodes)
+
+    def ids(self, k: int) -> IntArray:
+        """This replica's global sample ids of batch k, int64[rows]."""
+        return self.order.at(self.positions(k))
+
+    def upcoming_ids(self, k: int, count: int, *, whole_node: bool = False) -> IntArray:
+        """Sample ids of batches k, k+1, … k+count-1 as far as there are any, in the order of their use; int64[n].
+
+        Args:
+            k: the first batch; may be beyond the last, which gives nothing.
+            count: number of batches.
+            whole_node: take the rows of all replicas of this node instead of this replica's own, for a prefetcher
+                that works for the node.
+        """
+        positions = self.node_positions if whole_node else self.positions
+        batches = range(k, min(k + count, self.num_batches))
+        return self.order.at(np.concatenate([np.zeros(0, np.int64), *(positions(b) for b in batches)]))
+
+    @property
+    def _residue(self) -> int:
+        return self.topology.node + self.topology.nodes * self.topology.local_replica
+
+    def _batches_in(self, samples: int) -> int:
+        return samples // self.global_batch_size if self.remainder == 'drop' else -(-samples // self.global_batch_size)
+
+    def _check(self, k: int) -> None:
+        if not 0 <= k < self.num_batches:
+            raise IndexError(f'batches are numbered from 0 to {self.num_batches - 1}, got {k}.')
+
+    def _strided(self, k: int, residue: int, stride: int) -> IntArray:
+        """Positions of batch k that are ``residue`` modulo ``stride``, padding included."""
+        end, n = self.end(k), len(self.order)
+        begin = self.start + k * self.global_batch_size
+        padded = begin - (begin - end) // self.topology.replicas * self.topology.replicas
+        positions = np.arange(begin + (residue - begin) % stride, padded, stride, dtype=np.int64)
+        if padded > n:
+            beyond = positions >= n
+            positions[beyond] = n - 1 - (positions[beyond] - n) % n
+        return positions

@@ -1,0 +1,19 @@
+"""The shuffle algorithms, by name: one file each.
+
+An algorithm makes the `headrace.order.order.Order` of an epoch from (mixture, config with defaults filled in, epoch).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from headrace.order.config import OrderConfig
+from headrace.order.mixture import Mixture
+from headrace.order.shuffle.native import NativeOrder, StoredOrder, native_order
+
+__all__ = ['ALGORITHMS']
+
+ALGORITHMS: Mapping[str, Callable[[Mixture, OrderConfig, int], NativeOrder | StoredOrder]] = MappingProxyType(
+    {'native': native_order}
+)

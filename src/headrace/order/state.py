@@ -1,0 +1,225 @@
+"""What a checkpoint says about the position, and whether it belongs to this data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from headrace.errors import ResumeError
+from headrace.order.config import OrderConfig
+from headrace.order.mixture import Mixture
+
+__all__ = ['STATE_VERSION', 'ResumeState', 'pinned_config', 'resolved_from_state']
+
+STATE_VERSION = 1
+
+# MosaicML Streaming's keys, with its spelling; both kinds of state have them.
+_INTEGERS = {'epoch': -1, 'sample_in_epoch': 0, 'num_canonical_nodes': 0, 'shuffle_seed': 0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeState:
+    """A position of the global sequence, and what the sequence was made from. The same on every rank.
+
+    MosaicML Streaming's states, five keys without ``headrace``, load too; ``version`` is then None.
+    """
+
+    epoch: int
+    """The epoch in progress; -1 in MosaicML's states from before the first pass, which say nothing."""
+    sample_in_epoch: int
+    """Position in that epoch: samples of the global sequence used so far, padding not counted."""
+    num_canonical_nodes: int
+    """Of the sequence; 0 if MosaicML's state was taken before it was known."""
+    shuffle_seed: int
+    initial_physical_nodes: int | None = None
+    """Nodes that the run began on; matters only to MosaicML's ``relaxed`` partition."""
+    version: int | None = STATE_VERSION
+    """Version of this format; None: MosaicML's."""
+    epoch_size: int | None = None
+    """Samples in an epoch; None in MosaicML's states."""
+    config: str | None = None
+    """JSON of `pinned_config`; None in MosaicML's states."""
+
+    @classmethod
+    def of(
+        cls, config: OrderConfig, mixture: Mixture, *, epoch: int, sample_in_epoch: int, initial_physical_nodes: int = 1
+    ) -> ResumeState:
+        """The state of a run at a position."""
+        config = config.resolve_defaults(mixture)
+        return cls(
+            epoch=epoch,
+            sample_in_epoch=sample_in_epoch,
+            num_canonical_nodes=config.num_canonical_nodes or 0,
+            shuffle_seed=config.seed,
+            initial_physical_nodes=initial_physical_nodes,
+            epoch_size=mixture.epoch_size,
+            config=pinned_config(config, mixture),
+        )
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the state was taken before the first pass and holds no position."""
+        return self.epoch < 0
+
+    @property
+    def pinned(self) -> dict[str, Any]:
+        """What `pinned_config` recorded; empty for MosaicML's states."""
+        return {} if self.config is None else json.loads(self.config)
+
+    def to_dict(self) -> dict[str, int | str]:
+        """Return a flat dict of fixed keys with int or str values; MosaicML's states as MosaicML writes them."""
+        state: dict[str, int | str] = {key: getattr(self, key) for key in _INTEGERS}
+        if self.initial_physical_nodes is not None:
+            state['initial_physical_nodes'] = self.initial_physical_nodes
+        if self.version is not None:
+            state['headrace'] = self.version
+            state['epoch_size'] = self.epoch_size or 0
+            state['config'] = self.config or '{}'
+        return state
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> ResumeState:
+        """Read a state of ours or of MosaicML Streaming. Keys that are not known are ignored.
+
+        Raises:
+            ResumeError: keys are missing, values have wrong types, or the version is not known; all are named.
+        """
+        version = state.get('headrace')
+        if version is not None and version != STATE_VERSION:
+            raise ResumeError(
+                f'this version of headrace reads states of version {STATE_VERSION}, got {version!r}. '
+                'Resume with the version of headrace that wrote the checkpoint, or a later one.'
+            )
+        least = dict(_INTEGERS)
+        if version is not None:
+            least |= {'initial_physical_nodes': 1, 'epoch_size': 1}
+        elif state.get('initial_physical_nodes') is not None:
+            least |= {'initial_physical_nodes': 1}
+        wanted = [*least, 'config'] if version is not None else list(least)
+        problems = [f'{key} is missing' for key in wanted if key not in state]
+        for key, bound in least.items():
+            value = state.get(key, bound)
+            if isinstance(value, bool) or not isinstance(value, int):
+                problems.append(f'{key} must be an int, got {value!r}')
+            elif value < bound:
+                problems.append(f'{key} must be at least {bound}, got {value}')
+        config = state.get('config') if version is not None else None
+        if config is not None and not _is_json_object(config):
+            problems.append(f'config must be a JSON object in a str, got {config!r}')
+        if problems:
+            raise ResumeError(f'a dataset state breaks its format: {"; ".join(problems)}. Got keys {sorted(state)}.')
+        nodes = state.get('initial_physical_nodes')
+        return cls(
+            **{key: state[key] for key in _INTEGERS},
+            initial_physical_nodes=nodes,
+            version=version,
+            epoch_size=state['epoch_size'] if version is not None else None,
+            config=config,
+        )
+
+    def rolled_over(self, stop: int) -> ResumeState:
+        """The state to go on from where an empty pass is not wanted: a finished epoch becomes the next one's begin.
+
+        Args:
+            stop: position at which the pass resumed from this state ends, `Plan.stop`.
+
+        Returns:
+            This state if samples are left before ``stop`` or if it is MosaicML's, whose users expect the empty pass.
+        """
+        if self.version is None or self.is_stale or self.sample_in_epoch < stop:
+            return self
+        return replace(self, epoch=self.epoch + 1, sample_in_epoch=0)
+
+    def check(self, config: OrderConfig, mixture: Mixture) -> None:
+        """Check that config and mixture give the sequence that this state is a position of.
+
+        The config is the one from `resolved_from_state`, the mixture one resolved with that config's seed.
+        MosaicML's states pin nothing but seed and canonical nodes; of those only the position is checked.
+
+        Raises:
+            ResumeError: they differ; every field is named with both values.
+        """
+        if self.is_stale:
+            return
+        config = config.resolve_defaults(mixture)
+        now: dict[str, Any] = {'shuffle_seed': config.seed, 'num_canonical_nodes': config.num_canonical_nodes}
+        then: dict[str, Any] = {
+            'shuffle_seed': self.shuffle_seed,
+            'num_canonical_nodes': self.num_canonical_nodes or config.num_canonical_nodes,
+        }
+        if self.version is not None:
+            now |= {'epoch_size': mixture.epoch_size, **_flat(json.loads(pinned_config(config, mixture)))}
+            then |= {'epoch_size': self.epoch_size, **_flat(self.pinned)}
+        absent = 'nothing'
+        keys = [*then, *(key for key in now if key not in then)]
+        differing = [
+            f'{key}: {then.get(key, absent)!r} in the checkpoint, {now.get(key, absent)!r} now'
+            for key in keys
+            if then.get(key, absent) != now.get(key, absent)
+        ]
+        if differing:
+            raise ResumeError(
+                'a run continues only with the data, mixture and order that it began with; '
+                f'different are {"; ".join(differing)}. Restore them, or start a new run.'
+            )
+        if self.version is not None and self.sample_in_epoch > mixture.epoch_size:
+            raise ResumeError(
+                f'sample_in_epoch must not exceed the epoch size {mixture.epoch_size}, got {self.sample_in_epoch}.'
+            )
+
+
+def pinned_config(config: OrderConfig, mixture: Mixture) -> str:
+    """What a sequence depends on beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII)."""
+    config = config.resolve_defaults(mixture)
+    pinned = {
+        'algorithm': config.algorithm,
+        'batching': config.batching,
+        'block_size': config.block_size,
+        'partition': config.partition,
+        'sampling': config.sampling,
+        'sampling_granularity': config.sampling_granularity,
+        'shuffle': config.shuffle,
+        'streams': [
+            {'name': stream.name, 'samples': stream.size, 'choose': choose, 'fingerprint': stream.fingerprint}
+            for stream, choose in zip(mixture.streams, mixture.choose, strict=True)
+        ],
+    }
+    return json.dumps(pinned, sort_keys=True, separators=(',', ':'))
+
+
+def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
+    """Let a state decide what it pins: seed and canonical nodes always, algorithm and block size where not given.
+
+    An algorithm or block size that was given and differs is left for `ResumeState.check` to refuse. MosaicML's
+    states, from before headrace, select MosaicML's default algorithm py1e where none was given.
+    """
+    if state.is_stale:
+        return config
+    pinned = state.pinned
+    algorithm = 'py1e' if state.version is None else pinned.get('algorithm')
+    return replace(
+        config,
+        seed=state.shuffle_seed,
+        num_canonical_nodes=state.num_canonical_nodes or config.num_canonical_nodes,
+        algorithm=config.algorithm or algorithm,
+        block_size=config.block_size or pinned.get('block_size'),
+    )
+
+
+def _is_json_object(text: object) -> bool:
+    try:
+        return isinstance(text, str) and isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _flat(pinned: Mapping[str, Any]) -> dict[str, Any]:
+    """Each stream's fields as ``stream 'name' field``, and the streams' order."""
+    flat = {key: value for key, value in pinned.items() if key != 'streams'}
+    streams = pinned.get('streams', [])
+    flat['streams'] = [stream.get('name') for stream in streams]
+    for stream in streams:
+        flat |= {f'stream {stream.get("name")!r} {key}': value for key, value in stream.items() if key != 'name'}
+    return flat

@@ -1,0 +1,96 @@
+"""Which part of the world a process is: ranks, nodes, and ranks that share their samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.errors import TopologyError
+
+__all__ = ['Topology']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Where a rank stands among all ranks. Dataloader workers are no part of it: they take a rank's batches in turn.
+
+    With ``replication`` k, each k consecutive ranks receive the same samples (tensor or sequence parallelism), and
+    everything about order is said of the *parallel* world of ``replicas`` = world_size / k. Its nodes are the physical
+    ones where a physical node's number of ranks divides the number of replicas, else a single node: MosaicML
+    Streaming's rule, so that the two agree on who reads what.
+
+    Raises:
+        TopologyError: a number is not an integer, is out of range, or does not divide what it has to divide.
+    """
+
+    rank: int = 0
+    """This process, 0 <= rank < world_size, node after node."""
+    world_size: int = 1
+    """Number of ranks, over all nodes."""
+    num_nodes: int = 1
+    """Number of physical nodes; each has world_size / num_nodes ranks."""
+    replication: int = 1
+    """Number of consecutive ranks that receive the same samples."""
+
+    def __post_init__(self) -> None:
+        for name in ('rank', 'world_size', 'num_nodes', 'replication'):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TopologyError(f'{name} must be an int, got {value!r} ({type(value).__name__}).')
+        for name in ('world_size', 'num_nodes', 'replication'):
+            if getattr(self, name) < 1:
+                raise TopologyError(f'{name} must be at least 1, got {getattr(self, name)}.')
+        if not 0 <= self.rank < self.world_size:
+            raise TopologyError(
+                f'rank must be in [0, world_size), got rank {self.rank} of world_size {self.world_size}. '
+                'Check RANK and WORLD_SIZE of the launcher.'
+            )
+        if self.world_size % self.num_nodes:
+            raise TopologyError(
+                f'every node must have the same number of ranks, got world_size {self.world_size} '
+                f'on num_nodes {self.num_nodes}.'
+            )
+        if self.world_size % self.replication:
+            raise TopologyError(
+                f'replication must divide world_size, got replication {self.replication} '
+                f'and world_size {self.world_size}.'
+            )
+
+    @property
+    def replicas(self) -> int:
+        """Number of data-parallel replicas: groups of ranks that receive different samples."""
+        return self.world_size // self.replication
+
+    @property
+    def replica(self) -> int:
+        """The replica that this rank belongs to, 0 <= replica < replicas."""
+        return self.rank // self.replication
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Number of ranks on a physical node."""
+        return self.world_size // self.num_nodes
+
+    @property
+    def physical_node(self) -> int:
+        """The physical node that this rank runs on."""
+        return self.rank // self.ranks_per_node
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes of the parallel world; divides ``replicas``."""
+        return self.replicas // self.ranks_per_node if self.replicas % self.ranks_per_node == 0 else 1
+
+    @property
+    def replicas_per_node(self) -> int:
+        """Number of replicas on a node of the parallel world."""
+        return self.replicas // self.nodes
+
+    @property
+    def node(self) -> int:
+        """The node of the parallel world that this rank's replica belongs to."""
+        return self.replica // self.replicas_per_node
+
+    @property
+    def local_replica(self) -> int:
+        """This rank's replica among those of its node of the parallel world."""
+        return self.replica % self.replicas_per_node

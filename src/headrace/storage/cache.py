@@ -1,0 +1,368 @@
+"""The shard cache: a folder in which shards become present, once per machine, verified, within a limit.
+
+A shard is *present* when its files stand under their final names; they get there by rename, complete and verified, so
+presence needs no other record and survives any crash. The modules around this one, by question:
+
+- `entry`: what is asked for? - `fetching`: how do its files come into being? - `mapped`: how are they read?
+- `locks`: who may fetch? - `limit`: is there room, and what has to go?
+
+Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A folder without a
+store (local data) is never written to, except to unpack shards of which it holds only the compressed file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import CacheError, ChecksumError, DiskFullError, FormatError, HeadraceError
+from headrace.storage.entry import CacheEntry, CachePart
+from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
+from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry
+from headrace.storage.locks import FetchLock, cannot_write, lock_file, reclaim_fetches
+from headrace.storage.mapped import Lease, MappedFile, open_file, suspend_leases
+from headrace.storage.protocol import Store, check_key
+from headrace.storage.retry import Retry
+from headrace.storage.stats import CacheStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+__all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Lease', 'ShardCache']
+
+TRIES = 10
+"""How often a shard is fetched for one `ShardCache.acquire` when something deletes it each time."""
+
+
+class ShardCache:
+    """The shards of one stream in one folder. Thread-safe, usable after fork, picklable."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        store: Store | None = None,
+        limit: int | CacheLimit | None = None,
+        keep_packed: bool = False,
+        retry: Retry | None = None,
+        entry_of: Callable[[str], CacheEntry | None] | None = None,
+        verify_present: bool = False,
+    ) -> None:
+        """Touches no disk and no network.
+
+        Args:
+            folder: Where shards are cached; made when first needed.
+            store: Where they come from; None if the folder is all there is. A store whose root is the folder counts
+                as None: nothing in it is ever deleted, and no limit applies to it.
+            limit: Bytes that the folder may take, whichever process fetches; a `CacheLimit` counts several folders.
+            keep_packed: Keep compressed files beside the unpacked ones.
+            retry: How often a transfer is tried.
+            entry_of: Under a limit, the entry to which a file in the folder belongs (raw or compressed, by its name);
+                only such files count, and may be evicted. None: those that this object was asked for.
+            verify_present: Verify a file that was there already when this process first uses it.
+        """
+        self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
+        self.store = None if same_folder(store, self.folder) else store
+        self.keep_packed = keep_packed
+        self.retry = retry or Retry()
+        self.verify_present = verify_present
+        self._entry_of = entry_of
+        self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
+        self._start()
+
+    def _start(self) -> None:
+        """Set what belongs to one process."""
+        self.stats = CacheStats()
+        self._root = str(self.folder)
+        self._reclaimed = False
+        self._known: dict[str, CacheEntry] = {}
+        self._verified: set[str] = set()
+        self._shelf: Shelf | None = None
+        if self._limit is not None and self.store is not None:
+            self._shelf = Shelf(self.folder, self._entry_of or self._known.get, self.stats)
+            self._limit.join(self._shelf)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {'stats', '_root', '_reclaimed', '_known', '_verified', '_shelf'}
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def is_present(self, entry: CacheEntry) -> bool:
+        """Whether a shard's files are there, with the sizes that the index gives."""
+        return not self._absent(entry)
+
+    def fetch(
+        self, entry: CacheEntry, *, next_use: Callable[[CacheEntry], float] | None = None, wait: bool = True
+    ) -> bool:
+        """Make a shard present before it is needed: one process of the machine fetches, others wait for it.
+
+        Args:
+            entry: The shard.
+            next_use: When a shard is needed next (any unit, infinite for never). Under a limit no shard is evicted
+                that is needed sooner than this one, and others in the order of their need, the latest first.
+                Without it, the one unused for longest goes first.
+            wait: Under a limit, wait for shards that are in use now but could be evicted.
+
+        Returns:
+            Whether the shard is present. False only under a limit, if there is no room: try again when the reader
+            has moved on.
+        """
+        self._note(entry)
+        while self._absent(entry) or not self._verify(entry):
+            outcome = self._fetch(entry, next_use, ahead=True)
+            if isinstance(outcome, NoRoom) or (isinstance(outcome, Blocked) and not wait):
+                return False
+            if not isinstance(outcome, Blocked):
+                break
+            self.stats.add(seconds_waiting=outcome.wait())
+        return True
+
+    def acquire(self, entry: CacheEntry, *, next_use: Callable[[CacheEntry], float] | None = None) -> Lease:
+        """Make a shard present and map it.
+
+        Under a limit, what is in use by nobody is evicted for it, the shard that ``next_use`` gives the latest use
+        first, or the one unused for longest.
+        """
+        self._note(entry)
+        handle = None
+        tries = 0
+        while tries < TRIES:
+            files = self._map(entry, handle)
+            if files is not None and self._verify(entry):
+                self.stats.hits += not tries
+                return Lease(entry, files, locked=self._shelf is not None)
+            for file in files or ():
+                file.close()
+            outcome = self._fetch(entry, next_use, ahead=False)
+            if isinstance(outcome, Blocked):
+                handle = None
+                self.stats.add(seconds_waiting=outcome.wait())
+                continue
+            assert not isinstance(outcome, NoRoom)
+            handle = outcome
+            tries += 1
+        raise CacheError(f'{self.folder / entry.key} was deleted as often as it was fetched. Stop what deletes it.')
+
+    def evict(self, entry: CacheEntry) -> bool:
+        """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
+        if self.store is None or len(self._absent(entry)) == len(entry.parts):
+            return False
+        return delete_entry(self.folder, entry) is None
+
+    def fetch_file(self, name: str, *, validate: Callable[[Path], None] | None = None) -> Path:
+        """Make one small file present, such as index.json, and return its path.
+
+        Args:
+            name: Relative to the folder, and the key in the store.
+            validate: Raises FormatError if the file is not what it should be; one that was there already is then
+                fetched again, if there is a store.
+        """
+        path = self.folder / check_key(name)
+        if self._shelf is not None:
+            self._shelf.other_files.add(name)
+        if self._valid_file(path, validate):
+            return path
+        if self.store is None:
+            raise missing(path)
+        with self._fetch_lock(name) as lock:
+            if not self._valid_file(path, validate):
+                with self._disk_errors(name, 0):
+                    fetcher = self._fetcher()
+                    fetcher.publish([(fetcher.fetch_file(name, lock, validate), path)])
+        return path
+
+    def _valid_file(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
+        handle = open_file(self._root, os.path.relpath(path, self.folder))
+        if handle is None:
+            return False
+        os.close(handle)
+        if validate is not None:
+            try:
+                validate(path)
+            except FormatError:
+                if self.store is None:
+                    raise
+                return False
+        return True
+
+    def _note(self, entry: CacheEntry) -> None:
+        """Remember whose file a name is, where the caller gave no ``entry_of``."""
+        if self._shelf is None or self._entry_of is not None or entry.key in self._known:
+            return
+        for part in entry.parts:
+            for name in (part.name, part.packed_name):
+                if name is not None:
+                    self._known[name] = entry
+
+    def _fetcher(self) -> Fetcher:
+        return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats)
+
+    def _fetch_lock(self, key: str) -> FetchLock:
+        if not self._reclaimed:
+            # Once per process: what killed processes left is in nobody's way otherwise.
+            reclaim_fetches(self.folder)
+            self._reclaimed = True
+        return FetchLock(self.folder, key, before_waiting=suspend_leases)
+
+    def _absent(self, entry: CacheEntry) -> list[CachePart]:
+        """The parts whose files are not there, or are not of the right size."""
+        absent: list[CachePart] = []
+        for part in entry.parts:
+            try:
+                size = os.stat(f'{self._root}/{part.name}').st_size  # noqa: PTH116 - a Path costs more than the stat
+            except (FileNotFoundError, NotADirectoryError):
+                size = -1
+            if size != part.size:
+                absent.append(part)
+        return absent
+
+    def _verify(self, entry: CacheEntry) -> bool:
+        """With ``verify_present``, verify a shard at its first use; False if it was bad and is now absent."""
+        if not self.verify_present or entry.key in self._verified:
+            return True
+        for part in entry.parts:
+            path = self.folder / part.name
+            if part.verify is None:
+                continue
+            try:
+                part.verify(path)
+            except FileNotFoundError:
+                return False
+            except FormatError as error:
+                if self.store is None:
+                    raise ChecksumError(
+                        f'{path} is not what its index says: {error} Restore the file, or pass the `remote` that '
+                        f'holds it.'
+                    ) from error
+                self.stats.add(retries=1)
+                path.unlink(missing_ok=True)
+                return False
+        self._verified.add(entry.key)
+        return True
+
+    def _map(self, entry: CacheEntry, first: int | None) -> tuple[MappedFile, ...] | None:
+        """Map a shard; None if a part is absent, or not of the right size.
+
+        Args:
+            entry: The shard.
+            first: The first part, open and locked already.
+        """
+        files: list[MappedFile] = []
+        locked = self._shelf is not None
+        try:
+            for part in entry.parts:
+                handle = first if first is not None else open_file(self._root, part.name)
+                first = None
+                if handle is None:
+                    break
+                # The first part's lock stands for the whole entry.
+                file = MappedFile(handle, locked=locked and not files)
+                files.append(file)
+                if locked and len(files) == 1 and not file.lock(f'{self._root}/{part.name}'):
+                    break
+                if file.size != part.size:
+                    break
+            else:
+                return tuple(files)
+        except BaseException:
+            for file in files:
+                file.close()
+            raise
+        for file in files:
+            file.close()
+        return None
+
+    def _fetch(
+        self, entry: CacheEntry, next_use: Callable[[CacheEntry], float] | None, *, ahead: bool
+    ) -> int | Blocked | NoRoom | None:
+        """Fetch what is absent of a shard, once there is room for it.
+
+        Returns:
+            What prevents it. Else nothing, or for a demand under a limit (not ``ahead``) the first part, opened and
+            locked before it got its final name, so that nobody evicts it before it is mapped.
+        """
+        if self.store is None:
+            self._require_local(entry)
+        if self._shelf is not None:
+            suspend_leases()
+        lock = self._fetch_lock(entry.key)
+        try:
+            with lock:
+                absent = self._absent(entry)
+                if not absent:
+                    return None
+                needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
+                if self._limit is not None and self._shelf is not None:
+                    for part in absent:  # of the wrong size, if it is there at all
+                        (self.folder / part.name).unlink(missing_ok=True)
+                    outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
+                    if outcome is not None:
+                        return outcome
+                handle = None
+                with self._disk_errors(entry.key, needed):
+                    fetcher = self._fetcher()
+                    made = fetcher.produce(absent, lock)
+                    if self._shelf is not None and not ahead:
+                        handle = self._pin(entry, made)
+                    try:
+                        fetcher.publish(made)
+                    except BaseException:
+                        if handle is not None:
+                            os.close(handle)
+                        raise
+                if self.verify_present:
+                    self._verified.add(entry.key)
+                return handle
+        finally:
+            self.stats.add(seconds_waiting=lock.waited)
+
+    def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
+        """Lock the entry's first part under its temporary name, if that is among what was made."""
+        final = self.folder / entry.key
+        for temporary, target in made:
+            if target == final:
+                handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    lock_file(handle, temporary, shared=True)
+                except BaseException:
+                    os.close(handle)
+                    raise
+                return handle
+        return None
+
+    def _require_local(self, entry: CacheEntry) -> None:
+        """Raise unless the folder holds the compressed file of every part that is absent."""
+        for part in self._absent(entry):
+            if part.packed_name is not None and (self.folder / part.packed_name).exists():
+                continue
+            path = self.folder / part.name
+            if not path.exists():
+                raise missing(path)
+            raise ChecksumError(
+                f'{path} has {path.stat().st_size} bytes, the index gives {part.size}. Restore the file, or pass the '
+                f'`remote` that holds it.'
+            )
+
+    @contextlib.contextmanager
+    def _disk_errors(self, name: str, needed: int) -> Generator[None]:
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise DiskFullError(
+                    f'{self.folder} has no room for {name}, which needs {needed} bytes; '
+                    f'{shutil.disk_usage(self.folder).free} bytes are free. Make room, name a `local` on a larger '
+                    f'disk, or set `cache_limit` to less than the disk holds.'
+                ) from error
+            if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+                raise cannot_write(error.filename or self.folder, error) from error
+            raise

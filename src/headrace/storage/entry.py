@@ -1,0 +1,69 @@
+"""What the cache is asked for: the files of one shard, and what the index says of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError
+from headrace.storage.protocol import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ['CacheEntry', 'CachePart']
+
+
+@dataclass(frozen=True, slots=True)
+class CachePart:
+    """One file of a shard. A name that could leave the cache folder is refused here, with ``ConfigError``."""
+
+    name: str
+    """The file that readers map, relative to the cache folder and, unless packed, the key in the store."""
+    size: int
+    """Bytes of that file."""
+    packed_name: str | None = None
+    """The compressed file, relative to the folder and the key in the store; None if the store holds it unpacked."""
+    packed_size: int | None = None
+    """Bytes of the compressed file; None if the index does not say."""
+    verify: Callable[[Path], None] | None = None
+    """Raises FormatError if the file is not what the index says. Its size has been checked before."""
+    verify_packed: Callable[[Path], None] | None = None
+    """The same for the compressed file."""
+    unpack: Callable[[Path, Path, int], None] | None = None
+    """(compressed file, file to write, most bytes to write); raises FormatError."""
+
+    def __post_init__(self) -> None:
+        check_key(self.name)
+        if self.packed_name is not None:
+            check_key(self.packed_name)
+            if self.unpack is None or self.packed_name == self.name:
+                raise ConfigError(
+                    f'A packed part needs `unpack` and a packed name that differs from its name; got {self!r}.'
+                )
+        if self.size < 0 or (self.packed_size is not None and self.packed_size < 0):
+            raise ConfigError(f'Sizes of a part are >= 0; got {self!r}.')
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """One shard: its parts appear and disappear together."""
+
+    parts: tuple[CachePart, ...]
+    id: int = 0
+    """The caller's own number for the shard, for its ``next_use``; the cache does not look at it."""
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            raise ConfigError('A cache entry has at least one part; got none.')
+
+    @property
+    def key(self) -> str:
+        """Names the entry within its cache: the name of its first part."""
+        return self.parts[0].name
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk once the entry is present and its compressed files are gone."""
+        return sum(part.size for part in self.parts)

@@ -1,0 +1,189 @@
+"""How the files of one shard come into being: download, verify, unpack, verify, rename.
+
+Everything happens under temporary names; the final names appear when all parts are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.errors import CacheError, ChecksumError, FormatError
+from headrace.storage.locks import FetchLock, cannot_write
+from headrace.storage.mapped import check_inside
+from headrace.storage.retry import Retry, download
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from headrace.storage.entry import CachePart
+    from headrace.storage.protocol import Store
+    from headrace.storage.stats import CacheStats
+
+__all__ = ['Fetcher', 'missing', 'same_folder', 'space_needed']
+
+
+def space_needed(folder: Path, parts: list[CachePart], *, keep_packed: bool) -> int:
+    """The most bytes that fetching these parts adds to the folder at one time."""
+    packed = [
+        part.packed_size or part.size
+        for part in parts
+        if part.packed_name is not None and not (folder / part.packed_name).exists()
+    ]
+    return sum(part.size for part in parts) + (sum(packed) if keep_packed else max(packed, default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetcher:
+    """Makes parts of shards present in a folder. The caller holds the entry's `FetchLock`."""
+
+    folder: Path
+    store: Store | None
+    """None if the folder is all there is."""
+    keep_packed: bool
+    retry: Retry
+    stats: CacheStats
+
+    def produce(self, parts: list[CachePart], lock: FetchLock) -> list[tuple[Path, Path]]:
+        """Make the parts' files under temporary names; returns (temporary, final), for `publish`."""
+        made: list[tuple[Path, Path]] = []
+        for number, part in enumerate(parts):
+            raw = lock.temporary(number, 'raw')
+            if part.packed_name is None:
+                self._twice(part, lambda part=part, raw=raw: self._download_raw(part, raw))
+            else:
+                packed = lock.temporary(number, 'packed')
+                self._produce_packed(part, raw, packed)
+                if packed.exists():
+                    if self.keep_packed:
+                        made.append((packed, self.folder / part.packed_name))
+                    else:
+                        packed.unlink()
+            made.append((raw, self.folder / part.name))
+        return made
+
+    def publish(self, made: list[tuple[Path, Path]]) -> None:
+        """Give the files their final names, the entry's first part last: it stands for the whole entry."""
+        for temporary, final in reversed(made):
+            if final.parent != self.folder:
+                try:
+                    final.parent.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise cannot_write(final.parent, error) from error
+                check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
+            temporary.replace(final)
+        self.stats.add(fetches=1)
+
+    def fetch_file(self, name: str, lock: FetchLock, validate: Callable[[Path], None] | None) -> Path:
+        """Download one file that no index describes, under a temporary name."""
+        target = lock.temporary(0, 'raw')
+        self._download(name, target, None)
+        if validate is not None:
+            try:
+                validate(target)
+            except FormatError:
+                self.stats.add(retries=1)
+                self._download(name, target, None)
+                validate(target)
+        return target
+
+    def _download(self, key: str, target: Path, size: int | None) -> None:
+        """Download an object and check its size."""
+        store = self.store
+        if store is None:
+            raise missing(self.folder / key)
+        with open(target, 'w+b', buffering=0) as out:
+            count = download(store, key, out, self.retry, max_bytes=size, on_retry=lambda: self.stats.add(retries=1))
+        self.stats.add(bytes_downloaded=count)
+        if size is not None and count != size:
+            raise ChecksumError(f'It has {count} bytes, the index gives {size}.')
+
+    def _download_raw(self, part: CachePart, raw: Path) -> None:
+        self._download(part.name, raw, part.size)
+        if part.verify:
+            part.verify(raw)
+
+    def _produce_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
+        assert part.packed_name is not None
+        local = self.folder / part.packed_name
+        if local.exists():
+            check_inside(str(self.folder), part.packed_name)
+            try:
+                self._unpack(part, local, raw)
+            except FormatError as error:
+                if self.store is None:
+                    raise self._explained(part, error, times=1) from error
+                # A good one is in the store.
+                self.stats.add(retries=1)
+                local.unlink(missing_ok=True)
+            else:
+                if self.store is not None and not self.keep_packed:
+                    local.unlink(missing_ok=True)
+                return
+        self._twice(part, lambda: self._download_packed(part, raw, packed))
+
+    def _download_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
+        assert part.packed_name is not None
+        self._download(part.packed_name, packed, part.packed_size)
+        self._unpack(part, packed, raw)
+
+    def _unpack(self, part: CachePart, packed: Path, raw: Path) -> None:
+        assert part.unpack is not None
+        size = packed.stat().st_size
+        if part.packed_size is not None and size != part.packed_size:
+            raise ChecksumError(f'The compressed file has {size} bytes, the index gives {part.packed_size}.')
+        if part.verify_packed:
+            part.verify_packed(packed)
+        raw.unlink(missing_ok=True)
+        part.unpack(packed, raw, part.size)
+        size = raw.stat().st_size
+        if size != part.size:
+            raise ChecksumError(f'It unpacks to {size} bytes, the index gives {part.size}.')
+        if part.verify:
+            part.verify(raw)
+        self.stats.add(bytes_unpacked=size)
+
+    def _twice(self, part: CachePart, attempt: Callable[[], None]) -> None:
+        """A bad file is fetched again once: the fault may lie in the transfer."""
+        try:
+            attempt()
+        except FormatError:
+            self.stats.add(retries=1)
+            try:
+                attempt()
+            except FormatError as error:
+                raise self._explained(part, error, times=2) from error
+
+    def _explained(self, part: CachePart, error: FormatError, *, times: int) -> FormatError:
+        key = part.packed_name or part.name
+        if self.store is None:
+            origin, fix = f'the local file {self.folder / key}', 'Restore it, or write the dataset again.'
+        else:
+            origin = f'{self.store.url.rstrip("/")}/{key}'
+            fix = 'The object in the store is bad, or the index is of another version: write the dataset again.'
+        kind = type(error) if isinstance(error, ChecksumError) else ChecksumError
+        return kind(
+            f'{origin} is not what its index says ({"fetched twice" if times == 2 else "read once"}, for '
+            f'{self.folder / part.name}): {error} {fix}'
+        )
+
+
+def missing(path: Path) -> CacheError:
+    """The error for a file that neither the folder nor a store has."""
+    return CacheError(
+        f'No `remote` provided, but local file {path} does not exist. Restore the file, or pass the `remote` that '
+        f'holds it.'
+    )
+
+
+def same_folder(store: Store | None, folder: Path) -> bool:
+    """Whether a store is the cache folder itself, so that there is nothing to fetch and nothing to delete."""
+    root = getattr(store, 'root', None)
+    if root is None:
+        return False
+    with contextlib.suppress(OSError):
+        return os.path.realpath(root) == os.path.realpath(folder)
+    return False

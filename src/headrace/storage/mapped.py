@@ -1,0 +1,180 @@
+"""Shard files mapped into memory, and the lease that says how long they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import stat
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import CacheError
+from headrace.storage.locks import lock_file, unlock_file
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from headrace.storage.entry import CacheEntry
+
+__all__ = ['Lease', 'MappedFile', 'check_inside', 'open_file', 'suspend_leases']
+
+
+def open_file(folder: str, name: str) -> int | None:
+    """Open a file of a cache folder for reading; None if it is absent.
+
+    Raises:
+        CacheError: It is not a regular file, or a symbolic link leads out of the folder.
+    """
+    path = f'{folder}/{name}'
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise CacheError(f'This user (uid {os.geteuid()}) may not read {path}. Change its owner or mode.') from error
+    except OSError as error:
+        if not os.path.islink(path):  # noqa: PTH114 - plain strings on the hot path
+            raise
+        check_inside(folder, name)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            raise error from None
+    else:
+        if '/' in name:
+            try:
+                check_inside(folder, name)
+            except CacheError:
+                os.close(handle)
+                raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise CacheError(f'A shard is a regular file; {path} is none. Remove it, so that the shard can be fetched.')
+    return handle
+
+
+def check_inside(folder: str, name: str) -> None:
+    """Refuse a name whose symbolic links lead out of the folder."""
+    real, root = os.path.realpath(f'{folder}/{name}'), os.path.realpath(folder)
+    if os.path.commonpath([real, root]) != root:
+        raise CacheError(
+            f'Nothing in a cache folder may lead out of it, but {folder}/{name} is {real} by a symbolic link. '
+            f'Replace the link by the file (cp -L), or name the folder it leads to as `local`.'
+        )
+
+
+class MappedFile:
+    """One file in memory, read-only."""
+
+    __slots__ = ('_handle', '_map', '_pid', 'buffer', 'size')
+
+    def __init__(self, handle: int, *, locked: bool) -> None:
+        """Take over an open descriptor; ``locked`` if the file is going to be locked, or is so already."""
+        self._handle = handle if locked else -1
+        self._pid = os.getpid() if locked else 0
+        try:
+            self.size = os.fstat(handle).st_size
+            # An empty file cannot be mapped.
+            self._map = mmap.mmap(handle, self.size, access=mmap.ACCESS_READ) if self.size else None
+            self.buffer = memoryview(self._map if self._map is not None else b'')
+        except BaseException:
+            os.close(handle)
+            raise
+        if not locked:
+            os.close(handle)
+
+    def lock(self, path: str) -> bool:
+        """Take the shared lock that keeps the file from being evicted; False if it has been evicted already."""
+        lock_file(self._handle, path, shared=True)
+        info = os.fstat(self._handle)
+        if not info.st_nlink:
+            return False
+        if (now := time.time()) - info.st_atime > USE_NOTED:
+            with contextlib.suppress(PermissionError):  # another user's file: it keeps the time it has
+                os.utime(self._handle, ns=(int(now * 1e9), info.st_mtime_ns))
+        return True
+
+    def unlock(self) -> None:
+        """Let the file be evicted. What is mapped stays readable: the system keeps the bytes until it is unmapped."""
+        handle, self._handle = self._handle, -1
+        if handle < 0:
+            return
+        if self._pid == os.getpid():
+            # Explicitly: a child forked meanwhile may hold a copy of the descriptor, and closing ours would not do.
+            unlock_file(handle)
+        os.close(handle)
+
+    def close(self) -> None:
+        """Unlock and unmap; arrays and views of the buffer that are still in use keep the mapping until they die."""
+        self.unlock()
+        with contextlib.suppress(BufferError):
+            self.buffer.release()
+            if self._map is not None:
+                self._map.close()
+        self._map = None
+        self.buffer = memoryview(b'')
+
+
+USE_NOTED: Final = 1.0
+"""Seconds after which a file's time of last use is written again."""
+
+_mine = threading.local()
+"""``leases``: those that this thread holds under a limit."""
+
+
+def suspend_leases() -> None:
+    """Give up the locks of all leases that this thread holds, because it is about to wait."""
+    leases: weakref.WeakSet[Lease] = getattr(_mine, 'leases', weakref.WeakSet())
+    for lease in list(leases):
+        lease.suspend()
+
+
+class Lease:
+    """A present shard: its files are mapped, and under a limit nobody evicts them until `release`.
+
+    Hold a lease while reading, not while waiting for anything: under a limit, others may be waiting for the disk
+    space. A thread that fetches something while it holds leases gives up their locks for that time, so that two
+    processes never wait for each other; their buffers stay valid throughout.
+
+    A forked child inherits the buffers of its parent's leases, but not the right to them: it acquires its own.
+    """
+
+    __slots__ = ('__weakref__', '_files', 'entry')
+
+    def __init__(self, entry: CacheEntry, files: tuple[MappedFile, ...], *, locked: bool) -> None:
+        self._files = files
+        self.entry = entry
+        if locked:
+            if not hasattr(_mine, 'leases'):
+                _mine.leases = weakref.WeakSet()
+            _mine.leases.add(self)
+
+    @property
+    def buffers(self) -> tuple[memoryview, ...]:
+        """The bytes of each part, in the entry's order."""
+        return tuple(file.buffer for file in self._files)
+
+    def release(self) -> None:
+        """Give the shard back; may be repeated. Arrays made from the buffers stay valid."""
+        files, self._files = self._files, ()
+        for file in files:
+            file.close()
+
+    def suspend(self) -> None:
+        """Keep the buffers, and let the files be evicted."""
+        for file in self._files:
+            file.unlock()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()

@@ -1,0 +1,109 @@
+"""What a store is: five verbs over the objects below one root.
+
+The seam between headrace and every cloud. A backend is any object with these methods; ``headrace.testing.stores``
+holds the contract suite that it must pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO, Protocol, runtime_checkable
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ['ObjectInfo', 'Store', 'StoreOptions', 'check_key', 'check_prefix']
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a store says of one object without reading it."""
+
+    key: str
+    """Relative to the store's root, '/'-separated."""
+    size: int
+    """Bytes."""
+    etag: str
+    """Names this version of the object; empty where the store has no such thing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """How to reach a store. The defaults are what its SDK would do by itself."""
+
+    endpoint_url: str | None = None
+    """The server, for stores that are not the vendor's own."""
+    region: str | None = None
+    anonymous: bool = False
+    """Send unsigned requests."""
+    requester_pays: bool = False
+    connect_timeout: float = 10.0
+    """Seconds until a connection attempt is given up."""
+    read_timeout: float = 60.0
+    """Seconds without a single byte until a connection counts as stalled."""
+    extra: Mapping[str, object] = field(default_factory=dict[str, object])
+    """Options of one backend only; each backend documents its own and refuses others."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """The objects below one root. Thread-safe, usable after fork, picklable while idle.
+
+    Each call is one attempt: ``retry`` decides about a second one. Keys are '/'-separated and relative to the root;
+    one that leaves the root is refused with ``ConfigError`` before any request.
+    """
+
+    @property
+    def url(self) -> str:
+        """The root, as the user would write it; for messages."""
+        ...
+
+    def get(
+        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
+    ) -> None:
+        """Append an object, or ``size`` bytes of it from ``offset``, to ``out``.
+
+        Args:
+            key: The object.
+            out: Receives the bytes, in order. After ``TransferError`` it holds a correct beginning.
+            offset: First byte.
+            size: Number of bytes, which must exist; None means to the end.
+            etag: Refuse any other version than this one (``TransferError``).
+        """
+        ...
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """Store ``size`` bytes read from ``source``; readers see the old object or the new one, nothing between."""
+        ...
+
+    def head(self, key: str) -> ObjectInfo:
+        """Size and version of an object."""
+        ...
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """All objects whose key begins with ``prefix`` (plain text, '' for all), in order of their keys."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove an object; one that does not exist is no error, so that a deletion may be repeated."""
+        ...
+
+
+def check_key(key: str) -> str:
+    """Return ``key``, or raise ``ConfigError`` if it could lead outside the root or has two spellings."""
+    if not key or '\0' in key or '\\' in key or not {'', '.', '..'}.isdisjoint(key.split('/')):
+        raise ConfigError(
+            f'An object or file name is relative to its root, with "/" between non-empty parts, none of which is '
+            f'"." or "..", and without NUL and backslash; got {key!r}. Correct the name where it comes from '
+            f'(an index.json, or the caller).'
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return ``prefix``, or raise ``ConfigError`` if keys that begin with it could lie outside the root."""
+    if prefix:
+        check_key(prefix.removesuffix('/') or '/')
+    return prefix

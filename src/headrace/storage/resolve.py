@@ -1,0 +1,72 @@
+"""URL -> store. Each backend is imported when its scheme is first opened, never before."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from typing import TypeAlias
+
+from headrace.errors import ConfigError
+from headrace.storage.protocol import Store, StoreOptions
+
+__all__ = ['StoreFactory', 'known_schemes', 'open_store', 'register_store', 'split_url']
+
+StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]
+"""Makes a store rooted at a URL."""
+
+
+def _open_local(url: str, options: StoreOptions) -> Store:
+    from headrace.storage.local import open_local_store
+
+    return open_local_store(url, options)
+
+
+def _open_s3(url: str, options: StoreOptions) -> Store:
+    from headrace.storage.s3 import open_s3_store
+
+    return open_s3_store(url, options)
+
+
+_factories: dict[str, StoreFactory] = {'': _open_local, 'file': _open_local, 's3': _open_s3}
+
+
+def known_schemes() -> tuple[str, ...]:
+    """The URL schemes that `open_store` accepts, besides plain paths."""
+    return tuple(sorted(scheme for scheme in _factories if scheme))
+
+
+def register_store(scheme: str, factory: StoreFactory) -> None:
+    """Have ``scheme://...`` URLs opened by ``factory``; a scheme that is already known is replaced."""
+    if not scheme.replace('-', '').replace('+', '').replace('.', '').isalnum() or scheme != scheme.lower():
+        raise ConfigError(
+            f'A URL scheme is made of lower-case letters, digits, "-", "+" and "."; got {scheme!r}. '
+            f'Register the part before "://", as in register_store("s3", factory).'
+        )
+    _factories[scheme] = factory
+
+
+def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:
+    """Split into (scheme, rest): ``s3://b/k`` -> ``('s3', 'b/k')``, a plain path -> ``('', path)``."""
+    text = os.fspath(url)
+    scheme, separator, rest = text.partition('://')
+    if not separator or '/' in scheme:
+        return '', text
+    return scheme.lower(), rest
+
+
+def open_store(url: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
+    """The store rooted at ``url``. No request is made, so a wrong bucket shows at the first use."""
+    text = os.fspath(url)
+    if not text:
+        raise ConfigError("A store is named by a path or a URL; got ''. Pass for example '/data/x' or 's3://bucket/x'.")
+    scheme, _ = split_url(text)
+    factory = _factories.get(scheme)
+    if factory is None:
+        close = difflib.get_close_matches(scheme, known_schemes(), n=1)
+        hint = f' Did you mean "{close[0]}://"?' if close else ''
+        raise ConfigError(
+            f'A remote is a path or a URL with a known scheme ({", ".join(known_schemes())}); got {text!r}.{hint} '
+            f'Other stores are added with headrace.storage.register_store.'
+        )
+    return factory(text, options or StoreOptions())

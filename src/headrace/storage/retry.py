@@ -1,0 +1,179 @@
+"""When to try again, and how long to wait: exponential backoff with full jitter, in bounded time."""
+
+from __future__ import annotations
+
+import io
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+
+from headrace.errors import ChecksumError, ConfigError, TransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.storage.protocol import Store
+
+__all__ = ['BrokenTransferError', 'Retry', 'download']
+
+T = TypeVar('T')
+
+# Not the global generator: a user's seeded sequence must not depend on the network. Not a seeded one either: forked
+# workers would then all wait for the same time.
+_jitter = random.SystemRandom()
+
+
+class BrokenTransferError(TransferError):
+    """One attempt failed, and the store knows more about it than a message. Stores raise it to `Retry`."""
+
+    etag: str | None = None
+    """The version whose beginning has been delivered."""
+    retry_after: float | None = None
+    """Seconds that the server asked to wait."""
+    changed: bool = False
+    """The version that was asked for is gone: what has been delivered is of no use."""
+
+    @classmethod
+    def at(
+        cls, message: str, *, etag: str | None = None, retry_after: float | None = None, changed: bool = False
+    ) -> BrokenTransferError:
+        """The error with its details; the constructor keeps to one message, as every exception of headrace."""
+        error = cls(message)
+        error.etag, error.retry_after, error.changed = etag, retry_after, changed
+        return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How often and how long. Only ``TransferError`` is tried again: nothing else gets better by waiting."""
+
+    attempts: int = 3
+    """Failures in a row until the last one is raised; a transfer that moved forward starts the count anew."""
+    first_delay: float = 0.5
+    """Seconds. Before retry n the wait is drawn from 0 to ``first_delay * 2**(n - 1)``."""
+    max_delay: float = 20.0
+    """Seconds; also the most that a server's Retry-After is obeyed for."""
+    timeout: float = 600.0
+    """Seconds after the first attempt began, after which no other one begins."""
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.first_delay < 0 or self.max_delay < 0 or self.timeout < 0:
+            raise ConfigError(f'Retry needs attempts >= 1 and delays and timeout >= 0; got {self!r}.')
+
+    def call(
+        self,
+        what: str,
+        attempt: Callable[[], T],
+        *,
+        progress: Callable[[], int] | None = None,
+        on_retry: Callable[[], None] | None = None,
+    ) -> T:
+        """Run ``attempt`` until it succeeds.
+
+        Args:
+            what: For the message: "Downloading s3://b/k".
+            attempt: One try.
+            progress: A number that grows when a try got further than the one before it.
+            on_retry: Called before each further try.
+        """
+        begin = self.clock()
+        tries = failures = 0
+        reached = progress() if progress else 0
+        while True:
+            tries += 1
+            try:
+                return attempt()
+            except TransferError as error:
+                failures += 1
+                if progress and (now := progress()) > reached:
+                    reached, failures = now, 1
+                delay = self._delay(failures, error)
+                elapsed = self.clock() - begin
+                if failures >= self.attempts or elapsed + delay > self.timeout:
+                    bound = f'{self.attempts} failures in a row' if failures >= self.attempts else f'{self.timeout:g} s'
+                    raise TransferError(
+                        f'{what} failed after {tries} attempt{"s" * (tries > 1)} in {elapsed:.1f} s (the bound is '
+                        f'{bound}). The last one: {error} If the network is slow rather than broken, raise '
+                        f'`download_retry` or `download_timeout`.'
+                    ) from error
+            if on_retry:
+                on_retry()
+            self.sleep(delay)
+
+    def _delay(self, failures: int, error: TransferError) -> float:
+        asked = error.retry_after if isinstance(error, BrokenTransferError) else None
+        if asked is not None:
+            return min(max(0.0, asked), self.max_delay)
+        return _jitter.uniform(0, min(self.max_delay, self.first_delay * 2 ** (failures - 1)))
+
+
+class _Bounded(io.RawIOBase):
+    """Passes bytes on to a file and refuses more than ``limit`` of them."""
+
+    def __init__(self, out: BinaryIO, limit: int | None, source: str) -> None:
+        self._out, self._limit, self._source = out, limit, source
+        self._start = out.tell()
+        self.written = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self._limit is not None and self.written + len(data) > self._limit:
+            raise ChecksumError(
+                f'{self._source} is larger than the {self._limit} bytes that its index gives. '
+                f'Write the dataset again, or restore the index that belongs to it.'
+            )
+        view = memoryview(data)
+        while view:
+            # An unbuffered file may take less than it was given.
+            count = self._out.write(view)
+            self.written += count
+            view = view[count:]
+        return len(data)
+
+    def restart(self) -> None:
+        self._out.seek(self._start)
+        self._out.truncate()
+        self.written = 0
+
+
+def download(
+    store: Store,
+    key: str,
+    out: BinaryIO,
+    retry: Retry,
+    *,
+    max_bytes: int | None = None,
+    on_retry: Callable[[], None] | None = None,
+) -> int:
+    """Append a whole object to ``out`` and return its size; a broken transfer goes on at the byte it reached.
+
+    Args:
+        store: Where from.
+        key: The object.
+        out: A seekable file, positioned where the object begins.
+        retry: How often to try.
+        max_bytes: More than this raises ``ChecksumError``.
+        on_retry: Called before each further try.
+    """
+    target = _Bounded(out, max_bytes, f'{store.url.rstrip("/")}/{key}')
+    etag: str | None = None
+
+    def attempt() -> None:
+        nonlocal etag
+        try:
+            store.get(key, cast('BinaryIO', target), offset=target.written, etag=etag)
+        except TransferError as error:
+            if isinstance(error, BrokenTransferError):
+                etag = None if error.changed else error.etag or etag
+            if not etag:
+                # Nothing says which version the bytes are of: start over.
+                target.restart()
+            raise
+
+    retry.call(f'Downloading {key} from {store.url}', attempt, progress=lambda: target.written, on_retry=on_retry)
+    return target.written

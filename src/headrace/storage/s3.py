@@ -1,0 +1,396 @@
+"""S3 and whatever speaks its protocol, through boto3.
+
+Credentials are boto3's whole chain: environment, shared files and profiles, SSO, process, container and instance
+roles, and web identity; what expires is refreshed by it. The server is ``StoreOptions.endpoint_url``, else
+``S3_ENDPOINT_URL``, else what boto3 itself resolves (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the profile).
+
+``StoreOptions.extra``: ``profile`` (name of a profile), ``addressing_style`` ('auto', 'path', 'virtual') and
+``max_pool_connections`` (connections per process).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
+from headrace.storage.resolve import split_url
+from headrace.storage.retry import BrokenTransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from typing import BinaryIO
+
+__all__ = ['S3Store', 'open_s3_store']
+
+CHUNK: Final = 1 << 20
+EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
+
+DENIED: Final = frozenset(
+    {
+        '401',
+        '403',
+        'AccessDenied',
+        'AllAccessDisabled',
+        'ExpiredToken',
+        'Forbidden',
+        'InvalidAccessKeyId',
+        'InvalidSecurity',
+        'InvalidToken',
+        'MissingSecurityHeader',
+        'RequestTimeTooSkewed',
+        'SignatureDoesNotMatch',
+        'TokenRefreshRequired',
+        'UnauthorizedAccess',
+    }
+)
+"""Error codes that waiting does not cure; HEAD answers carry the status alone."""
+BUSY: Final = frozenset({'BandwidthLimitExceeded', 'RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException'})
+
+
+def open_s3_store(url: str, options: StoreOptions) -> S3Store:
+    """The store for ``s3://bucket/prefix``."""
+    _, rest = split_url(url)
+    bucket, _, prefix = rest.partition('/')
+    if not bucket:
+        raise ConfigError(f'An S3 URL names a bucket, as in s3://bucket/prefix; got {url!r}. Add the bucket.')
+    return S3Store(bucket, prefix, options)
+
+
+class S3Store:
+    """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
+
+    def __init__(self, bucket: str, prefix: str = '', options: StoreOptions | None = None) -> None:
+        self.bucket = bucket
+        self.prefix = prefix.strip('/')
+        self.options = options or StoreOptions()
+        unknown = sorted(set(self.options.extra) - EXTRA)
+        if unknown:
+            raise ConfigError(
+                f'Extra options of an S3 store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
+            )
+        self._forget()
+        _stores.add(self)
+
+    def _forget(self) -> None:
+        """Start without a client: a new store, or a forked child, which must not share its parent's connections."""
+        self._lock = threading.Lock()
+        self._made: Any = None
+        self._session: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {'bucket': self.bucket, 'prefix': self.prefix, 'options': self.options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+        _stores.add(self)
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        return f's3://{self.bucket}/{self.prefix}'.rstrip('/')
+
+    def __repr__(self) -> str:
+        return f'S3Store({self.url!r})'
+
+    def get(
+        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
+    ) -> None:
+        """See `Store.get`."""
+        where = self._where(key)
+        if size == 0:
+            return
+        if offset or size is not None:
+            where['Range'] = f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
+        if etag:
+            where['IfMatch'] = f'"{etag}"'
+        with self._mapped_errors('Reading', key):
+            try:
+                answer = self._client.get_object(**where)
+            except self._client.exceptions.ClientError as error:
+                if size is None and offset and _status(error) == 416:
+                    # Right at its end nothing is left, which S3 calls a bad range.
+                    info = self.head(key)
+                    if info.size == offset and etag in {None, info.etag}:
+                        return
+                raise
+        found = answer['ETag'].strip('"')
+        expected = int(answer['ContentLength'])
+        if size is not None and expected != size:
+            answer['Body'].close()
+            raise ConfigError(
+                f'A range lies inside its object; got offset {offset}, size {size} of {self.url}/{key}, '
+                f'which has {expected} bytes from there.'
+            )
+        if 'Range' in where and answer['ResponseMetadata']['HTTPStatusCode'] != 206 and offset:
+            answer['Body'].close()
+            raise StorageError(
+                f'{self._server()} ignored the Range of a request for {self.url}/{key}. Use a server that honours it.'
+            )
+        arrived = 0
+        with contextlib.closing(answer['Body']) as body:
+            while True:
+                # Only the network's errors are mapped: those of `out` are the caller's.
+                with self._mapped_errors('Reading', key, etag=found):
+                    chunk = body.read(CHUNK)
+                if not chunk:
+                    break
+                out.write(chunk)
+                arrived += len(chunk)
+        if arrived != expected:
+            raise BrokenTransferError.at(f'{self.url}/{key} broke off after {arrived} of {expected} bytes.', etag=found)
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`."""
+        where = self._where(key)
+        body = _Part(source, size)
+        with self._mapped_errors('Writing', key):
+            self._client.put_object(**where, Body=body, ContentLength=size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        where = self._where(key)
+        with self._mapped_errors('Looking up', key):
+            answer = self._client.head_object(**where)
+        return ObjectInfo(key, int(answer['ContentLength']), answer['ETag'].strip('"'))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+        root = f'{self.prefix}/' if self.prefix else ''
+        where = {'Bucket': self.bucket, 'Prefix': root + check_prefix(prefix), **self._payer()}
+        with self._mapped_errors('Listing', prefix):
+            for page in self._client.get_paginator('list_objects_v2').paginate(**where):
+                for item in page.get('Contents', ()):
+                    if not item['Key'].endswith('/'):  # the folders of S3 consoles
+                        yield ObjectInfo(item['Key'][len(root) :], int(item['Size']), item['ETag'].strip('"'))
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        where = self._where(key)
+        with self._mapped_errors('Deleting', key):
+            self._client.delete_object(**where)
+
+    def _where(self, key: str) -> dict[str, Any]:
+        check_key(key)
+        return {'Bucket': self.bucket, 'Key': f'{self.prefix}/{key}' if self.prefix else key, **self._payer()}
+
+    def _payer(self) -> dict[str, str]:
+        return {'RequestPayer': 'requester'} if self.options.requester_pays else {}
+
+    @property
+    def _client(self) -> Any:
+        if self._made is None:
+            with self._lock:
+                if self._made is None:
+                    self._made = self._make_client()
+        return self._made
+
+    def _make_client(self) -> Any:
+        try:
+            from boto3.session import Session
+        except ImportError as error:
+            raise MissingDependencyError(
+                f'{self.url} needs boto3, which is not installed. Run: pip install "headrace[s3]"'
+            ) from error
+        from botocore import UNSIGNED
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        options = self.options
+        endpoint = options.endpoint_url or os.environ.get('S3_ENDPOINT_URL') or None
+        settings: dict[str, Any] = {
+            'connect_timeout': options.connect_timeout,
+            'read_timeout': options.read_timeout,
+            # One attempt per call: `retry.Retry` decides about others.
+            'retries': {'total_max_attempts': 1, 'mode': 'standard'},
+            'max_pool_connections': options.extra.get('max_pool_connections', 32),
+            'tcp_keepalive': True,
+        }
+        if options.anonymous:
+            settings['signature_version'] = UNSIGNED
+        if 'addressing_style' in options.extra:
+            settings['s3'] = {'addressing_style': options.extra['addressing_style']}
+        try:
+            session = Session(profile_name=options.extra.get('profile'), region_name=options.region)
+            custom = endpoint or _configured_endpoint(session)
+            if custom:
+                # Servers other than AWS's may know neither the checksums nor their trailers.
+                settings['request_checksum_calculation'] = 'when_required'
+                settings['response_checksum_validation'] = 'when_required'
+            region = options.region or session.region_name or ('us-east-1' if custom else None)
+            client = session.client('s3', endpoint_url=endpoint, region_name=region, config=Config(**settings))
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigError(
+                f'boto3 made no client for {self.url}: {error}. Check the endpoint ({endpoint or "the default"}), the '
+                f'region ({options.region or "the default"}) and the AWS profile.'
+            ) from error
+        self._session = session
+        return client
+
+    def _server(self) -> str:
+        return self._made.meta.endpoint_url if self._made is not None else 'the endpoint'
+
+    def _credentials(self) -> str:
+        """Which credentials the requests are signed with, without saying what they are."""
+        if self.options.anonymous:
+            return 'no credentials (anonymous)'
+        found = None
+        with contextlib.suppress(Exception):
+            found = self._session.get_credentials()
+        return f'credentials from {found.method!r}' if found is not None else 'no credentials'
+
+    @contextlib.contextmanager
+    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
+        """Turn what boto3 and the libraries below it raise into headrace's exceptions."""
+        assert self._client  # before botocore is imported: it says what is missing if boto3 is not installed
+        from botocore import exceptions
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except StorageError:
+            raise
+        except exceptions.ClientError as error:
+            raise self._from_answer(doing, key, error) from error
+        except (
+            exceptions.NoCredentialsError,
+            exceptions.PartialCredentialsError,
+            exceptions.CredentialRetrievalError,
+            exceptions.TokenRetrievalError,
+            exceptions.SSOError,
+        ) as error:
+            raise AccessDeniedError(
+                f'{doing} {self.url}/{key} needs credentials, and boto3 found none that work: {error}. Configure one '
+                f'of its sources (environment, ~/.aws, a role), or set `anonymous` for a public bucket.'
+            ) from error
+        except exceptions.ParamValidationError as error:
+            raise ConfigError(
+                f'{doing} {self.url}/{key} is no request that S3 knows: {error}. Check the URL.'
+            ) from error
+        except (
+            exceptions.HTTPClientError,
+            exceptions.ConnectionError,
+            exceptions.IncompleteReadError,
+            exceptions.ResponseStreamingError,
+            exceptions.FlexibleChecksumError,
+            HTTPError,
+            ConnectionError,
+            TimeoutError,
+        ) as error:
+            raise BrokenTransferError.at(
+                f'{doing} {self.url}/{key} at {self._server()} broke: {type(error).__name__}: {error}.', etag=etag
+            ) from error
+        except exceptions.BotoCoreError as error:
+            raise StorageError(f'{doing} {self.url}/{key} failed: {type(error).__name__}: {error}.') from error
+
+    def _from_answer(self, doing: str, key: str, error: Any) -> Exception:
+        code, status = str(error.response.get('Error', {}).get('Code', '')), _status(error)
+        what = f'{doing} {self.url}/{key} at {self._server()}: {error}'
+        if code == 'NoSuchBucket':
+            return ObjectNotFoundError(self._absent(key, bucket=False))
+        if code in {'NoSuchKey', 'NotFound', '404'} or (status == 404 and code != 'NoSuchUpload'):
+            return ObjectNotFoundError(self._absent(key, bucket=self._bucket_exists()))
+        if code in DENIED or status in {401, 403}:
+            return AccessDeniedError(
+                f'{what}. The request was made with {self._credentials()}. Use credentials that may do this, correct '
+                f'the endpoint, or set `anonymous` or `requester_pays` if the bucket wants that.'
+            )
+        if code in {'PreconditionFailed', '412'} or status == 412:
+            return BrokenTransferError.at(f'{self.url}/{key} changed while it was being read.', changed=True)
+        if status >= 500 or status in {408, 429} or code in BUSY:
+            after = error.response.get('ResponseMetadata', {}).get('HTTPHeaders', {}).get('retry-after', '')
+            return BrokenTransferError.at(f'{what}.', retry_after=float(after) if after.isdecimal() else None)
+        if status in {301, 307, 400} and code in {'PermanentRedirect', 'AuthorizationHeaderMalformed', '301', '400'}:
+            return ConfigError(f'{what}. The bucket is in another region or at another endpoint: name it.')
+        return StorageError(f'{what}.')
+
+    def _bucket_exists(self) -> bool | None:
+        """Whether the bucket is there; None if it does not say."""
+        try:
+            self._client.head_bucket(Bucket=self.bucket)
+        except self._client.exceptions.ClientError as error:
+            return False if _status(error) == 404 else None
+        except Exception:
+            return None
+        return True
+
+    def _absent(self, key: str, *, bucket: bool | None) -> str:
+        if bucket is False:
+            reason = f'the bucket {self.bucket!r} does not exist at {self._server()}'
+        elif bucket:
+            reason = (
+                f'the bucket {self.bucket!r} exists at {self._server()}, but not the key {self._where(key)["Key"]!r}'
+            )
+        else:
+            reason = f'{self._server()} does not say whether the bucket {self.bucket!r} exists'
+        return (
+            f'No such file or directory: {self.url}/{key}: {reason}. Check the URL and the endpoint (options, '
+            f'S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3).'
+        )
+
+
+_stores: weakref.WeakSet[S3Store] = weakref.WeakSet()
+
+
+def _forget_clients() -> None:
+    for store in list(_stores):
+        store._forget()
+
+
+os.register_at_fork(after_in_child=_forget_clients)
+
+
+def _status(error: Any) -> int:
+    return int(error.response.get('ResponseMetadata', {}).get('HTTPStatusCode', 0))
+
+
+def _configured_endpoint(session: Any) -> str | None:
+    """The endpoint that boto3 will resolve from its own variables or profile, if any."""
+    for name in ('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'):
+        if os.environ.get(name):
+            return os.environ[name]
+    profile = session._session.get_scoped_config() if session.profile_name in session.available_profiles else {}
+    return profile.get('endpoint_url') or ('services' if profile.get('services') else None)
+
+
+class _Part:
+    """The next ``size`` bytes of a file, as boto3 wants a body: with a length and a way back."""
+
+    def __init__(self, source: BinaryIO, size: int) -> None:
+        self._source, self._size = source, size
+        self._start = source.tell()
+        self._at = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        self._source.seek(self._start + self._at)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = self._size - self._at
+        chunk = self._source.read(left if size < 0 else min(size, left))
+        if left and not chunk:
+            raise ConfigError(
+                f'put() was told {self._size} bytes, but the source ended {left} bytes early. Pass the number of '
+                f'bytes that are left in the source.'
+            )
+        self._at += len(chunk)
+        return chunk

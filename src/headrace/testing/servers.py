@@ -1,0 +1,435 @@
+"""Object stores on the loopback interface, and a proxy in front of them that breaks connections on purpose.
+
+``moto`` answers as S3 does, in memory; it accepts any credentials. Ceph's RADOS gateway is a real store, used where
+Debian's packages are installed: ``apt-get install --no-install-recommends radosgw ceph-mon ceph-osd``. Every server
+listens on a free port of 127.0.0.1, keeps its files in a folder of its own, and dies with the process that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from headrace.errors import MissingDependencyError
+from headrace.storage.protocol import StoreOptions
+from headrace.storage.s3 import S3Store
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+__all__ = ['Fault', 'FaultProxy', 'ProxiedRequest', 'S3Server', 'have_rgw', 'moto_server', 'rgw_server']
+
+START_TIMEOUT = 60.0
+"""Seconds that a server may take to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class S3Server:
+    """A running S3 server."""
+
+    name: str
+    endpoint_url: str
+    access_key: str = field(repr=False)
+    secret_key: str = field(repr=False)
+
+    def client(self) -> Any:
+        """A boto3 client with the server's own credentials, for setting up buckets."""
+        import boto3
+        from botocore.config import Config
+
+        return boto3.client(
+            's3',
+            endpoint_url=self.endpoint_url,
+            region_name='us-east-1',
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=Config(request_checksum_calculation='when_required', response_checksum_validation='when_required'),
+        )
+
+    def environment(self) -> dict[str, str]:
+        """Variables with which a process reaches this server by ``s3://`` URLs alone."""
+        return {
+            'S3_ENDPOINT_URL': self.endpoint_url,
+            'AWS_ACCESS_KEY_ID': self.access_key,
+            'AWS_SECRET_ACCESS_KEY': self.secret_key,
+            'AWS_EC2_METADATA_DISABLED': 'true',
+        }
+
+    def new_bucket(self) -> str:
+        """Make a bucket with a name of its own."""
+        name = f'headrace-{secrets.token_hex(6)}'
+        self.client().create_bucket(Bucket=name)
+        return name
+
+    def store(self, bucket: str, prefix: str = '', **options: Any) -> S3Store:
+        """A store of this server; the credentials are taken from the environment."""
+        return S3Store(bucket, prefix, StoreOptions(**{'endpoint_url': self.endpoint_url, **options}))
+
+
+@contextlib.contextmanager
+def moto_server() -> Generator[S3Server]:
+    """Run ``moto_server``, in a process of its own."""
+    port = _free_port()
+    with _process([sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', str(port)]) as process:
+        _wait_for_http(port, process)
+        yield S3Server('moto', f'http://127.0.0.1:{port}', 'testkey', 'testsecret')
+
+
+def have_rgw() -> bool:
+    """Whether Ceph's gateway and what it needs are installed."""
+    programs = ('radosgw', 'radosgw-admin', 'ceph', 'ceph-mon', 'ceph-osd', 'ceph-authtool', 'monmaptool')
+    return all(shutil.which(program) for program in programs)
+
+
+@contextlib.contextmanager
+def rgw_server() -> Generator[S3Server]:
+    """Run a Ceph cluster of one monitor, one in-memory OSD and one RADOS gateway; needs root."""
+    if not have_rgw():
+        raise MissingDependencyError(
+            'The RADOS gateway is not installed. Run: apt-get install --no-install-recommends radosgw ceph-mon ceph-osd'
+        )
+    with (
+        tempfile.TemporaryDirectory(prefix='rgw-', ignore_cleanup_errors=True) as name,
+        contextlib.ExitStack() as stack,
+    ):
+        folder = Path(name)
+        port, monitor = _free_port(), _free_port()
+        fsid = _write_ceph_files(folder, port, monitor)
+
+        def run(*command: str) -> str:
+            done = subprocess.run(
+                [command[0], '-c', str(folder / 'ceph.conf'), *command[1:]],
+                check=True, capture_output=True, text=True, timeout=START_TIMEOUT,
+            )  # fmt: skip
+            return done.stdout
+
+        def start(*command: str) -> subprocess.Popen[bytes]:
+            return stack.enter_context(_process([command[0], '-c', str(folder / 'ceph.conf'), *command[1:], '-f']))
+
+        keyring, monmap = str(folder / 'keyring'), str(folder / 'monmap')
+        run('ceph-mon', '--mkfs', '-i', 'a', '--monmap', monmap, '--keyring', keyring)
+        start('ceph-mon', '-i', 'a')
+        _wait_until(lambda: run('ceph', '--connect-timeout', '5', '-s') != '')
+        osd = str(uuid.uuid4())
+        run('ceph', 'osd', 'new', osd, '0')
+        run('ceph-osd', '-i', '0', '--mkfs', '--osd-uuid', osd)
+        start('ceph-osd', '-i', '0')
+        _wait_until(lambda: '1 up' in run('ceph', 'osd', 'stat'))
+        gateway = start('radosgw', '-n', 'client.rgw.a')
+        key, secret = 'testkey', 'testsecret'
+        run(
+            'radosgw-admin',
+            'user',
+            'create',
+            '--uid=t',
+            '--display-name=t',
+            f'--access-key={key}',
+            f'--secret={secret}',
+        )
+        _wait_for_http(port, gateway)
+        assert fsid
+        yield S3Server('rgw', f'http://127.0.0.1:{port}', key, secret)
+
+
+def _write_ceph_files(folder: Path, port: int, monitor: int) -> str:
+    fsid = str(uuid.uuid4())
+    settings = {
+        'fsid': fsid,
+        'mon host': f'v1:127.0.0.1:{monitor}',
+        'public addr': '127.0.0.1',
+        'cluster addr': '127.0.0.1',
+        'osd pool default size': 1,
+        'osd pool default min size': 1,
+        'osd pool default pg num': 4,
+        'osd pool default pg autoscale mode': 'off',
+        'osd crush chooseleaf type': 0,
+        'mon allow pool size one': 'true',
+        'mon max pg per osd': 1000,
+        'mon data avail warn': 2,
+        'mon data avail crit': 1,
+        # Without a manager daemon the monitor would take 14 s to settle.
+        'paxos propose interval': 0.05,
+        'paxos min wait': 0.01,
+        'osd objectstore': 'memstore',
+        'memstore device bytes': 8 << 30,
+        'run dir': folder,
+        'admin socket': folder / '$name.asok',
+        'log file': folder / '$name.log',
+        'keyring': folder / 'keyring',
+        'mon data': folder / 'mon',
+        'osd data': folder / 'osd',
+        'rgw data': folder / 'rgw',
+        'rgw frontends': f'beast endpoint=127.0.0.1:{port}',
+        'rgw run sync thread': 'false',
+        # Else objects that were replaced stay in memory for two hours.
+        'rgw gc obj min wait': 1,
+        'rgw gc processor period': 5,
+    }
+    (folder / 'ceph.conf').write_text('[global]\n' + ''.join(f'{name} = {value}\n' for name, value in settings.items()))
+    for name in ('mon', 'osd', 'rgw'):
+        (folder / name).mkdir()
+    keyring = str(folder / 'keyring')
+    users = {
+        'mon.': ['--cap', 'mon', 'allow *'],
+        'client.admin': ['--cap', 'mon', 'allow *', '--cap', 'osd', 'allow *', '--cap', 'mgr', 'allow *'],
+        'client.rgw.a': ['--cap', 'mon', 'allow *', '--cap', 'osd', 'allow *'],
+        'osd.0': ['--cap', 'mon', 'allow *', '--cap', 'osd', 'allow *'],
+    }
+    for number, (user, capabilities) in enumerate(users.items()):
+        create = ['--create-keyring'] if not number else []
+        _quietly('ceph-authtool', *create, keyring, '--gen-key', '-n', user, *capabilities)
+    address = f'[v1:127.0.0.1:{monitor}]'
+    _quietly('monmaptool', '--create', '--clobber', '--fsid', fsid, '--addv', 'a', address, str(folder / 'monmap'))
+    return fsid
+
+
+def _quietly(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    """Linux: be killed when the parent is, so that a killed test run leaves no servers."""
+    with contextlib.suppress(OSError, AttributeError):
+        set_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _process(command: list[str]) -> Generator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=_die_with_parent if sys.platform == 'linux' else None,  # noqa: PLW1509 - it only makes one call
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            if done():
+                return
+        except (subprocess.SubprocessError, OSError):
+            if time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise TimeoutError(f'A server did not start within {START_TIMEOUT:g} s. Start it by hand to see why.')
+        time.sleep(0.05)
+
+
+def _wait_for_http(port: int, process: subprocess.Popen[bytes]) -> None:
+    def answers() -> bool:
+        if process.poll() is not None:
+            raise RuntimeError(f'{process.args!r} ended with status {process.returncode}. Start it by hand to see why.')
+        try:
+            urlopen(f'http://127.0.0.1:{port}/', timeout=5).close()
+        except HTTPError:
+            return True
+        return True
+
+    _wait_until(answers)
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """What the proxy does to the requests that it matches. Counts of bytes are of the answer's body."""
+
+    match: str = ''
+    """A regular expression found in "GET /bucket/key"."""
+    times: int | None = None
+    """Apply to that many requests, then no more."""
+    skip: int = 0
+    """Let that many pass first."""
+    status: int | None = None
+    """Answer with this status, and do not ask the server."""
+    retry_after: int | None = None
+    """Seconds, sent along with ``status``."""
+    drop: bool = False
+    """Close the connection without an answer."""
+    reset_after: int | None = None
+    """Reset the connection after so many bytes."""
+    close_after: int | None = None
+    """Close it regularly."""
+    stall_after: int | None = None
+    """Send nothing more, and keep it open."""
+    flip_at: int | None = None
+    """Flip a bit of this byte."""
+    latency: float = 0.0
+    """Seconds before the answer begins."""
+    rate: float | None = None
+    """Bytes per second of each connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedRequest:
+    """One line of the proxy's log."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    """Names in lower case."""
+
+
+class FaultProxy:
+    """An HTTP proxy in a thread of its own; one request per connection. Change ``faults`` at any time.
+
+    Usage: ``with FaultProxy(server.endpoint_url, [Fault(match='GET', reset_after=1000, times=1)]) as proxy``.
+    """
+
+    def __init__(self, upstream: str, faults: list[Fault] | None = None) -> None:
+        host, _, port = upstream.rpartition('://')[2].rstrip('/').rpartition(':')
+        self._upstream = host, int(port)
+        self.faults = faults or []
+        self.requests: list[ProxiedRequest] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name='fault-proxy', daemon=True)
+        self._ready = threading.Event()
+        self._port = 0
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where the proxy listens."""
+        return f'http://127.0.0.1:{self._port}'
+
+    def __enter__(self) -> FaultProxy:
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0, limit=1 << 20))
+        self._port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+    def _choose(self, request: ProxiedRequest) -> Fault:
+        for fault in self.faults:
+            if re.search(fault.match, f'{request.method} {request.path}') and fault.times != 0:
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
+                if fault.times is not None:
+                    fault.times -= 1
+                return fault
+        return Fault()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, EOFError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b'\r\n\r\n')).decode('latin-1')
+        first, *lines = head.rstrip('\r\n').split('\r\n')
+        method, path, _ = first.split(' ', 2)
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(':') for line in lines)}
+        request = ProxiedRequest(method, path, headers)
+        self.requests.append(request)
+        fault = self._choose(request)
+        if fault.latency:
+            await asyncio.sleep(fault.latency)
+        if fault.drop:
+            return
+        if fault.status is not None:
+            after = '' if fault.retry_after is None else f'Retry-After: {fault.retry_after}\r\n'
+            writer.write(
+                f'HTTP/1.1 {fault.status} Fault\r\n{after}Content-Length: 0\r\nConnection: close\r\n\r\n'.encode()
+            )
+            await writer.drain()
+            return
+        up_reader, up_writer = await asyncio.open_connection(*self._upstream, limit=1 << 20)
+        kept = [line for line in lines if not line.lower().startswith('connection:')]
+        up_writer.write('\r\n'.join([first, *kept, 'Connection: close', '', '']).encode('latin-1'))
+        sending = asyncio.ensure_future(_pump(reader, up_writer))
+        try:
+            await self._relay(up_reader, writer, fault)
+        finally:
+            sending.cancel()
+            up_writer.close()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault) -> None:
+        head = await reader.readuntil(b'\r\n\r\n')
+        while head.startswith((b'HTTP/1.1 100', b'HTTP/1.0 100')):
+            writer.write(head)
+            head = await reader.readuntil(b'\r\n\r\n')
+        writer.write(head)
+        sent = 0
+        ends = [end for end in (fault.reset_after, fault.close_after, fault.stall_after) if end is not None]
+        while chunk := await reader.read(1 << 16):
+            part = bytearray(chunk[: ends[0] - sent] if ends else chunk)
+            if fault.flip_at is not None and sent <= fault.flip_at < sent + len(part):
+                part[fault.flip_at - sent] ^= 1
+            writer.write(part)
+            await writer.drain()
+            sent += len(part)
+            if fault.rate:
+                await asyncio.sleep(len(part) / fault.rate)
+            if ends and sent >= ends[0]:
+                if fault.stall_after is not None:
+                    await asyncio.sleep(3600)
+                if fault.reset_after is not None:
+                    await asyncio.sleep(0.05)  # let what was sent arrive: a reset discards the rest
+                    linger = struct.pack('ii', 1, 0)
+                    writer.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                return
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := await reader.read(1 << 16):
+            writer.write(chunk)
+            await writer.drain()
+
+
+def bind_to_parent() -> None:
+    """For child processes of tests: die when the test run is killed."""
+    if sys.platform == 'linux':
+        _die_with_parent()
+        if os.getppid() == 1:
+            os._exit(1)

@@ -1,0 +1,148 @@
+"""The golden fixtures, and the smallest possible dataset over them: index, files, readers."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import mmap
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from headrace.format import open_shard, parse_index, unpack_file, verify_file
+from headrace.format.shards import ShardInfo
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / 'shared' / 'golden' / 'open'
+VENDORED = ROOT / 'tests' / 'data' / 'formats'
+
+
+def load(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def formats() -> Path:
+    """All fixtures where they are at hand, else the ones that travel with the repository."""
+    return SHARED / 'formats' if (SHARED / 'formats').is_dir() else VENDORED
+
+
+def format_cases() -> list[dict[str, Any]]:
+    return load(formats() / 'manifest.json')['cases']
+
+
+def buffer_of(path: Path) -> memoryview:
+    data = path.read_bytes()
+    if not data:
+        return memoryview(data)
+    with path.open('rb') as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def reader_of(info: ShardInfo, folder: Path, scratch: Path, hash_name: str | None = None) -> Any:
+    """A reader of a shard of a local folder, unpacked into scratch where only the compressed file is there."""
+    buffers = []
+    for file in info.files:
+        path = folder / file.raw.basename
+        if not path.exists() and file.zip is not None:
+            packed = folder / file.zip.basename
+            verify_file(packed, file.zip, hash_name)
+            path = scratch / file.raw.basename
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unpack_file(info.compression or '', packed, path, file.raw.bytes)
+        verify_file(path, file.raw, hash_name)
+        buffers.append(buffer_of(path))
+    return open_shard(info, buffers, source=str(folder / info.files[0].raw.basename))
+
+
+def index_of(folder: Path, **options: Any) -> list[ShardInfo]:
+    return parse_index((folder / 'index.json').read_bytes(), source=str(folder / 'index.json'), **options)
+
+
+def neutral(v: Any) -> Any:
+    """A decoded value in the JSON form of the expected.json files."""
+
+    def digest(b: bytes) -> str:
+        return hashlib.sha256(b).hexdigest()
+
+    if v is None:
+        return {'t': 'none'}
+    if isinstance(v, bool):
+        return {'t': 'bool', 'v': v}
+    if isinstance(v, np.ndarray):
+        values = np.ascontiguousarray(v).tobytes()
+        return {'t': 'ndarray', 'dtype': v.dtype.name, 'shape': list(v.shape), 'sha256': digest(values)}
+    if isinstance(v, np.generic):
+        return {'t': 'scalar', 'dtype': v.dtype.name, 'hex': v.tobytes().hex()}
+    if isinstance(v, int):
+        return {'t': 'int', 'v': str(v)}
+    if isinstance(v, float):
+        return {'t': 'float', 'v': repr(v), 'hex': v.hex()}
+    if isinstance(v, str):
+        return {'t': 'str', 'v': v}
+    if isinstance(v, bytes | bytearray):
+        return {'t': 'bytes', 'len': len(v), 'sha256': digest(bytes(v))}
+    if isinstance(v, Decimal):
+        return {'t': 'decimal', 'v': str(v)}
+    if isinstance(v, Image.Image):
+        return {'t': 'image', 'mode': v.mode, 'size': list(v.size), 'sha256': digest(v.tobytes())}
+    for kind, name in ((list, 'list'), (tuple, 'tuple')):
+        if isinstance(v, kind):
+            return {'t': name, 'v': [neutral(x) for x in v]}
+    if isinstance(v, set | frozenset):
+        return {'t': 'set', 'v': [neutral(x) for x in sorted(v)]}
+    if isinstance(v, dict):
+        return {'t': 'dict', 'v': [[neutral(k), neutral(x)] for k, x in v.items()]}
+    return {'t': 'complex' if isinstance(v, complex) else 'other', 'v': repr(v)[:200]}
+
+
+def covers(big: Any, small: Any) -> bool:
+    """Whether ``big`` says at least what ``small`` says (expected values carry extra fields such as pixels)."""
+    if isinstance(small, dict):
+        return isinstance(big, dict) and all(k in big and covers(big[k], v) for k, v in small.items())
+    if isinstance(small, list):
+        return isinstance(big, list) and len(big) == len(small) and all(map(covers, big, small))
+    return big == small
+
+
+class NoValueError(Exception):
+    """The JSON form does not say enough to make the value."""
+
+
+def value(n: Any) -> Any:
+    """The object that a JSON form stands for."""
+    t = n['t']
+    if t == 'none':
+        return None
+    if t in ('bool', 'str'):
+        return n['v']
+    if t == 'int':
+        return int(n['v'])
+    if t == 'float':
+        return float(n['v'])
+    if t == 'decimal':
+        return Decimal(n['v'])
+    if t == 'bytes' and 'b64' in n:
+        return (bytearray if n.get('bytearray') else bytes)(base64.b64decode(n['b64']))
+    plain = n.get('dtype', '').rstrip('0123456789') in ('int', 'uint', 'float', 'bool') and n['dtype'] != 'float128'
+    if t == 'ndarray' and plain and ('data_hex' in n or 0 in n['shape']):
+        a = np.frombuffer(bytes.fromhex(n.get('data_hex', '')), n['dtype']).reshape(n['shape'])
+        return a.astype(a.dtype.newbyteorder('>')) if n.get('byteorder') == 'big' else a
+    if t == 'scalar' and plain:
+        return np.frombuffer(bytes.fromhex(n['hex']), n['dtype'])[0]
+    if t == 'image' and 'source_file_b64' in n:
+        return base64.b64decode(n['source_file_b64'])  # stored verbatim, as bytes are
+    if t == 'image' and 'pixels_b64' in n and n['mode'] != 'P':
+        return Image.frombytes(n['mode'], tuple(n['size']), base64.b64decode(n['pixels_b64']))
+    if t == 'list':
+        return [value(x) for x in n['v']]
+    if t == 'tuple':
+        return tuple(value(x) for x in n['v'])
+    if t == 'dict':
+        return {value(k): value(x) for k, x in n['v']}
+    if t == 'set':
+        return {value(x) for x in n['v']}
+    raise NoValueError(t)

@@ -1,0 +1,254 @@
+"""From a configuration to a dataset and a loader: arguments, batch size, topology, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from headrace.dataset.dataset import StreamingDataset
+from headrace.errors import ConfigError, TopologyError
+from headrace.mixing import LoaderConfig, StreamConfig, WorkerConfig, build_dataset, build_loader, load_config
+from headrace.order import Topology
+
+WriteShards = Callable[..., Path]
+
+
+@pytest.fixture
+def data(tmp_path: Path, write_shards: WriteShards) -> Path:
+    return write_shards(tmp_path / 'data', samples=96)
+
+
+@pytest.fixture(autouse=True)
+def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ('RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'SLURM_PROCID', 'OMPI_COMM_WORLD_RANK'):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config(data: Path, **keys: Any) -> LoaderConfig:
+    loaded = load_config({'train': {'local': data, 'device_batch_size': 8, **keys}}).train
+    assert loaded is not None
+    return loaded
+
+
+class Recorder:
+    """In the place of a dataset: keeps what it is made with."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+
+
+def recorded(loader: LoaderConfig, **keys: Any) -> dict[str, Any]:
+    dataset: Any = build_dataset(loader, dataset_class=cast('Any', Recorder), **keys)
+    return dataset.arguments
+
+
+def test_a_file_gives_the_same_samples_as_the_constructor(data: Path) -> None:
+    loader = build_loader(config(data, shuffle=True, shuffle_seed=3))
+    direct = StreamingDataset(local=str(data), batch_size=8, shuffle=True, shuffle_seed=3)
+    ids = [number for batch in loader for number in batch['id'].tolist()]
+    assert len(ids) == 96
+    assert ids == [sample['id'] for sample in direct]
+
+
+def test_every_key_arrives(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        'epoch_size': 10,
+        'predownload': 64,
+        'cache_limit': '1gb',
+        'sampling_method': 'fixed',
+        'sampling_granularity': 2,
+        'partition_algo': 'orig',
+        'num_canonical_nodes': 4,
+        'shuffle': True,
+        'shuffle_algo': 'native',
+        'shuffle_seed': 5,
+        'shuffle_block_size': '1k',
+        'batching_method': 'stratified',
+        'allow_unsafe_types': True,
+        'replication': 2,
+        'remainder': 'drop',
+    }
+    arguments = recorded(config(tmp_path, **keys))
+    (stream,) = arguments.pop('streams')
+    assert stream.local == str(tmp_path)
+    assert stream.name is None
+    expected = {**keys, 'cache_limit': 2**30, 'shuffle_block_size': 1000, 'batch_size': 8, 'topology': None}
+    assert arguments == expected
+    own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
+    assert set(keys) == own
+
+
+def test_the_default_seed_is_the_dataset_s(tmp_path: Path) -> None:
+    assert 'shuffle_seed' not in recorded(config(tmp_path))
+
+
+def test_what_a_stream_does_not_say_the_loader_says(tmp_path: Path) -> None:
+    defaults: dict[str, Any] = {
+        'download_retry': 7,
+        'download_timeout': 30,
+        'validate_hash': 'md5',
+        'keep_zip': True,
+        'endpoint_url': 'http://a',
+        'region': 'r',
+        'anonymous': True,
+        'requester_pays': True,
+    }
+    own: dict[str, Any] = {'download_retry': 0, 'keep_zip': False, 'anonymous': False, 'endpoint_url': 'http://b'}
+    streams = {'plain': {'remote': 's3://x/y'}, 'own': {'remote': 's3://x/z', 'repeat': 2, **own}}
+    loader = load_config({'train': {'streams': streams, 'device_batch_size': 8, **defaults}}).train
+    assert loader is not None
+    plain, special = recorded(loader)['streams']
+    assert (plain.name, special.name, special.repeat) == ('plain', 'own', 2)
+    assert {key: getattr(plain, key) for key in defaults} == defaults
+    assert {key: getattr(special, key) for key in defaults} == {**defaults, **own}
+
+
+@pytest.mark.parametrize(
+    ('topology', 'replication', 'expected'),
+    [
+        pytest.param(None, None, 96, id='alone'),
+        pytest.param(Topology(rank=1, world_size=4), None, 24, id='four ranks'),
+        pytest.param(Topology(rank=1, world_size=4, num_nodes=2, replication=2), None, 48, id='replicas'),
+        pytest.param(Topology(rank=1, world_size=4, num_nodes=2), 2, 48, id='replicas by the file'),
+        pytest.param(Topology(rank=1, world_size=4, replication=2), 2, 48, id='replicas by both'),
+    ],
+)
+def test_a_global_batch_is_divided(
+    tmp_path: Path, topology: Topology | None, replication: int | None, expected: int
+) -> None:
+    loader = config(tmp_path, device_batch_size=None, global_batch_size=96, replication=replication)
+    arguments = recorded(loader, topology=topology)
+    assert arguments['batch_size'] == expected
+    assert arguments['topology'].replication == (replication or (topology.replication if topology else 1))
+
+
+def test_the_launcher_s_ranks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('RANK', '3')
+    monkeypatch.setenv('WORLD_SIZE', '8')
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '4')
+    arguments = recorded(config(tmp_path, device_batch_size=None, global_batch_size=96, replication=2))
+    assert arguments['batch_size'] == 24
+    assert arguments['topology'] == Topology(rank=3, world_size=8, num_nodes=2, replication=2)
+
+
+def test_a_device_batch_needs_no_topology(tmp_path: Path) -> None:
+    assert recorded(config(tmp_path))['topology'] is None
+
+
+@pytest.mark.parametrize(
+    ('size', 'topology', 'expected'),
+    [
+        pytest.param(
+            10,
+            Topology(rank=0, world_size=4),
+            '4 ranks must divide the global batch size of train, but it is 10. The nearest that they divide: 8 and 12.',
+            id='ranks',
+        ),
+        pytest.param(
+            3,
+            Topology(rank=0, world_size=4),
+            '4 ranks must divide the global batch size of train, but it is 3. The nearest that they divide: 4.',
+            id='fewer than ranks',
+        ),
+        pytest.param(
+            9,
+            Topology(rank=0, world_size=8, replication=2),
+            '8 ranks with replication 2 make 4 replicas, which must divide the global batch size of train, '
+            'but it is 9. The nearest that they divide: 8 and 12.',
+            id='replicas',
+        ),
+    ],
+)
+def test_ranks_that_do_not_divide_are_refused(tmp_path: Path, size: int, topology: Topology, expected: str) -> None:
+    loader = config(tmp_path, device_batch_size=None, global_batch_size=size)
+    with pytest.raises(TopologyError) as raised:
+        build_dataset(loader, topology=topology)
+    assert str(raised.value) == expected
+
+
+def test_replication_given_twice_differently_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match=r'replication=2, but train says replication: 4'):
+        build_dataset(config(tmp_path, replication=4), topology=Topology(rank=0, world_size=8, replication=2))
+
+
+def test_ranks_share_the_batches_of_one_sequence(data: Path) -> None:
+    loader = config(data, device_batch_size=None, global_batch_size=12, shuffle=True)
+    alone = [set(batch['id'].tolist()) for batch in build_loader(loader, topology=Topology(rank=0, world_size=1))]
+    both = [build_loader(loader, topology=Topology(rank=rank, world_size=2)) for rank in range(2)]
+    together = [{*a['id'].tolist(), *b['id'].tolist()} for a, b in zip(*both, strict=True)]
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    'drop', [{'remainder': 'drop'}, {'loader': {'drop_last': True}}], ids=['remainder', 'drop_last']
+)
+def test_the_remainder_can_be_dropped_by_either_name(data: Path, drop: dict[str, Any]) -> None:
+    sizes = [len(batch['id']) for batch in build_loader(config(data, device_batch_size=10, **drop))]
+    assert sizes == [10] * 9
+    assert recorded(config(data, **drop))['remainder'] == 'drop'
+
+
+def test_worker_options_reach_the_loader(data: Path) -> None:
+    options = {
+        'num_workers': 1,
+        'prefetch_factor': 3,
+        'persistent_workers': True,
+        'timeout': 60,
+        'multiprocessing_context': 'fork',
+    }
+    loader = build_loader(config(data, loader=options), collate_fn=len)
+    assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers, loader.timeout) == (1, 3, True, 60)
+    assert loader.collate_fn is len
+    assert sum(loader) == 96
+
+
+def test_without_workers_their_options_are_ignored(data: Path) -> None:
+    options = {'prefetch_factor': 3, 'persistent_workers': True, 'timeout': 60, 'multiprocessing_context': 'spawn'}
+    assert sum(build_loader(config(data, loader=options), collate_fn=len)) == 96
+
+
+def test_a_dataset_of_one_s_own(data: Path) -> None:
+    class Doubled(StreamingDataset):
+        def __getitem__(self, index: Any) -> Any:
+            return 2 * super().__getitem__(index)['id']
+
+    loader = build_loader(config(data), dataset_class=Doubled)
+    assert sorted(number for batch in loader for number in batch.tolist()) == list(range(0, 192, 2))
+
+
+@pytest.mark.parametrize(
+    ('loader', 'expected'),
+    [
+        pytest.param(
+            LoaderConfig(local='/x'),
+            ['loader: has no batch size; give `global_batch_size` or `device_batch_size`'],
+            id='no batch size',
+        ),
+        pytest.param(
+            LoaderConfig(name='train', device_batch_size=1, loader=WorkerConfig()),
+            ['train: names no data; give `streams`, or `remote` and `local` of a single stream'],
+            id='no data',
+        ),
+        pytest.param(
+            LoaderConfig(
+                device_batch_size=1,
+                global_batch_size=1,
+                streams=(StreamConfig(name='a', local='/a', repeat=1, choose=1), StreamConfig(name='b')),
+            ),
+            [
+                'loader: `global_batch_size` and `device_batch_size` exclude each other; keep one',
+                'loader: stream a: a stream has at most one of `proportion`, `repeat` and `choose`; keep one',
+                'loader: stream b: a stream needs `remote`, `local`, or both',
+            ],
+            id='several',
+        ),
+    ],
+)
+def test_a_configuration_made_in_python_is_held_to_the_same_rules(loader: LoaderConfig, expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as raised:
+        build_dataset(loader)
+    assert [line.strip() for line in str(raised.value).split('\n')[1:]] == expected
