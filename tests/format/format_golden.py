@@ -6,18 +6,21 @@ import base64
 import hashlib
 import json
 import mmap
+import os
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
 
 from headrace.format import open_shard, parse_index, unpack_file, verify_file
-from headrace.format.shards import ShardInfo
+
+if TYPE_CHECKING:
+    from headrace.format.shards import ShardInfo
 
 ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / 'shared' / 'golden' / 'open'
+SHARED = Path(os.environ.get('HEADRACE_GOLDEN', ROOT.parent / 'shared' / 'golden')) / 'open'
 VENDORED = ROOT / 'tests' / 'data' / 'formats'
 
 

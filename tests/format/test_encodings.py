@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import struct
 import warnings
-from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import PIL
 import pytest
 from format_golden import NoValueError, covers, formats, load, neutral, value
 from hypothesis import given
@@ -20,6 +21,9 @@ from PIL import Image
 from headrace.errors import ConfigError, FormatError
 from headrace.format import encodings
 from headrace.format.encodings import get_mds_encoded_size, get_mds_encodings, is_mds_encoding, mds_decode, mds_encode
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 VECTORS = load(formats() / 'encodings.json')
 
@@ -33,6 +37,7 @@ def _ids(vector: dict[str, Any]) -> str:
     return f'{vector["encoding"]}-{str(vector.get("note") or vector.get("hex", ""))[:20]}'
 
 
+@pytest.mark.filterwarnings('ignore:Saving I mode images as PNG')
 @pytest.mark.parametrize('vector', VECTORS['encode'], ids=_ids)
 def test_encode_vectors(vector: dict[str, Any]) -> None:
     encoding = vector['encoding']
@@ -53,6 +58,8 @@ def test_encode_vectors(vector: dict[str, Any]) -> None:
         with pytest.raises((same.get(raises, ValueError), OSError if raises == 'OSError' else ValueError)):
             mds_encode(encoding, obj)
         return
+    if encoding == 'png' and vector['input'].get('mode') == 'I' and int(PIL.__version__.split('.')[0]) >= 13:
+        pytest.skip('Pillow 13 writes no PNG of mode I')
     data = mds_encode(encoding, obj)
     assert hashlib.sha256(data).hexdigest() == vector['sha256']
     if 'decoded' in vector:
@@ -103,7 +110,7 @@ WRONG_ARRAYS = [
     'ndarray:int8:1,,2',
     'ndarray:int8: 1',
     'ndarray:int8:1_0',
-    'ndarray:int8:١',
+    'ndarray:int8:\u0661',
     'ndarray:int8:+1',
     'ndarray::1',
     'ndarray:int8:2:3',
@@ -121,7 +128,7 @@ def test_parameters_of_arrays_are_checked(encoding: str) -> None:
     assert not is_mds_encoding(encoding)
 
 
-scalars = st.sampled_from([d for d in 'u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8'.split()])
+scalars = st.sampled_from(['u1', 'u2', 'u4', 'u8', 'i1', 'i2', 'i4', 'i8', 'f2', 'f4', 'f8'])
 arrays = npst.arrays(
     dtype=st.builds(np.dtype, scalars), shape=npst.array_shapes(min_dims=1, max_dims=5, min_side=1, max_side=6)
 )
@@ -157,13 +164,14 @@ def test_an_array_head_is_what_the_format_says(array: np.ndarray) -> None:
 def test_any_bytes_decode_or_are_refused(data: bytes, encoding: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        try:
+        with contextlib.suppress(FormatError):
             mds_decode(encoding, data)
-        except FormatError:
-            pass
 
 
-@given(st.integers(-(2**70), 2**70), st.sampled_from('uint8 uint16 uint32 uint64 int8 int16 int32 int64'.split()))
+@given(
+    st.integers(-(2**70), 2**70),
+    st.sampled_from(['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64']),
+)
 def test_integers_are_stored_exactly_or_refused(number: int, name: str) -> None:
     limits = np.iinfo(name)
     if limits.min <= number <= limits.max:
@@ -217,7 +225,25 @@ def test_json_that_is_nested_too_deeply_is_refused() -> None:
         mds_decode('json', b'[' * 200_000)
 
 
-MODES = ['L', 'RGB', 'RGBA', 'CMYK', '1', 'I', 'F', 'LA', 'YCbCr', 'HSV', 'I;16', 'P', 'LAB', 'RGBX', 'RGBa', 'La', 'PA']
+MODES = [
+    'L',
+    'RGB',
+    'RGBA',
+    'CMYK',
+    '1',
+    'I',
+    'F',
+    'LA',
+    'YCbCr',
+    'HSV',
+    'I;16',
+    'P',
+    'LAB',
+    'RGBX',
+    'RGBa',
+    'La',
+    'PA',
+]
 
 
 @pytest.mark.parametrize('mode', MODES)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import brotli
 import numpy as np
 import pytest
+import zstandard
 from format_golden import NoValueError, covers, format_cases, formats, index_of, load, neutral, reader_of, value
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError
 from headrace.format import JSONEncoder, MDSEncoder, XSVEncoder, decompress, dump_index
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 CASES = format_cases()
+# Compressed bytes are the same only from the libraries that the fixtures were written with.
+SAME_LIBRARIES = zstandard.ZSTD_VERSION == (1, 5, 7) and brotli.__version__.startswith('1.2.')
 # What upstream cannot read and we can, or refuse where upstream gives a wrong value.
 DIFFERS = {
     'mds_str_int_bool',  # the text "True": upstream raises, and so do we
@@ -107,11 +113,12 @@ def test_every_fixture_is_written_again_byte_for_byte(case: dict[str, Any]) -> N
     written['index.json'] = dump_index([shard.info for shard in done])
     wanted = {file['path']: file for file in case['files']}
     assert set(written) == set(wanted)
+    compression = case['writers'].get('compression')
     for name, data in written.items():
-        if wanted[name]['same_when_rewritten']:
+        if wanted[name]['same_when_rewritten'] and (not compression or SAME_LIBRARIES):
             assert hashlib.sha256(data).hexdigest() == wanted[name]['sha256'], name
         elif 'raw_sha256' in wanted[name]:
-            raw = decompress(case['writers']['compression'], data)
+            raw = decompress(compression, data)
             assert hashlib.sha256(raw).hexdigest() == wanted[name]['raw_sha256'], name
 
 

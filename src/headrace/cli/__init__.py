@@ -17,8 +17,10 @@ __all__ = ['COMMANDS', 'Command', 'main']
 class Command(Protocol):
     """A subcommand: a module of this package. Importing it must be cheap; ``run`` imports what the work needs."""
 
-    HELP: str
-    """One line, for ``headrace --help``."""
+    @property
+    def HELP(self) -> str:  # noqa: N802 - a module's constant
+        """One line, for ``headrace --help``."""
+        ...
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments."""

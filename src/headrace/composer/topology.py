@@ -20,6 +20,7 @@ def composer_topology(replication: int = 1) -> Topology:
     """The topology that Composer trains on, from torch.distributed or from the launcher's environment.
 
     Composer's word is taken, and not a cluster manager's: a shell within an allocation of eight tasks is one rank.
+    Under torchrun, NODE_RANK is set in the environment.
 
     Args:
         replication: Consecutive ranks that see the same samples.
@@ -27,8 +28,11 @@ def composer_topology(replication: int = 1) -> Topology:
     Raises:
         TopologyError: `replication` does not divide the ranks.
     """
+    # Composer cannot load a checkpoint where the launcher left NODE_RANK out. torchrun says it by another name.
+    if 'GROUP_RANK' in os.environ:
+        os.environ.setdefault('NODE_RANK', os.environ['GROUP_RANK'])
     world_size = dist.get_world_size()
-    # Composer itself refuses to say how many ranks a node has, or which node this is, where a launcher did not.
+    # Composer refuses to say how many ranks a node has where the launcher did not.
     local = os.environ.get('LOCAL_WORLD_SIZE', '')
     ranks_per_node = int(local) if local.isdigit() and int(local) and world_size % int(local) == 0 else world_size
     return Topology(

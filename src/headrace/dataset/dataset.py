@@ -36,6 +36,7 @@ from headrace.storage import CacheLimit
 
 __all__ = ['StreamingDataset']
 
+
 class StreamingDataset(IterableDataset[Any]):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
@@ -159,6 +160,7 @@ class StreamingDataset(IterableDataset[Any]):
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
             stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
+        self.order(0)  # refuses what it does not know now, and not at the first batch
         self._warn_about_blocks()
         self._topology = topology
         self._origin = self._pinned_state(initial_physical_nodes=self.topology.num_nodes)
@@ -317,6 +319,9 @@ class StreamingDataset(IterableDataset[Any]):
             from_beginning: whether they are counted from the epoch's start, or from where the pass was resumed.
         """
         epoch, start = self._progress.current(rank=self.topology.rank)
+        if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
+            # Composer saves an epoch's end when it counts the next epoch already, of which it has had nothing.
+            epoch, start = self._progress.next(rank=self.topology.rank)
         position = num_samples if from_beginning else start + num_samples
         return self.resume_state(epoch, min(position, self.epoch_size)).to_dict()
 
@@ -386,10 +391,13 @@ class StreamingDataset(IterableDataset[Any]):
             first=number,
             **self.look_ahead(plan.global_batch_size // topology.replicas),
         )
-        for k in range(number, plan.num_batches, count):
-            self.pool.advance(k)
-            for sample_id in plan.ids(k).tolist():
-                yield self[sample_id]
+        try:
+            for k in range(number, plan.num_batches, count):
+                self.pool.advance(k)
+                for sample_id in plan.ids(k).tolist():
+                    yield self[sample_id]
+        finally:
+            self._progress.end(epoch)
 
     def look_ahead(self, batch_size: int) -> dict[str, int]:
         """How far a worker with this device batch size looks ahead for shards to fetch."""

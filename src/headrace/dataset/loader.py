@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.progress import Progress
 from headrace.errors import ConfigError
 from headrace.order import Plan, Remainder, ResumeState, Topology
 
@@ -110,13 +111,15 @@ class _BatchReader(Dataset[Any]):
 class _EpochHint:
     """What a DataLoader's `sampler` is to Lightning and Fabric: somebody to tell the epoch to."""
 
-    def __init__(self, loader: StreamingDataLoader) -> None:
-        self._loader = loader
+    # Not the loader: a cycle would leave the end of its workers to the garbage collector, which takes their queues
+    # down first, and then waits for them in vain (5 s for each).
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
     def set_epoch(self, epoch: int) -> None:
         """Begin at `epoch`, unless this loader has a position of its own."""
-        if self._loader.dataset.progress.fresh and epoch > 0:
-            self._loader.dataset.progress.load(epoch, 0)
+        if self._progress.fresh and epoch > 0:
+            self._progress.load(epoch, 0)
 
     def __iter__(self) -> Iterator[None]:
         while True:
@@ -147,7 +150,7 @@ class StreamingDataLoader(DataLoader[Any]):
         TypeError: `dataset` is no StreamingDataset.
     """
 
-    dataset: StreamingDataset
+    dataset: StreamingDataset  # pyright: ignore[reportIncompatibleVariableOverride] - narrower, and never replaced
 
     def __init__(
         self,
@@ -170,7 +173,7 @@ class StreamingDataLoader(DataLoader[Any]):
         pin_memory_device: str = '',
         topology: Topology | None = None,
     ) -> None:
-        if not isinstance(dataset, StreamingDataset):
+        if not isinstance(dataset, StreamingDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f'A StreamingDataLoader reads a StreamingDataset, but got a {type(dataset).__name__}.')
         if type(dataset).__iter__ is not StreamingDataset.__iter__:
             raise TypeError(
@@ -210,18 +213,18 @@ class StreamingDataLoader(DataLoader[Any]):
         )
         # Trainers that make a loader anew pass on what PyTorch put in the place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
-        self._hint = _EpochHint(self)
+        self._hint = _EpochHint(dataset.progress)
         self._feed: DataLoader[Any] | None = None
         self._feed_key: object = None
         self._position: tuple[int, int] | None = None
 
     @property
-    def sampler(self) -> Any:
+    def sampler(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Takes Lightning's and Fabric's word on the epoch, where nothing better is known."""
         return self._hint
 
     @sampler.setter
-    def sampler(self, value: Any) -> None:
+    def sampler(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """PyTorch's constructor sets one; it is never asked."""
 
     # -- sizes -----------------------------------------------------------------------------------------------------
@@ -238,9 +241,7 @@ class StreamingDataLoader(DataLoader[Any]):
         return self.batch_size * self.dataset.topology.replicas
 
     def _reader(self) -> _BatchReader:
-        return _BatchReader(
-            self.dataset, self.dataset.topology, self.global_batch_size, self.remainder, self._collate
-        )
+        return _BatchReader(self.dataset, self.dataset.topology, self.global_batch_size, self.remainder, self._collate)
 
     def plan(self, epoch: int | None = None, start: int = 0) -> Plan:
         """Which samples make up each batch of an epoch, by default of the current one from its start."""
@@ -260,14 +261,22 @@ class StreamingDataLoader(DataLoader[Any]):
         plan = reader.plan(epoch, start)
         keys = (_BatchKey(epoch, start, number) for number in range(plan.num_batches))
         batches = self._workers(reader, keys) if self.num_workers else self._here(reader, keys)
-        for number, batch in enumerate(batches):
-            self._position = epoch, plan.end(number)
-            yield batch
+        is_whole = False
+        try:
+            for number, batch in enumerate(batches):
+                self._position = epoch, plan.end(number)
+                yield batch
+            is_whole = True
+        finally:
+            self.dataset.progress.end(epoch)
+            if not is_whole and not self.persistent_workers:
+                # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
+                getattr(batches, '_shutdown_workers', lambda: None)()
 
     def _here(self, reader: _BatchReader, keys: Iterator[_BatchKey]) -> Iterator[Any]:
         if not (self.pin_memory and torch.cuda.is_available()):
             return map(reader.__getitem__, keys)
-        pin = torch.utils.data._utils.pin_memory.pin_memory  # pyright: ignore
+        pin = torch.utils.data._utils.pin_memory.pin_memory  # pyright: ignore[reportAttributeAccessIssue]
         return (pin(reader[key]) for key in keys)
 
     def _workers(self, reader: _BatchReader, keys: Iterator[_BatchKey]) -> Iterator[Any]:

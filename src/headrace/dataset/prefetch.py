@@ -162,7 +162,7 @@ class Prefetcher:
             is_present, failure = False, None
             try:
                 is_present = self._fetch(shard)
-            except BaseException as error:  # noqa: BLE001 — raised again in the reader, by `wait`
+            except BaseException as error:  # raised again in the reader, by `wait`
                 failure = error
             with self._lock:
                 del self._state[shard]

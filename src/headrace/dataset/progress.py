@@ -12,7 +12,9 @@ import mmap
 import os
 import sys
 import tempfile
-from multiprocessing import context, reduction
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from torch.utils.data import get_worker_info
 __all__ = ['Progress']
 
 _RANKS, _WORKERS = 256, 64
-_EPOCH, _SAMPLE, _LOADED, _HEADER = 0, 1, 2, 8  # int64 slots before the cells
+_EPOCH, _SAMPLE, _LOADED, _ENDED, _HEADER = 0, 1, 2, 3, 8  # int64 slots before the cells
 _SIZE = 8 * (_HEADER + _RANKS * _WORKERS)
 
 
@@ -64,6 +66,14 @@ class Progress:
         cells[worker % _WORKERS] = passes + 1
         return self._pass(passes)
 
+    def end(self, epoch: int) -> None:
+        """End the pass of `epoch`, read to its last sample or left before."""
+        self._slots[_ENDED] = epoch + 1
+
+    def ended(self, *, rank: int) -> bool:
+        """Whether the pass that was begun last has ended; of a plain loader's workers, whether one is done with it."""
+        return self.begun(rank=rank) and int(self._slots[_ENDED]) == self.current(rank=rank)[0] + 1
+
     def _pass(self, passes: int) -> tuple[int, int]:
         epoch, sample = int(self._slots[_EPOCH]), int(self._slots[_SAMPLE])
         return (epoch, sample) if passes == 0 else (epoch + passes, 0)
@@ -89,10 +99,11 @@ class Progress:
         """Have the next pass begin at `sample` of `epoch`."""
         self._claim()
         self._slots[_HEADER:] = 0
+        self._slots[_ENDED] = 0
         self._slots[_EPOCH], self._slots[_SAMPLE], self._slots[_LOADED] = epoch, sample, 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if context.get_spawning_popen() is not None:  # to a worker of ours: share the memory itself
+        if get_spawning_popen() is not None:  # to a worker of ours: share the memory itself
             return _attach, (reduction.DupFd(self._fd), self._owner)
         return _copy, (self._slots[:_HEADER].tolist(), *self.next(rank=0))
 
@@ -107,7 +118,7 @@ def _anonymous_file() -> int:
         fd = os.memfd_create('headrace-progress', os.MFD_CLOEXEC)
     else:
         fd, path = tempfile.mkstemp(prefix='headrace-progress-')
-        os.unlink(path)
+        Path(path).unlink()
     os.ftruncate(fd, _SIZE)
     return fd
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -97,23 +97,22 @@ class ShardPool:
             lease.release()
         self._held.clear()
 
-    @contextmanager
-    def reader(self, shard: int) -> Iterator[ShardReader]:
-        """A shard's reader, valid inside the `with`."""
+    def _hold(self, shard: int) -> tuple[Lease, ShardReader]:
+        """A shard's reader, to be given back with `_done`."""
         held = self._held.get(shard)
-        if held is None:
-            held = self._open(shard)
-            if not self._is_limited:
-                self._held[shard] = held
-                if len(self._held) > MAPPED_SHARDS:
-                    self._held.popitem(last=False)[1][0].release()
-        else:
+        if held is not None:
             self._held.move_to_end(shard)
-        try:
-            yield held[1]
-        finally:
-            if self._is_limited:
-                held[0].release()
+            return held
+        held = self._open(shard)
+        if not self._is_limited:
+            self._held[shard] = held
+            if len(self._held) > MAPPED_SHARDS:
+                self._held.popitem(last=False)[1][0].release()
+        return held
+
+    def _done(self, lease: Lease) -> None:
+        if self._is_limited:
+            lease.release()
 
     def _open(self, shard: int) -> tuple[Lease, ShardReader]:
         if self._prefetcher is not None:
@@ -129,9 +128,12 @@ class ShardPool:
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         """One sample by its global id."""
-        shards, rows = self._sample_map.locate(np.array([sample_id]))
-        with self.reader(int(shards[0])) as reader:
-            return reader.sample(int(rows[0]))
+        shard, row = self._sample_map.locate_one(sample_id)
+        lease, reader = self._hold(shard)
+        try:
+            return reader.sample(row)
+        finally:
+            self._done(lease)
 
     def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
@@ -143,10 +145,13 @@ class ShardPool:
         by_shard = np.argsort(shards, kind='stable')
         sorted_shards = shards[by_shard]
         cuts = [0, *(np.flatnonzero(np.diff(sorted_shards)) + 1).tolist(), len(ids)]
-        for begin, end in zip(cuts, cuts[1:]):
+        for begin, end in pairwise(cuts):
             out_rows = by_shard[begin:end]
-            with self.reader(int(sorted_shards[begin])) as reader:
+            lease, reader = self._hold(int(sorted_shards[begin]))
+            try:
                 reader.gather(rows[out_rows], out_rows, columns)
+            finally:
+                self._done(lease)
         return collate_columns(columns)
 
 
@@ -167,4 +172,3 @@ def collate_columns(batch: ColumnBatch) -> dict[str, Any]:
                     f'override `__getitem__` to turn it into tensors of one shape.'
                 ) from error
     return out
-

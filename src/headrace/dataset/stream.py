@@ -17,7 +17,7 @@ import numpy.typing as npt
 from headrace.errors import ObjectNotFoundError, StreamError
 from headrace.format import ShardInfo, parse_index, unpack_file, verify_file
 from headrace.order import StreamSize
-from headrace.storage import CacheEntry, CachePart, CacheLimit, Retry, ShardCache, StoreOptions, open_store
+from headrace.storage import CacheEntry, CacheLimit, CachePart, Retry, ShardCache, StoreOptions, open_store
 
 __all__ = ['Stream']
 
@@ -165,7 +165,9 @@ class Stream:
             try:
                 index = self.cache(limit).fetch_file(INDEX, validate=self._check_index(allow_unsafe_types))
             except ObjectNotFoundError as error:
-                raise ObjectNotFoundError(f'No such file or directory: the index of stream {self.title}: {error}') from None
+                raise ObjectNotFoundError(
+                    f'No such file or directory: the index of stream {self.title}: {error}'
+                ) from None
         data = index.read_bytes()
         self.shards = parse_index(data, source=str(index), allow_unsafe_types=allow_unsafe_types)
         self.fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
@@ -224,7 +226,9 @@ class Stream:
                     packed_name=None if packed is None else packed.basename,
                     packed_size=None if packed is None else packed.bytes,
                     verify=partial(_verify, info=file.raw, algorithm=self.validate_hash),
-                    verify_packed=None if packed is None else partial(_verify, info=packed, algorithm=self.validate_hash),
+                    verify_packed=None
+                    if packed is None
+                    else partial(_verify, info=packed, algorithm=self.validate_hash),
                     unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
                 )
             )
@@ -257,15 +261,24 @@ _folders: weakref.WeakValueDictionary[Path, Stream] = weakref.WeakValueDictionar
 def _claim_folder(stream: Stream) -> None:
     folder = stream.folder.resolve()
     other = _folders.get(folder)
-    if other is not None and other is not stream and other.url != stream.url and not stream.is_local and not other.is_local:
+    if (
+        other is not None
+        and other is not stream
+        and other.url != stream.url
+        and not stream.is_local
+        and not other.is_local
+    ):
         raise StreamError(
-            f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. '
-            f'Provide a different one.'
+            f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. Provide a different one.'
         )
     _folders[folder] = stream
 
 
 def _missing_index(stream: Stream, index: Path) -> Exception:
     if stream.remote is None:
-        return RuntimeError(f'No `remote` provided, but local file {index} does not exist either. Check `local` and `split`.')
-    return ObjectNotFoundError(f'No such file or directory: {index}. Check `remote` and `split` of stream {stream.title}.')
+        return RuntimeError(
+            f'No `remote` provided, but local file {index} does not exist either. Check `local` and `split`.'
+        )
+    return ObjectNotFoundError(
+        f'No such file or directory: {index}. Check `remote` and `split` of stream {stream.title}.'
+    )

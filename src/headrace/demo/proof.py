@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from headrace.demo.corpora import CORPORA, corpus_ids
+from headrace.demo.corpora import corpus_ids
 from headrace.demo.records import Run, Step
 
 __all__ = ['Promise', 'Proof', 'check_mix', 'joined', 'prove']
@@ -47,24 +47,28 @@ class Proof:
         return not broken and self.seen == self.expected and self.loss_difference <= self.loss_tolerance
 
 
-def check_mix(promise: Promise, *, rows: int, samples_per_epoch: int) -> None:
-    """Hold the promised order against the mix: all code once, and all prose at least once, in every epoch.
+def check_mix(promise: Promise, *, rows: int, repeats: Mapping[str, float]) -> None:
+    """Hold the promised order against the mix, which says how often an epoch takes each corpus.
+
+    A stream goes on where the epoch before left it, so after any epoch its rows were taken equally often, give or take
+    the pass that is under way.
 
     Raises:
-        RuntimeError: If it is not so; then no comparison with this order proves anything.
+        RuntimeError: If it is not so; then a comparison with this order proves nothing.
     """
-    for epoch, batches in enumerate(promise):
-        times = Counter(i for batch in batches for i in batch)
-        code, prose = ([times[i] for i in corpus_ids(corpus, rows)] for corpus in CORPORA)
-        # A repeat of 1.4 takes a row once or twice, never three times.
-        good = (
-            set(code) == {1} and set(prose) == {1, 2} and sum(code) + sum(prose) == times.total() == samples_per_epoch
-        )
-        if not good:
-            raise RuntimeError(
-                f'epoch {epoch} of the promised order is not the mix: {times.total()} samples instead of '
-                f'{samples_per_epoch}, code rows taken {sorted(set(code))} times, prose rows {sorted(set(prose))} times'
-            )
+    times: Counter[int] = Counter()
+    for epoch, batches in enumerate(promise, start=1):
+        times.update(i for batch in batches for i in batch)
+        for corpus, repeat in repeats.items():
+            taken = [times[i] for i in corpus_ids(corpus, rows)]
+            passes = repeat * epoch
+            if sum(taken) != round(passes * rows) or not set(taken) <= {math.floor(passes), math.ceil(passes)}:
+                raise RuntimeError(
+                    f'the promised order is not the mix: {epoch} epochs make {passes:g} passes over {corpus}, but they '
+                    f'take {sum(taken)} samples of its {rows} rows, and a row {min(taken)} to {max(taken)} times'
+                )
+        if sum(times.values()) != sum(round(repeat * epoch * rows) for repeat in repeats.values()):
+            raise RuntimeError(f'the promised order has {sum(times.values())} samples in {epoch} epochs')
 
 
 def prove(

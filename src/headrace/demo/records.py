@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = ['Recorder', 'Run', 'Step', 'last_step', 'read_run']
 
@@ -94,6 +95,6 @@ def _whole_lines(path: Path) -> list[str]:
     return path.read_text(encoding='utf-8').split('\n')[:-1]
 
 
-def _read_rank(path: Path) -> tuple[dict[str, int], dict[int, dict]]:
+def _read_rank(path: Path) -> tuple[dict[str, int], dict[int, dict[str, Any]]]:
     start, *steps = (json.loads(line) for line in _whole_lines(path))
     return start, {record['step']: record for record in steps}

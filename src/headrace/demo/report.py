@@ -34,7 +34,7 @@ _LINES: Sequence[tuple[str, Callable[[Proof], str]]] = (
     ('resumed after step', lambda proof: f'{proof.checkpoint:,}'),
     ('batches replayed otherwise', lambda proof: f'{proof.wrong_replays:,}'),
     ('largest loss difference', lambda _: ''),
-    ('  just after the resume', lambda proof: f'{proof.loss_difference:.1e}'),
+    ('  right after the resume', lambda proof: f'{proof.loss_difference:.1e}'),
     ('  in the whole run', lambda proof: f'{proof.whole_loss_difference:.1e}'),
     ('verdict', lambda proof: 'exact' if proof.holds else 'BROKEN'),
 )
@@ -78,7 +78,7 @@ def draw_curves(trainings: Sequence[Training], path: Path) -> None:
         curves.legend(loc='upper right', frameon=False)
         trained = joined(training.killed, training.resumed)
         steps = sorted(trained.keys() & whole.keys())
-        distances.plot(steps, [abs(trained[n].loss - whole[n].loss) for n in steps], color='tab:blue', linewidth=1)
+        distances.plot(steps, [abs(trained[n].loss - whole[n].loss) for n in steps], '.', color='tab:blue', markersize=3)
         distances.axhline(training.proof.loss_tolerance, color='0.4', linestyle=':', label='tolerance')
         # Losses may agree to the last bit, which a purely logarithmic axis cannot show.
         distances.set_yscale('symlog', linthresh=1e-8)
@@ -90,10 +90,10 @@ def draw_curves(trainings: Sequence[Training], path: Path) -> None:
             panel.spines[['top', 'right']].set_visible(False)
         curves.annotate(
             f'kill -9 after step {killed_at},\nresumed from step {resumed_at}',
-            xy=(killed_at, curves.get_ylim()[1]),
-            xytext=(8, -10),
+            xy=(killed_at, 0.6),
+            xycoords=('data', 'axes fraction'),
+            xytext=(8, 0),
             textcoords='offset points',
-            verticalalignment='top',
             color='tab:red',
         )
     axes[0][0].set_ylabel('loss of the global batch')

@@ -103,10 +103,11 @@ class _Demo:
                 for batch in loader:
                     promise[-1].append(batch['id'].tolist())
                     bar.show(sum(map(len, promise)))
-        check_mix(promise, rows=self.settings.rows, samples_per_epoch=self.settings.samples_per_epoch)
+        check_mix(promise, rows=self.settings.rows, repeats=self.settings.repeats)
+        passes = ' and '.join(f'{repeat:g} x {corpus}' for corpus, repeat in self.settings.repeats.items())
         print(
-            f'{self.settings.epochs} epochs of {self.settings.samples_per_epoch:,} samples, the code once and the prose '
-            f'{self.settings.prose_repeat} times: {self.settings.steps} batches of {self.settings.global_batch_size}',
+            f'{self.settings.epochs} epochs of {passes}: {self.settings.epochs * self.settings.samples_per_epoch:,} '
+            f'samples in {self.settings.steps} global batches of {self.settings.global_batch_size}',
             flush=True,
         )
         return promise

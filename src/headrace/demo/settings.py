@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 __all__ = ['Launch', 'Settings']
 
@@ -23,19 +24,19 @@ class Launch:
 class Settings:
     """One demo. The defaults fit two cores and four minutes."""
 
-    rows: int = 1600
+    rows: int = 1280
     """Rows of text in each of the two corpora."""
     row_bytes: int = 129
     """Length of a row: each byte but the first is predicted from those before it."""
-    prose_repeat: float = 1.4
-    """Passes over the prose in one epoch: some rows are due twice, so a lost one cannot hide behind a repeated one."""
+    repeats: Mapping[str, float] = field(default_factory=lambda: {'code': 1, 'prose': 1.4})
+    """Passes over each corpus in one epoch, as ``mix.yaml`` says."""
     shard_bytes: int = 1 << 15
-    """Size of a shard before compression: some eight shards a corpus."""
+    """Size of a shard before compression: some six shards a corpus."""
     global_batch_size: int = 32
     epochs: int = 3
     checkpoint_every: int = 20
     """Optimizer steps between two checkpoints."""
-    kill_after: int = 187
+    kill_after: int = 147
     """The run is killed once this step is recorded: in the middle of the second epoch, 7 steps after a checkpoint."""
     uninterrupted: Launch = Launch(ranks=1, workers=0)
     killed: Launch = Launch(ranks=2, workers=1)
@@ -46,8 +47,8 @@ class Settings:
 
     @property
     def samples_per_epoch(self) -> int:
-        """Rows of code once, rows of prose ``prose_repeat`` times."""
-        return self.rows + round(self.rows * self.prose_repeat)
+        """The rows of all corpora, as often as the mix takes them."""
+        return sum(round(self.rows * repeat) for repeat in self.repeats.values())
 
     @property
     def steps(self) -> int:

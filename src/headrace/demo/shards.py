@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +18,7 @@ __all__ = ['opened_store', 'write_shards']
 
 
 @contextmanager
-def opened_store(store: str, out: Path) -> Iterator[str]:
+def opened_store(store: str, out: Path) -> Generator[str]:
     """A place for shards by its URL: a folder under ``out``, or a bucket of a server that lives as long as the block.
 
     Raises:

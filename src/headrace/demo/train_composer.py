@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from composer import Callback, Logger, State, Trainer
+from composer.core import Callback, State
+from composer.loggers import Logger
 from composer.models import ComposerModel
+from composer.trainer import Trainer
 from composer.utils import dist
 from torch import Tensor
 from typing_extensions import override
 
-from headrace.composer import streaming_data_spec
+from headrace.composer import StreamingPosition, streaming_data_spec
 from headrace.demo.assignment import read_assignment
 from headrace.demo.model import make_model, make_optimizer, next_byte_loss
 from headrace.demo.records import Recorder
-from headrace.mixing import load_config
 
 
 class _Gpt(ComposerModel):
@@ -63,11 +64,11 @@ def main() -> None:
     trainer = Trainer(
         model=model,
         optimizers=make_optimizer(model),
-        train_dataloader=streaming_data_spec(load_config(assignment.mix, overrides=assignment.overrides)),
+        train_dataloader=streaming_data_spec(assignment.mix, overrides=assignment.overrides),
         max_duration=f'{assignment.epochs}ep',
         device='cpu',
         precision='fp32',
-        callbacks=[_Record(Path(assignment.folder))],
+        callbacks=[StreamingPosition(), _Record(Path(assignment.folder))],
         save_folder=assignment.checkpoints,
         save_filename='step{batch}.pt',
         save_latest_filename=None,

@@ -15,7 +15,6 @@ from headrace.demo.assignment import read_assignment
 from headrace.demo.model import make_model, make_optimizer, next_byte_loss
 from headrace.demo.records import Recorder
 from headrace.lightning import StreamingDataModule
-from headrace.mixing import load_config
 
 
 class _Gpt(LightningModule):
@@ -60,7 +59,7 @@ class _Record(Callback):
 def main() -> None:
     """Train as assigned."""
     assignment = read_assignment()
-    data = StreamingDataModule(load_config(assignment.mix, overrides=assignment.overrides))
+    data = StreamingDataModule(assignment.mix, overrides=assignment.overrides)
     checkpoints = ModelCheckpoint(
         assignment.checkpoints,
         filename='step{step}',

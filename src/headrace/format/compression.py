@@ -39,8 +39,6 @@ _CHUNK: Final = 1 << 18
 """Bytes read and written at a time."""
 _ZSTD_FEED: Final = 1 << 10
 """Compressed bytes given to Zstandard at a time: 4 of them can stand for 128 KiB, and its output has no limit."""
-_OLD_BROTLI_FEED: Final = 64
-"""The same for Brotli before 1.2, whose output has no limit either."""
 
 
 class Compression(ABC):
@@ -86,9 +84,11 @@ class Compression(ABC):
             ShardError: ``data`` is not a complete compressed file.
             MissingDependencyError: the algorithm's package is not installed.
         """
+        errors = self.errors()
+        chunk = _check_bytes(data)
         try:
-            return b''.join(self.stream(iter([_check_bytes(data)])))
-        except self.errors() as error:
+            return b''.join(self.stream(iter([chunk])))
+        except errors as error:
             raise _damaged('the data', self.extension, str(error)) from error
 
     @abstractmethod
@@ -132,17 +132,20 @@ class Brotli(Compression):
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """See ``Compression.stream``."""
         decoder = _optional('brotli').Decompressor()
-        limited = hasattr(decoder, 'can_accept_more_data')  # since 1.2
+        if not hasattr(decoder, 'can_accept_more_data'):
+            raise MissingDependencyError(
+                "Brotli before 1.2 cannot limit the memory that a damaged file takes: pip install -U 'brotli>=1.2'"
+            )
         for chunk in chunks:
-            if limited:
-                yield decoder.process(chunk, output_buffer_limit=_CHUNK)
-                while not decoder.can_accept_more_data():
-                    yield decoder.process(b'', output_buffer_limit=_CHUNK)
-            else:
-                for at in range(0, len(chunk), _OLD_BROTLI_FEED):
-                    yield decoder.process(chunk[at : at + _OLD_BROTLI_FEED])
-        if not decoder.is_finished():
-            raise _truncated('br')
+            yield decoder.process(chunk, output_buffer_limit=_CHUNK)
+            while not decoder.can_accept_more_data():
+                yield decoder.process(b'', output_buffer_limit=_CHUNK)
+        while not decoder.is_finished():
+            # All input is taken in, but what it stands for may still wait for room.
+            piece = decoder.process(b'', output_buffer_limit=_CHUNK)
+            if not piece:
+                raise _truncated('br')
+            yield piece
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See ``Compression.errors``."""
@@ -226,7 +229,7 @@ class Snappy(Compression):
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See ``Compression.errors``."""
-        return (Exception,)
+        return (_optional('snappy').UncompressError,)
 
 
 class Zstandard(Compression):

@@ -128,9 +128,9 @@ class JSONEncoder(LineEncoder):
             _get(encoding)
         if not newline:
             raise ConfigError("`newline` is a text of at least one character, but got ''. Use '\\n'.")
-        super().__init__(
-            Schema('json', tuple(columns), tuple(columns.values()), newline=newline), compression, hashes, size_limit
-        )
+        names = tuple(sorted(columns))  # as an index lists them
+        encodings = tuple(columns[name] for name in names)
+        super().__init__(Schema('json', names, encodings, newline=newline), compression, hashes, size_limit)
 
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
         kept: dict[str, Any] = {}

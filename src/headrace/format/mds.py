@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 __all__ = ['MDSEncoder', 'MDSReader']
 
 _PAIR: Final = struct.Struct('<II')
+_SIZE: Final = np.dtype('<u4')
 # Up to here a loop over the rows is faster than the fixed cost of computing all positions at once.
-_FEW_ROWS: Final = 6
+_FEW_ROWS: Final = 4
 
 
 class _Column:
     """What reading one column needs, worked out once per schema."""
 
-    __slots__ = ('encoding', 'is_int', 'is_text', 'name', 'raw_type', 'shape', 'size', 'value_type')
+    __slots__ = ('encoding', 'is_int', 'is_text', 'name', 'raw_type', 'shape', 'size', 'strides', 'value_type')
 
     def __init__(self, name: str, encoding: str, size: int | None, array: tuple[np.dtype[Any], tuple[int, ...]] | None):
         self.name = name
@@ -43,23 +44,26 @@ class _Column:
         self.is_text = isinstance(self.encoding, Str)
         self.value_type: np.dtype[Any] | None = None
         self.shape: tuple[int, ...] = ()
+        self.strides: tuple[int, ...] = ()
         self.raw_type: np.dtype[Any] | None = None
         """How a whole value is copied into a batch: as a number, or as an opaque run of bytes."""
         if array is not None:
             self.value_type, self.shape = array[0].newbyteorder('<'), array[1]
+            self.strides = np.ndarray(self.shape, self.value_type).strides
             self.raw_type = np.dtype(f'V{size}') if self.shape else self.value_type
 
 
 class _Layout:
     """How the samples of a schema are laid out."""
 
-    __slots__ = ('columns', 'head', 'least', 'variable')
+    __slots__ = ('columns', 'head', 'head_type', 'least', 'variable')
 
     def __init__(self, schema: Schema) -> None:
         parts = zip(schema.names, schema.encodings, schema.sizes, schema.arrays, strict=True)
         self.columns = tuple(_Column(*part) for part in parts)
         self.variable = sum(column.size is None for column in self.columns)
         self.head = struct.Struct(f'<{self.variable}I')
+        self.head_type = np.dtype(f'V{self.head.size}')
         self.least = self.head.size + sum(column.size or 0 for column in self.columns)
         """Bytes of a sample whose variable-size values are all empty."""
 
@@ -132,8 +136,7 @@ class MDSReader:
             raw = np.ndarray((n,), column.raw_type, self._view, at, (stride,))
             typed = raw
             if column.shape:
-                inner = np.empty(column.shape, column.value_type).strides
-                typed = np.ndarray((n, *column.shape), column.value_type, self._view, at, (stride, *inner))
+                typed = np.ndarray((n, *column.shape), column.value_type, self._view, at, (stride, *column.strides))
             columns.append((column, typed, raw))
             at += column.size
         return tuple(columns)
@@ -141,15 +144,16 @@ class MDSReader:
     def sample(self, i: int) -> dict[str, Any]:
         """Sample ``i``; see ``ShardReader.sample``."""
         if not 0 <= i < self.num_samples:
-            raise IndexError(f'Shard {self._source} has samples 0 to {self.num_samples - 1}, but got {i}.')
+            raise self._range_error(i)
         if self._fixed is not None:
-            # An int becomes a Python int; indexing gives numpy scalars, which own their memory, and views of arrays.
-            return {
-                column.name: typed[i].item() if column.is_int else typed[i].copy() for column, typed, _ in self._fixed
-            }
+            sample: dict[str, Any] = {}
+            for column, typed, _ in self._fixed:
+                value = typed[i]  # a number of its own, or a view of an array
+                sample[column.name] = value.copy() if column.shape else int(value) if column.is_int else value
+            return sample
         begin, sizes = self._head(i)
         view, at, variable = self._view, begin + self._layout.head.size, iter(sizes)
-        sample: dict[str, Any] = {}
+        sample = {}
         for column in self._layout.columns:
             stop = at + (next(variable) if column.size is None else column.size)
             try:
@@ -158,6 +162,9 @@ class MDSReader:
                 raise self._value_error(i, column, error) from error
             at = stop
         return sample
+
+    def _range_error(self, i: int) -> IndexError:
+        return IndexError(f'Shard {self._source} has samples 0 to {self.num_samples - 1}, but got {i}.')
 
     def _head(self, i: int) -> tuple[int, tuple[int, ...]]:
         """Where sample ``i`` begins, and the checked sizes of its variable-size values."""
@@ -185,26 +192,23 @@ class MDSReader:
         batch: ColumnBatch,
     ) -> None:
         """Put samples ``rows`` into rows ``out_rows`` of ``batch``; see ``ShardReader.gather``."""
-        if len(rows) == 0:
+        count = len(rows)
+        if count == 0:
             return
-        if rows.min() < 0 or rows.max() >= self.num_samples:
-            raise IndexError(
-                f'Shard {self._source} has samples 0 to {self.num_samples - 1}, but got {rows.min()} to {rows.max()}.'
-            )
-        if self._fixed is not None:
-            raws = batch.raw
-            if len(rows) == 1:
-                row, out = int(rows[0]), int(out_rows[0])
-                for column, _, raw in self._fixed:
-                    raws[column.name][out] = raw[row]
-            else:
-                for column, _, raw in self._fixed:
-                    raws[column.name][out_rows] = raw[rows]
-        elif len(rows) <= _FEW_ROWS:
+        if count <= _FEW_ROWS:
             for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
+                if not 0 <= row < self.num_samples:
+                    raise self._range_error(row)
                 self._gather_row(row, out, batch)
-        else:
+            return
+        if np.minimum.reduce(rows) < 0:  # rows that are too large are refused by numpy's indexing
+            raise self._range_error(int(rows.min()))
+        if self._fixed is None:
             self._gather_rows(rows, out_rows, batch)
+            return
+        raws = batch.raw
+        for column, _, raw in self._fixed:
+            raws[column.name][out_rows] = raw[rows]
 
     def _bytes_as(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """The map as an array whose element ``i`` is the value of ``dtype`` at byte ``i``."""
@@ -215,6 +219,10 @@ class MDSReader:
         return array
 
     def _gather_row(self, row: int, out: int, batch: ColumnBatch) -> None:
+        if self._fixed is not None:
+            for column, _, raw in self._fixed:
+                batch.raw[column.name][out] = raw[row]
+            return
         begin, sizes = self._head(row)
         view, at, variable = self._view, begin + self._layout.head.size, iter(sizes)
         for column in self._layout.columns:
@@ -240,11 +248,11 @@ class MDSReader:
         begins = self._offsets[rows]
         room = self._offsets[rows + 1] - begins - layout.least
         if layout.variable == 1:
-            sizes = [self._bytes_as(np.dtype('<u4'))[begins].astype(np.int64)]
+            sizes = [self._bytes_as(_SIZE)[begins].astype(np.int64)]
             wrong = sizes[0] != room
         else:
-            heads = self._bytes_as(np.dtype(f'V{layout.head.size}'))[begins]
-            table = np.ndarray((len(rows), layout.variable), '<u4', heads.data).astype(np.int64)
+            heads = self._bytes_as(layout.head_type)[begins]
+            table = np.ndarray((len(rows), layout.variable), _SIZE, heads.data).astype(np.int64)
             wrong = table.sum(axis=1) != room
             sizes = list(table.T)
         if wrong.any():
@@ -252,7 +260,7 @@ class MDSReader:
             raise self._sizes_error(
                 int(rows[i]), int(room[i]) + layout.least, [int(column_sizes[i]) for column_sizes in sizes]
             )
-        outs = out_rows.tolist()
+        view, cut, outs = self._view, self._cut, out_rows.tolist()
         at, variable = begins + layout.head.size, iter(sizes)
         for column in layout.columns:
             if column.raw_type is not None:
@@ -260,35 +268,22 @@ class MDSReader:
                 batch.raw[column.name][out_rows] = self._bytes_as(column.raw_type)[at]
                 at = at + column.size
                 continue
-            stops = at + next(variable)
-            self._decode_values(column, rows, at.tolist(), stops.tolist(), batch.columns[column.name], outs)
-            at = stops
-
-    def _decode_values(
-        self,
-        column: _Column,
-        rows: np.ndarray[Any, np.dtype[np.int64]],
-        starts: list[int],
-        stops: list[int],
-        values: Any,
-        outs: list[int],
-    ) -> None:
-        view, cut, decode = self._view, self._cut, column.encoding.decode
-        try:
-            if cut is not None and column.is_text:
-                for out, start, stop in zip(outs, starts, stops, strict=True):
-                    values[out] = cut[start:stop].decode()
-            else:
-                for out, start, stop in zip(outs, starts, stops, strict=True):
-                    values[out] = decode(view[start:stop])
-        except (FormatError, UnicodeDecodeError):
-            # Find out which one it was; the loops above do not count, so that good data is read faster.
-            for row, start, stop in zip(rows.tolist(), starts, stops, strict=True):
-                try:
-                    decode(view[start:stop])
-                except FormatError as error:
-                    raise self._value_error(row, column, error) from error
-            raise
+            stop = at + next(variable)
+            starts, stops, values = at.tolist(), stop.tolist(), batch.columns[column.name]
+            try:
+                if cut is not None and column.is_text:
+                    for out, begin, end in zip(outs, starts, stops, strict=True):
+                        values[out] = cut[begin:end].decode()
+                else:
+                    decode = column.encoding.decode
+                    for out, begin, end in zip(outs, starts, stops, strict=True):
+                        values[out] = decode(view[begin:end])
+            except (FormatError, UnicodeDecodeError):
+                # The loops do not keep track of their row, so that good data is read faster: look for it now.
+                for row in rows.tolist():
+                    self.sample(row)
+                raise
+            at = stop
 
 
 class MDSEncoder(ShardEncoder):

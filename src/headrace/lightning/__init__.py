@@ -12,7 +12,7 @@ from __future__ import annotations
 from headrace.errors import MissingDependencyError
 
 try:
-    import lightning.pytorch  # noqa: F401 — the rest of the package imports it by name
+    import lightning.pytorch  # noqa: F401 # pyright: ignore[reportUnusedImport] — the modules below use it
 except ImportError as error:
     raise MissingDependencyError(
         'headrace.lightning needs the package `lightning`: pip install "headrace[lightning]". '

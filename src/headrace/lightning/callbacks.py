@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from headrace.lightning.counters import rewrite, trained_batches, trained_epochs
@@ -64,11 +64,13 @@ class PositionCallback(Callback):
             return
         fit_loop = checkpoint['loops']['fit_loop']
         position = self._datamodule.position
-        # The data module owns the position: what the loader says of itself must not be loaded after it.
-        loaders = fit_loop['state_dict'].pop('combined_loader', [])
+        loaders = fit_loop['state_dict'].get('combined_loader', [])
         state = checkpoint.get(type(self._datamodule).__qualname__) or checkpoint['callbacks'].get(self.state_key)
-        if state is None and len(loaders) == 1 and 'sample_in_epoch' in loaders[0]:
-            state = {'position': loaders[0]}
+        if len(loaders) == 1:
+            # The data module owns the position: what the loader says of itself must not be loaded after it.
+            del fit_loop['state_dict']['combined_loader']
+            if state is None and 'sample_in_epoch' in loaders[0]:
+                state = {'position': loaders[0]}
         if state is None:
             rank_zero_warn(
                 'The checkpoint holds no position of the data: it was saved without a StreamingDataModule. Training '
@@ -79,8 +81,13 @@ class PositionCallback(Callback):
         else:
             self._datamodule.load_state_dict(state)
         batches = state.get('trainer_batches', trained_batches(fit_loop))
+        if 'trainer_epoch' in state:
+            # At the end of an epoch, as a smaller limit may have made it, the position moved to the next one's start.
+            epochs = state['trainer_epoch'] + position.next()[0] - state['position']['epoch']
+        else:
+            epochs = trained_epochs(fit_loop, is_epoch_start=position.next()[1] == 0)
         restart = position.restart(
-            epochs=state.get('trainer_epoch', trained_epochs(fit_loop, is_epoch_start=position.is_epoch_start)),
+            epochs=epochs,
             batches=batches,
             steps=_optimizer_steps(fit_loop) if pl_module.automatic_optimization else batches,
         )

@@ -42,29 +42,31 @@ def rewrite(fit_loop: Counters, restart: Restart) -> bool:
         counters are loaded.
     """
     epochs = fit_loop['epoch_progress']
-    running = restart.epochs + (not restart.is_epoch_start)
-    _count(epochs, ready=running, started=running, processed=restart.epochs, completed=restart.epochs)
+    earlier_fits = epochs['total']['processed'] - epochs['current']['processed']
+    begun = restart.epochs + (not restart.is_epoch_start)
+    for counts, offset in ((epochs['current'], 0), (epochs['total'], earlier_fits)):
+        done = restart.epochs + offset
+        _set(counts, begun + offset, processed=done, completed=done)
 
     batches, state = fit_loop['epoch_loop.batch_progress'], fit_loop['epoch_loop.state_dict']
     validated = _is_between_validation_and_next_batch(batches['current'], state, restart)
     batches['is_last_batch'] = False
     if restart.done == 0:
-        _count(batches, ready=0, started=0, processed=0, completed=0)
-        _set_total(batches, restart.batches, completed=restart.batches)
+        _set(batches['current'], 0)
+        _set(batches['total'], restart.batches)
         state['_batches_that_stepped'] = restart.steps
         return True
     if validated:
         # Lightning goes on after the validation, or finishes it. Unfinished, it must begin anew: the metrics of its
         # first batches are lost.
-        _set_total(batches, restart.batches, completed=restart.batches)
+        _set(batches['total'], restart.batches)
         _begin_anew(fit_loop['epoch_loop.val_loop.batch_progress'])
         return False
-    # As a checkpoint has it that was taken at the end of a training batch. Lightning adds one to `completed`, and to
-    # the logged steps if the batch ended an optimizer step.
-    done = restart.done
-    _count(batches, ready=done, started=done, processed=done, completed=done - 1)
-    _set_total(batches, restart.batches, completed=restart.batches - 1)
-    state['_batches_that_stepped'] = restart.steps - (done % restart.accumulate == 0)
+    # As in a checkpoint from the end of a training batch. Lightning adds one to `completed`, and to the logged steps
+    # if the batch ended an optimizer step.
+    _set(batches['current'], restart.done, completed=restart.done - 1)
+    _set(batches['total'], restart.batches, completed=restart.batches - 1)
+    state['_batches_that_stepped'] = restart.steps - (restart.done % restart.accumulate == 0)
     return False
 
 
@@ -88,17 +90,12 @@ def _is_between_validation_and_next_batch(current: Counters, state: Counters, re
     return counts == {restart.done} and state.get('_batches_that_stepped', 0) < restart.steps
 
 
-def _count(progress: Counters, **counts: int) -> None:
-    """Set the current counts, and move the totals by as much as the processed ones move."""
-    before = progress['current']['processed']
-    offset = progress['total']['processed'] - before
-    for name, count in counts.items():
-        progress['current'][name] = count
-        progress['total'][name] = count + offset
-
-
-def _set_total(progress: Counters, total: int, *, completed: int) -> None:
-    progress['total'].update(ready=total, started=total, processed=total, completed=completed)
+def _set(counts: Counters, count: int, *, processed: int | None = None, completed: int | None = None) -> None:
+    counts.update(ready=count, started=count, processed=count, completed=count)
+    if processed is not None:
+        counts['processed'] = processed
+    if completed is not None:
+        counts['completed'] = completed
 
 
 def _begin_anew(validation: Counters) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from headrace.dataset.dataset import StreamingDataset
 
 __all__ = ['PassLoader']
 

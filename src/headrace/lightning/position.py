@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 from headrace.lightning.counters import Restart
 from headrace.order import Plan, Remainder, ResumeState
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lightning.pytorch import Trainer
 
     from headrace.dataset.dataset import StreamingDataset
@@ -36,29 +37,30 @@ class TrainPosition:
     """What happens to the samples after the last full global batch; set before the first use."""
 
     def __init__(self, dataset: StreamingDataset, trainer: Trainer) -> None:
+        self.trainer = trainer
         self._dataset = dataset
-        self._trainer = trainer
         self._pass: _Pass | None = None
 
     def begin(self, epoch: int, start: int) -> None:
         """A pass over the data begins: Lightning's counters are those from before its first batch."""
-        fit_loop = self._trainer.fit_loop
-        self._pass = _Pass(
-            epoch=epoch,
-            start=start,
-            trainer_epoch=fit_loop.epoch_progress.current.processed,
-            trainer_batches=fit_loop.epoch_loop.batch_progress.total.processed,
-        )
+        self._pass = _Pass(epoch, start, self._epochs.current.processed, self._batches.total.processed)
+
+    # Lightning types its counters by what they have in common.
+    @property
+    def _epochs(self) -> Any:
+        return self.trainer.fit_loop.epoch_progress
+
+    @property
+    def _batches(self) -> Any:
+        return self.trainer.fit_loop.epoch_loop.batch_progress
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """The position for a checkpoint: ints and strs, the same on every rank, valid at any time."""
-        loop = self._trainer.fit_loop
         if self._pass is None:
-            epoch, start = self._dataset.progress.next(rank=self._dataset.topology.rank)
-            trainer_epoch = loop.epoch_progress.current.processed
-            trainer_batches = loop.epoch_loop.batch_progress.total.processed
+            epoch, start = self.next()
+            trainer_epoch, trainer_batches = self._epochs.current.processed, self._batches.total.processed
         else:
             epoch, start, trained = self._trained(self._pass)
             trainer_epoch = self._pass.trainer_epoch + epoch - self._pass.epoch
@@ -72,14 +74,14 @@ class TrainPosition:
 
     def _trained(self, begun: _Pass) -> tuple[int, int, int]:
         """Epoch and position to go on from, and how many batches of the pass are trained."""
-        progress = self._trainer.fit_loop.epoch_loop.batch_progress
+        progress = self._batches
         trained = max(progress.total.processed - begun.trainer_batches, 0)
         plan = self._plan(begun.epoch, begun.start)
         # Lightning may end a pass before its last batch: `limit_train_batches`, or a hook that returns -1.
         is_ended = progress.is_last_batch and progress.current.ready == progress.current.processed
         if trained >= plan.num_batches or (trained and is_ended):
             return begun.epoch + 1, 0, trained
-        trained -= min(trained, progress.current.processed % self._trainer.accumulate_grad_batches)
+        trained -= min(trained, progress.current.processed % self.trainer.accumulate_grad_batches)
         return begun.epoch, plan.end(trained - 1) if trained else begun.start, trained
 
     # -- resuming --------------------------------------------------------------------------------------------------
@@ -110,24 +112,23 @@ class TrainPosition:
 
     def restart(self, *, epochs: int, batches: int, steps: int) -> Restart:
         """Where Lightning must go on for the position that was loaded."""
-        epoch, start = self._dataset.progress.next(rank=self._dataset.topology.rank)
+        epoch, start = self.next()
         return Restart(
             epochs=epochs,
             batches=batches,
             done=self._batches_left(epoch, 0) - self._batches_left(epoch, start),
             steps=steps,
             is_epoch_start=start == 0,
-            accumulate=self._trainer.accumulate_grad_batches,
+            accumulate=self.trainer.accumulate_grad_batches,
         )
 
-    @property
-    def is_epoch_start(self) -> bool:
-        """Whether the next pass begins at the start of an epoch."""
-        return self._dataset.progress.next(rank=self._dataset.topology.rank)[1] == 0
+    def next(self) -> tuple[int, int]:
+        """Epoch and first position of the pass that will be begun next."""
+        return self._dataset.progress.next(rank=self._dataset.topology.rank)
 
     def _batches_left(self, epoch: int, start: int) -> int:
         """Batches that Lightning takes from `start` to the end of the epoch, or to its own limit."""
-        batches, limit = self._plan(epoch, start).num_batches, self._trainer.limit_train_batches
+        batches, limit = self._plan(epoch, start).num_batches, self.trainer.limit_train_batches
         if isinstance(limit, float):
             limit = int(limit * self._plan(epoch, 0).num_batches)
         return min(batches, max(limit - start // self.global_batch_size, 0))

@@ -1,7 +1,7 @@
 """Which sample, when, where: integers in, integers out.
 
 1. `mixture`: stream sizes and weights become the number of samples that an epoch draws from each stream.
-2. `order`: `make_order` gives the global sequence of an epoch, `Order.at(positions)`, by a shuffle algorithm (`shuffle/`).
+2. `order`: `make_order` gives the global sequence of an epoch, `Order.at(positions)`, by an algorithm of `shuffle`.
 3. `plan`: a `Plan` cuts the sequence into global batches and says which rows are this rank's (`topology`).
 4. `locate`: a `SampleMap` finds shard and row of the ids.
 5. `state`: a `ResumeState` is a position of the sequence and what the sequence was made from.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
-from headrace.order.mixture import Mixture
+
+if TYPE_CHECKING:
+    from headrace.order.mixture import Mixture
 
 __all__ = ['DEFAULT_ALGORITHM', 'DEFAULT_SEED', 'OrderConfig']
 

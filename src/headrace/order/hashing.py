@@ -7,12 +7,13 @@ splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 
 from __future__ import annotations
 
 import hashlib
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.order.mixture import IntArray
+if TYPE_CHECKING:
+    from headrace.order.mixture import IntArray
 
 __all__ = ['MASK', 'KeyArray', 'derive', 'hash_text', 'hashes', 'keyed_order']
 

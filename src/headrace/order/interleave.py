@@ -6,16 +6,19 @@ node has, and every interleaving uses each of them once.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from headrace.order.hashing import derive, keyed_order
-from headrace.order.mixture import IntArray
+
+if TYPE_CHECKING:
+    from headrace.order.mixture import IntArray
 
 __all__ = ['Interleave', 'RandomInterleave', 'quotas']
 
-_MIN_WINDOW = 32768
+_SLOTS_IN_WINDOWS = 131072
+_MIN_WINDOW = 4096
 
 
 class Interleave(Protocol):
@@ -44,10 +47,12 @@ class RandomInterleave:
     A node's slots are cut into windows of equal length. The number of each stream's draws in all windows up to one is
     its share rounded down, the node's largest stream taking the rest, so that it is known without looking at earlier
     windows, and exact at the end. Within a window, draws are in the order of sorted hashes, which is made for the
-    window as a whole and kept: two windows a node, about 130 kB each.
+    window as a whole and kept, two windows a node.
 
-    Windows do not depend on the batch size, which may change in mid-epoch. They hold 16,384 to 32,768 slots, more with
-    more than 90 streams: the largest stream loses less than a slot to every other, and has at least 2·streams.
+    Windows do not depend on the batch size, which may change in mid-epoch. Together the nodes' windows hold some
+    100,000 slots, so that a batch takes a small part of them and its counts vary as freely as in a shuffled sequence.
+    They are longer where streams are many: rounding may take a slot from the largest stream for every other one, so
+    its share of the shortest window is at least the number of streams.
     """
 
     __slots__ = ('_begins', '_draws', '_held', '_key', '_largest', '_quotas', '_row', '_slots', '_streams', '_windows')
@@ -55,12 +60,13 @@ class RandomInterleave:
     def __init__(self, node_quotas: IntArray, key: int) -> None:
         """Take `quotas` int64[streams, nodes] and a key of the epoch."""
         num_streams, num_nodes = node_quotas.shape
-        size = max(_MIN_WINDOW, 4 * num_streams * num_streams)
         self._quotas = node_quotas
         self._key = key
         self._slots = np.maximum(node_quotas.sum(0), 1)
-        self._windows = -(-self._slots // size)
         self._largest = node_quotas.argmax(0)
+        # Windows have more than half this length.
+        fair = 2 * num_streams * -(-self._slots // np.maximum(node_quotas.max(0), 1))
+        self._windows = -(-self._slots // np.maximum(fair, max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)))
         self._held = np.full((num_nodes, 2), -1)  # windows in memory: even and odd ones
         self._row = np.zeros((num_nodes, 2), np.int64)  # and where they are in the following
         longest = int((-(-self._slots // self._windows)).max())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from headrace.order.mixture import IntArray, Mixture
+if TYPE_CHECKING:
+    from headrace.order.mixture import IntArray, Mixture
 
 __all__ = ['SampleMap']
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import EmptyDatasetError, StreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ['IntArray', 'Mixture', 'StreamSize']
 

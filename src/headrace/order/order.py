@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import ConfigError
-from headrace.order.config import OrderConfig
-from headrace.order.mixture import IntArray, Mixture
 from headrace.order.shuffle import ALGORITHMS
+
+if TYPE_CHECKING:
+    from headrace.order.config import OrderConfig
+    from headrace.order.mixture import IntArray, Mixture
 
 __all__ = ['Order', 'make_order']
 

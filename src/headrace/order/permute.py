@@ -1,24 +1,25 @@
 """Permutations that are evaluated at a point: where does number x go, without making the whole permutation.
 
-A Feistel network on the rectangle rows × columns >= n with cycle walking (Black and Rogaway: Ciphers with arbitrary
-finite domains, 2002): x = L·columns + R, columns a power of two near √n; rounds alternate L += F(R) mod rows and
-R += F(L) mod columns, F being keyed hashes; while the result is not below n, the network is applied again. The aim is
-statistical quality, not secrecy.
+A Feistel network on a rectangle of rows and columns, at least n cells, with cycle walking (Black and Rogaway: Ciphers
+with arbitrary finite domains, 2002): x = L·columns + R, columns a power of two near √n; rounds alternate
+L += F(R) mod rows and R += F(L) mod columns, F being keyed hashes; while the result is not below n, the network is
+applied again. The aim is statistical quality, not secrecy.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from headrace.order.hashing import KeyArray
-from headrace.order.mixture import IntArray
+if TYPE_CHECKING:
+    from headrace.order.hashing import KeyArray
+    from headrace.order.mixture import IntArray
 
 __all__ = ['column_bits', 'permute']
 
 # Multipliers of MurmurHash3's 64-bit finaliser (Appleby); the step between rounds is splitmix64's.
-_STEP, _MIX_1, _MIX_2 = (
-    np.array(c, np.uint64) for c in (0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
-)
+_STEP, _MIX_1, _MIX_2 = (np.array(c, np.uint64) for c in (0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53))
 _1, _32 = np.array(1, np.uint64), np.array(32, np.uint64)
 
 _ROUND_PAIRS = 4

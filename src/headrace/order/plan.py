@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
-from headrace.order.mixture import IntArray
-from headrace.order.order import Order
-from headrace.order.topology import Topology
+
+if TYPE_CHECKING:
+    from headrace.order.mixture import IntArray
+    from headrace.order.order import Order
+    from headrace.order.topology import Topology
 
 __all__ = ['Plan', 'Remainder']
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.errors import ResumeError
-from headrace.order.config import OrderConfig
-from headrace.order.mixture import Mixture
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.order.config import OrderConfig
+    from headrace.order.mixture import Mixture
 
 __all__ = ['STATE_VERSION', 'ResumeState', 'pinned_config', 'resolved_from_state']
 

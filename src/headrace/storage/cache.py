@@ -94,10 +94,6 @@ class ShardCache:
         self.__dict__.update(state)
         self._start()
 
-    def is_present(self, entry: CacheEntry) -> bool:
-        """Whether a shard's files are there, with the sizes that the index gives."""
-        return not self._absent(entry)
-
     def fetch(
         self, entry: CacheEntry, *, next_use: Callable[[CacheEntry], float] | None = None, wait: bool = True
     ) -> bool:
@@ -150,6 +146,10 @@ class ShardCache:
             tries += 1
         raise CacheError(f'{self.folder / entry.key} was deleted as often as it was fetched. Stop what deletes it.')
 
+    def is_present(self, entry: CacheEntry) -> bool:
+        """Whether all files of a shard are there, with the right sizes."""
+        return not self._absent(entry)
+
     def evict(self, entry: CacheEntry) -> bool:
         """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
         if self.store is None or len(self._absent(entry)) == len(entry.parts):
@@ -171,11 +171,10 @@ class ShardCache:
             return path
         if self.store is None:
             raise missing(path)
-        with self._fetch_lock(name) as lock:
+        with self._disk_errors(None), self._fetch_lock(name) as lock:
             if not self._valid_file(path, validate):
-                with self._disk_errors(name, 0):
-                    fetcher = self._fetcher()
-                    fetcher.publish([(fetcher.fetch_file(name, lock, validate), path)])
+                fetcher = self._fetcher()
+                fetcher.publish([(fetcher.fetch_file(name, lock, validate), path)])
         return path
 
     def _valid_file(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
@@ -292,36 +291,39 @@ class ShardCache:
             self._require_local(entry)
         if self._shelf is not None:
             suspend_leases()
-        lock = self._fetch_lock(entry.key)
+        with self._disk_errors(entry):
+            lock = self._fetch_lock(entry.key)
+            try:
+                with lock:
+                    return self._fetch_locked(entry, lock, next_use, ahead=ahead)
+            finally:
+                self.stats.add(seconds_waiting=lock.waited)
+
+    def _fetch_locked(
+        self, entry: CacheEntry, lock: FetchLock, next_use: Callable[[CacheEntry], float] | None, *, ahead: bool
+    ) -> int | Blocked | NoRoom | None:
+        absent = self._absent(entry)
+        if not absent:
+            return None
+        if self._limit is not None and self._shelf is not None:
+            for part in absent:  # of the wrong size, if it is there at all
+                (self.folder / part.name).unlink(missing_ok=True)
+            needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
+            outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
+            if outcome is not None:
+                return outcome
+        fetcher = self._fetcher()
+        made = fetcher.produce(absent, lock)
+        handle = self._pin(entry, made) if self._shelf is not None and not ahead else None
         try:
-            with lock:
-                absent = self._absent(entry)
-                if not absent:
-                    return None
-                needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
-                if self._limit is not None and self._shelf is not None:
-                    for part in absent:  # of the wrong size, if it is there at all
-                        (self.folder / part.name).unlink(missing_ok=True)
-                    outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
-                    if outcome is not None:
-                        return outcome
-                handle = None
-                with self._disk_errors(entry.key, needed):
-                    fetcher = self._fetcher()
-                    made = fetcher.produce(absent, lock)
-                    if self._shelf is not None and not ahead:
-                        handle = self._pin(entry, made)
-                    try:
-                        fetcher.publish(made)
-                    except BaseException:
-                        if handle is not None:
-                            os.close(handle)
-                        raise
-                if self.verify_present:
-                    self._verified.add(entry.key)
-                return handle
-        finally:
-            self.stats.add(seconds_waiting=lock.waited)
+            fetcher.publish(made)
+        except BaseException:
+            if handle is not None:
+                os.close(handle)
+            raise
+        if self.verify_present:
+            self._verified.add(entry.key)
+        return handle
 
     def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
         """Lock the entry's first part under its temporary name, if that is among what was made."""
@@ -351,17 +353,21 @@ class ShardCache:
             )
 
     @contextlib.contextmanager
-    def _disk_errors(self, name: str, needed: int) -> Generator[None]:
+    def _disk_errors(self, entry: CacheEntry | None) -> Generator[None]:
         try:
             yield
         except HeadraceError:
             raise
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                what = 'the index'
+                if entry is not None:
+                    parts = list(entry.parts)
+                    needed = space_needed(self.folder, parts, keep_packed=self.keep_packed)
+                    what = f'{entry.key}, which needs {needed} bytes'
                 raise DiskFullError(
-                    f'{self.folder} has no room for {name}, which needs {needed} bytes; '
-                    f'{shutil.disk_usage(self.folder).free} bytes are free. Make room, name a `local` on a larger '
-                    f'disk, or set `cache_limit` to less than the disk holds.'
+                    f'{self.folder} has no room for {what}; {shutil.disk_usage(self.folder).free} bytes are free. Make '
+                    f'room, name a `local` on a larger disk, or set `cache_limit` to less than the disk holds.'
                 ) from error
             if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
                 raise cannot_write(error.filename or self.folder, error) from error

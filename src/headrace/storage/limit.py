@@ -55,6 +55,8 @@ class Shelf:
     stats: CacheStats
     other_files: set[str] = field(default_factory=set[str])
     """Files that count but are never evicted, such as index.json."""
+    found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
+    """What ``find`` gave for the files that were there at the last count: it may have to build the entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,13 @@ class CacheLimit:
 
     def __repr__(self) -> str:
         return f'CacheLimit({self.size})'
+
+    def __getstate__(self) -> dict[str, int]:
+        return {'size': self.size}  # caches join again when they are unpickled
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.size = state['size']
+        self._shelves = {}
 
     def join(self, shelf: Shelf) -> None:
         """Count a folder. All processes that share it should share the whole group of folders."""
@@ -205,14 +214,17 @@ class CacheLimit:
 
     def _count(self) -> _Contents:
         contents = _Contents(0, 0, {}, [])
+        # Fetches first: one that ends in between is counted twice, in the other order it would not be counted at all.
+        for shelf in self._shelves.values():
+            _count_fetches(shelf.folder / FETCHES, contents)
         for shelf in self._shelves.values():
             _count_files(shelf, contents)
-            _count_fetches(shelf.folder / FETCHES, contents)
         return contents
 
 
 def _count_files(shelf: Shelf, contents: _Contents) -> None:
     folders = ['']
+    found: dict[str, CacheEntry] = {}
     while folders:
         prefix = folders.pop()
         try:
@@ -226,7 +238,7 @@ def _count_files(shelf: Shelf, contents: _Contents) -> None:
                     if name != FETCHES:
                         folders.append(f'{name}/')
                     continue
-                entry = shelf.find(name)
+                entry = shelf.found.get(name) or shelf.find(name)
                 if entry is None and name not in shelf.other_files:
                     continue
                 try:
@@ -237,9 +249,12 @@ def _count_files(shelf: Shelf, contents: _Contents) -> None:
                 if entry is None:
                     contents.fixed += info.st_size
                     continue
+                found[name] = entry
                 present = contents.present.setdefault((shelf.folder, entry.key), _Present(shelf, entry))
                 present.size += info.st_size
                 present.used = max(present.used, info.st_atime, info.st_mtime)
+    shelf.found.clear()
+    shelf.found.update(found)
 
 
 def _count_fetches(state: Path, contents: _Contents) -> None:

@@ -210,10 +210,13 @@ class FetchLock:
         if os.getpid() != self._pid:
             return  # forked while it was held: the lock is the parent's
         try:
-            if isinstance(error, HeadraceError):
-                _write_text(handle, json.dumps({'failed': type(error).__name__, 'message': str(error)[:8000]}))
             if _is_at(handle, self.path):
-                _remove_fetch(self.state, self.digest)
+                _remove_files(self.state, self.digest)
+            if isinstance(error, HeadraceError):
+                with contextlib.suppress(OSError):  # a full disk has no room for its own error
+                    _write_text(handle, json.dumps({'failed': type(error).__name__, 'message': str(error)[:8000]}))
+            if _is_at(handle, self.path):
+                _remove_lock(self.state, self.digest)
         finally:
             _release(handle)
 
@@ -241,6 +244,8 @@ class FetchLock:
                     raise cannot_write(self.folder, error) from error
                 time.sleep(0.001)
             except OSError as error:
+                if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
                 raise cannot_write(self.folder, error) from error
             else:
                 with contextlib.suppress(OSError):
@@ -254,11 +259,13 @@ class FetchLock:
     def _make_folders(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # others make and remove it as well
                 self.state.mkdir()
                 # Whoever may write to the folder may also clear up after another user's killed process.
                 self.state.chmod(0o777 & self.folder.stat().st_mode)
         except OSError as error:
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise
             raise cannot_write(self.folder, error) from error
 
 
@@ -293,13 +300,18 @@ def read_reservation(path: Path) -> int:
         return 0
 
 
-def _remove_fetch(state: Path, name: str) -> None:
-    """Remove what a fetch left, its lock file last, and the subfolder with its last file. Needs the lock."""
+def _remove_files(state: Path, name: str) -> None:
+    """Remove what a fetch has written. Needs its lock."""
     with contextlib.suppress(FileNotFoundError):
         for item in list(state.iterdir()):
             if item.name.startswith(f'{name}.') and item.suffix != '.lock':
                 item.unlink(missing_ok=True)
-        (state / f'{name}.lock').unlink(missing_ok=True)
+
+
+def _remove_lock(state: Path, name: str) -> None:
+    """Remove a fetch's lock file, the last of its files, and the subfolder with the last fetch. Needs the lock."""
+    with contextlib.suppress(FileNotFoundError):
+        (state / f'{name}.lock').unlink()
     with contextlib.suppress(OSError):
         state.rmdir()
 
@@ -321,4 +333,5 @@ def reclaim_fetches(folder: Path) -> None:
             raise cannot_write(folder, error) from error
         with held(handle):
             if try_lock_file(handle, path) and _is_at(handle, path):
-                _remove_fetch(state, name)
+                _remove_files(state, name)
+                _remove_lock(state, name)

@@ -63,7 +63,7 @@ def open_store(url: str | os.PathLike[str], options: StoreOptions | None = None)
     scheme, _ = split_url(text)
     factory = _factories.get(scheme)
     if factory is None:
-        close = difflib.get_close_matches(scheme, known_schemes(), n=1)
+        close = difflib.get_close_matches(scheme, known_schemes(), n=1, cutoff=0.5)
         hint = f' Did you mean "{close[0]}://"?' if close else ''
         raise ConfigError(
             f'A remote is a path or a URL with a known scheme ({", ".join(known_schemes())}); got {text!r}.{hint} '

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import os
+import functools
 import re
 import secrets
 import shutil
@@ -53,17 +53,7 @@ class S3Server:
 
     def client(self) -> Any:
         """A boto3 client with the server's own credentials, for setting up buckets."""
-        import boto3
-        from botocore.config import Config
-
-        return boto3.client(
-            's3',
-            endpoint_url=self.endpoint_url,
-            region_name='us-east-1',
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self.secret_key,
-            config=Config(request_checksum_calculation='when_required', response_checksum_validation='when_required'),
-        )
+        return _client(self)
 
     def environment(self) -> dict[str, str]:
         """Variables with which a process reaches this server by ``s3://`` URLs alone."""
@@ -82,7 +72,24 @@ class S3Server:
 
     def store(self, bucket: str, prefix: str = '', **options: Any) -> S3Store:
         """A store of this server; the credentials are taken from the environment."""
-        return S3Store(bucket, prefix, StoreOptions(**{'endpoint_url': self.endpoint_url, **options}))
+        return S3Store(
+            bucket, prefix, StoreOptions(endpoint_url=options.pop('endpoint_url', self.endpoint_url), **options)
+        )
+
+
+@functools.cache
+def _client(server: S3Server) -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.client(
+        's3',
+        endpoint_url=server.endpoint_url,
+        region_name='us-east-1',
+        aws_access_key_id=server.access_key,
+        aws_secret_access_key=server.secret_key,
+        config=Config(request_checksum_calculation='when_required', response_checksum_validation='when_required'),
+    )
 
 
 @contextlib.contextmanager
@@ -113,13 +120,16 @@ def rgw_server() -> Generator[S3Server]:
     ):
         folder = Path(name)
         port, monitor = _free_port(), _free_port()
-        fsid = _write_ceph_files(folder, port, monitor)
+        _write_ceph_files(folder, port, monitor)
 
         def run(*command: str) -> str:
-            done = subprocess.run(
+            done = subprocess.run(  # noqa: S603 - fixed programs
                 [command[0], '-c', str(folder / 'ceph.conf'), *command[1:]],
-                check=True, capture_output=True, text=True, timeout=START_TIMEOUT,
-            )  # fmt: skip
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=START_TIMEOUT,
+            )
             return done.stdout
 
         def start(*command: str) -> subprocess.Popen[bytes]:
@@ -146,11 +156,10 @@ def rgw_server() -> Generator[S3Server]:
             f'--secret={secret}',
         )
         _wait_for_http(port, gateway)
-        assert fsid
         yield S3Server('rgw', f'http://127.0.0.1:{port}', key, secret)
 
 
-def _write_ceph_files(folder: Path, port: int, monitor: int) -> str:
+def _write_ceph_files(folder: Path, port: int, monitor: int) -> None:
     fsid = str(uuid.uuid4())
     settings = {
         'fsid': fsid,
@@ -199,11 +208,10 @@ def _write_ceph_files(folder: Path, port: int, monitor: int) -> str:
         _quietly('ceph-authtool', *create, keyring, '--gen-key', '-n', user, *capabilities)
     address = f'[v1:127.0.0.1:{monitor}]'
     _quietly('monmaptool', '--create', '--clobber', '--fsid', fsid, '--addv', 'a', address, str(folder / 'monmap'))
-    return fsid
 
 
 def _quietly(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT)
+    subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT)  # noqa: S603 - fixed programs
 
 
 def _free_port() -> int:
@@ -221,7 +229,7 @@ def _die_with_parent() -> None:
 
 @contextlib.contextmanager
 def _process(command: list[str]) -> Generator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603 - fixed programs
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -425,11 +433,3 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while chunk := await reader.read(1 << 16):
             writer.write(chunk)
             await writer.drain()
-
-
-def bind_to_parent() -> None:
-    """For child processes of tests: die when the test run is killed."""
-    if sys.platform == 'linux':
-        _die_with_parent()
-        if os.getppid() == 1:
-            os._exit(1)

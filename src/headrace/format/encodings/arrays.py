@@ -105,7 +105,7 @@ class NDArray(Encoding):
             ValueError: 0-d, empty, of an unsupported dtype, or of another dtype or shape than the column's.
         """
         if isinstance(obj, np.generic):
-            raise ValueError(_scalar_message(obj))  # noqa: TRY004 - a value without axes, as an array of shape () is
+            raise ValueError(_scalar_message(obj))  # noqa: TRY004 - as for an array of shape ()
         if not isinstance(obj, np.ndarray):
             raise wrong_type(self.name, 'numpy arrays', obj)
         array: np.ndarray[Any, np.dtype[Any]] = obj
@@ -150,18 +150,20 @@ class NDArray(Encoding):
             start = 1
         if shape is None:
             shape, start = _read_shape(data, start)
-        expected = math.prod(shape) * dtype.itemsize
+        values = math.prod(shape)
+        expected = values * dtype.itemsize
         if size - start != expected:
             raise FormatError(
                 f'A value of encoding `{self.name}`, {dtype.name} of shape {_short(shape)}, has {expected} bytes of '
                 f'values, but got {size - start}.'
             )
-        if math.prod(shape) == 0:
+        if values == 0:
             raise FormatError(f'A value of encoding `{self.name}` has no zero-length axis, but got {_short(shape)}.')
         try:
-            return np.frombuffer(data, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder('='))
+            array = np.ndarray(shape, dtype, data, start)
         except ValueError as error:  # more axes than this numpy has
             raise FormatError(f'A value of encoding `{self.name}` cannot be an array: {error}.') from None
+        return array.copy() if dtype.isnative else array.astype(dtype.newbyteorder('='))
 
 
 def _scalar_message(obj: Any) -> str:

@@ -149,6 +149,6 @@ class Pickle(Encoding):
     def decode(self, data: Buffer) -> Any:
         """The object."""
         try:
-            return pickle.loads(data)  # noqa: S301 - allowed by the user
+            return pickle.loads(data)  # noqa: S301 - the user allowed it
         except Exception as error:
             raise FormatError(f'A value of encoding `pkl` cannot be unpickled: {error!r}.') from error

@@ -5,12 +5,16 @@ An algorithm makes the `headrace.order.order.Order` of an epoch from (mixture, c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from headrace.order.config import OrderConfig
-from headrace.order.mixture import Mixture
 from headrace.order.shuffle.native import NativeOrder, StoredOrder, native_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from headrace.order.config import OrderConfig
+    from headrace.order.mixture import Mixture
 
 __all__ = ['ALGORITHMS']
 

@@ -22,13 +22,17 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from headrace.order.hashing import KeyArray, derive, keyed_order
-from headrace.order.mixture import IntArray
+from headrace.order.hashing import KeyArray, derive, hashes, keyed_order
 from headrace.order.permute import column_bits, permute
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headrace.order.mixture import IntArray
 
 __all__ = ['CellTable', 'Parts']
 
@@ -50,6 +54,8 @@ class Parts:
     """The shard's first sample, numbered within its stream."""
     shard_sizes: IntArray
     """Samples of the whole shard."""
+    bits: IntArray
+    """`column_bits` of that."""
     keys: KeyArray
     """Keys of the permutations within shards, of this pass; uint64[parts]."""
 
@@ -111,50 +117,51 @@ class CellTable:
         return self._units.used
 
     def add(self, parts: Parts, block_size: int, key: int) -> int:
-        """Append a cell of at least one part and return its number: 0, 1, …"""
-        order = keyed_order(derive(key, 0), len(parts.sizes))
+        """Append a cell of at least one part and return its number, counted from 0."""
+        order = keyed_order(key, len(parts.sizes))
         sizes = parts.sizes[order]
         total = int(sizes.sum())
         mean = -(-total // len(sizes))
-        pieces = np.where(2 * sizes > 3 * mean, -(-sizes // mean), 1)
-        owner = np.repeat(np.arange(len(sizes)), pieces)
-        piece = np.arange(len(owner)) - (np.cumsum(pieces) - pieces)[owner]
-        before = sizes[owner] * piece // pieces[owner]
-        units = sizes[owner] * (piece + 1) // pieces[owner] - before
+        if 2 * int(sizes.max()) > 3 * mean:
+            pieces = np.where(2 * sizes > 3 * mean, -(-sizes // mean), 1)
+            owner = np.repeat(np.arange(len(sizes)), pieces)
+            piece = np.arange(len(owner)) - (np.cumsum(pieces) - pieces)[owner]
+            before = sizes[owner] * piece // pieces[owner]
+            units = sizes[owner] * (piece + 1) // pieces[owner] - before
+            order = order[owner]
+        else:
+            units, before = sizes, np.zeros_like(sizes)
 
         num_lanes = 1 if block_size >= total else min(len(units), max(1, block_size // mean))
-        opening = np.arange(num_lanes, dtype=np.int64) * mean // num_lanes
-        lane, row = _assign(units, opening)
-        opening = opening[: int(lane.max()) + 1]
-        closing = np.zeros_like(opening)
-        np.maximum.at(closing, lane, row + units)
-        runs = _Runs.of(opening, closing)
-
-        by_lane = np.lexsort((row, lane))
-        shard = order[owner[by_lane]]
-        lane, row, before = lane[by_lane], row[by_lane], before[by_lane]
+        lane, row = _assign(units, np.arange(num_lanes, dtype=np.int64) * mean // num_lanes)
+        places = (lane << _ROW_BITS) + row
+        by_place = places.argsort()
+        shards, lane, row = order[by_place], lane[by_place], row[by_place]
+        lasts = np.append((lane[1:] != lane[:-1]).nonzero()[0], len(lane) - 1)
+        closing = (row + units[by_place])[lasts]
+        runs = _Runs.of(np.arange(len(lasts)) * mean // num_lanes, closing)
         self._units.append(
-            ((self._lanes + lane) << _ROW_BITS) + row,
-            row - before - parts.skipped[shard],
-            parts.starts[shard],
-            parts.shard_sizes[shard],
-            column_bits(parts.shard_sizes[shard]),
-            parts.keys[shard].view(np.int64),
+            places[by_place] + (self._lanes << _ROW_BITS),
+            row - before[by_place] - parts.skipped[shards],
+            parts.starts[shards],
+            parts.shard_sizes[shards],
+            parts.bits[shards],
+            parts.keys[shards].view(np.int64),
         )
         positions = self._positions + runs.positions
-        first_slots = self._slots.used + np.where(runs.closing, len(opening), 0)
+        first_slots = self._slots.used + len(lasts) * runs.closing
         self._runs.append(positions, positions, runs.rows, runs.lanes, first_slots)
-        self._slots.append(self._lanes + np.arange(len(opening)))
+        self._slots.append(self._lanes + np.arange(len(lasts)))
         self._slots.append(self._lanes + np.argsort(-closing, kind='stable'))
 
         begins, chunks = _bands(runs, total, mean // 2, int(closing.min()), block_size)
-        keys = np.array([derive(key, 1, i) for i in range(len(begins))], np.uint64).view(np.int64)
+        keys = hashes(derive(key, 1), np.arange(len(begins))).view(np.int64)
         positions = self._positions + begins
         self._bands.append(positions, positions, chunks, column_bits(chunks), keys)
 
         self._cells.append(np.array([self._positions]))
         self._positions += total
-        self._lanes += len(opening)
+        self._lanes += len(lasts)
         return self._cells.used - 1
 
     def at(self, cells: IntArray, positions: IntArray) -> IntArray:
@@ -211,11 +218,13 @@ class _Runs:
     @classmethod
     def of(cls, opening: IntArray, closing: IntArray) -> _Runs:
         """Make the runs of lanes that open and close at these rows; the first opens at row 0."""
-        rows = np.unique(np.concatenate([opening, closing]))
-        closed = np.sort(closing).searchsorted(rows, 'right')
+        ends = np.sort(closing)
+        rows = np.sort(np.concatenate([opening, ends]))
+        rows = rows[np.append(True, rows[1:] != rows[:-1])]
+        closed = ends.searchsorted(rows, 'right')
         lanes = opening.searchsorted(rows, 'right') - closed
-        positions = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.diff(rows) * lanes[:-1])])
-        return cls(positions[:-1], rows[:-1], lanes[:-1], closed[:-1] > 0)
+        samples = (rows[1:] - rows[:-1]) * lanes[:-1]
+        return cls(samples.cumsum() - samples, rows[:-1], lanes[:-1], closed[:-1] > 0)
 
     def position(self, row: int) -> int:
         """Return the position of the first sample in a row that some lane is open in."""
@@ -238,9 +247,7 @@ def _assign(units: IntArray, opening: IntArray) -> tuple[IntArray, IntArray]:
     return lane, rows
 
 
-def _bands(
-    runs: _Runs, total: int, head_rows: int, tail_row: int, block_size: int
-) -> tuple[IntArray, IntArray]:
+def _bands(runs: _Runs, total: int, head_rows: int, tail_row: int, block_size: int) -> tuple[IntArray, IntArray]:
     """Return where bands of chunks of equal size begin, and those sizes; int64[bands] each, at most four."""
     head, tail = runs.position(head_rows), runs.position(tail_row)
     chunk = min(block_size, max(_MIN_CHUNK, _ROWS_PER_CHUNK * int(runs.lanes.max())))

@@ -21,14 +21,19 @@ these last: per epoch and stream at most C/2 draws, the last of the node that ha
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.order.config import OrderConfig
 from headrace.order.hashing import derive, hash_text, hashes, keyed_order
 from headrace.order.interleave import Interleave, RandomInterleave, quotas
-from headrace.order.mixture import IntArray, Mixture, StreamSize
+from headrace.order.permute import column_bits
 from headrace.order.shuffle.lanes import CellTable, Parts
+
+if TYPE_CHECKING:
+    from headrace.order.config import OrderConfig
+    from headrace.order.mixture import IntArray, Mixture, StreamSize
 
 __all__ = ['NativeOrder', 'StoredOrder', 'native_order']
 
@@ -110,7 +115,14 @@ class NativeOrder:
         )
         self._turns = _Turns(choose, before, np.where(choose % self._sizes, self._first_draws, 0), node_quotas)
         self._streams = [
-            _Stream(mixture.streams[i], nodes, block, key, int(before[s]), int(choose[s]))
+            _Stream(
+                mixture.streams[i],
+                num_nodes=nodes,
+                block_size=block,
+                key=key,
+                before=int(before[s]),
+                choose=int(choose[s]),
+            )
             for s, (i, block) in enumerate(zip(drawn, blocks, strict=True))
         ]
         self._max_units = 65536 + 4 * (mixture.num_shards + len(drawn) * nodes)
@@ -128,9 +140,12 @@ class NativeOrder:
         _check_positions(positions, self._size)
         if len(positions) <= _BULK:
             return self._at(positions)
+        # In ascending order each window and cell is made once.
         ids = np.empty(len(positions), np.int64)
+        ascending = np.argsort(positions, kind='stable')
         for i in range(0, len(positions), _BULK):
-            ids[i : i + _BULK] = self._at(positions[i : i + _BULK])
+            where = ascending[i : i + _BULK]
+            ids[where] = self._at(positions[where])
         return ids
 
     def _at(self, positions: IntArray) -> IntArray:
@@ -141,8 +156,10 @@ class NativeOrder:
             streams, draws = self._interleave.at(nodes, slots)
         draws, nodes = self._turns.at(streams, nodes, draws)
         draws += self._first_draws.take(streams)
-        passes, places = np.divmod(draws, self._sizes.take(streams))
-        places //= self.num_canonical_nodes
+        sizes = self._sizes.take(streams)
+        passes = draws // sizes
+        draws -= passes * sizes
+        places = draws // self.num_canonical_nodes
         ids = self._table.at(self._cells(streams, nodes, passes), places)
         ids += self._offsets.take(streams)
         return ids
@@ -222,7 +239,9 @@ class _Turns:
 class _Stream:
     """The shards of a stream in their fixed order, and the cells made of them."""
 
-    def __init__(self, stream: StreamSize, num_nodes: int, block_size: int, key: int, before: int, choose: int) -> None:
+    def __init__(
+        self, stream: StreamSize, *, num_nodes: int, block_size: int, key: int, before: int, choose: int
+    ) -> None:
         self._size, self._num_nodes, self._block_size = stream.size, num_nodes, block_size
         self._before, self._choose = before, choose
         self._key = derive(key, _STREAM, hash_text(stream.name))
@@ -230,7 +249,9 @@ class _Stream:
         self._shards = order[stream.shard_sizes[order] > 0]
         self._sizes = stream.shard_sizes[self._shards]
         self._starts = (np.cumsum(stream.shard_sizes) - stream.shard_sizes)[self._shards]
+        self._bits = column_bits(self._sizes)
         self._ends = np.cumsum(self._sizes)
+        self._pass_keys = (-1, 0, 0)
 
     def add_cell(self, table: CellTable, node: int, k: int) -> int:
         """Add to the table what a node has of pass k, and return the cell's number."""
@@ -239,15 +260,19 @@ class _Stream:
         last = int(self._ends.searchsorted(end, 'left')) + 1
         ends, sizes = self._ends[first:last], self._sizes[first:last]
         skipped = np.maximum(begin - (ends - sizes), 0)
-        key = derive(self._key, _PASS, k)
+        if self._pass_keys[0] != k:
+            key = derive(self._key, _PASS, k)
+            self._pass_keys = k, derive(key, _SHARD), derive(key, _CELL)
+        _, shard_key, cell_key = self._pass_keys
         parts = Parts(
             sizes=np.minimum(ends, end) - (ends - sizes) - skipped,
             skipped=skipped,
             starts=self._starts[first:last],
             shard_sizes=sizes,
-            keys=hashes(derive(key, _SHARD), self._shards[first:last]),
+            bits=self._bits[first:last],
+            keys=hashes(shard_key, self._shards[first:last]),
         )
-        return table.add(parts, self._block_size, derive(key, _CELL, node))
+        return table.add(parts, self._block_size, derive(cell_key, node))
 
     def _stretch(self, node: int, k: int) -> tuple[int, int]:
         """Return begin and end of a node's stretch of the line of shards, in samples, for pass k."""

@@ -1,0 +1,159 @@
+"""What the data module is given, and the datasets and loader options that this means."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from headrace.dataset.dataset import StreamingDataset
+from headrace.errors import ConfigError, TopologyError
+from headrace.mixing import Config, LoaderConfig, build_dataset, load_config
+
+if TYPE_CHECKING:
+    from headrace.order import Topology
+
+__all__ = ['SECTIONS', 'Configuration', 'LoaderSource', 'Source', 'Sources', 'sources_of_config', 'sources_of_section']
+
+Source: TypeAlias = StreamingDataset | LoaderConfig | Mapping[str, Any] | Callable[[], StreamingDataset]
+"""A dataset; or its configuration, its keyword arguments, or a function that makes it, for when the ranks are known."""
+
+Sources: TypeAlias = Source | Mapping[str, Source] | Sequence[Source]
+"""One source, or several, with names or without."""
+
+Configuration: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config
+"""A YAML file, its content (OmegaConf's included), or what `headrace.mixing.load_config` made of it."""
+
+SECTIONS = ('train', 'val', 'test', 'predict')
+
+_OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocessing_context')
+
+
+@dataclasses.dataclass(slots=True)
+class LoaderSource:
+    """One loader to be: where its dataset comes from, and how it is read."""
+
+    label: str
+    """What messages call it: the argument, and the name if there are several."""
+    source: Source
+    options: Mapping[str, Any]
+    """Of the loader, other than the batch size."""
+    dataset_class: Callable[..., StreamingDataset] | None = None
+    dataset: StreamingDataset | None = None
+    """The dataset, once it is open."""
+    topology: Topology | None = None
+    """What it was opened on."""
+
+    def open(self, topology: Topology) -> StreamingDataset:
+        """The dataset, bound to the topology. Made at the first call, or when a configuration meets other ranks."""
+        dataset = self.dataset
+        if isinstance(self.source, LoaderConfig):
+            if dataset is None or self.topology != topology:
+                dataset = build_dataset(self.source, topology=topology, dataset_class=self.dataset_class)
+        else:
+            if dataset is None:
+                dataset = self._make()
+            dataset.bind(_with_replication(topology, dataset.replication, self.label))
+        self.dataset, self.topology = dataset, topology
+        return dataset
+
+    def _make(self) -> StreamingDataset:
+        if isinstance(self.source, StreamingDataset):
+            return self.source
+        if isinstance(self.source, Mapping):
+            return (self.dataset_class or StreamingDataset)(**self.source)
+        made = cast('Callable[[], object]', self.source)()
+        if not isinstance(made, StreamingDataset):
+            raise ConfigError(f'{self.label}: the function must return a StreamingDataset, got {type(made).__name__}.')
+        return made
+
+
+def sources_of_config(
+    config: Configuration,
+    *,
+    overrides: Sequence[str] | Mapping[str, Any],
+    callables: Mapping[str, Any],
+    dataset_class: Callable[..., StreamingDataset] | None,
+) -> dict[str, list[LoaderSource]]:
+    """The sources of each section of a configuration; YAML's `eval` is Lightning's `val`."""
+    if not isinstance(config, Config):
+        config = load_config(config, overrides=overrides)
+    elif overrides:
+        raise ConfigError('`overrides` go over a file or a mapping; give them to `load_config` together with it.')
+    sections = {
+        'train': () if config.train is None else (config.train,),
+        'val': config.eval,
+        'test': config.test,
+        'predict': config.predict,
+    }
+    return {
+        section: [
+            LoaderSource(
+                f'{section} {loader.name}'.rstrip(),
+                loader,
+                loader_options({**_fields(loader), **callables}),
+                dataset_class,
+            )
+            for loader in loaders
+        ]
+        for section, loaders in sections.items()
+    }
+
+
+def sources_of_section(
+    section: str,
+    given: Sources | None,
+    *,
+    options: Mapping[str, Any],
+    dataset_class: Callable[..., StreamingDataset] | None,
+) -> list[LoaderSource]:
+    """The sources that an argument of the data module names."""
+    if given is None:
+        return []
+    if isinstance(given, Mapping) and given and all(_is_source(value) for value in given.values()):
+        named = {f'{section} {name}': value for name, value in given.items()}
+    elif _is_source(given):
+        named = {section: given}
+    elif isinstance(given, Sequence) and not isinstance(given, str):
+        named = {f'{section} {number}': value for number, value in enumerate(given)}
+    else:
+        named = {section: given}
+    wrong = {label: type(value).__name__ for label, value in named.items() if not _is_source(value)}
+    if wrong:
+        raise ConfigError(
+            f'A source must be a StreamingDataset, a LoaderConfig, keyword arguments of StreamingDataset, or a '
+            f'function that returns one, but got {wrong}.'
+        )
+    if section == 'train' and len(named) != 1:
+        raise ConfigError(
+            f'There is one training dataset, but got {len(named)}. Mix streams instead: '
+            f'StreamingDataset(streams=[Stream(..., proportion=...), ...]).'
+        )
+    return [LoaderSource(label, cast('Source', value), options, dataset_class) for label, value in named.items()]
+
+
+def loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a loader, without those that concern only workers if it has none."""
+    return {name: value for name, value in options.items() if options['num_workers'] or name not in _OF_WORKERS}
+
+
+def _is_source(value: object) -> bool:
+    if isinstance(value, type):
+        return False
+    return isinstance(value, (StreamingDataset, LoaderConfig, Mapping)) or callable(value)
+
+
+def _fields(config: LoaderConfig) -> dict[str, Any]:
+    return {field.name: getattr(config.loader, field.name) for field in dataclasses.fields(config.loader)}
+
+
+def _with_replication(topology: Topology, replication: int | None, label: str) -> Topology:
+    if replication in (None, 1, topology.replication):
+        return topology
+    if topology.replication > 1:
+        raise TopologyError(
+            f'{label}: the trainer has replication {topology.replication}, but the dataset says '
+            f'replication={replication}. Remove the argument: the trainer knows it.'
+        )
+    return dataclasses.replace(topology, replication=replication)

@@ -1,0 +1,188 @@
+"""Runs legs of a training with Composer's Trainer and writes down what every rank trained on.
+
+`python composer_legs.py LEGS.json` runs all legs of the file one after another, under any launcher.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from composer import Callback, ComposerModel, Evaluator, Trainer
+from composer.utils import checkpoint, dist
+from torch.utils.data import DataLoader, default_collate
+
+from headrace.composer import StreamingPosition, streaming_data_spec
+from headrace.dataset import StreamingDataLoader, StreamingDataset
+
+# What a leg's checkpoints are called, by when they are saved: after this batch, or at the end of this epoch.
+CHECKPOINTS = {'mid': 5, 'eighth': 8, 'last': 12, 'thirteenth': 13, 'boundary': 'ep1', 'second': 17}
+
+
+@dataclass
+class Leg:
+    name: str
+    data: str
+    out: str
+    workers: int = 0
+    global_batch: int = 8
+    duration: str = '2ep'
+    load: str | None = None
+    save: bool = False
+    subset: int = -1
+    follow: bool = True
+    kill_after: int | None = None
+    autoresume: bool = False
+    run: str | None = None
+    evaluate: str | None = None
+    remainder: str = 'repeat'
+    fits: int = 1
+    plain: bool = False
+    microbatch: int | None = None
+
+
+class Linear(ComposerModel):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.dropout = torch.nn.Dropout(0.5)
+        self.seen: list[int] = []
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        return self.dropout(self.layer(batch['x'].float().reshape(-1, 1)))
+
+    def loss(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        return (outputs**2).mean()
+
+    def eval_forward(self, batch: dict[str, Any], outputs: Any = None) -> torch.Tensor:
+        assert batch['x'].shape == batch['id'].shape
+        self.seen += batch['id'].tolist()
+        return self.forward(batch)
+
+    def get_metrics(self, is_train: bool) -> dict[str, Any]:
+        return {}
+
+    def update_metric(self, batch: Any, outputs: Any, metric: Any) -> None: ...
+
+
+class Recorder(Callback):
+    """Writes one line for each trained batch; lines survive the process."""
+
+    def __init__(self, leg: Leg) -> None:
+        self.leg = leg
+        self.file = open(Path(leg.out) / f'{leg.name}.rank{dist.get_global_rank()}.jsonl', 'w')  # noqa: SIM115
+        self.line: dict[str, Any] = {}
+
+    def after_dataloader(self, state: Any, logger: Any) -> None:
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+        time = state.timestamp
+        self.line = {
+            'epoch': int(time.epoch),
+            'batch': int(time.batch),
+            'batch_in_epoch': int(time.batch_in_epoch),
+            'sample_in_epoch': int(time.sample_in_epoch),
+            'len': int(state.dataloader_len),
+            'ids': state.batch['id'].tolist(),
+            'drawn': drawn + ([float(state.batch['noise'])] if 'noise' in state.batch else []),
+        }
+
+    def batch_end(self, state: Any, logger: Any) -> None:
+        print(json.dumps(self.line), file=self.file, flush=True)
+
+    def batch_checkpoint(self, state: Any, logger: Any) -> None:
+        batch = int(state.timestamp.batch)
+        for name, when in CHECKPOINTS.items():
+            if self.leg.save and when == batch:
+                self._save(state, name)
+        if self.leg.kill_after == batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def epoch_checkpoint(self, state: Any, logger: Any) -> None:
+        if self.leg.save and int(state.timestamp.epoch) == 1:
+            self._save(state, 'boundary')
+
+    def eval_end(self, state: Any, logger: Any) -> None:
+        model = getattr(state.model, 'module', state.model)
+        print(json.dumps({'evaluated': model.seen}), file=self.file, flush=True)
+        model.seen = []
+
+    def _save(self, state: Any, name: str) -> None:
+        checkpoint.save_checkpoint(state, str(Path(self.leg.out) / f'{self.leg.name}-{name}.pt'))
+
+
+class WithNoise(StreamingDataset):
+    """Draws a random number for each sample where it is read."""
+
+    def __getitem__(self, at: Any) -> Any:
+        return {**super().__getitem__(at), 'noise': torch.rand(())}
+
+
+def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+    batch = default_collate(samples)
+    return {**batch, 'noise': batch['noise'].sum()}
+
+
+def train_spec(leg: Leg) -> Any:
+    ranks = dist.get_world_size()
+    if leg.plain:
+        dataset = StreamingDataset(
+            local=leg.data, shuffle=True, batch_size=leg.global_batch // ranks, shuffle_seed=7
+        )
+        return DataLoader(dataset, batch_size=leg.global_batch // ranks, num_workers=leg.workers)
+    dataset = WithNoise(
+        local=leg.data, shuffle=True, batch_size=leg.global_batch // ranks, remainder=leg.remainder, shuffle_seed=7
+    )
+    loader = StreamingDataLoader(dataset, num_workers=leg.workers, collate_fn=_collate)
+    return streaming_data_spec(loader)
+
+
+def evaluators(leg: Leg) -> Any:
+    if leg.evaluate is None:
+        return None
+    spec = streaming_data_spec(
+        section='eval', local=leg.evaluate, global_batch_size=8, shuffle=True, num_workers=leg.workers
+    )
+    return [Evaluator(label='held_out', dataloader=spec, eval_interval='6ba')]
+
+
+def run(leg: Leg) -> Trainer:
+    model = Linear()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=train_spec(leg),
+        eval_dataloader=evaluators(leg),
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        max_duration=leg.duration,
+        callbacks=[*([StreamingPosition()] if leg.follow else []), Recorder(leg)],
+        load_path=leg.load,
+        train_subset_num_batches=leg.subset,
+        device='cpu',
+        seed=3,
+        progress_bar=False,
+        auto_log_hparams=False,
+        run_name=leg.run,
+        autoresume=leg.autoresume,
+        save_folder=str(Path(leg.out) / 'auto') if leg.autoresume else None,
+        save_interval='3ba',
+        device_train_microbatch_size=leg.microbatch,
+    )
+    trainer.fit()
+    for _ in range(leg.fits - 1):
+        trainer.fit(duration=leg.duration)
+    trainer.close()
+    return trainer
+
+
+if __name__ == '__main__':
+    warnings.simplefilter('ignore')
+    for options in json.loads(Path(sys.argv[1]).read_text()):
+        run(Leg(**options))

@@ -1,0 +1,59 @@
+"""Starts legs in processes, and reads what their ranks wrote down."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from composer_legs import Leg
+
+from headrace.dataset import MDSWriter, StreamingDataset
+
+
+def make_data(folder: Path, samples: int) -> str:
+    with MDSWriter(out=str(folder), columns={'id': 'int', 'x': 'float32'}, size_limit=240) as writer:
+        for number in range(samples):
+            writer.write({'id': number, 'x': number / samples})
+    return str(folder)
+
+
+def launch(command: list[str], legs: list[Leg], *, killed: bool = False) -> None:
+    """Run legs in processes of their own: `composer -n 2`, `torchrun --nproc-per-node 2`, ..."""
+    plan = Path(legs[0].out) / f'{legs[0].name}.legs.json'
+    plan.write_text(json.dumps([asdict(leg) for leg in legs]))
+    # The launchers lie beside the interpreter.
+    command = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
+    script = str(Path(__file__).with_name('composer_legs.py'))
+    environ = os.environ | {'OMP_NUM_THREADS': '1'}
+    done = subprocess.run(  # a launcher stops its ranks itself when it is interrupted
+        [*command, script, str(plan)], env=environ, capture_output=True, text=True, timeout=500, check=False
+    )
+    if (done.returncode == 0) == killed:
+        pytest.fail(f'{command} ended with exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}')
+
+
+def lines(leg: Leg, rank: int = 0, key: str = 'ids') -> list[dict[str, Any]]:
+    text = (Path(leg.out) / f'{leg.name}.rank{rank}.jsonl').read_text()
+    return [line for line in map(json.loads, text.splitlines()) if key in line]
+
+
+def trained(leg: Leg, ranks: int) -> dict[int, list[int]]:
+    """The ids of each global batch, sorted, by the number of batches that the run trained before it."""
+    batches: dict[int, list[int]] = {}
+    for rank in range(ranks):
+        for line in lines(leg, rank):
+            batches.setdefault(line['batch'], []).extend(line['ids'])
+    return {batch: sorted(ids) for batch, ids in batches.items()}
+
+
+def sequence(folder: str, epoch: int, start: int = 0, size: int = 8) -> list[list[int]]:
+    """The ids of each global batch of an epoch, from a position, as the plan says; no trainer is asked."""
+    dataset = StreamingDataset(local=folder, shuffle=True, batch_size=size, shuffle_seed=7)
+    plan = dataset.plan(epoch=epoch, start=start)
+    return [sorted(plan.ids(k).tolist()) for k in range(plan.num_batches)]

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+try:
+    import composer.core  # noqa: F401 - this folder alone would pass for a package of that name
+except ImportError:
+    collect_ignore_glob = ['*']
+else:
+    from composer_legs import Leg
+    from composer_runs import launch, make_data
+
+    TOPOLOGIES = {'1x0': (1, 0), '1x2': (1, 2), '2x0': (2, 0), '2x1': (2, 1)}
+
+
+@pytest.fixture(scope='session')
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str = 'master') -> Path:
+    """A folder that all processes of a test run share."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if base.name.startswith('popen-') else base) / 'composer'
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope='session')
+def data(shared: Path) -> str:
+    """96 samples: 12 global batches of 8."""
+    return _once(shared, 'data', lambda folder: make_data(folder, 96))
+
+
+@pytest.fixture(scope='session')
+def uneven(shared: Path) -> str:
+    """101 samples: the last of 13 global batches of 8 has 5."""
+    return _once(shared, 'uneven', lambda folder: make_data(folder, 101))
+
+
+@pytest.fixture(scope='session')
+def references(shared: Path, data: str) -> Path:
+    """Two epochs without interruption on each topology, named as it is, with all kinds of checkpoints."""
+
+    def train(folder: Path) -> None:
+        folder.mkdir()
+        for ranks in (1, 2):
+            names = [name for name, (of, _) in TOPOLOGIES.items() if of == ranks]
+            legs = [Leg(name, data, str(folder), workers=TOPOLOGIES[name][1], save=True) for name in names]
+            launch(['composer', '-n', str(ranks)], legs)
+
+    return Path(_once(shared, 'references', train))
+
+
+def _once(shared: Path, name: str, make: object) -> str:
+    with open(shared / f'{name}.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = shared / f'{name}.done'
+        if not done.exists():
+            make(shared / name)
+            done.touch()
+    return str(shared / name)

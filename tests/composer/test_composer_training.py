@@ -1,0 +1,182 @@
+"""One rank with the options of Composer that touch the position, in this process."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composer import Trainer
+from composer_legs import Leg, Linear, run, train_spec
+from composer_runs import lines, make_data, sequence, trained
+
+from headrace.composer import StreamingPosition, streaming_data_spec
+from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.errors import ConfigError, ResumeError, TopologyError
+
+pytestmark = [
+    pytest.mark.composer,
+    pytest.mark.filterwarnings('ignore'),  # Composer's and its dependencies' own
+]
+
+
+@pytest.fixture
+def both_epochs(data: str) -> list[list[int]]:
+    return sequence(data, 0) + sequence(data, 1)
+
+
+@pytest.fixture(scope='module')
+def checkpoints(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run without the callback, which therefore holds no random state."""
+    out = tmp_path_factory.mktemp('checkpoints')
+    run(Leg('bare', data, str(out), follow=False, save=True))
+    return out
+
+
+def batches(leg: Leg) -> list[list[int]]:
+    return list(trained(leg, 1).values())
+
+
+def trainer_of(train: Any, **options: Any) -> Trainer:
+    model = Linear()
+    return Trainer(
+        model=model,
+        train_dataloader=train,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        max_duration='1ep',
+        callbacks=[StreamingPosition()],
+        device='cpu',
+        progress_bar=False,
+        **options,
+    )
+
+
+@pytest.mark.parametrize(('kind', 'behind'), [('mid', 5), ('last', 12), ('boundary', 12), ('second', 17)])
+@pytest.mark.parametrize('follow', [False, True], ids=['without', 'with'])
+def test_checkpoints_of_a_run_without_the_callback(
+    checkpoints: Path, data: str, tmp_path: Path, both_epochs: list[list[int]], kind: str, behind: int, follow: bool
+) -> None:
+    leg = Leg('rest', data, str(tmp_path), follow=follow, load=str(checkpoints / f'bare-{kind}.pt'))
+    run(leg)
+    assert trained(leg, 1) == dict(enumerate(both_epochs[behind:], behind))
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize(('kind', 'behind'), [('mid', 5), ('last', 12), ('boundary', 12)])
+def test_a_plain_dataloader(
+    data: str, tmp_path: Path, both_epochs: list[list[int]], kind: str, behind: int, workers: int
+) -> None:
+    first = Leg('first', data, str(tmp_path), plain=True, workers=workers, save=True)
+    rest = Leg('rest', data, str(tmp_path), plain=True, workers=workers, load=f'{tmp_path}/first-{kind}.pt')
+    run(first)
+    run(rest)
+    assert batches(first) == both_epochs
+    assert batches(rest) == both_epochs[behind:]
+
+
+@pytest.mark.parametrize(('duration', 'expected'), [('5ba', 10), ('1ep', 24)])
+def test_a_second_fit_goes_on_where_the_first_ended(
+    data: str, tmp_path: Path, both_epochs: list[list[int]], duration: str, expected: int
+) -> None:
+    leg = Leg('twice', data, str(tmp_path), duration=duration, fits=2)
+    run(leg)
+    assert batches(leg) == both_epochs[:expected]
+
+
+@pytest.mark.parametrize(('kind', 'behind'), [('mid', 5), ('eighth', 8), ('boundary', 8), ('last', 12)])
+def test_a_subset_of_the_epochs_batches(data: str, tmp_path: Path, kind: str, behind: int) -> None:
+    first = Leg('first', data, str(tmp_path), subset=8, save=True)
+    rest = Leg('rest', data, str(tmp_path), subset=8, load=f'{tmp_path}/first-{kind}.pt')
+    run(first)
+    run(rest)
+    short = sequence(data, 0)[:8] + sequence(data, 1)[:8]
+    assert batches(first) == short
+    assert batches(rest) == short[behind:]
+    assert {line['len'] for line in lines(rest)} == {8}
+
+
+def test_the_rest_of_an_epoch_in_larger_batches_twice(data: str, tmp_path: Path) -> None:
+    """5 batches of 8, 2 of 24, then again batches of 4."""
+    run(Leg('a', data, str(tmp_path), save=True, duration='5ba'))
+    longer = Leg('b', data, str(tmp_path), global_batch=24, load=f'{tmp_path}/a-mid.pt', duration='7ba')
+    trainer = run(longer)
+    trainer.save_checkpoint(f'{tmp_path}/b.pt')
+    shorter = Leg('c', data, str(tmp_path), global_batch=4, load=f'{tmp_path}/b.pt', duration='1ep')
+    run(shorter)
+    assert batches(longer) == sequence(data, 0, 40, 24)[:2]
+    assert batches(shorter) == sequence(data, 0, 88, 4)
+    assert [line['batch_in_epoch'] for line in lines(shorter)] == [22, 23]
+
+
+def test_evaluation_takes_the_same_batches_each_time_and_moves_nothing(
+    data: str, uneven: str, tmp_path: Path, both_epochs: list[list[int]]
+) -> None:
+    leg = Leg('evaluated', data, str(tmp_path), workers=1, evaluate=uneven, save=True)
+    run(leg)
+    rest = Leg('rest', data, str(tmp_path), evaluate=uneven, load=f'{tmp_path}/evaluated-mid.pt')
+    run(rest)
+    assert batches(leg) == both_epochs
+    assert batches(rest) == both_epochs[5:]
+    evaluations = [line['evaluated'] for one in (leg, rest) for line in lines(one, key='evaluated')]
+    assert len(evaluations) == 8
+    assert all(seen == evaluations[0] for seen in evaluations)
+    assert sorted(evaluations[0]) == list(range(101))
+
+
+def test_microbatches_change_nothing(data: str, tmp_path: Path, both_epochs: list[list[int]]) -> None:
+    leg = Leg('micro', data, str(tmp_path), microbatch=3)
+    run(leg)
+    assert batches(leg) == both_epochs
+    assert [line['sample_in_epoch'] for line in lines(leg)] == [*range(0, 96, 8)] * 2
+
+
+def test_a_loader_that_is_given_to_fit(checkpoints: Path, data: str, both_epochs: list[list[int]]) -> None:
+    leg = Leg('late', data, '')
+    trainer = trainer_of(None, load_path=str(checkpoints / 'bare-mid.pt'))
+    spec = train_spec(leg)
+    seen: list[list[int]] = []
+    spec._transforms = lambda batch: seen.append(sorted(batch['id'].tolist())) or batch
+    trainer.fit(train_dataloader=spec, duration='7ba')
+    assert seen == both_epochs[5:12]
+
+
+def test_a_loader_that_was_looked_at_begins_at_the_beginning(data: str, both_epochs: list[list[int]]) -> None:
+    spec = train_spec(Leg('peek', data, ''))
+    next(iter(spec.loader))
+    seen: list[list[int]] = []
+    spec._transforms = lambda batch: seen.append(sorted(batch['id'].tolist())) or batch
+    trainer_of(spec).fit()
+    assert seen == both_epochs[:12]
+
+
+def test_a_missing_callback_is_warned_of_once(data: str, tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        run(Leg('bare', data, str(tmp_path), follow=False))
+        run(Leg('followed', data, str(tmp_path)))
+    assert sum('StreamingPosition' in str(one.message) for one in caught) == 1
+
+
+def test_a_checkpoint_of_other_data_is_refused_when_it_is_loaded(checkpoints: Path, tmp_path: Path) -> None:
+    other = make_data(tmp_path / 'other', 40)
+    with pytest.raises(ResumeError, match='epoch_size: 96 in the checkpoint, 40 now'):
+        trainer_of(train_spec(Leg('other', other, '')), load_path=str(checkpoints / 'bare-mid.pt'))
+
+
+def test_a_dataset_for_training_and_evaluation_is_refused(data: str) -> None:
+    dataset = StreamingDataset(local=data, batch_size=8)
+    spec = streaming_data_spec(dataset)
+    trainer = trainer_of(spec, eval_dataloader=streaming_data_spec(StreamingDataLoader(dataset), 'eval'))
+    with pytest.raises(ConfigError, match='share one StreamingDataset'):
+        trainer.fit()
+
+
+def test_a_loader_for_another_rank_is_refused(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = streaming_data_spec(local=data, batch_size=8)
+    monkeypatch.setenv('LOCAL_WORLD_SIZE', '2')
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    monkeypatch.setenv('RANK', '1')
+    with pytest.raises(TopologyError, match='rank 1 of 2, but it reads for rank 0 of 1'):
+        streaming_data_spec(spec.loader)

@@ -1,0 +1,41 @@
+"""What tests of several packages need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import MDSWriter
+
+REPOSITORY = Path(__file__).parents[1]
+SHARED = REPOSITORY.parent / 'shared'
+
+MakeDataset = Callable[..., Path]
+
+
+@pytest.fixture
+def golden() -> Path:
+    """The reference vectors beside the repository."""
+    if not (SHARED / 'golden').is_dir():
+        pytest.skip('the reference vectors (../shared/golden) are not beside this repository')
+    return SHARED / 'golden' / 'open'
+
+
+@pytest.fixture
+def make_dataset(tmp_path: Path) -> MakeDataset:
+    """Write a small MDS dataset with an `id` column that equals the sample's number plus `first`."""
+
+    def make(name: str = 'data', samples: int = 100, *, per_shard: int = 10, first: int = 0, **options: object) -> Path:
+        folder = tmp_path / name
+        # 8 bytes of id, 16 of row, 4 of offset for each sample; the header and its config stay below 500 bytes.
+        limit = options.pop('size_limit', 500 + 28 * per_shard)
+        columns = {'id': 'int', 'row': 'ndarray:float32:4'}
+        with MDSWriter(out=str(folder), columns=columns, size_limit=limit, **options) as writer:
+            for i in range(samples):
+                writer.write({'id': first + i, 'row': np.full(4, first + i, np.float32)})
+        return folder
+
+    return make

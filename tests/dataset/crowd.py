@@ -1,0 +1,48 @@
+"""A program of the crowd test: constructs datasets over one cache folder, and has every shard fetched."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import BinaryIO
+
+from headrace import StreamingDataset
+from headrace.storage import StoreOptions, register_store
+from headrace.storage.local import LocalStore
+
+
+class LoggedStore(LocalStore):
+    """A folder that writes down what is read from it, at a chosen speed."""
+
+    log = ''
+    seconds = 0.0
+
+    def get(self, key: str, out: BinaryIO, **options: object) -> None:
+        line = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(line, f'{key}\n'.encode())
+        os.close(line)
+        time.sleep(self.seconds)
+        super().get(key, out, **options)  # type: ignore[arg-type]
+
+
+def open_logged(url: str, options: StoreOptions) -> LoggedStore:
+    return LoggedStore(url.removeprefix('logged://'))
+
+
+def main() -> None:
+    remote, local, LoggedStore.log, seconds, datasets = sys.argv[1:]
+    LoggedStore.seconds = float(seconds)
+    register_store('logged', open_logged)
+    for _ in range(int(datasets)):
+        dataset = StreamingDataset(remote=f'logged://{remote}', local=local, batch_size=4, shuffle=True)
+        print('made', flush=True)
+    for shard in range(dataset.num_shards):
+        dataset.prepare_shard(shard)
+    ids = sorted(dataset[i]['id'] for i in range(dataset.num_samples))
+    assert ids == list(range(dataset.num_samples))
+    print('read', flush=True)
+
+
+if __name__ == '__main__':
+    main()

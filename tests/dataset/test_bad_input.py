@@ -1,0 +1,214 @@
+"""Bad input gives one clear error in the main process, soon, and leaves nothing that the next start trips over."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import (
+    AccessDeniedError,
+    ChecksumError,
+    ConfigError,
+    FormatError,
+    IndexFileError,
+    ObjectNotFoundError,
+    StreamError,
+    TopologyError,
+)
+from headrace.testing.servers import Fault, FaultProxy, moto_server
+
+SOON = 30  # seconds; on an idle machine each of these takes a fraction of one
+
+
+@pytest.fixture(autouse=True)
+def soon():
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < SOON
+
+
+@pytest.fixture(scope='module')
+def s3():
+    with pytest.MonkeyPatch.context() as patch, moto_server() as server:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+
+
+def read(**arguments):
+    """Every id, through a loader with workers."""
+    loader = StreamingDataLoader(StreamingDataset(batch_size=4, **arguments), num_workers=2)
+    return sorted(sample for batch in loader for sample in batch['id'].tolist())
+
+
+@pytest.mark.s3
+def test_a_missing_bucket(s3, tmp_path):
+    with pytest.raises(ObjectNotFoundError, match='No such file or directory.*no-such-bucket'):
+        read(remote='s3://no-such-bucket/data', local=str(tmp_path / 'local'), validate_hash=None)
+    assert not [path for path in (tmp_path / 'local').rglob('*') if path.is_file()]
+
+
+@pytest.mark.s3
+def test_wrong_credentials_then_right_ones(s3, tmp_path, make_dataset):
+    url = f's3://{s3.new_bucket()}/data'
+    with MDSWriter(out=url, columns={'id': 'int'}) as writer:
+        for i in range(20):
+            writer.write({'id': i})
+    with FaultProxy(s3.endpoint_url, [Fault(status=403)]) as proxy:
+        stream = Stream(remote=url, local=str(tmp_path / 'local'), endpoint_url=proxy.endpoint_url)
+        with pytest.raises(AccessDeniedError, match='credentials from'):
+            read(streams=[stream])
+        assert len(proxy.requests) == 1, 'a refusal is not tried again'
+    assert read(remote=url, local=str(tmp_path / 'local')) == list(range(20))
+
+
+def test_a_truncated_shard_at_the_remote_names_stream_shard_and_url(make_dataset, tmp_path):
+    remote = make_dataset('remote', 60, per_shard=10)
+    shard = remote / 'shard.00002.mds'
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-40])
+    local = tmp_path / 'local'
+    with pytest.raises(ChecksumError, match=r'remote/shard\.00002\.mds is not what its index says \(fetched twice'):
+        read(remote=str(remote), local=str(local))
+    shard.write_bytes(whole)
+    assert read(remote=str(remote), local=str(local)) == list(range(60))
+    assert sorted(os.listdir(local)) == sorted(os.listdir(remote))
+
+
+def test_a_truncated_local_shard(make_dataset):
+    folder = make_dataset('data', 60)
+    shard = folder / 'shard.00001.mds'
+    shard.write_bytes(shard.read_bytes()[:-40])
+    with pytest.raises(FormatError, match=r'shard\.00001\.mds'):
+        read(local=str(folder))
+
+
+@pytest.mark.parametrize('name', ['../outside.mds', '/etc/passwd', 'a/../../b.mds', '..', 'a\\..\\b.mds', ''])
+@pytest.mark.parametrize('where', ['local', 'remote'])
+def test_an_index_whose_path_leads_out_of_the_folder(make_dataset, tmp_path, name, where):
+    folder = make_dataset('data', 10)
+    index = json.loads((folder / 'index.json').read_text())
+    index['shards'][0]['raw_data']['basename'] = name
+    (folder / 'index.json').write_text(json.dumps(index))
+    arguments = {'local': str(folder)} if where == 'local' else {'remote': str(folder), 'local': str(tmp_path / 'l')}
+    with pytest.raises(FormatError, match='index.json'):
+        StreamingDataset(**arguments)
+    assert not [path for path in (tmp_path / 'l').rglob('*') if path.is_file()]
+
+
+def test_a_shard_that_is_a_link_out_of_the_cache_folder(make_dataset, tmp_path):
+    folder = make_dataset('data', 10)
+    secret = tmp_path / 'secret'
+    (folder / 'shard.00000.mds').rename(secret)
+    (folder / 'shard.00000.mds').symlink_to(secret)
+    with pytest.raises(RuntimeError, match='lead out of it'):
+        StreamingDataset(local=str(folder))[0]
+
+
+def test_a_rank_count_that_does_not_divide_the_global_batch(make_dataset):
+    from headrace.mixing import build_loader, load_config
+
+    config = load_config({'global_batch_size': 8, 'train': {'local': str(make_dataset())}})
+    with pytest.raises(TopologyError, match=r'8.*3|3.*8'):
+        build_loader(config.train, topology=Topology(rank=0, world_size=3))
+
+
+def test_a_misspelt_yaml_key_is_refused_before_anything_is_read(tmp_path):
+    from headrace.mixing import load_config
+
+    file = tmp_path / 'mix.yaml'
+    file.write_text('global_batch_size: 8\ntrain:\n  remote: s3://nowhere/at-all\n  shufle: true\n')
+    with pytest.raises(ConfigError, match=r'mix\.yaml:4.*train\.shufle.*did you mean "shuffle"'):
+        load_config(file)
+
+
+@pytest.mark.parametrize(
+    ('content', 'error', 'message'),
+    [
+        (b'', IndexFileError, 'is empty or corrupted'),
+        (b'{"shards": [', IndexFileError, 'is empty or corrupted'),
+        (b'[]', FormatError, 'index'),
+        (b'{"version": 2, "shards": []}', RuntimeError, 'Stream contains no samples'),
+    ],
+    ids=['empty', 'cut', 'list', 'no samples'],
+)
+def test_a_bad_index_at_the_remote_is_not_kept(make_dataset, tmp_path, content, error, message):
+    remote = make_dataset('remote', 10)
+    good = (remote / 'index.json').read_bytes()
+    (remote / 'index.json').write_bytes(content)
+    with pytest.raises(error, match=message):
+        StreamingDataset(remote=str(remote), local=str(tmp_path / 'local'))
+    (remote / 'index.json').write_bytes(good)
+    assert StreamingDataset(remote=str(remote), local=str(tmp_path / 'local')).num_samples == 10
+
+
+def test_no_index_anywhere(tmp_path):
+    with pytest.raises(RuntimeError, match='No `remote` provided, but local file'):
+        StreamingDataset(local=str(tmp_path))
+    with pytest.raises(FileNotFoundError, match='No such file or directory'):
+        StreamingDataset(remote=str(tmp_path / 'none'), local=str(tmp_path / 'local'))
+
+
+def test_one_cache_folder_for_two_remotes(make_dataset, tmp_path):
+    one, two = make_dataset('one', 10), make_dataset('two', 10)
+    first = StreamingDataset(remote=str(one), local=str(tmp_path / 'local'))
+    with pytest.raises(StreamError, match=r'Reused local directory.*vs\..*Provide a different one'):
+        StreamingDataset(remote=str(two), local=str(tmp_path / 'local'))
+    del first
+
+
+def test_two_datasets_share_a_local_folder(make_dataset):
+    folder = make_dataset('data', 10)
+    one, two = StreamingDataset(local=str(folder)), StreamingDataset(local=str(folder))
+    assert one[3]['id'] == two[3]['id']
+
+
+BAD_ARGUMENTS = {
+    'streams and remote': (dict(streams=[], remote='x'), 'Give either `streams`'),
+    'no streams': (dict(streams=[]), 'at least one Stream'),
+    'batch size 0': (dict(batch_size=0), '`batch_size` must be at least 1'),
+    'predownload': (dict(predownload=-1), '`predownload` must not be negative'),
+    'algorithm': (dict(shuffle=True, shuffle_algo='py9'), 'py9'),
+    'cache limit': (dict(cache_limit='lots'), 'lots'),
+    'epoch size': (dict(epoch_size=-5), 'epoch_size'),
+    'batching': (dict(batching_method='by_magic'), 'by_magic'),
+    'seed': (dict(shuffle_seed=-1), 'seed'),
+}
+
+
+@pytest.mark.parametrize(('arguments', 'message'), BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS.keys())
+def test_bad_arguments_are_refused_at_construction(make_dataset, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        StreamingDataset(**({} if 'streams' in arguments else {'local': str(make_dataset())}) | arguments)
+
+
+BAD_STREAMS = {
+    'two weights': (dict(local='x', proportion=1, repeat=2), 'at most one of'),
+    'negative': (dict(local='x', choose=-1), 'must not be negative'),
+    'nowhere': (dict(), 'needs `remote`, `local` or both'),
+}
+
+
+@pytest.mark.parametrize(('arguments', 'message'), BAD_STREAMS.values(), ids=BAD_STREAMS.keys())
+def test_bad_streams_are_refused(arguments, message):
+    with pytest.raises(StreamError, match=message):
+        Stream(**arguments)
+
+
+def test_a_pickled_column_needs_permission(tmp_path):
+    with MDSWriter(out=str(tmp_path / 'p'), columns={'x': 'pkl'}) as writer:
+        writer.write({'x': {1, 2}})
+    with pytest.raises(ValueError, match='contains an unsafe type'):
+        StreamingDataset(local=str(tmp_path / 'p'))
+    assert StreamingDataset(local=str(tmp_path / 'p'), allow_unsafe_types=True)[0]['x'] == {1, 2}
+
+
+def test_ids_out_of_range(make_dataset):
+    dataset = StreamingDataset(local=str(make_dataset('data', 10)))
+    for at in (10, -11):
+        with pytest.raises(IndexError, match='at least -10 and below 10'):
+            dataset[at]

@@ -1,0 +1,145 @@
+"""Random access, sizes, streams' folders, the cache from the dataset's side."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+
+import numpy as np
+import pytest
+
+from headrace import CSVWriter, JSONWriter, LocalDataset, Stream, StreamingDataLoader, StreamingDataset, TSVWriter
+from headrace.dataset.detect import detect_topology
+from headrace.dataset.progress import Progress
+from headrace.errors import TopologyError
+
+
+def test_random_access(make_dataset):
+    dataset = StreamingDataset(local=str(make_dataset('data', 35)))
+    assert dataset[0]['id'] == 0
+    assert dataset[-1]['id'] == 34
+    assert dataset[np.int64(7)]['id'] == 7
+    assert [s['id'] for s in dataset[30:]] == [30, 31, 32, 33, 34]
+    assert [s['id'] for s in dataset[::-10]] == [34, 24, 14, 4]
+    assert [s['id'] for s in dataset[[3, -1, 5]]] == [3, 34, 5]
+    assert [s['id'] for s in dataset[np.array([1, 2])]] == [1, 2]
+    assert np.array_equal(dataset[9]['row'], np.full(4, 9, np.float32))
+
+
+def test_local_dataset(make_dataset):
+    dataset = LocalDataset(str(make_dataset('data', 12)))
+    assert len(dataset) == 12
+    assert dataset[-2]['id'] == 10
+
+
+def test_sizes_and_streams(make_dataset):
+    one, two = make_dataset('one', 40), make_dataset('two', 60, first=100)
+    streams = [Stream(local=str(one), proportion=1), Stream(local=str(two), proportion=3)]
+    dataset = StreamingDataset(streams=streams, epoch_size='1k', batch_size=5)
+    assert (dataset.num_samples, dataset.epoch_size, len(dataset)) == (100, 1000, 1000)
+    assert [stream.choose for stream in dataset.streams] == [250, 750]
+    assert [stream.proportion for stream in dataset.streams] == [0.25, 0.75]
+    assert [stream.repeat for stream in dataset.streams] == [6.25, 12.5]
+    assert dataset.num_shards == len(dataset.shards)
+    assert dataset.shards[0].compression is None
+    assert dataset[40]['id'] == 100
+
+
+def test_a_stream_without_local_gets_a_folder_named_after_its_remote():
+    stream = Stream(remote='s3://bucket/data', split='train')
+    digest = hashlib.blake2s(b's3://bucket/data', digest_size=16).hexdigest()
+    assert stream.local == os.path.join(tempfile.gettempdir(), digest, 'train')
+
+
+def test_remote_equal_to_local_is_local_only(make_dataset):
+    folder = make_dataset('data', 12)
+    before = sorted(os.listdir(folder))
+    dataset = StreamingDataset(remote=str(folder), local=str(folder), cache_limit='1kb')
+    assert [sample['id'] for sample in dataset[:]] == list(range(12))
+    dataset.evict_shard(0)
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_a_shard_deleted_during_iteration_is_fetched_again(make_dataset, tmp_path):
+    remote, local = make_dataset('remote', 60), tmp_path / 'local'
+    dataset = StreamingDataset(remote=str(remote), local=str(local), batch_size=4)
+    ids = []
+    for number, batch in enumerate(StreamingDataLoader(dataset)):
+        ids += batch['id'].tolist()
+        if number == 3:
+            for shard in local.glob('*.mds'):
+                shard.unlink()
+    assert ids == list(range(60))
+    dataset.prepare_shard(0)
+    assert (local / 'shard.00000.mds').exists()
+    dataset.evict_shard(0)
+    assert not (local / 'shard.00000.mds').exists()
+    assert dataset[0]['id'] == 0
+
+
+@pytest.mark.parametrize('compression', [None, 'zstd'], ids=['raw', 'zstd'])
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_cache_limit_that_holds_a_few_shards_loses_nothing(make_dataset, tmp_path, compression, workers):
+    remote, local = make_dataset('remote', 400, per_shard=10, compression=compression), tmp_path / 'local'
+    size = sum(shard.files[0].raw.bytes for shard in StreamingDataset(local=str(remote)).shards)
+    dataset = StreamingDataset(
+        remote=str(remote), local=str(local), cache_limit=size // 4 + 20_000, batch_size=8, shuffle=True
+    )
+    loader = StreamingDataLoader(dataset, num_workers=workers)
+    for _ in range(2):
+        ids = [sample for batch in loader for sample in batch['id'].tolist()]
+        assert sorted(ids) == list(range(400))
+        assert sum(path.stat().st_size for path in local.rglob('*') if path.is_file()) <= dataset.cache_limit
+
+
+def test_a_cache_limit_below_one_shard_says_so(make_dataset, tmp_path):
+    remote = make_dataset('remote', 60)
+    with pytest.raises(ValueError, match='[Cc]ache limit'):
+        StreamingDataset(remote=str(remote), local=str(tmp_path / 'l'), cache_limit=100, batch_size=4)[0]
+
+
+@pytest.mark.parametrize('writer', [JSONWriter, CSVWriter, TSVWriter])
+def test_line_formats_make_batches(tmp_path, writer):
+    columns = {'id': 'int', 'text': 'str', 'x': 'float'}
+    with writer(out=str(tmp_path / 'd'), columns=columns, size_limit=200) as out:
+        for i in range(30):
+            out.write({'id': i, 'text': f'line {i}', 'x': i / 2})
+    loader = StreamingDataLoader(StreamingDataset(local=str(tmp_path / 'd'), batch_size=7))
+    batches = list(loader)
+    assert [sample for batch in batches for sample in batch['id'].tolist()] == list(range(30))
+    assert batches[0]['text'] == [f'line {i}' for i in range(7)]
+    assert batches[0]['x'].tolist() == [i / 2 for i in range(7)]
+
+
+def test_warnings(make_dataset):
+    folder = str(make_dataset('data', 40))
+    with pytest.warns(UserWarning, match='Shuffle block size was smaller than shard size'):
+        StreamingDataset(local=folder, shuffle=True, shuffle_block_size=2)
+    with pytest.warns(UserWarning, match='predownload < batch_size.*This may result in slower batch time'):
+        StreamingDataset(local=folder, batch_size=8, predownload=4)
+
+
+TORCHRUN = {'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_WORLD_SIZE': '4'}
+
+
+def test_the_topology_comes_from_the_launcher():
+    found = detect_topology(environ=TORCHRUN)
+    assert (found.rank, found.world_size, found.num_nodes) == (5, 8, 2)
+    found = detect_topology(environ={'SLURM_PROCID': '3', 'SLURM_NTASKS': '4', 'SLURM_NTASKS_PER_NODE': '2(x2)'})
+    assert (found.rank, found.world_size, found.num_nodes) == (3, 4, 2)
+    assert detect_topology(environ={}).world_size == 1
+    with pytest.raises(TopologyError, match="RANK must hold a whole number.*'two'"):
+        detect_topology(environ=TORCHRUN | {'RANK': 'two'})
+
+
+def test_progress_counts_passes_of_each_worker():
+    progress = Progress()
+    assert progress.fresh
+    assert [progress.begin(rank=0, worker=1) for _ in range(2)] == [(0, 0), (1, 0)]
+    assert progress.begin(rank=0, worker=0) == (0, 0)
+    assert progress.current(rank=0) == (1, 0)
+    progress.load(4, 12)
+    assert progress.next(rank=0) == (4, 12)
+    assert [progress.begin(rank=3, worker=0) for _ in range(2)] == [(4, 12), (5, 0)]
+    assert progress.next(rank=0) == (4, 12)

@@ -1,0 +1,360 @@
+"""The loader: one sequence on every topology, and a position that survives."""
+
+from __future__ import annotations
+
+import gc
+import io
+import itertools
+import pickle
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import ConfigError, ResumeError, TopologyError
+from headrace.testing.oracle import World, check_resume, walk
+
+GLOBAL_BATCH = 8
+WORLDS = [
+    World(ranks=1),
+    World(ranks=1, workers=2),
+    World(ranks=2),
+    World(ranks=2, workers=1),
+    World(ranks=4, workers=2),
+    World(ranks=4, nodes=2),
+    World(ranks=8, nodes=2, replication=2),
+]
+IN_PROCESS = [world for world in WORLDS if world.workers == 0]
+
+
+def name_of(world: World) -> str:
+    return f'{world.nodes}nodes-{world.ranks}ranks-{world.workers}workers-x{world.replication}'
+
+
+@pytest.fixture
+def mix(make_dataset):
+    """A factory of loaders over a mix of two streams, one seen 1.5 times an epoch, one three quarters."""
+    folders = [make_dataset('a', 60), make_dataset('b', 80, first=1000)]
+
+    def make(topology: Topology, workers: int, *, batch: int = GLOBAL_BATCH, **options) -> StreamingDataLoader:
+        streams = [
+            Stream(local=str(folders[0]), repeat=1.5, name='a'),
+            Stream(local=str(folders[1]), repeat=0.75, name='b'),
+        ]
+        dataset = StreamingDataset(
+            streams=streams, batch_size=batch // topology.replicas, shuffle=True, num_canonical_nodes=2, **options
+        )
+        return StreamingDataLoader(dataset, num_workers=workers, topology=topology)
+
+    return make
+
+
+@pytest.mark.parametrize('world', WORLDS[1:], ids=name_of)
+def test_the_sequence_is_the_same_on_every_topology(mix, world):
+    expected = list(walk(mix, World(), epochs=2))
+    got = list(walk(mix, world, epochs=2))
+    whole = slice(0, 150 // GLOBAL_BATCH)  # the last, smaller batch is padded where ranks would get unequal rows
+    for epoch in range(2):
+        was = [step.ids for step in expected if step.epoch == epoch]
+        now = [step.ids for step in got if step.epoch == epoch]
+        assert now[whole] == was[whole]
+        assert now[-1] == was[-1]
+
+
+def test_an_epoch_holds_each_sample_as_often_as_its_stream_says(mix):
+    loader = mix(Topology(), 0)
+    ids = [sample for batch in loader for sample in batch['id'].tolist()]
+    assert len(ids) == 60 * 3 // 2 + 80 * 3 // 4
+    counts = {sample: ids.count(sample) for sample in set(ids)}
+    assert {counts.get(i, 0) for i in range(60)} == {1, 2}
+    assert {counts.get(i, 0) for i in range(1000, 1080)} == {0, 1}
+
+
+def test_streams_go_on_in_the_next_epoch_where_they_stopped(mix):
+    loader = mix(Topology(), 0)
+    ids = [sample for _ in range(4) for batch in loader for sample in batch['id'].tolist()]
+    assert {ids.count(i) for i in range(60)} == {6}
+    assert {ids.count(i) for i in range(1000, 1080)} == {3}
+
+
+def test_every_state_resumes_exactly_on_another_topology(mix):
+    assert check_resume(mix, [World(), *IN_PROCESS[1:]]) == 2 * 19
+
+
+def test_states_resume_exactly_with_workers(mix):
+    worlds = [World(ranks=2, workers=1), World(ranks=1, workers=2), World(ranks=4, workers=2)]
+    assert check_resume(mix, worlds, every=9, horizon=6) == 5
+
+
+def test_ten_resumes_in_a_row_lose_and_repeat_nothing(mix):
+    state, ids = None, []
+    for leg, world in zip(range(10), itertools.cycle(IN_PROCESS)):
+        steps = walk(mix, world, state=state, epochs=2)
+        for step in itertools.islice(steps, 1 + leg % 3):
+            ids.append(step.ids)
+            state = step.state
+    expected = [step.ids for step in walk(mix, World(), epochs=2)]
+    assert ids == expected[: len(ids)]
+
+
+@pytest.mark.parametrize('size', [4, 16, 20], ids='to-{}'.format)
+def test_another_global_batch_cuts_the_rest_of_the_sequence_anew(mix, size):
+    first = mix(Topology(), 0)
+    ids = [batch['id'].tolist() for batch in itertools.islice(first, 5)]
+    second = mix(Topology(), 0, batch=size)
+    second.load_state_dict(first.state_dict())
+    rest = [batch['id'].tolist() for batch in second]
+    whole = [sample for batch in mix(Topology(), 0) for sample in batch['id'].tolist()]
+    assert sum(ids, []) + sum(rest, []) == whole
+    assert [len(batch) for batch in rest[:-1]] == [size] * (len(rest) - 1)
+
+
+@pytest.mark.parametrize('context', ['fork', 'spawn', 'forkserver'])
+@pytest.mark.parametrize('persistent', [False, True], ids=['fresh', 'persistent'])
+def test_start_methods_and_persistence_change_nothing(mix, context, persistent):
+    loader = mix(Topology(), 0)
+    expected = [[batch['id'].tolist() for batch in loader] for _ in range(3)]
+    other = StreamingDataLoader(
+        mix(Topology(), 0).dataset, num_workers=2, multiprocessing_context=context, persistent_workers=persistent
+    )
+    assert [[batch['id'].tolist() for batch in other] for _ in range(3)] == expected
+
+
+def test_persistent_workers_follow_a_state_that_is_loaded_later(mix):
+    loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=True)
+    first = [batch['id'].tolist() for batch in loader]
+    taken = mix(Topology(), 0)
+    next(itertools.islice(taken, 3, None))
+    loader.load_state_dict(taken.state_dict())
+    assert [batch['id'].tolist() for batch in loader] == first[4:]
+
+
+def test_what_was_prefetched_but_not_handed_out_does_not_count(mix):
+    loader = mix(Topology(), 2)
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    assert loader.state_dict()['sample_in_epoch'] == 3 * GLOBAL_BATCH
+
+
+def test_nothing_happens_before_the_first_batch_is_asked_for(mix):
+    loader = mix(Topology(), 0)
+    before = loader.state_dict()
+    iter(loader)
+    iter(loader)
+    assert loader.state_dict() == before
+    assert before['epoch'] == 0
+    assert before['sample_in_epoch'] == 0
+
+
+def test_a_state_is_plain_and_has_fixed_keys(mix):
+    loader = mix(Topology(), 0)
+    before = loader.state_dict()
+    next(iter(loader))
+    after = loader.state_dict()
+    assert list(before) == list(after)
+    assert all(type(value) in (int, str) for value in after.values())
+    torch.save(after, buffer := io.BytesIO())
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=True) == after
+
+
+def test_what_was_loaded_is_what_the_next_state_says(mix):
+    loader = mix(Topology(), 0)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = loader.state_dict()
+    for _ in range(3):
+        next(batches)
+    loader.load_state_dict(state)
+    assert loader.state_dict() == state
+
+
+def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(mix):
+    loader = mix(Topology(), 0)
+    epochs = [[batch['id'].tolist() for batch in loader] for _ in range(2)]
+    other, third = mix(Topology(), 0), mix(Topology(), 0)
+    for _ in other:
+        pass
+    third.load_state_dict(other.state_dict())
+    assert [batch['id'].tolist() for batch in third] == epochs[1]
+
+
+def test_the_dataset_keeps_the_empty_pass_that_composer_wants(mix):
+    loader = mix(Topology(), 0)
+    for _ in loader:
+        pass
+    other = mix(Topology(), 0)
+    other.dataset.load_state_dict(loader.dataset.state_dict(150, True))
+    assert list(other) == []
+    assert other.state_dict()['epoch'] == 0
+    next(iter(other))
+    assert other.state_dict()['epoch'] == 1
+
+
+def test_drop_last_leaves_out_the_last_batch_and_still_ends_the_epoch(make_dataset):
+    folder = make_dataset('d', 21)
+
+    def make(topology: Topology, workers: int) -> StreamingDataLoader:
+        dataset = StreamingDataset(local=str(folder), batch_size=4 // topology.replicas, shuffle=True)
+        return StreamingDataLoader(dataset, num_workers=workers, drop_last=True, topology=topology)
+
+    assert len(make(Topology(), 0)) == 5
+    assert check_resume(make, [World(), World(ranks=2), World(ranks=4)], epochs=3) == 15
+
+
+@pytest.mark.parametrize(('samples', 'ranks', 'rows'), [(2, 4, 1), (101, 2, 51), (5, 8, 1), (64, 4, 16)])
+def test_ranks_get_equal_rows_and_every_sample(make_dataset, samples, ranks, rows):
+    folder = make_dataset('d', samples)
+    seen, lengths = set(), set()
+    for rank in range(ranks):
+        dataset = StreamingDataset(local=str(folder), batch_size=2, shuffle=True)
+        loader = StreamingDataLoader(dataset, topology=Topology(rank=rank, world_size=ranks))
+        ids = [sample for batch in loader for sample in batch['id'].tolist()]
+        seen.update(ids)
+        lengths.add((len(ids), len(loader)))
+    assert seen == set(range(samples))
+    assert {length for length, _ in lengths} == {rows}
+    assert len(lengths) == 1
+
+
+def test_batches_equal_what_default_collate_gives(make_dataset):
+    folder = make_dataset('d', 40)
+    fast = StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=7, shuffle=True))
+    slow = StreamingDataLoader(
+        StreamingDataset(local=str(folder), batch_size=7, shuffle=True), collate_fn=lambda rows: default_collate(rows)
+    )
+    for was, now in zip(slow, fast, strict=True):
+        assert list(was) == list(now)
+        for name, column in was.items():
+            assert torch.equal(column, now[name])
+            assert column.dtype == now[name].dtype
+        now['row'].add_(1)  # a batch is writable, and its own
+
+
+def test_an_overridden_getitem_is_used(make_dataset):
+    class Doubled(StreamingDataset):
+        def __getitem__(self, at):
+            return super().__getitem__(at)['id'] * 2
+
+    loader = StreamingDataLoader(Doubled(local=str(make_dataset('d', 20)), batch_size=5))
+    assert torch.cat(list(loader)).tolist() == [2 * i for i in range(20)]
+
+
+def test_the_position_does_not_depend_on_what_a_batch_looks_like(make_dataset):
+    dataset = StreamingDataset(local=str(make_dataset('d', 20)), batch_size=5)
+    loader = StreamingDataLoader(dataset, collate_fn=lambda rows: {'one': [1], 'n': len(rows)})
+    batches = iter(loader)
+    for _ in range(3):
+        next(batches)
+    assert loader.state_dict()['sample_in_epoch'] == 15
+
+
+def test_a_loader_made_anew_from_its_attributes_goes_on(make_dataset):
+    # As Lightning does for overfit_batches and predict: every public attribute back into the constructor.
+    loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset('d', 40)), batch_size=4, shuffle=True))
+    names = ['dataset', 'batch_size', 'num_workers', 'collate_fn', 'pin_memory', 'drop_last', 'timeout',
+             'worker_init_fn', 'multiprocessing_context', 'generator', 'prefetch_factor', 'persistent_workers',
+             'pin_memory_device']  # fmt: skip
+    again = StreamingDataLoader(**{name: getattr(loader, name) for name in names}, sampler=None, batch_sampler=None)
+    assert [b['id'].tolist() for b in again] == [b['id'].tolist() for b in StreamingDataLoader(
+        StreamingDataset(local=str(make_dataset('e', 40)), batch_size=4, shuffle=True))]  # fmt: skip
+    assert isinstance(again, DataLoader)
+
+
+def test_the_sampler_takes_an_epoch_only_while_nothing_better_is_known(mix):
+    loader = mix(Topology(), 0)
+    epochs = [[batch['id'].tolist() for batch in loader] for _ in range(3)]
+    fresh = mix(Topology(), 0)
+    fresh.sampler.set_epoch(1)
+    assert [batch['id'].tolist() for batch in fresh] == epochs[1]
+    fresh.sampler.set_epoch(1)
+    assert [batch['id'].tolist() for batch in fresh] == epochs[2]
+
+
+def test_a_pickled_loader_knows_its_position(mix):
+    loader = mix(Topology(), 0)
+    next(itertools.islice(loader, 3, None))
+    dataset = pickle.loads(pickle.dumps(loader.dataset))
+    assert dataset.num_samples == 140
+
+
+def test_a_plain_torch_loader_reads_each_epoch_once(make_dataset):
+    folder = make_dataset('d', 48)
+    ours = StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=4, shuffle=True))
+    expected = [[batch['id'].tolist() for batch in ours] for _ in range(3)]
+    for workers, persistent in [(0, False), (2, False), (2, True)]:
+        dataset = StreamingDataset(local=str(folder), batch_size=4, shuffle=True)
+        plain = DataLoader(dataset, batch_size=4, num_workers=workers, persistent_workers=persistent)
+        assert [[batch['id'].tolist() for batch in plain] for _ in range(3)] == expected
+        state = dataset.state_dict(8, True)
+        assert (state['epoch'], state['sample_in_epoch']) == (2, 8)
+        dataset.load_state_dict(state)
+        assert [batch['id'].tolist() for batch in plain] == expected[2][2:]
+
+
+REFUSED = {
+    'two batch sizes': (dict(batch_size=4), dict(batch_size=5), ConfigError, 'given twice with different values: 4'),
+    'no batch size': ({}, {}, ConfigError, 'Please pass `batch_size` to StreamingDataset'),
+    'shuffle': (dict(batch_size=4), dict(shuffle=True), ConfigError, 'The dataset decides the order'),
+    'sampler': (dict(batch_size=4), dict(sampler=[1, 2]), ConfigError, 'The dataset decides the order'),
+}
+
+
+@pytest.mark.parametrize(('dataset', 'loader', 'error', 'message'), REFUSED.values(), ids=REFUSED.keys())
+def test_bad_arguments_are_refused(make_dataset, dataset, loader, error, message):
+    made = StreamingDataset(local=str(make_dataset()), **dataset)
+    with pytest.raises(error, match=message):
+        StreamingDataLoader(made, **loader)
+
+
+def test_a_rank_count_that_does_not_divide_the_global_batch_is_refused(make_dataset):
+    dataset = StreamingDataset(local=str(make_dataset()), batch_size=4)
+    with pytest.raises(TopologyError, match='multiple of the 3 data-parallel replicas.*got 8.*6 and 9'):
+        dataset.plan(global_batch_size=8, topology=Topology(world_size=3))
+
+
+def test_a_state_of_other_data_is_refused_with_both_named(make_dataset):
+    one = StreamingDataLoader(StreamingDataset(local=str(make_dataset('a', 40)), batch_size=4, shuffle=True))
+    two = StreamingDataLoader(StreamingDataset(local=str(make_dataset('b', 50)), batch_size=4, shuffle=True))
+    with pytest.raises(ResumeError, match="'stream_0' samples: 40 in the checkpoint, 50 now"):
+        two.load_state_dict(one.state_dict())
+
+
+def test_a_state_supplies_the_seed_of_the_run(make_dataset):
+    folder: Path = make_dataset()
+
+    def make(seed: int) -> StreamingDataLoader:
+        return StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=4, shuffle=True, shuffle_seed=seed))
+
+    one, two = make(1), make(2)
+    state = one.state_dict()
+    two.load_state_dict(state)
+    assert [b['id'].tolist() for b in two] == [b['id'].tolist() for b in one]
+
+
+def test_a_getitem_that_fails_in_a_worker_arrives_as_itself(make_dataset):
+    class Broken(StreamingDataset):
+        def __getitem__(self, at):
+            raise ResumeError('told you')
+
+    loader = StreamingDataLoader(Broken(local=str(make_dataset()), batch_size=4), num_workers=1)
+    with pytest.raises(ResumeError, match='told you'):
+        next(iter(loader))
+
+
+def test_a_loader_is_in_no_reference_cycle(mix):
+    # Or its workers end when the garbage collector pleases, after five seconds of waiting for each.
+    loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=True)
+    next(iter(loader))
+    gone = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -1,0 +1,43 @@
+"""Data for training runs, and what their records must say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip('lightning')
+
+from headrace import MDSWriter  # noqa: E402
+
+SIZES = {'even': (60, 36), 'uneven': (60, 41)}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.lightning)
+
+
+@pytest.fixture(scope='session')
+def mixes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """Two mixes of two streams, 96 and 101 samples; `id` is the number of a sample in its mix."""
+    root = tmp_path_factory.mktemp('streams')
+    mixes: dict[str, dict[str, str]] = {}
+    for name, sizes in SIZES.items():
+        first = 0
+        mixes[name] = {}
+        for stream, size in zip('ab', sizes, strict=True):
+            folder = root / name / stream
+            columns = {'id': 'int', 'row': 'ndarray:float32:4'}
+            with MDSWriter(out=str(folder), columns=columns, size_limit=600) as writer:
+                for number in range(first, first + size):
+                    writer.write({'id': number, 'row': np.full(4, number, np.float32)})
+            mixes[name][stream] = str(folder)
+            first += size
+    return mixes
+
+
+Make = Callable[..., 'object']

@@ -1,0 +1,235 @@
+"""Resuming across numbers of ranks and workers, with real processes: torchrun and Lightning's own launchers."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_oracle import judge, records
+from lightning_run import EPOCHS, Crash, Run, train
+
+pytestmark = [pytest.mark.filterwarnings('ignore')]
+
+GLOBAL_BATCH = 8
+WORLDS = {'1x0': (1, 0), '1x2': (1, 2), '2x0': (2, 0), '2x1': (2, 1)}
+KINDS = {'step': 'step4', 'last-batch': 'step12', 'epoch-end': 'epoch0', 'validation-end': 'val12', 'exception': 'exception'}
+# What launchers set; a user sets none of them.
+RANK_VARIABLES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'NODE_RANK', 'GROUP_RANK', 'MASTER_ADDR', 'MASTER_PORT')
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    before: str
+    after: str
+    kind: str
+    per_rank: bool
+    """Keep the batch size of a rank, so that the global one changes, or the global one."""
+
+    def __str__(self) -> str:
+        kept = 'rank' if self.per_rank else 'global'
+        return f'{self.before} -> {self.after} {self.kind} ({kept} batch kept)'
+
+
+ALL = [
+    Case(before, after, kind, per_rank)
+    for before, after, kind in itertools.product(WORLDS, WORLDS, KINDS)
+    for per_rank in (False, True)
+    if not per_rank or WORLDS[before][0] != WORLDS[after][0]
+]
+# Each pair of worlds, and each kind with each world on either side, at least once.
+CHOSEN = {
+    Case(before, after, list(KINDS)[(i + j) % 5], per_rank)
+    for (i, before), (j, after) in itertools.product(enumerate(WORLDS), enumerate(WORLDS))
+    for per_rank in (False, WORLDS[before][0] != WORLDS[after][0])
+} | {Case(a, b, k, False) for a, b, k in (('2x0', '1x0', 'exception'), ('1x0', '2x0', 'exception'))}
+
+
+def launch(runs: Sequence[Run], folder: Path, command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run the rank program over some runs, with no variable of a launcher in its environment."""
+    path = folder / f'{runs[0].name}.runs.json'
+    path.write_text(json.dumps([dataclasses.asdict(run) for run in runs]))
+    environ = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    program = str(Path(__file__).with_name('lightning_run.py'))
+    return subprocess.run(
+        [sys.executable, *command, program, str(path)],
+        env={**environ, 'OMP_NUM_THREADS': '1'},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def launch_well(runs: Sequence[Run], folder: Path, command: Sequence[str] = ()) -> None:
+    done = launch(runs, folder, command)
+    assert done.returncode == 0, f'{done.stdout[-2000:]}\n{done.stderr[-6000:]}'
+
+
+TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2')
+
+
+def run_all(runs: Sequence[Run], folder: Path) -> None:
+    """Single ranks here, one after the other; pairs of ranks in one torchrun."""
+    for run in runs:
+        if run.devices == 1:
+            try:
+                train(run)
+            except Crash:
+                assert run.crash_at is not None
+    pairs = [run for run in runs if run.devices == 2]
+    if pairs:
+        launch_well(pairs, folder, TORCHRUN)
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp('processes')
+
+
+@pytest.fixture(scope='module')
+def first(mixes: dict[str, dict[str, str]], folder: Path) -> Callable[[str], Run]:
+    """A run in a world that was interrupted in its second epoch, and left a checkpoint of every kind."""
+    made = {
+        name: Run(
+            name=f'first-{name}',
+            out=str(folder),
+            streams=mixes['even'],
+            devices=ranks,
+            workers=workers,
+            batch_size=GLOBAL_BATCH // ranks,
+            strategy='ddp' if ranks > 1 else 'auto',
+            every_steps=4,
+            every_epoch=True,
+            after_validation=True,
+            on_exception=True,
+            validate=True,
+            crash_at=17,
+        )
+        for name, (ranks, workers) in WORLDS.items()
+    }
+    run_all(list(made.values()), folder)
+    return made.__getitem__
+
+
+def second_run(case: Case, before: Run) -> Run:
+    ranks, workers = WORLDS[case.after]
+    fields = {
+        'name': str(case).replace(' ', '_').replace('>', ''),
+        'devices': ranks,
+        'workers': workers,
+        'batch_size': before.batch_size if case.per_rank else GLOBAL_BATCH // ranks,
+        'strategy': 'ddp' if ranks > 1 else 'auto',
+        'checkpoint': str(before.checkpoints / f'{KINDS[case.kind]}.ckpt'),
+        'crash_at': None,
+        'every_steps': None,
+        'every_epoch': False,
+        'after_validation': False,
+        'on_exception': False,
+    }
+    return Run(**{**dataclasses.asdict(before), **fields})
+
+
+def check(cases: Sequence[Case], first: Callable[[str], Run], folder: Path, table: list[str]) -> None:
+    seconds = {case: second_run(case, first(case.before)) for case in cases}
+    run_all(list(seconds.values()), folder)
+    wrong: dict[str, str] = {}
+    for case, second in seconds.items():
+        assert second.checkpoint is not None
+        verdict = judge([(first(case.before), Path(second.checkpoint)), (second, None)])
+        table.append(f'{case!s:<55} {verdict}')
+        ends = [record['epoch'] for record in records(second, 'hook')[0] if record['hook'] == 'epoch_end']
+        validated = [record['epoch'] for record in records(second, 'validation')[0] if record['validation'] == 0]
+        # The epoch that a checkpoint ends is not ended again; every other one ends, and is validated, once.
+        begun = 1 if case.kind != 'step' else 0
+        whole = list(range(begun, EPOCHS))
+        if not verdict.is_exact or (verdict.epochs, verdict.position) != (EPOCHS, 0) or ends != whole or validated != whole:
+            wrong[str(case)] = f'{verdict}, ended {ends}, validated {validated}'
+    assert not wrong
+
+
+@pytest.fixture(scope='module')
+def table() -> Iterator[list[str]]:
+    lines: list[str] = []
+    yield lines
+    print('\n'.join(['', 'Lightning, ranks x workers before -> after', *lines]))
+
+
+def test_ranks_and_workers_may_change_at_a_resume(first, folder, table):
+    check([case for case in ALL if case in CHOSEN], first, folder, table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('before', WORLDS)
+def test_ranks_and_workers_may_change_at_any_resume(before, first, folder, table):
+    check([case for case in ALL if case.before == before and case not in CHOSEN], first, folder, table)
+
+
+def pair(mixes: dict[str, dict[str, str]], folder: Path, name: str, **fields: Any) -> Run:
+    common = {'out': str(folder), 'streams': mixes['even'], 'devices': 2, 'batch_size': 4, 'strategy': 'ddp'}
+    return Run(**{'name': name, **common, **fields})
+
+
+def test_lightnings_launcher_needs_no_environment_and_survives_kill(mixes, tmp_path, table):
+    first = pair(mixes, tmp_path, 'first', every_steps=5, kill_at=13, workers=1)
+    killed = launch([first], tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-4000:]
+    checkpoint = first.checkpoints / 'step10.ckpt'
+    second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint))
+    launch_well([second], tmp_path)
+    verdict = judge([(first, checkpoint), (second, None)])
+    table.append(f'{"2x1 -> 2x0 SIGKILL, strategy=ddp":<55} {verdict}')
+    assert verdict.is_exact
+    assert verdict.epochs == EPOCHS
+
+
+def test_a_killed_rank_goes_on_as_two(mixes, tmp_path, table):
+    first = Run(name='first', out=str(tmp_path), streams=mixes['even'], every_steps=5, kill_at=13, workers=2)
+    assert launch([first], tmp_path).returncode == -signal.SIGKILL
+    checkpoint = first.checkpoints / 'step5.ckpt'
+    second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), strategy='ddp_spawn')
+    launch_well([second], tmp_path)
+    verdict = judge([(first, checkpoint), (second, None)])
+    table.append(f'{"1x2 -> 2x0 SIGKILL, strategy=ddp_spawn":<55} {verdict}')
+    assert verdict.is_exact
+    assert verdict.epochs == EPOCHS
+
+
+@pytest.mark.slow
+def test_loaders_passed_by_hand_resume_between_batches(mixes, tmp_path, table):
+    """What Lightning keeps of a stateful loader: right while the global batch size is the same, and nothing fails."""
+    first = pair(mixes, tmp_path, 'first', every_steps=5, crash_at=13, by_hand=True)
+    launch_well([first], tmp_path)
+    checkpoint = first.checkpoints / 'step5.ckpt'
+    second = Run(name='second', out=str(tmp_path), streams=mixes['even'], checkpoint=str(checkpoint), by_hand=True)
+    train(second)
+    verdict = judge([(first, checkpoint), (second, None)])
+    table.append(f'{"2x0 -> 1x0 step, loaders passed by hand":<55} {verdict}')
+    assert verdict.is_exact
+
+
+def test_tensor_parallel_ranks_share_their_samples(mixes, tmp_path, table):
+    parallel = {'strategy': 'tensor_parallel', 'batch_size': 8}
+    first = pair(mixes, tmp_path, 'first', every_steps=5, crash_at=7, **parallel)
+    checkpoint = first.checkpoints / 'step5.ckpt'
+    second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), **parallel)
+    launch_well([first, second], tmp_path, TORCHRUN)
+    for run in (first, second):
+        ours, theirs = records(run)
+        assert ours == theirs
+        Path(tmp_path, f'{run.name}.rank1.jsonl').unlink()
+    alone = [dataclasses.replace(run, devices=1) for run in (first, second)]
+    verdict = judge([(alone[0], checkpoint), (alone[1], None)])
+    table.append(f'{"2x0 -> 2x0 step, tensor parallel":<55} {verdict}')
+    assert verdict.is_exact
+    assert verdict.epochs == EPOCHS

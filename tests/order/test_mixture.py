@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.errors import EmptyDatasetError, StreamError
+from headrace.order import Mixture, StreamSize
+
+CASES = json.loads((Path(__file__).parents[1] / 'data/order/apply_weights.json').read_text())['cases']
+
+
+def streams_of(sizes: list[int], weights: list[dict]) -> list[StreamSize]:
+    return [
+        StreamSize(name=f's{i}', shard_sizes=np.array([size]), **weight)
+        for i, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+    ]
+
+
+@pytest.mark.parametrize('case', CASES, ids=lambda case: case['id'])
+def test_numbers_are_mosaicmls(case: dict) -> None:
+    args = case['args']
+    streams = streams_of(args['samples_per_stream'], args['streams'])
+    if 'raises' in case:
+        with pytest.raises(ValueError):
+            Mixture.resolve(streams, args['epoch_size'], args['seed'])
+        return
+    mixture = Mixture.resolve(streams, args['epoch_size'], args['seed'])
+    assert list(mixture.choose) == case['choose']
+    assert mixture.epoch_size == case['epoch_size']
+    assert [p.hex() for p in mixture.proportions] == case['proportion_hex']
+    assert [r.hex() for r in mixture.repeats] == case['repeat_hex']
+
+
+@pytest.mark.parametrize(
+    ('weights', 'epoch_size', 'named'),
+    [
+        ([{'proportion': 1}, {}], None, r"\['s1'\]"),
+        ([{'proportion': 1}, {'repeat': 1}], None, r"\['s1'\]"),
+        ([{'repeat': 1}, {}], 7, 'epoch_size 7'),
+        ([{'choose': 1}, {'choose': 0}], 7, 'epoch_size 7'),
+        ([{'proportion': 0}, {'proportion': 0}], None, 'at least one proportion'),
+        ([{'choose': 0}, {'repeat': 0}], None, 'at least one sample'),
+        ([{}, {}], -3, '-3'),
+    ],
+)
+def test_contradicting_weights_are_refused(weights: list[dict], epoch_size: int | None, named: str) -> None:
+    with pytest.raises(StreamError, match=named):
+        Mixture.resolve(streams_of([5, 6], weights), epoch_size)
+
+
+@pytest.mark.parametrize('weight', [{'proportion': -0.5}, {'repeat': float('nan')}, {'choose': -1}])
+def test_bad_weight_is_refused_with_its_value(weight: dict) -> None:
+    with pytest.raises(StreamError, match=str(next(iter(weight.values())))):
+        StreamSize(name='web', shard_sizes=np.array([5]), **weight)
+
+
+def test_two_weights_on_a_stream_are_refused() -> None:
+    with pytest.raises(StreamError, match='web'):
+        StreamSize(name='web', shard_sizes=np.array([5]), repeat=1, choose=5)
+
+
+def test_streams_without_samples_are_refused() -> None:
+    with pytest.raises(EmptyDatasetError, match='web'):
+        StreamSize(name='web', shard_sizes=np.array([0, 0]))
+    with pytest.raises(EmptyDatasetError):
+        Mixture.resolve([])
+
+
+def test_equal_names_are_refused() -> None:
+    with pytest.raises(StreamError, match='web'):
+        Mixture.resolve([StreamSize(name='web', shard_sizes=np.array([5]))] * 2)
+
+
+def test_offsets_run_stream_after_stream() -> None:
+    mixture = Mixture.resolve(
+        [
+            StreamSize(name='a', shard_sizes=np.array([3, 0, 4])),
+            StreamSize(name='b', shard_sizes=np.array([5])),
+        ]
+    )
+    assert mixture.sample_offsets.tolist() == [0, 7, 12]
+    assert mixture.shard_offsets.tolist() == [0, 3, 4]
+    assert mixture.shard_sizes.tolist() == [3, 0, 4, 5]
+    assert pickle.loads(pickle.dumps(mixture)).choose == mixture.choose
+
+
+def test_fingerprint_tells_shard_sizes_apart() -> None:
+    prints = {StreamSize(name='a', shard_sizes=np.array(s)).fingerprint for s in ([3, 4], [4, 3], [7])}
+    assert len(prints) == 3
+    assert StreamSize(name='a', shard_sizes=np.array([7]), fingerprint='index').fingerprint == 'index'

@@ -1,0 +1,420 @@
+"""The cache among processes: real ones, which are really killed."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from shards import SIZE, cache_of, disk_use, make_remote, names
+
+from headrace.errors import ConfigError
+from headrace.storage import CacheLimit, Retry, ShardCache
+from headrace.testing.stores import CountingStore, FaultyStore
+
+FORK = multiprocessing.get_context('fork')
+
+
+def run_together(work, count, *, timeout=100, watch=None):
+    """Run ``work(number)`` in ``count`` processes; all must end well, in time.
+
+    Returns:
+        The most bytes that were ever in the folder ``watch``. They are counted while all processes are stopped.
+    """
+    children = [FORK.Process(target=work, args=(number,)) for number in range(count)]
+    for child in children:
+        child.start()
+    deadline = time.monotonic() + timeout
+    most = 0
+    while watch is not None and any(child.is_alive() for child in children) and time.monotonic() < deadline:
+        most = max(most, frozen_disk_use(watch, children))
+        time.sleep(0.002)
+    for child in children:
+        child.join(max(0, deadline - time.monotonic()))
+    stuck = [child for child in children if child.exitcode is None]
+    for child in stuck:
+        child.kill()
+        child.join()
+    assert not stuck
+    assert [child.exitcode for child in children] == [0] * count
+    return most
+
+
+def frozen_disk_use(folder, children):
+    """The sizes of all files, while nobody changes them."""
+    pids = [child.pid for child in children if child.is_alive()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        for pid in pids:
+            while Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'TZX':
+                pass
+        return disk_use(folder)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize('kind', [{}, {'packed': True, 'parts': 2}])
+def test_sixteen_processes_download_each_of_twenty_shards_once(tmp_path, kind):
+    remote = make_remote(tmp_path / 'remote', 20, **kind)
+    store = CountingStore(remote.store, log=tmp_path / 'log', delay=0.005)
+    start = FORK.Barrier(16)
+
+    def work(number):
+        entries = list(remote.entries)
+        random.Random(number).shuffle(entries)
+        cache = cache_of(remote, tmp_path / 'cache', store=store)
+        start.wait()
+        for entry in entries:
+            with cache.acquire(entry) as lease:
+                remote.check(lease)
+
+    run_together(work, 16)
+    assert set(store.logged().values()) == {1}
+    assert len(store.logged()) == 20 * len(remote.entries[0].parts)
+    assert names(tmp_path / 'cache') == sorted(remote.data)
+
+
+def test_sixteen_processes_fetch_one_index_once(tmp_path):
+    remote = make_remote(tmp_path / 'remote', 1)
+    (remote.folder / 'index.json').write_text('{}')
+    store = CountingStore(remote.store, log=tmp_path / 'log', delay=0.05)
+
+    def work(number):
+        for _ in range(20):
+            assert ShardCache(tmp_path / 'cache', store=store).fetch_file('index.json').read_text() == '{}'
+
+    run_together(work, 16)
+    assert store.logged() == {'get index.json': 1}
+
+
+class TestLimit:
+    @pytest.mark.parametrize(
+        ('kind', 'room'), [({}, 3), ({'packed': True}, 4), ({'parts': 2}, 5), ({'packed': True, 'parts': 2}, 7)]
+    )
+    @pytest.mark.parametrize('planned', [False, True])
+    def test_it_is_never_exceeded_and_everybody_gets_everything(self, tmp_path, kind, room, planned):
+        remote = make_remote(tmp_path / 'remote', 12, **kind)
+        limit = room * SIZE + 5000
+        (tmp_path / 'cache').mkdir()
+
+        def work(number):
+            dice = random.Random(number)
+            cache = cache_of(remote, tmp_path / 'cache', limit=limit)
+            for _ in range(3):
+                entries = list(remote.entries)
+                dice.shuffle(entries)
+                when = {entry.id: float(turn) for turn, entry in enumerate(entries)}
+                next_use = (lambda entry, when=when: when[entry.id]) if planned else None
+                for turn, entry in enumerate(entries):
+                    if turn + 1 < len(entries):
+                        cache.fetch(entries[turn + 1], next_use=next_use, wait=dice.random() < 0.5)
+                    with cache.acquire(entry, next_use=next_use) as lease:
+                        remote.check(lease)
+                    when[entry.id] += len(entries)
+
+        assert SIZE < run_together(work, 5, watch=tmp_path / 'cache') <= limit
+        assert not [name for name in names(tmp_path / 'cache') if name.startswith('.headrace')]
+
+    def test_holding_one_lease_while_fetching_another_never_deadlocks(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 8)
+
+        def work(number):
+            dice = random.Random(number)
+            cache = cache_of(remote, tmp_path / 'cache', limit=2 * SIZE + 1000)
+            held = None
+            for _ in range(60):
+                lease = cache.acquire(dice.choice(remote.entries))
+                if held is not None:
+                    remote.check(held)
+                    held.release()
+                held = lease
+
+        run_together(work, 6)
+
+    def test_threads_and_processes_mixed(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 8)
+
+        def work(number):
+            cache = cache_of(remote, tmp_path / 'cache', limit=3 * SIZE + 1000)
+            failures = []
+
+            def read(seed):
+                dice = random.Random(seed)
+                try:
+                    for _ in range(30):
+                        with cache.acquire(dice.choice(remote.entries)) as lease:
+                            remote.check(lease)
+                        cache.fetch(dice.choice(remote.entries), wait=False)
+                except BaseException as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=read, args=(10 * number + index,)) for index in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert not failures
+
+        run_together(work, 3)
+
+    def test_several_folders_share_one_limit(self, tmp_path):
+        remotes = [make_remote(tmp_path / f'remote{number}', 6, seed=number) for number in range(3)]
+        (tmp_path / 'cache').mkdir()
+        limit = 4 * SIZE
+
+        def work(number):
+            dice = random.Random(number)
+            shared = CacheLimit(limit)
+            caches = [cache_of(remote, tmp_path / f'cache/{i}', limit=shared) for i, remote in enumerate(remotes)]
+            for _ in range(40):
+                index = dice.randrange(3)
+                with caches[index].acquire(dice.choice(remotes[index].entries)) as lease:
+                    remotes[index].check(lease)
+            assert shared.used() <= limit
+
+        assert SIZE < run_together(work, 4, watch=tmp_path / 'cache') <= limit
+
+    def test_who_needs_room_waits_for_a_reader_in_another_process(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 2)
+        limit = SIZE + 1000
+        reading, done = FORK.Event(), FORK.Value('d', 0)
+
+        def work(number):
+            cache = cache_of(remote, tmp_path / 'cache', limit=limit)
+            if number == 0:
+                with cache.acquire(remote.entries[0]):
+                    reading.set()
+                    time.sleep(0.5)
+                    done.value = time.monotonic()
+            else:
+                assert reading.wait(10)
+                assert not cache.fetch(remote.entries[1], wait=False)
+                with cache.acquire(remote.entries[1]):
+                    assert 0 < done.value <= time.monotonic()
+                    assert cache.stats.seconds_waiting > 0.3
+
+        run_together(work, 2)
+
+    def test_a_killed_reader_holds_nothing(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 2)
+        reading = FORK.Event()
+
+        def hold():
+            lease = cache_of(remote, tmp_path / 'cache', limit=SIZE + 1000).acquire(remote.entries[0])
+            reading.set()
+            time.sleep(100)
+            lease.release()
+
+        child = FORK.Process(target=hold)
+        child.start()
+        assert reading.wait(10)
+        threading.Timer(0.2, child.kill).start()
+        with cache_of(remote, tmp_path / 'cache', limit=SIZE + 1000).acquire(remote.entries[1]) as lease:
+            remote.check(lease)
+        child.join()
+
+
+class TestKill:
+    @pytest.mark.parametrize('moment', [1, 3, 7, 11, 19, 23, 31, 42, 57, 70])
+    @pytest.mark.parametrize(('packed', 'limit'), [(False, None), (True, None), (True, 20 * SIZE)])
+    def test_the_next_start_reclaims_what_was_left_and_fetches_only_the_rest(self, tmp_path, packed, limit, moment):
+        remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)
+        steps = FORK.Semaphore(0)
+        complete = FORK.Value('i', 0)
+
+        def slowly(data, out):
+            for begin in range(0, len(data), 4000):
+                steps.release()
+                out.write(data[begin : begin + 4000])
+                time.sleep(0.0005)
+
+        def fetch_all():
+            cache = cache_of(remote, tmp_path / 'cache', store=FaultyStore(remote.store, [slowly] * 100), limit=limit)
+            for entry in remote.entries:
+                cache.fetch(entry)
+                complete.value += 1
+            time.sleep(100)
+
+        child = FORK.Process(target=fetch_all)
+        child.start()
+        for _ in range(moment):
+            assert steps.acquire(timeout=20)
+        child.kill()
+        child.join()
+        left = names(tmp_path / 'cache')
+        # Nothing incomplete has a final name.
+        assert all((tmp_path / 'cache' / name).read_bytes() == remote.data[name] for name in left if name[0] != '.')
+        store = CountingStore(remote.store)
+        cache = cache_of(remote, tmp_path / 'cache', store=store, limit=limit)
+        for entry in reversed(remote.entries):
+            with cache.acquire(entry) as lease:
+                remote.check(lease)
+        assert names(tmp_path / 'cache') == sorted(remote.data)
+        fetched = {int(key.partition('.')[2][:5]) for _, key in store.calls}
+        assert not fetched & set(range(complete.value))
+
+    def test_a_waiter_takes_over_from_a_killed_fetcher(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 1)
+        started = FORK.Event()
+
+        class Stuck(CountingStore):
+            def get(self, key, out, **how):
+                out.write(b'half')
+                started.set()
+                time.sleep(100)
+
+        child = FORK.Process(
+            target=lambda: cache_of(remote, tmp_path / 'cache', store=Stuck(remote.store)).fetch(remote.entries[0])
+        )
+        child.start()
+        assert started.wait(10)
+        threading.Timer(0.3, child.kill).start()
+        cache = cache_of(remote, tmp_path / 'cache')
+        with cache.acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert cache.stats.seconds_waiting > 0.1
+        child.join()
+        assert names(tmp_path / 'cache') == ['shard.00000.mds']
+
+    def test_leftovers_of_a_killed_fetch_do_not_use_up_the_limit(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 3)
+        state = tmp_path / 'cache/.headrace'
+        state.mkdir(parents=True)
+        (state / 'abc.lock').write_text(json.dumps({'reserved': 10 * SIZE}))
+        (state / 'abc.0.raw').write_bytes(bytes(SIZE))
+        cache = cache_of(remote, tmp_path / 'cache', limit=2 * SIZE)
+        cache._reclaimed = True  # as if the fetch had been killed after this process looked
+        with cache.acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert names(tmp_path / 'cache') == ['shard.00000.mds']
+
+    def test_a_fetch_in_progress_is_not_reclaimed(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 2)
+        inside, go_on = threading.Event(), threading.Event()
+
+        class Slow(CountingStore):
+            def get(self, key, out, **how):
+                inside.set()
+                go_on.wait()
+                super().get(key, out, **how)
+
+        thread = threading.Thread(
+            target=lambda: cache_of(remote, tmp_path / 'cache', store=Slow(remote.store)).fetch(remote.entries[0])
+        )
+        thread.start()
+        inside.wait()
+        run_together(lambda _: cache_of(remote, tmp_path / 'cache', limit=9 * SIZE).fetch(remote.entries[1]), 1)
+        assert len(names(tmp_path / 'cache')) == 3
+        go_on.set()
+        thread.join()
+        assert names(tmp_path / 'cache') == sorted(remote.data)
+
+
+class TestFork:
+    def test_a_child_neither_keeps_nor_drops_its_parents_locks(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 2)
+        cache = cache_of(remote, tmp_path / 'cache', limit=9 * SIZE)
+        lease = cache.acquire(remote.entries[0])
+        released = FORK.Event()
+
+        def child(_):
+            assert not cache.evict(remote.entries[0])
+            remote.check(lease)
+            lease.release()
+            assert not cache.evict(remote.entries[0])  # it is still the parent's
+            with cache.acquire(remote.entries[1]) as own:
+                remote.check(own)
+            assert cache.evict(remote.entries[1])
+
+        run_together(child, 2)
+        assert not cache.evict(remote.entries[0])
+
+        sleeper = FORK.Process(target=lambda: released.wait(20))
+        sleeper.start()
+        lease.release()
+        assert cache.evict(remote.entries[0])  # although the child has a copy of the descriptor
+        released.set()
+        sleeper.join()
+
+    def test_a_child_forked_in_the_middle_of_a_fetch_does_not_block_it(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 1)
+        children = []
+
+        class Forking(CountingStore):
+            def get(self, key, out, **how):
+                child = os.fork()
+                if not child:
+                    time.sleep(20)
+                    os._exit(0)
+                children.append(child)
+                super().get(key, out, **how)
+                raise ConfigError('the fetch fails')
+
+        with pytest.raises(ConfigError):
+            cache_of(remote, tmp_path / 'cache', store=Forking(remote.store)).fetch(remote.entries[0])
+        begin = time.monotonic()
+        cache_of(remote, tmp_path / 'cache').fetch(remote.entries[0])
+        assert time.monotonic() - begin < 5
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+
+    @pytest.mark.parametrize('method', ['spawn', pytest.param('forkserver', marks=pytest.mark.slow)])
+    def test_other_start_methods(self, tmp_path, method):
+        remote = make_remote(tmp_path / 'remote', 4)
+        cache = ShardCache(tmp_path / 'cache', store=remote.store, limit=3 * SIZE, retry=Retry(attempts=2))
+        child = multiprocessing.get_context(method).Process(target=_fetch_all, args=(cache, str(remote.folder)))
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+
+
+def _fetch_all(cache, folder):
+    remote = make_remote(Path(folder), 4)
+    for entry in remote.entries:
+        with cache.acquire(entry) as lease:
+            remote.check(lease)
+
+
+@pytest.mark.slow
+def test_soak_under_a_limit_with_kills(tmp_path):
+    """Workers are killed at random and replaced, for a while; the limit holds and everybody gets everything."""
+    remote = make_remote(tmp_path / 'remote', 16, packed=True, parts=2)
+    limit = 9 * SIZE
+    (tmp_path / 'cache').mkdir()
+
+    def work(seed):
+        dice = random.Random(seed)
+        cache = cache_of(remote, tmp_path / 'cache', limit=limit)
+        while True:
+            with cache.acquire(dice.choice(remote.entries)) as lease:
+                remote.check(lease)
+            cache.fetch(dice.choice(remote.entries), wait=dice.random() < 0.5)
+
+    dice = random.Random(0)
+    workers, most = [], 0
+    for turn in range(60):
+        while len(workers) < 6:
+            workers.append(FORK.Process(target=work, args=(len(workers) + 100 * turn,)))
+            workers[-1].start()
+        until = time.monotonic() + dice.random() * 0.5
+        while time.monotonic() < until:
+            most = max(most, frozen_disk_use(tmp_path / 'cache', workers))
+        assert all(worker.is_alive() for worker in workers)
+        victim = workers.pop(dice.randrange(len(workers)))
+        victim.kill()
+        victim.join()
+    for worker in workers:
+        worker.kill()
+        worker.join()
+    assert SIZE < most <= limit
+    cache = cache_of(remote, tmp_path / 'cache', limit=limit)
+    for entry in remote.entries:
+        with cache.acquire(entry) as lease:
+            remote.check(lease)
+    assert not [name for name in names(tmp_path / 'cache') if name.startswith('.headrace')]

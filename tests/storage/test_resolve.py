@@ -1,0 +1,72 @@
+import subprocess
+import sys
+
+import pytest
+
+from headrace.errors import ConfigError
+from headrace.storage import StoreOptions, known_schemes, open_store, register_store, split_url
+from headrace.storage.local import LocalStore
+from headrace.storage.resolve import _factories
+from headrace.storage.s3 import S3Store
+
+
+@pytest.mark.parametrize(
+    ('url', 'expected'),
+    [
+        ('s3://bucket/a/b', ('s3', 'bucket/a/b')),
+        ('S3://Bucket/a', ('s3', 'Bucket/a')),
+        ('/data/x', ('', '/data/x')),
+        ('x/y', ('', 'x/y')),
+        ('a/b://c', ('', 'a/b://c')),
+        ('file:///data', ('file', '/data')),
+    ],
+)
+def test_split_url(url, expected):
+    assert split_url(url) == expected
+
+
+def test_known_schemes_open_their_stores(tmp_path):
+    assert isinstance(open_store(tmp_path), LocalStore)
+    store = open_store('s3://bucket/some/prefix/')
+    assert isinstance(store, S3Store)
+    assert (store.bucket, store.prefix, store.url) == ('bucket', 'some/prefix', 's3://bucket/some/prefix')
+
+
+def test_an_unknown_scheme_is_refused_with_a_suggestion():
+    with pytest.raises(ConfigError, match=r'known scheme \(file, s3.*Did you mean "s3://"'):
+        open_store('s4://bucket')
+    with pytest.raises(ConfigError, match='register_store'):
+        open_store('carrier-pigeon://loft')
+
+
+@pytest.mark.parametrize('url', ['', 's3://', 's3:///key'])
+def test_a_url_without_its_essential_part_is_refused(url):
+    with pytest.raises(ConfigError):
+        open_store(url)
+
+
+def test_a_registered_scheme_is_opened_with_url_and_options(tmp_path, monkeypatch):
+    monkeypatch.setattr('headrace.storage.resolve._factories', dict(_factories))
+    seen = []
+    register_store('mem', lambda url, options: seen.append((url, options)) or LocalStore(tmp_path))
+    options = StoreOptions(region='r')
+    assert open_store('mem://x', options).root == tmp_path
+    assert seen == [('mem://x', options)]
+    assert 'mem' in known_schemes()
+    with pytest.raises(ConfigError, match='lower-case'):
+        register_store('Mem', lambda _url, _options: LocalStore(tmp_path))
+
+
+def test_extra_options_of_another_backend_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match='profil'):
+        open_store('s3://b', StoreOptions(extra={'profil': 'x'}))
+    with pytest.raises(ConfigError, match='profile'):
+        open_store(tmp_path, StoreOptions(extra={'profile': 'x'}))
+
+
+def test_importing_and_opening_loads_no_sdk():
+    code = (
+        'import sys, headrace.storage as s; s.open_store("/tmp"); s.open_store("s3://b/x"); '
+        'assert not {"boto3", "botocore"} & set(sys.modules)'
+    )
+    subprocess.run([sys.executable, '-c', code], check=True)

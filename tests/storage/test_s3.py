@@ -1,0 +1,265 @@
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, TransferError
+from headrace.storage import Retry, StoreOptions, download, open_store
+from headrace.storage.retry import BrokenTransferError
+from headrace.storage.s3 import S3Store
+from headrace.testing.servers import Fault, FaultProxy
+from headrace.testing.stores import StoreContract, put_bytes, read_bytes
+
+pytestmark = pytest.mark.s3
+
+DATA = os.urandom((3 << 20) + 12345)
+
+
+class TestS3Store(StoreContract):
+    @pytest.fixture
+    def store(self, s3_server):
+        return s3_server.store(s3_server.new_bucket(), 'some/prefix')
+
+
+class TestS3StoreWithoutPrefix(StoreContract):
+    @pytest.fixture
+    def store(self, moto):
+        return moto.store(moto.new_bucket())
+
+
+@pytest.fixture
+def bucket(s3_server):
+    name = s3_server.new_bucket()
+    put_bytes(s3_server.store(name), 'x', DATA)
+    return name
+
+
+class TestErrors:
+    def test_a_missing_key_says_that_the_bucket_exists(self, s3_server, bucket):
+        for call in (s3_server.store(bucket).head, lambda key: read_bytes(s3_server.store(bucket), key)):
+            with pytest.raises(ObjectNotFoundError, match=rf"s3://{bucket}/nothing: the bucket '{bucket}' exists"):
+                call('nothing')
+
+    def test_a_missing_bucket_is_named(self, s3_server):
+        store = s3_server.store('headrace-no-such-bucket')
+        calls = (lambda: store.head('x'), lambda: read_bytes(store, 'x'), lambda: list(store.list('')))
+        for call in (*calls, lambda: put_bytes(store, 'x', b'1')):
+            with pytest.raises(ObjectNotFoundError, match="the bucket 'headrace-no-such-bucket' does not exist"):
+                call()
+
+    @pytest.mark.parametrize('variable', ['AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'])
+    def test_wrong_credentials_name_their_source_and_the_endpoint(self, rgw, monkeypatch, variable):
+        bucket = rgw.new_bucket()
+        monkeypatch.setenv(variable, 'wrong')
+        store = rgw.store(bucket)
+        for call in (lambda: read_bytes(store, 'x'), lambda: store.head('x'), lambda: put_bytes(store, 'x', b'')):
+            with pytest.raises(AccessDeniedError, match=rf"{rgw.endpoint_url}.*credentials from 'env'") as caught:
+                call()
+            assert 'testsecret' not in str(caught.value)
+
+    def test_no_credentials_at_all(self, moto, monkeypatch):
+        monkeypatch.delenv('AWS_ACCESS_KEY_ID')
+        monkeypatch.delenv('AWS_SECRET_ACCESS_KEY')
+        monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', '/nonexistent')
+        with pytest.raises(AccessDeniedError, match='boto3 found none'):
+            read_bytes(moto.store('b'), 'x')
+
+    def test_an_anonymous_request_is_unsigned(self, rgw):
+        bucket = rgw.new_bucket()
+        put_bytes(rgw.store(bucket), 'x', b'1')
+        with pytest.raises(AccessDeniedError, match=r'no credentials \(anonymous\)'):
+            read_bytes(rgw.store(bucket, anonymous=True), 'x')
+        rgw.client().put_object_acl(Bucket=bucket, Key='x', ACL='public-read')
+        with FaultProxy(rgw.endpoint_url) as proxy:
+            assert read_bytes(rgw.store(bucket, anonymous=True, endpoint_url=proxy.endpoint_url), 'x') == b'1'
+            assert 'authorization' not in proxy.requests[0].headers
+
+    def test_nobody_listens(self, s3_environment):
+        with pytest.raises(TransferError, match=r'127.0.0.1:9/'):
+            read_bytes(open_store('s3://b', StoreOptions(endpoint_url='http://127.0.0.1:9')), 'x')
+
+    def test_an_impossible_endpoint_is_a_configuration_error(self, s3_environment):
+        with pytest.raises(ConfigError, match='endpoint'):
+            read_bytes(open_store('s3://b', StoreOptions(endpoint_url='not a url')), 'x')
+
+    def test_an_unknown_profile_is_a_configuration_error(self, s3_environment):
+        with pytest.raises(ConfigError, match='no-such-profile'):
+            read_bytes(open_store('s3://b', StoreOptions(extra={'profile': 'no-such-profile'})), 'x')
+
+    def test_an_impossible_bucket_name_is_a_configuration_error(self, moto):
+        with pytest.raises(ConfigError, match='no request that S3 knows'):
+            read_bytes(moto.store('no bucket!'), 'x')
+
+
+class TestRequests:
+    def test_requester_pays_is_sent(self, moto):
+        bucket = moto.new_bucket()
+        with FaultProxy(moto.endpoint_url) as proxy:
+            store = moto.store(bucket, requester_pays=True, endpoint_url=proxy.endpoint_url)
+            put_bytes(store, 'x', b'1')
+            read_bytes(store, 'x')
+            store.head('x')
+            list(store.list(''))
+            store.delete('x')
+            assert len(proxy.requests) == 5
+            assert all(request.headers['x-amz-request-payer'] == 'requester' for request in proxy.requests)
+
+    def test_no_checksum_trailers_for_a_custom_endpoint(self, moto):
+        bucket = moto.new_bucket()
+        with FaultProxy(moto.endpoint_url) as proxy:
+            put_bytes(moto.store(bucket, endpoint_url=proxy.endpoint_url), 'x', b'1')
+            headers = proxy.requests[0].headers
+        assert not any('checksum' in name or 'trailer' in name for name in headers)
+
+    @pytest.mark.parametrize('variable', ['S3_ENDPOINT_URL', 'AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'])
+    def test_the_endpoint_may_come_from_the_environment(self, moto, monkeypatch, variable):
+        bucket = moto.new_bucket()
+        monkeypatch.setenv(variable, moto.endpoint_url)
+        store = open_store(f's3://{bucket}/p')
+        put_bytes(store, 'x', b'1')
+        assert read_bytes(store, 'x') == b'1'
+
+    def test_our_variable_wins_over_boto3s_and_options_over_both(self, moto, monkeypatch):
+        bucket = moto.new_bucket()
+        monkeypatch.setenv('AWS_ENDPOINT_URL_S3', 'http://127.0.0.1:9')
+        monkeypatch.setenv('S3_ENDPOINT_URL', moto.endpoint_url)
+        put_bytes(open_store(f's3://{bucket}'), 'x', b'1')
+        monkeypatch.setenv('S3_ENDPOINT_URL', 'http://127.0.0.1:9')
+        assert read_bytes(open_store(f's3://{bucket}', StoreOptions(endpoint_url=moto.endpoint_url)), 'x') == b'1'
+
+    def test_listing_goes_beyond_one_page(self, moto):
+        store = moto.store(moto.new_bucket(), 'p')
+        for i in range(1005):
+            put_bytes(store, f'k{i:04d}', b'')
+        assert [info.key for info in store.list('')] == [f'k{i:04d}' for i in range(1005)]
+
+    def test_the_client_is_made_at_the_first_request_and_anew_after_fork(self, moto):
+        bucket = moto.new_bucket()
+        store = moto.store(bucket)
+        assert store._made is None
+        put_bytes(store, 'x', b'1')
+        parents = store._made
+        assert parents is not None
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                fresh = store._made is None
+                code = 0 if fresh and read_bytes(store, 'x') == b'1' and store._made is not parents else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert store._made is parents
+
+    def test_without_boto3_the_extra_to_install_is_named(self):
+        code = (
+            'import sys; sys.modules["boto3"] = None\n'
+            'from headrace.storage import open_store\n'
+            'import io\n'
+            'try: open_store("s3://b").get("x", io.BytesIO())\n'
+            'except ImportError as error: assert "headrace[s3]" in str(error), error\n'
+            'else: raise SystemExit("no error")\n'
+        )
+        subprocess.run([sys.executable, '-c', code], check=True)
+
+
+class TestFaults:
+    """Real connections, broken on purpose."""
+
+    RETRY = Retry(attempts=3, first_delay=0.01)
+
+    @pytest.fixture
+    def proxy(self, s3_server):
+        with FaultProxy(s3_server.endpoint_url) as proxy:
+            yield proxy
+
+    @pytest.fixture
+    def store(self, s3_server, bucket, proxy):
+        return s3_server.store(bucket, endpoint_url=proxy.endpoint_url, read_timeout=0.5, connect_timeout=0.5)
+
+    def download(self, store, tmp_path, **how):
+        with open(tmp_path / 'out', 'w+b', buffering=0) as out:
+            count = download(store, 'x', out, how.pop('retry', self.RETRY), **how)
+        assert (tmp_path / 'out').stat().st_size == count
+        return (tmp_path / 'out').read_bytes()
+
+    @pytest.mark.parametrize('kind', ['reset_after', 'close_after', 'stall_after'])
+    @pytest.mark.parametrize('after', [0, 1, 1_500_000, len(DATA) - 1])
+    def test_a_broken_body_is_resumed_where_it_broke(self, store, proxy, tmp_path, kind, after):
+        proxy.faults = [Fault(match='GET', times=1, **{kind: after})]
+        assert self.download(store, tmp_path) == DATA
+        first, second = proxy.requests
+        assert 'range' not in first.headers
+        if 'range' in second.headers:
+            begin = int(second.headers['range'].removeprefix('bytes=').rstrip('-'))
+            assert begin <= after
+            assert second.headers['if-match'].strip('"')
+        if kind != 'reset_after' and after == 1_500_000:  # a reset may discard what has just arrived
+            assert begin >= 1 << 20
+
+    def test_it_breaks_again_and_again_but_gets_there(self, store, proxy, tmp_path):
+        proxy.faults = [Fault(match='GET', close_after=(1 << 20) + 1, times=3)]
+        assert self.download(store, tmp_path, retry=Retry(attempts=2, first_delay=0.01)) == DATA
+        assert len(proxy.requests) == 4
+
+    @pytest.mark.parametrize('status', [500, 502, 503, 504, 429])
+    def test_a_busy_server_is_asked_again(self, store, proxy, tmp_path, status):
+        proxy.faults = [Fault(match='GET', times=2, status=status)]
+        assert self.download(store, tmp_path) == DATA
+        assert len(proxy.requests) == 3
+
+    def test_retry_after_is_heard(self, store, proxy):
+        proxy.faults = [Fault(status=503, retry_after=7)]
+        with pytest.raises(BrokenTransferError) as caught:
+            read_bytes(store, 'x')
+        assert caught.value.retry_after == 7
+
+    def test_a_dropped_connection_is_tried_again(self, store, proxy, tmp_path):
+        proxy.faults = [Fault(times=2, drop=True)]
+        assert self.download(store, tmp_path) == DATA
+
+    def test_one_call_is_one_request(self, store, proxy):
+        proxy.faults = [Fault(status=500)]
+        for call in (
+            lambda: read_bytes(store, 'x'),
+            lambda: store.head('x'),
+            lambda: put_bytes(store, 'x', b'1'),
+            lambda: store.delete('x'),
+            lambda: list(store.list('')),
+        ):
+            before = len(proxy.requests)
+            with pytest.raises(TransferError):
+                call()
+            assert len(proxy.requests) == before + 1
+
+    def test_a_dead_server_is_given_up_in_bounded_time(self, store, proxy, tmp_path):
+        proxy.faults = [Fault(stall_after=0)]
+        begin = time.monotonic()
+        with pytest.raises(TransferError, match=r'after 3 attempts.*ReadTimeout'):
+            self.download(store, tmp_path)
+        assert time.monotonic() - begin < 10
+
+    def test_an_object_replaced_in_between_is_read_anew(self, store, proxy, tmp_path, s3_server, bucket):
+        new = os.urandom(len(DATA))
+        proxy.faults = [Fault(match='GET', close_after=1_500_000, times=1)]
+
+        def replace():
+            put_bytes(s3_server.store(bucket), 'x', new)
+
+        assert self.download(store, tmp_path, on_retry=replace) == new
+
+    def test_denied_and_missing_are_not_tried_again(self, store, proxy, tmp_path):
+        proxy.faults = [Fault(status=403)]
+        with pytest.raises(AccessDeniedError):
+            self.download(store, tmp_path)
+        assert len(proxy.requests) == 1
+
+
+def test_a_prefix_hides_what_is_outside(moto):
+    bucket = moto.new_bucket()
+    put_bytes(moto.store(bucket), 'pre/x', b'1')
+    put_bytes(moto.store(bucket), 'prefix', b'2')
+    assert [info.key for info in moto.store(bucket, 'pre').list('')] == ['x']
+    assert repr(S3Store('b', '/p/')) == "S3Store('s3://b/p')"
