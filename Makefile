@@ -44,7 +44,7 @@ test-python-%:
 lint: .venv/.ready ## Ruff, pyright and the layers
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
-	.venv/bin/pyright --pythonpath .venv/bin/python
+	.venv/bin/pyright
 	.venv/bin/lint-imports
 
 format: .venv/.ready ## Format the code

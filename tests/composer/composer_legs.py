@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from composer import Callback, ComposerModel, Evaluator, Trainer
 from composer.utils import checkpoint, dist
 from torch.utils.data import DataLoader, default_collate
 
+from composer import Callback, ComposerModel, Evaluator, Trainer
 from headrace.composer import StreamingPosition, streaming_data_spec
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 
@@ -83,7 +83,7 @@ class Recorder(Callback):
         self.line: dict[str, Any] = {}
 
     def after_dataloader(self, state: Any, logger: Any) -> None:
-        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]  # noqa: NPY002
+        drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
         time = state.timestamp
         self.line = {
             'epoch': int(time.epoch),
@@ -134,9 +134,7 @@ def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
 def train_spec(leg: Leg) -> Any:
     ranks = dist.get_world_size()
     if leg.plain:
-        dataset = StreamingDataset(
-            local=leg.data, shuffle=True, batch_size=leg.global_batch // ranks, shuffle_seed=7
-        )
+        dataset = StreamingDataset(local=leg.data, shuffle=True, batch_size=leg.global_batch // ranks, shuffle_seed=7)
         return DataLoader(dataset, batch_size=leg.global_batch // ranks, num_workers=leg.workers)
     dataset = WithNoise(
         local=leg.data, shuffle=True, batch_size=leg.global_batch // ranks, remainder=leg.remainder, shuffle_seed=7

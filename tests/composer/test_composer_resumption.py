@@ -53,7 +53,9 @@ def check_table(references: Path, data: str, tmp_path: Path, rows: list[tuple[st
     table: list[str] = []
     for ranks in (1, 2):
         legs = {
-            row: Leg('-'.join(row), data, out, workers=TOPOLOGIES[row[1]][1], load=str(references / f'{row[0]}-{row[2]}.pt'))
+            row: Leg(
+                '-'.join(row), data, out, workers=TOPOLOGIES[row[1]][1], load=str(references / f'{row[0]}-{row[2]}.pt')
+            )
             for row in rows
             if TOPOLOGIES[row[1]][0] == ranks
         }
@@ -113,7 +115,9 @@ def test_two_ranks_with_other_options(references: Path, data: str, uneven: str, 
 
     kept_batches = [kept('mid'), kept('last'), kept('boundary')]
     subset = Leg('subset', data, out, workers=1, subset=8, save=True)
-    subset_rest = [Leg(f'subset-{kind}', data, out, subset=8, load=f'{out}/subset-{kind}.pt') for kind in ('mid', 'eighth')]
+    subset_rest = [
+        Leg(f'subset-{kind}', data, out, subset=8, load=f'{out}/subset-{kind}.pt') for kind in ('mid', 'eighth')
+    ]
     padded = Leg('padded', uneven, out, save=True, evaluate=uneven)
     padded_rest = Leg('padded-rest', uneven, out, load=f'{out}/padded-thirteenth.pt')
     plain = Leg('plain', data, out, plain=True, workers=1, load=str(references / '1x0-mid.pt'))

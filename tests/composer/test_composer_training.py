@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from composer import Trainer
 from composer_legs import Leg, Linear, run, train_spec
 from composer_runs import lines, make_data, sequence, trained
 
+from composer import Trainer
 from headrace.composer import StreamingPosition, streaming_data_spec
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, ResumeError, TopologyError
@@ -159,10 +159,41 @@ def test_a_missing_callback_is_warned_of_once(data: str, tmp_path: Path) -> None
     assert sum('StreamingPosition' in str(one.message) for one in caught) == 1
 
 
+@pytest.mark.parametrize('is_wrong', [False, True])
+def test_a_count_that_is_not_the_loaders_is_warned_of(data: str, is_wrong: bool) -> None:
+    count = (lambda batch: 3) if is_wrong else None
+    spec = streaming_data_spec(local=data, batch_size=8, get_num_samples_in_batch=count)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        trainer_of(spec).fit()
+    messages = [str(one.message) for one in caught if 'handed out' in str(one.message)]
+    assert len(messages) == is_wrong
+    assert all('counts 3 samples of this epoch, but the loader has handed out 8' in message for message in messages)
+
+
 def test_a_checkpoint_of_other_data_is_refused_when_it_is_loaded(checkpoints: Path, tmp_path: Path) -> None:
     other = make_data(tmp_path / 'other', 40)
     with pytest.raises(ResumeError, match='epoch_size: 96 in the checkpoint, 40 now'):
         trainer_of(train_spec(Leg('other', other, '')), load_path=str(checkpoints / 'bare-mid.pt'))
+
+
+def test_a_checkpoint_of_another_loader_is_refused_unless_its_position_is_left_out(data: str, tmp_path: Path) -> None:
+    other = torch.utils.data.DataLoader([{'id': n, 'x': 0.5} for n in range(96)], batch_size=8)
+    trainer = trainer_of(other)
+    trainer.fit(duration='5ba')
+    trainer.save_checkpoint(f'{tmp_path}/other.pt')
+    trainer.close()
+    load = {'load_path': f'{tmp_path}/other.pt', 'load_ignore_keys': ['state/callbacks/*']}
+    with pytest.raises(ResumeError, match='no position in the data'):
+        trainer_of(train_spec(Leg('ours', data, '')), **load)
+    load['load_ignore_keys'] += ['state/dataset_state']
+    for spin, expected in ((True, sequence(data, 0)[5:7]), (False, sequence(data, 0)[:2])):
+        spec = train_spec(Leg('ours', data, ''))
+        seen: list[list[int]] = []
+        trainer = trainer_of(spec, spin_dataloaders=spin, **load)
+        spec._transforms = lambda batch, seen=seen: seen.append(sorted(batch['id'].tolist())) or batch
+        trainer.fit(duration='2ba')
+        assert seen == expected
 
 
 def test_a_dataset_for_training_and_evaluation_is_refused(data: str) -> None:

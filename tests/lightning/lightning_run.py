@@ -159,9 +159,8 @@ def train(run: Run) -> tuple[Trainer, Model]:
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        num_sanity_val_steps=0,
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in found),
-        **{'max_epochs': EPOCHS, **run.trainer},
+        **{'max_epochs': EPOCHS, 'num_sanity_val_steps': 0, **run.trainer},
     )
     if run.by_hand:
         loader = StreamingDataLoader(dataset(run, batch_size=run.batch_size), num_workers=run.workers)

@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from order_cases import relaxed
 
 from headrace.order.interleave import RandomInterleave, quotas
 
 
+@relaxed
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=6), st.integers(1, 9))
 def test_quotas_deal_the_line_of_draws_to_the_nodes(choose: list[int], nodes: int) -> None:
     expected = np.zeros((len(choose), nodes), int)
@@ -26,6 +28,7 @@ def check_every_draw_once(node_quotas: np.ndarray, interleave: RandomInterleave,
         assert (draws[streams == stream] == np.arange(quota)).all()
 
 
+@relaxed
 @given(st.lists(st.integers(0, 400), min_size=2, max_size=6), st.integers(1, 5), st.integers(0, 3), st.integers(1, 64))
 def test_every_draw_has_one_slot_in_many_windows(choose: list[int], nodes: int, key: int, window: int) -> None:
     node_quotas = quotas(np.array([sum(choose) + 1, *choose]), nodes)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from order_cases import relaxed
 
 from headrace.order import SampleMap
 
@@ -25,6 +26,7 @@ def test_samples_are_where_mosaicml_finds_them(case: dict) -> None:
             found.locate(np.array([0, outside]))
 
 
+@relaxed
 @given(
     st.lists(st.integers(0, 5), min_size=1)
     | st.tuples(st.integers(1, 5), st.integers(1, 9)).map(lambda t: [t[0]] * t[1])

@@ -10,7 +10,7 @@ The position itself is the dataset's: Composer saves it with `StreamingDataset.s
 from __future__ import annotations
 
 try:
-    import composer as _  # noqa: F401 - the absolute name: MosaicML's package
+    import composer.core as _  # noqa: F401 - the absolute name: MosaicML's package
 except ImportError as error:
     from headrace.errors import MissingDependencyError
 

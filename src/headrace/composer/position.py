@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -58,6 +59,7 @@ class StreamingPosition(Callback):
         self._loaded_rng = b''
         self._rng: list[dict[str, Any]] | None = None
         self._batches_of_epoch: Time[int] | None = None
+        self._is_checked = False
 
     def state_dict(self) -> dict[str, Any]:
         """The random state of every rank, as bytes: a sharded checkpoint must find the same keys on any topology.
@@ -77,6 +79,7 @@ class StreamingPosition(Callback):
             return
         _check(state, dataset)
         _followed.add(loader)
+        self._is_checked = False
         # A loader that is new while the time is not is another one than before, or its state was left out of the
         # load: Composer's `spin_dataloaders` decides whether to skip in it.
         if dataset.progress.fresh:
@@ -118,6 +121,22 @@ class StreamingPosition(Callback):
         if self._rng is not None:
             reproducibility.load_rng_state(self._rng)
             self._rng = None
+
+    def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Compare the trainer's time with the loader, once for each `fit`."""
+        loader, dataset = _train(state)
+        if self._is_checked or dataset is None or not isinstance(loader, StreamingDataLoader):
+            return
+        self._is_checked = True
+        counted = min(int(state.timestamp.sample_in_epoch), dataset.epoch_size)
+        handed_out = loader.state_dict()['sample_in_epoch']
+        if counted != handed_out:
+            warnings.warn(
+                f'Composer counts {counted} samples of this epoch, but the loader has handed out {handed_out}: a '
+                f'checkpoint would continue at the wrong sample. Leave `get_num_samples_in_batch` out, or let it count '
+                f'samples of the dataset; leave `spin_dataloaders` at True if a checkpoint is loaded without its dataset.',
+                stacklevel=2,
+            )
 
     def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Go to the beginning of the next epoch, before the checkpoint of this one's end is saved."""

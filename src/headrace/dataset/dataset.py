@@ -325,7 +325,7 @@ class StreamingDataset(IterableDataset[Any]):
         position = num_samples if from_beginning else start + num_samples
         return self.resume_state(epoch, min(position, self.epoch_size)).to_dict()
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Have the next pass continue where `state` was taken. A state at the end of an epoch gives an empty pass.
 
         Raises:

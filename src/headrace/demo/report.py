@@ -78,7 +78,8 @@ def draw_curves(trainings: Sequence[Training], path: Path) -> None:
         curves.legend(loc='upper right', frameon=False)
         trained = joined(training.killed, training.resumed)
         steps = sorted(trained.keys() & whole.keys())
-        distances.plot(steps, [abs(trained[n].loss - whole[n].loss) for n in steps], '.', color='tab:blue', markersize=3)
+        apart = [abs(trained[step].loss - whole[step].loss) for step in steps]
+        distances.plot(steps, apart, '.', color='tab:blue', markersize=3)
         distances.axhline(training.proof.loss_tolerance, color='0.4', linestyle=':', label='tolerance')
         # Losses may agree to the last bit, which a purely logarithmic axis cannot show.
         distances.set_yscale('symlog', linthresh=1e-8)

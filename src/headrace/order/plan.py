@@ -51,7 +51,7 @@ class Plan:
             raise TopologyError(
                 f'the global batch size must be a multiple of the {replicas} data-parallel replicas '
                 f'({self.topology.world_size} ranks, replication {self.topology.replication}), got {size}. '
-                f'The nearest valid sizes are {" and ".join(map(str, near))}.'
+                f'Nearest: {" or ".join(map(str, near))}.'
             )
         if not 0 <= self.start <= len(self.order):
             raise ConfigError(f'start must be a position in [0, {len(self.order)}], got {self.start}.')

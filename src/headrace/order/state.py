@@ -83,12 +83,14 @@ class ResumeState:
         return state
 
     @classmethod
-    def from_dict(cls, state: Mapping[str, Any]) -> ResumeState:
+    def from_dict(cls, state: Mapping[str, Any] | None) -> ResumeState:
         """Read a state of ours or of MosaicML Streaming. Keys that are not known are ignored.
 
         Raises:
             ResumeError: keys are missing, values have wrong types, or the version is not known; all are named.
         """
+        if state is None:  # what a trainer saves for a loader without a state
+            raise ResumeError('the checkpoint holds no position in the data: it was saved with a loader that has none.')
         version = state.get('headrace')
         if version is not None and version != STATE_VERSION:
             raise ResumeError(

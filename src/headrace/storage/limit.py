@@ -136,7 +136,7 @@ class CacheLimit:
             )
 
     def used(self) -> int:
-        """Bytes that count now, reservations included."""
+        """Bytes that count now, reservations included; a fetch that ends just now may count twice."""
         return self._count().total
 
     def admit(

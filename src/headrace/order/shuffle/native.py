@@ -160,7 +160,8 @@ class NativeOrder:
         passes = draws // sizes
         draws -= passes * sizes
         places = draws // self.num_canonical_nodes
-        ids = self._table.at(self._cells(streams, nodes, passes), places)
+        cells = self._cells(streams, nodes, passes)  # may begin a new table
+        ids = self._table.at(cells, places)
         ids += self._offsets.take(streams)
         return ids
 

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+import torch.distributed.checkpoint
+from composer.core import DataSpec
+
+from headrace.composer import StreamingPosition, streaming_data_spec, streaming_evaluators
+from headrace.composer.topology import composer_topology
+from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.errors import ConfigError, TopologyError
+from headrace.mixing import load_config
+
+pytestmark = [
+    pytest.mark.composer,
+    pytest.mark.filterwarnings('ignore:Composer trains on a headrace loader without'),
+]
+
+
+@pytest.fixture
+def file(data: str, uneven: str, tmp_path: Path) -> Path:
+    path = tmp_path / 'mix.yaml'
+    path.write_text(f"""
+global_batch_size: 16
+train:
+  shuffle: true
+  streams:
+    one: {{local: {data}}}
+    two: {{local: {uneven}}}
+eval:
+  first: {{local: {data}, device_batch_size: 5}}
+  second: {{local: {uneven}, loader: {{num_workers: 1}}}}
+predict:
+  local: {data}
+""")
+    return path
+
+
+@pytest.fixture
+def four_ranks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def be(rank: int) -> None:
+        for name, value in {'RANK': rank, 'WORLD_SIZE': 4, 'LOCAL_WORLD_SIZE': 2, 'GROUP_RANK': rank // 2}.items():
+            monkeypatch.setenv(name, str(value))
+
+    monkeypatch.setenv('NODE_RANK', '0')  # restored afterwards
+    monkeypatch.delenv('NODE_RANK')
+    return be
+
+
+def test_a_file_a_configuration_and_its_content_give_the_same(file: Path) -> None:
+    config = load_config(file)
+    for source in (str(file), file, config, config.train):
+        spec = streaming_data_spec(source)
+        assert isinstance(spec, DataSpec)
+        assert isinstance(spec.dataloader, StreamingDataLoader)
+        assert (spec.dataloader.batch_size, spec.num_samples, len(spec.dataloader)) == (16, 197, 13)
+    changed = streaming_data_spec(file, overrides=['train.loader.num_workers=2', 'global_batch_size=8'])
+    assert (changed.loader.num_workers, changed.loader.batch_size) == (2, 8)
+
+
+def test_sections_are_named(file: Path) -> None:
+    assert streaming_data_spec(file, 'eval.first').loader.batch_size == 5
+    assert streaming_data_spec(file, 'predict').loader.batch_size == 16
+    with pytest.raises(ConfigError, match=r"got 'eval'; of eval there are: eval.first, eval.second"):
+        streaming_data_spec(file, 'eval')
+    with pytest.raises(ConfigError, match='of test there are: none'):
+        streaming_data_spec(file, 'test')
+    with pytest.raises(ConfigError, match='must be one of train, eval, test, predict'):
+        streaming_data_spec(file, 'training')
+
+
+def test_evaluators_have_the_names_of_the_file(file: Path) -> None:
+    evaluators = streaming_evaluators(file, eval_interval='2ba', subset_num_batches=3)
+    assert [one.label for one in evaluators] == ['first', 'second']
+    assert [one.dataloader.dataloader.batch_size for one in evaluators] == [5, 16]
+    assert [one.device_eval_microbatch_size for one in evaluators] == [5, 16]
+    with pytest.raises(ConfigError, match='no `eval` section'):
+        streaming_evaluators(file, overrides=['~eval'])
+
+
+def test_keywords_are_the_keys_of_a_loader(data: str) -> None:
+    spec = streaming_data_spec(local=data, shuffle=True, batch_size=4, num_workers=1, prefetch_factor=3)
+    assert (spec.loader.batch_size, spec.loader.num_workers, spec.loader.prefetch_factor) == (4, 1, 3)
+    with pytest.raises(ConfigError, match='shuffle_sed.*shuffle_seed'):
+        streaming_data_spec(local=data, batch_size=4, shuffle_sed=1)
+
+
+def test_the_batch_size_is_given_once(file: Path, data: str) -> None:
+    with pytest.raises(ConfigError, match='given twice, as `batch_size` and `global_batch_size`'):
+        streaming_data_spec(local=data, batch_size=4, global_batch_size=8)
+    with pytest.raises(ConfigError, match='batch size twice'):
+        streaming_data_spec(file, batch_size=4)
+    with pytest.raises(ConfigError, match='given twice with different values: 4 .* and 8'):
+        streaming_data_spec(StreamingDataset(local=data, batch_size=4), batch_size=8)
+    with pytest.raises(ConfigError, match='batch size twice'):
+        streaming_data_spec(StreamingDataLoader(StreamingDataset(local=data, batch_size=4)), batch_size=4)
+
+
+def test_ranks_that_do_not_divide_the_global_batch_are_refused(file: Path, data: str, four_ranks: Any) -> None:
+    four_ranks(0)
+    with pytest.raises(TopologyError, match='must divide the global batch size'):
+        streaming_data_spec(file, overrides=['global_batch_size=10'])
+    assert streaming_data_spec(file).loader.batch_size == 4
+
+
+def test_the_topology_is_composers(four_ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('SLURM_PROCID', '5')
+    monkeypatch.setenv('SLURM_NTASKS', '8')
+    one = composer_topology()
+    assert (one.rank, one.world_size, one.num_nodes) == (0, 1, 1)
+    four_ranks(3)
+    found = composer_topology(replication=2)
+    assert (found.rank, found.world_size, found.num_nodes, found.replicas) == (3, 4, 2, 2)
+
+
+def test_torchruns_name_of_the_node_is_passed_on(four_ranks: Any) -> None:
+    from composer.utils import dist
+
+    four_ranks(3)
+    composer_topology()
+    assert dist.get_node_rank() == 1
+
+
+def test_ranks_that_share_their_samples_share_the_count(data: str, four_ranks: Any) -> None:
+    samples, tokens = 0.0, 0
+    for rank in range(4):
+        four_ranks(rank)
+        spec = streaming_data_spec(local=data, global_batch_size=10, replication=2, token_column='x')
+        batch = {**next(iter(spec.loader)), 'x': torch.zeros(5, 3)}
+        batch = spec.batch_transforms(batch)
+        counted, half = (
+            spec.get_num_samples_in_batch(batch),
+            spec.get_num_samples_in_batch(spec.split_batch(batch, 3)[0]),
+        )
+        assert half == 1.5
+        samples += counted
+        tokens += spec.get_num_tokens_in_batch(batch)
+    assert (samples, tokens) == (10, 30)
+
+
+@pytest.mark.parametrize(('replication', 'is_right'), [(1, False), (2, True)])
+def test_tensor_parallel_ranks_must_share_their_samples(
+    data: str, four_ranks: Any, replication: int, is_right: bool
+) -> None:
+    four_ranks(1)
+    spec = streaming_data_spec(local=data, global_batch_size=8, replication=replication)
+    mesh = MagicMock(mesh_dim_names=('data_parallel_shard', 'tensor_parallel'))
+    mesh.__getitem__.return_value.size.return_value = 2
+    state = MagicMock(train_dataloader=spec.dataloader, device_mesh=mesh, evaluators=[])
+    if is_right:
+        StreamingPosition().fit_start(state, MagicMock())
+    else:
+        with pytest.raises(TopologyError, match='Set `replication: 2`'):
+            StreamingPosition().fit_start(state, MagicMock())
+
+
+def test_what_collate_does_to_the_shape_does_not_move_the_position(data: str) -> None:
+    spec = streaming_data_spec(local=data, batch_size=8, collate_fn=lambda rows: {'packed': torch.zeros(2, len(rows))})
+    batch = spec.batch_transforms(next(iter(spec.dataloader)))
+    assert spec.get_num_samples_in_batch(batch) == 8
+    assert spec.get_num_samples_in_batch(batch) == 2  # a microbatch from now on: weights of the loss
+
+
+def test_own_functions_pass_through(data: str) -> None:
+    spec = streaming_data_spec(
+        local=data,
+        batch_size=8,
+        batch_transforms=lambda batch: batch['id'],
+        microbatch_transforms=lambda batch: batch + 1,
+        split_batch=lambda batch, size: [batch, size],
+        get_num_samples_in_batch=lambda batch: 42,
+        get_num_tokens_in_batch=lambda batch: {'total': 7, 'loss_generating': 5},
+    )
+    assert spec.batch_transforms({'id': 3}) == 3
+    assert spec.microbatch_transforms(3) == 4
+    assert spec.split_batch('batch', 2) == ['batch', 2]
+    assert spec.get_num_samples_in_batch(None) == 42
+    assert spec.get_num_tokens_in_batch(None, 'loss_generating') == 5
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 4])
+def test_padding_of_evaluation_is_cut_off(uneven: str, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    seen: list[int] = []
+    counted: list[float] = []
+    for rank in range(ranks):
+        for name, value in {'RANK': rank, 'WORLD_SIZE': ranks, 'LOCAL_WORLD_SIZE': ranks}.items():
+            monkeypatch.setenv(name, str(value))
+        spec = streaming_data_spec(section='eval', local=uneven, global_batch_size=8, shuffle=True)
+        for batch in spec.dataloader:
+            cut = spec.batch_transforms(batch)
+            counted.append(spec.get_num_samples_in_batch(cut))
+            assert counted[-1] == len(cut['id'])
+            seen += cut['id'].tolist()
+    assert sorted(seen) == list(range(101))
+    assert sum(counted) == 101
+
+
+def test_a_left_evaluation_begins_anew(data: str) -> None:
+    spec = streaming_data_spec(
+        section='eval', local=data, batch_size=8, shuffle=True, num_workers=1, persistent_workers=True
+    )
+    first = [batch['id'].tolist() for batch in spec.dataloader]
+    for _ in spec.dataloader:
+        break
+    assert [batch['id'].tolist() for batch in spec.dataloader] == first
+
+
+def test_the_random_state_survives_as_plain_values() -> None:
+    saved = StreamingPosition().state_dict()
+    assert list(saved) == ['rng']
+    assert isinstance(saved['rng'], bytes)
+    assert StreamingPosition(restore_rng=False).state_dict() == {'rng': b''}
+
+
+def test_a_sharded_checkpoint_finds_the_same_keys(data: str, tmp_path: Path) -> None:
+    """As Composer loads it: into the state of a run that has not begun."""
+
+    def state(samples: int) -> dict[str, Any]:
+        dataset = StreamingDataset(local=data, batch_size=8)
+        return {
+            'dataset_state': {'train': dataset.state_dict(samples, True)},
+            'callbacks': StreamingPosition().state_dict(),
+        }
+
+    saved = state(40)
+    torch.distributed.checkpoint.save(saved, checkpoint_id=tmp_path, no_dist=True)
+    random.random()
+    loaded = state(0)
+    assert loaded != saved
+    torch.distributed.checkpoint.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    assert loaded == saved
+
+
+def test_the_package_of_composer_is_asked_for_by_name() -> None:
+    code = "import sys; sys.modules['composer'] = None; import headrace.composer"
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
+    assert 'pip install "headrace[composer]"' in done.stderr

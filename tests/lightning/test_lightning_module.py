@@ -1,0 +1,465 @@
+"""The data module: what it takes, what it refuses before the first step, and what its loaders give."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.tuner import Tuner
+
+from headrace import StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import ConfigError, ResumeError, TopologyError
+from headrace.lightning import PositionCallback, StreamingDataModule
+from headrace.mixing import load_config
+from lightning_oracle import judge, records
+from lightning_run import Crash, Model, Run, dataset, train
+
+logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
+pytestmark = [pytest.mark.filterwarnings('ignore')]
+
+
+@pytest.fixture
+def run(mixes: dict[str, dict[str, str]], tmp_path: Path) -> Run:
+    return Run(name='run', out=str(tmp_path), streams=mixes['even'])
+
+
+@pytest.fixture
+def yaml(mixes: dict[str, dict[str, str]], tmp_path: Path) -> str:
+    streams = '\n'.join(f'    {name}: {{local: {folder}}}' for name, folder in mixes['even'].items())
+    path = tmp_path / 'mix.yaml'
+    path.write_text(
+        f'global_batch_size: 8\ntrain:\n  shuffle: true\n  streams:\n{streams}\n'
+        f'eval:\n  small: {{local: {mixes["even"]["a"]}}}\n  large: {{local: {mixes["even"]["b"]}, device_batch_size: 5}}\n'
+    )
+    return str(path)
+
+
+def quiet(run: Run, **options: Any) -> Trainer:
+    return Trainer(
+        **{
+            'accelerator': 'cpu',
+            'devices': 1,
+            'logger': False,
+            'enable_checkpointing': False,
+            'enable_progress_bar': False,
+            'enable_model_summary': False,
+            'default_root_dir': run.out,
+            'num_sanity_val_steps': 0,
+            'max_epochs': 1,
+            **options,
+        }
+    )
+
+
+def ids(run: Run, key: str = 'batch') -> list[list[int]]:
+    return [record['ids'] for record in records(run, key)[0]]
+
+
+# -- what it takes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('kind', ['dataset', 'keywords', 'function'])
+def test_a_source_is_a_dataset_or_what_makes_one(kind, run):
+    folder = run.streams['a']
+    source = {
+        'dataset': lambda: StreamingDataset(local=folder),
+        'keywords': lambda: {'local': folder},
+        'function': lambda: lambda: StreamingDataset(local=folder),
+    }[kind]()
+    module = StreamingDataModule(train=source, batch_size=10)
+    quiet(run).fit(Model(run), module)
+    assert sorted(i for batch in ids(run) for i in batch) == list(range(60))
+
+
+@pytest.mark.parametrize('kind', ['path', 'mapping', 'config'])
+def test_a_yaml_file_gives_all_loaders(kind, run, yaml):
+    given = {'path': lambda: yaml, 'mapping': lambda: {'defaults': [yaml]}, 'config': lambda: load_config(yaml)}[kind]()
+    module = StreamingDataModule(given)
+    assert module.batch_size is None
+    quiet(run).fit(Model(run), module)
+    assert module.batch_size == 8
+    assert judge([(run, None)]).is_exact
+    validated = records(run, 'validation')[0]
+    assert [len(record['ids']) for record in validated] == [8] * 7 + [4] + [5] * 7 + [1]
+    assert [record['loader'] for record in validated] == [0] * 8 + [1] * 8
+
+
+def test_overrides_go_over_the_yaml(run, yaml):
+    module = StreamingDataModule(yaml, overrides=['global_batch_size=12', '~eval'])
+    quiet(run).fit(Model(run), module)
+    assert [len(batch) for batch in ids(run)] == [12] * 8
+    assert not records(run, 'validation')[0]
+
+
+def test_constructing_touches_neither_data_nor_processes(yaml):
+    before = torch.distributed.is_initialized()
+    module = StreamingDataModule(train={'remote': 's3://no-such-bucket/data', 'local': '/nonexistent'}, batch_size=8)
+    assert torch.distributed.is_initialized() == before
+    assert not torch.cuda.is_initialized()
+    assert pickle.loads(pickle.dumps(module)).batch_size == 8
+
+
+def test_annotations_resolve_for_a_command_line():
+    hints = typing.get_type_hints(StreamingDataModule.__init__)
+    assert hints['batch_size'] == int | None
+    assert hints['num_workers'] is int
+
+
+def test_only_loaders_that_were_given_are_defined(run):
+    class Tested(Model):
+        def test_step(self, batch, batch_idx): ...
+
+    module = StreamingDataModule(train=dataset(run), batch_size=8)
+    with pytest.raises(TypeError, match='test_dataloader'):
+        quiet(run).test(Tested(run), module)
+
+
+# -- what it refuses ----------------------------------------------------------------------------------------------------
+
+
+def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
+    return {
+        'nothing': (lambda: StreamingDataModule(), 'needs data'),
+        'a loader': (lambda: StreamingDataModule(train=StreamingDataLoader(dataset(run), batch_size=8)), 'A source must'),
+        'two for training': (lambda: StreamingDataModule(train=[dataset(run), dataset(run)]), 'one training dataset'),
+        'workers twice': (lambda: StreamingDataModule(yaml, num_workers=2), 'num_workers'),
+        'data twice': (lambda: StreamingDataModule(yaml, train=dataset(run)), 'train'),
+        'overrides of nothing': (lambda: StreamingDataModule(train=dataset(run), overrides=['a=1']), 'overrides'),
+        'no samples': (lambda: StreamingDataModule(train=dataset(run), batch_size=0), 'at least 1'),
+        'a wrong file': (lambda: StreamingDataModule({'train': {'local': '/a', 'suffle': True}}), 'shuffle'),
+    }
+
+
+@pytest.mark.parametrize('name', ['nothing', 'a loader', 'two for training', 'workers twice', 'data twice', 'overrides of nothing', 'no samples', 'a wrong file'])
+def test_contradictions_are_refused_when_it_is_made(name, run, yaml):
+    make, message = refusals(run, yaml)[name]
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ('own', 'given', 'message'), [(4, 8, 'twice with different values'), (None, None, 'No batch size is known')]
+)
+def test_batch_sizes_are_checked_before_the_first_step(own, given, message, run):
+    module = StreamingDataModule(train=dataset(run, batch_size=own), batch_size=given)
+    with pytest.raises(ConfigError, match=message):
+        quiet(run).fit(Model(run), module)
+
+
+def test_batch_size_may_contradict_no_yaml(run, yaml):
+    with pytest.raises(ConfigError, match='16 per device to StreamingDataModule, and 8'):
+        quiet(run).fit(Model(run), StreamingDataModule(yaml, batch_size=16))
+    quiet(run).fit(Model(run), StreamingDataModule(yaml, batch_size=8))
+
+
+def ranks_of(*, world_size: int, rank: int = 0, replicas: int | None = None, replica: int | None = None) -> Any:
+    """What a data module reads of a trainer with several ranks."""
+    replicas = replicas or world_size
+    sampler = {'num_replicas': replicas, 'rank': rank * replicas // world_size if replica is None else replica}
+    return SimpleNamespace(
+        world_size=world_size,
+        global_rank=rank,
+        num_nodes=1,
+        distributed_sampler_kwargs=sampler,
+        strategy=object(),
+        callbacks=[],
+    )
+
+
+def test_ranks_that_do_not_divide_the_global_batch_are_refused(yaml):
+    module = StreamingDataModule(yaml)
+    module.trainer = ranks_of(world_size=3)
+    with pytest.raises(TopologyError, match='3 ranks must divide the global batch size'):
+        module.setup('fit')
+
+
+def test_topology_comes_from_the_trainer(run, monkeypatch):
+    monkeypatch.setenv('RANK', '5')
+    monkeypatch.setenv('WORLD_SIZE', '64')
+    data = dataset(run)
+    module = StreamingDataModule(train=data, batch_size=8)
+    module.trainer = ranks_of(world_size=4, rank=3, replicas=2)
+    module.setup('fit')
+    topology = data.topology
+    assert (topology.rank, topology.world_size, topology.replication, topology.replica) == (3, 4, 2, 1)
+    assert module.position.global_batch_size == 16
+
+
+def test_replication_of_the_dataset_holds_where_the_trainer_has_none(run):
+    data = dataset(run, replication=2, topology=Topology(world_size=2, replication=2))
+    module = StreamingDataModule(train=data, batch_size=8)
+    module.trainer = ranks_of(world_size=4, rank=3)
+    module.setup('fit')
+    assert (data.topology.replicas, data.topology.replica) == (2, 1)
+
+
+def test_replicas_that_are_no_neighbours_are_refused(run):
+    module = StreamingDataModule(train=dataset(run), batch_size=8)
+    module.trainer = ranks_of(world_size=4, rank=1, replicas=2, replica=1)
+    with pytest.raises(TopologyError, match='must be consecutive'):
+        module.setup('fit')
+
+
+def test_other_data_is_refused_before_the_first_step(run, mixes, tmp_path):
+    run.every_steps, run.trainer = 5, {'max_epochs': 1}
+    train(run)
+    other = Run(name='other', out=str(tmp_path), streams=mixes['uneven'], checkpoint=str(run.checkpoints / 'step5.ckpt'))
+    with pytest.raises(ResumeError, match='epoch_size'):
+        train(other)
+    assert not Path(tmp_path, 'other.rank0.jsonl').exists()
+
+
+def test_a_trainer_of_pytorch_lightning_is_refused(run):
+    class Other:
+        __module__ = 'pytorch_lightning.trainer.trainer'
+
+    module = StreamingDataModule(train=dataset(run), batch_size=8)
+    with pytest.raises(ConfigError, match=r'import lightning\.pytorch'):
+        module.trainer = Other()
+    with pytest.raises(ConfigError, match=r'import lightning\.pytorch'):
+        iter(module)
+
+
+def test_pytorch_lightning_itself_is_refused(run):
+    other = pytest.importorskip('pytorch_lightning')
+
+    class Plain(other.LightningModule):
+        def training_step(self, batch, batch_idx): ...
+
+        def configure_optimizers(self): ...
+
+    options = {'logger': False, 'enable_checkpointing': False, 'enable_progress_bar': False, 'accelerator': 'cpu'}
+    module = StreamingDataModule(train=dataset(run), batch_size=8)
+    for arguments in ({'datamodule': module}, {'train_dataloaders': module}):
+        with pytest.raises(ConfigError, match=r'import lightning\.pytorch'):
+            other.Trainer(devices=1, **options).fit(Plain(), **arguments)
+
+
+# -- evaluation ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('options', [{}, {'num_sanity_val_steps': 2}, {'val_check_interval': 5}, {'limit_val_batches': 3}])
+def test_every_validation_is_the_same(options, run):
+    run.validate, run.trainer = True, {'max_epochs': 3, **options}
+    train(run)
+    passes: list[list[list[int]]] = []
+    for record in records(run, 'validation')[0]:
+        if record['validation'] == 0:
+            passes.append([])
+        passes[-1].append(record['ids'])
+    sanity = passes.pop(0) if 'num_sanity_val_steps' in options else []
+    assert sanity == passes[0][: len(sanity)]
+    assert all(one == passes[0] for one in passes)
+    data = dataset(run, shuffle_seed=1)
+    plan = data.plan(epoch=0, global_batch_size=8)
+    assert passes[0] == [plan.ids(k).tolist() for k in range(plan.num_batches)][: options.get('limit_val_batches')]
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_validate_test_and_predict_run_alone(workers, run):
+    class Evaluated(Model):
+        def test_step(self, batch, batch_idx):
+            self.write(test=batch_idx, ids=batch['id'].tolist())
+
+        def predict_step(self, batch, batch_idx):
+            return batch['id']
+
+    folder = run.streams['a']
+    module = StreamingDataModule(
+        val={'local': folder}, test={'local': folder}, predict={'local': folder}, batch_size=7, num_workers=workers
+    )
+    trainer, model = quiet(run), Evaluated(run)
+    for _ in range(2):
+        trainer.validate(model, module)
+        trainer.test(model, module)
+        predicted = trainer.predict(model, module)
+    expected = [list(range(k, min(k + 7, 60))) for k in range(0, 60, 7)]
+    assert ids(run, 'validation') == ids(run, 'test') == expected * 2
+    assert [batch.tolist() for batch in predicted] == expected
+
+
+def test_testing_a_checkpoint_does_not_move_the_training(run):
+    run.every_steps, run.validate, run.trainer = 5, True, {'max_epochs': 1}
+    trainer, model = train(run)
+    module = trainer.datamodule
+    before = module.state_dict()
+    trainer.validate(model, module, ckpt_path=str(run.checkpoints / 'step5.ckpt'))
+    assert module.state_dict() == before
+
+
+def test_evaluation_datasets_keep_a_batch_size_of_their_own(run):
+    module = StreamingDataModule(
+        train=dataset(run), val=[dataset(run, batch_size=16), dataset(run)], batch_size=8
+    )
+    quiet(run).fit(Model(run), module)
+    assert {len(batch) for batch in ids(run)} == {8}
+    sizes = [(record['loader'], len(record['ids'])) for record in records(run, 'validation')[0]]
+    assert set(sizes) == {(0, 16), (1, 8)}
+
+
+# -- more than one fit --------------------------------------------------------------------------------------------------
+
+
+def test_a_second_fit_goes_on_with_the_next_epoch(run):
+    run.fits = [1, 3]
+    train(run)
+    verdict = judge([(run, None)])
+    assert verdict.is_exact
+    assert verdict.epochs == 3
+
+
+def test_another_trainer_begins_anew(run):
+    module = StreamingDataModule(train=dataset(run), batch_size=8)
+    for _ in range(2):
+        quiet(run).fit(Model(run), module)
+    assert ids(run)[:12] == ids(run)[12:]
+
+
+def test_overfitting_repeats_the_same_batches_and_resumes(run):
+    run.trainer, run.on_exception, run.crash_at = {'overfit_batches': 4, 'max_epochs': 3}, True, 6
+    with pytest.raises(Crash):
+        train(run)
+    first = ids(run)
+    assert first[4:] == first[:2]
+    second = copy.deepcopy(run)
+    second.name, second.crash_at, second.checkpoint = 'second', None, str(run.checkpoints / 'exception.ckpt')
+    train(second)
+    assert ids(run) + ids(second) == first[:4] * 3
+
+
+def test_fast_dev_run(run):
+    run.trainer = {'fast_dev_run': 3}
+    train(run)
+    assert len(ids(run)) == 3
+
+
+@pytest.mark.parametrize('mode', ['power', 'binsearch'])
+def test_the_tuner_may_scale_the_batch_size(mode, run):
+    module = StreamingDataModule(train=dataset(run), val=dataset(run), batch_size=2)
+    trainer, model = quiet(run), Model(run)
+    found = Tuner(trainer).scale_batch_size(model, datamodule=module, mode=mode, max_trials=3)
+    assert found == module.batch_size > 2
+    Path(run.out, 'run.rank0.jsonl').unlink()
+    trainer.fit(model, module)
+    run.batch_size = found
+    verdict = judge([(run, None)])
+    assert verdict.is_exact
+    assert verdict.epochs == 1
+
+
+def test_the_tuner_may_find_a_learning_rate(run):
+    class Tuned(Model):
+        lr = 0.1
+
+    module = StreamingDataModule(train=dataset(run), batch_size=8)
+    trainer, model = quiet(run), Tuned(run)
+    Tuner(trainer).lr_find(model, datamodule=module, num_training=5)
+    Path(run.out, 'run.rank0.jsonl').unlink()
+    trainer.fit(model, module)
+    verdict = judge([(run, None)])
+    assert verdict.is_exact
+    assert verdict.epochs == 1
+
+
+# -- checkpoints --------------------------------------------------------------------------------------------------------
+
+
+def test_the_state_is_small_and_the_callback_runs_first(run):
+    run.every_steps, run.trainer = 5, {'max_epochs': 1}
+    trainer, _ = train(run)
+    assert isinstance(trainer.callbacks[0], PositionCallback)
+    checkpoint = torch.load(run.checkpoints / 'step5.ckpt', weights_only=True)
+    state = checkpoint['StreamingDataModule']
+    assert state == checkpoint['callbacks']['headrace.position']
+    assert state['position'] == checkpoint['loops']['fit_loop']['state_dict']['combined_loader'][0]
+    assert (state['position']['epoch'], state['position']['sample_in_epoch']) == (0, 40)
+    assert {type(value) for value in state['position'].values()} <= {int, str}
+
+
+def resumed(run: Run, checkpoint: Path, module: StreamingDataModule) -> Run:
+    second = copy.deepcopy(run)
+    second.name = 'second'
+    trainer = quiet(run, max_epochs=3)
+    trainer.fit(Model(second), module, ckpt_path=str(checkpoint))
+    return second
+
+
+def test_the_module_class_may_be_renamed(run):
+    class Renamed(StreamingDataModule):
+        pass
+
+    run.every_steps = 5
+    train(run)
+    checkpoint = run.checkpoints / 'step15.ckpt'
+    second = resumed(run, checkpoint, Renamed(train=dataset(run), batch_size=8))
+    assert judge([(run, checkpoint), (second, None)]).is_exact
+
+
+def test_a_checkpoint_of_loaders_passed_by_hand_is_taken_over(run):
+    run.every_steps, run.by_hand = 5, True
+    train(run)
+    checkpoint = run.checkpoints / 'step15.ckpt'
+    second = resumed(run, checkpoint, StreamingDataModule(train=dataset(run), batch_size=8))
+    verdict = judge([(run, checkpoint), (second, None)])
+    assert verdict.is_exact
+    assert verdict.epochs == 3
+
+
+def test_a_checkpoint_without_a_position_starts_a_whole_epoch(run, tmp_path):
+    run.every_steps = 5
+    train(run)
+    checkpoint = torch.load(run.checkpoints / 'step15.ckpt', weights_only=True)
+    del checkpoint['StreamingDataModule'], checkpoint['callbacks']['headrace.position']
+    del checkpoint['loops']['fit_loop']['state_dict']['combined_loader']
+    foreign = tmp_path / 'foreign.ckpt'
+    torch.save(checkpoint, foreign)
+    with pytest.warns(UserWarning, match='holds no position of the data'):
+        second = resumed(run, foreign, StreamingDataModule(train=dataset(run), batch_size=8))
+    assert [record['epoch'] for record in records(second)[0]] == [2] * 12
+
+
+def test_a_changed_global_batch_is_said(run):
+    run.every_steps = 5
+    train(run)
+    with pytest.warns(UserWarning, match='global batch size was 8'):
+        resumed(run, run.checkpoints / 'step5.ckpt', StreamingDataModule(train=dataset(run), batch_size=16))
+
+
+@pytest.mark.parametrize(('steps', 'workers'), [(5, 0), (12, 0), (5, 2)])
+def test_random_generators_may_be_restored(steps, workers, run):
+    class Noisy(Model):
+        def training_step(self, batch, batch_idx):
+            self.write(noise=torch.rand(()).item(), batch=batch_idx, step=self.trainer.global_step, epoch=0, ids=[])
+            return self.layer(batch['row']).mean()
+
+    run.every_steps = steps
+
+    def fit(name: str, checkpoint: Path | None) -> list[float]:
+        one = copy.deepcopy(run)
+        one.name = name
+        pl.seed_everything(1 if checkpoint is None else 2)
+        module = StreamingDataModule(train=dataset(run), batch_size=8, num_workers=workers, save_rng=True)
+        saver = pl.callbacks.ModelCheckpoint(one.checkpoints, '{step}', every_n_train_steps=steps, save_top_k=-1)
+        trainer = quiet(run, enable_checkpointing=True, callbacks=[saver], max_epochs=2)
+        trainer.fit(Noisy(one), module, ckpt_path=checkpoint)
+        return [record['noise'] for record in records(one, 'noise')[0]]
+
+    whole = fit('whole', None)
+    assert fit('rest', Path(run.out, 'whole', f'step={steps}.ckpt')) == whole[steps:]
+
+
+def test_loaders_passed_by_hand_train_every_epoch_in_its_order(run):
+    run.by_hand = True
+    train(run)
+    verdict = judge([(run, None)])
+    assert verdict.is_exact
+    assert verdict.epochs == 3

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from order_cases import mixture, mixtures, relaxed, shuffled, whole
+
+from headrace.errors import ConfigError
+from headrace.order import Mixture, OrderConfig, StreamSize, make_order
+
+nodes_used = st.sampled_from([1, 2, 3, 4, 8, 64])
+blocks = st.sampled_from([1, 7, 40, 300, 10**6])
+
+
+@relaxed
+@given(mixtures(), nodes_used, blocks, st.integers(0, 2**70), st.booleans())
+def test_streams_are_passes_that_run_on_over_epochs(
+    mix: Mixture, nodes: int, block: int, seed: int, shuffle: bool
+) -> None:
+    """Each epoch draws exactly `choose`, and no sample is drawn twice before all of its stream are drawn once."""
+    counts = np.zeros(mix.num_samples, int)
+    for epoch in range(4):
+        ids = whole(shuffled(mix, epoch, nodes=nodes, block=block, seed=seed, shuffle=shuffle))
+        counts += np.bincount(ids, minlength=mix.num_samples)
+        for stream, choose in enumerate(mix.choose):
+            of_stream = counts[mix.sample_offsets[stream] : mix.sample_offsets[stream + 1]]
+            drawn = (epoch + 1) * choose
+            assert of_stream.sum() == drawn
+            assert of_stream.min() == drawn // len(of_stream)
+            assert of_stream.max() == -(-drawn // len(of_stream))
+
+
+@relaxed
+@given(mixtures(), nodes_used, blocks, st.integers(0, 3), st.data())
+def test_any_positions_give_what_the_whole_epoch_has_there(
+    mix: Mixture, nodes: int, block: int, epoch: int, data: st.DataObject
+) -> None:
+    expected = whole(shuffled(mix, epoch, nodes=nodes, block=block))
+    order = shuffled(mix, epoch, nodes=nodes, block=block)
+    for _ in range(5):
+        positions = np.array(data.draw(st.lists(st.integers(0, len(order) - 1), max_size=20)), np.int64)
+        assert (order.at(positions) == expected[positions]).all()
+
+
+def test_scattered_positions_in_bulk_give_what_single_calls_give() -> None:
+    mix = mixture([500] * 40, [300] * 30, choose=[20_000, 40_000])
+    order, positions = shuffled(mix, nodes=4), np.random.default_rng(0).integers(0, 60_000, 50_000)
+    fresh = shuffled(mix, nodes=4)
+    assert (order.at(positions) == whole(fresh)[positions]).all()
+    assert [int(fresh.at(positions[i : i + 1])[0]) for i in range(50)] == order.at(positions[:50]).tolist()
+
+
+def test_positions_out_of_range_are_refused() -> None:
+    for shuffle in (True, False):
+        order = shuffled(mixture([10]), shuffle=shuffle)
+        assert order.at(np.zeros(0, np.int64)).tolist() == []
+        for position in (-1, 10):
+            with pytest.raises(IndexError, match=str(position)):
+                order.at(np.array([position]))
+
+
+def test_seed_epoch_and_name_change_the_order_and_nothing_else_does() -> None:
+    mix = mixture([20] * 50)
+    base = whole(shuffled(mix, 0, seed=1)).tolist()
+    assert whole(shuffled(mix, 0, seed=1)).tolist() == base
+    assert whole(shuffled(mix, 1, seed=1)).tolist() != base
+    assert whole(shuffled(mix, 0, seed=2)).tolist() != base
+    assert whole(shuffled(mix, 0, seed=1 + 2**64)).tolist() != base
+    renamed = Mixture.resolve([StreamSize(name='other', shard_sizes=np.full(50, 20))])
+    assert whole(shuffled(renamed, 0, seed=1)).tolist() != base
+
+
+def test_a_stream_keeps_its_own_sequence_beside_other_streams() -> None:
+    alone, beside = mixture([20] * 50), mixture([20] * 50, [7] * 9)
+    ids = whole(shuffled(beside, seed=1))
+    assert ids[ids < 1000].tolist() == whole(shuffled(alone, seed=1)).tolist()
+
+
+def shards_of_nodes(mix: Mixture, nodes: int, epoch: int, **options) -> list[set[int]]:
+    ids = whole(shuffled(mix, epoch, nodes=nodes, **options))
+    shards = np.repeat(np.arange(mix.num_shards), mix.shard_sizes)[ids]
+    return [set(shards[node::nodes].tolist()) for node in range(nodes)]
+
+
+@pytest.mark.parametrize('choose', [[1000, 600], [2000, 600], [1000, 1800]], ids=str)
+def test_canonical_nodes_read_disjoint_shards_and_the_same_in_all_epochs(choose: list[int]) -> None:
+    mix = mixture([20] * 50, [12] * 50, choose=choose)
+    epochs = [shards_of_nodes(mix, 8, epoch, block=100) for epoch in range(3)]
+    for touched in epochs:
+        # A shard is shared only where the line of shards is cut: once for each stream and node, but the first.
+        assert sum(map(len, touched)) <= mix.num_shards + 2 * 7
+    # Where choose is a multiple of the size, nothing drifts; a repeated pass may cut a few samples further on.
+    if choose == [1000, 600]:
+        assert epochs[0] == epochs[1] == epochs[2]
+
+
+def test_passes_that_end_within_epochs_leave_nearly_all_shards_to_their_nodes() -> None:
+    mix = mixture([20] * 50, [12] * 50, choose=[1003, 411])
+    ever: list[set[int]] = [set() for _ in range(8)]
+    for epoch in range(3):
+        for node, touched in enumerate(shards_of_nodes(mix, 8, epoch, block=100)):
+            ever[node] |= touched
+        strays = 2 * (8 // 2) * (epoch + 1)
+        assert sum(map(len, ever)) <= mix.num_shards + 2 * 2 * 7 + strays
+
+
+def test_empty_shards_and_more_nodes_than_samples() -> None:
+    mix = mixture([0, 3, 0, 1, 0])
+    for nodes in (1, 3, 64):
+        for epoch in range(3):
+            assert sorted(whole(shuffled(mix, epoch, nodes=nodes)).tolist()) == [0, 1, 2, 3]
+
+
+class TestStoredOrder:
+    def test_one_stream_is_read_as_it_is_stored(self) -> None:
+        assert whole(shuffled(mixture([3, 4]), 5, shuffle=False)).tolist() == list(range(7))
+
+    def test_streams_follow_one_another_and_go_on_in_the_next_epoch(self) -> None:
+        mix = mixture([3], [4], choose=[4, 2])
+        epochs = [whole(shuffled(mix, e, shuffle=False)).tolist() for e in range(3)]
+        assert epochs == [[0, 1, 2, 0, 3, 4], [1, 2, 0, 1, 5, 6], [2, 0, 1, 2, 3, 4]]
+
+    def test_canonical_nodes_read_stretches(self) -> None:
+        order = shuffled(mixture([5, 5]), nodes=3, shuffle=False)
+        assert [whole(order)[node::3].tolist() for node in range(3)] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+
+
+class TestDefaults:
+    @pytest.mark.parametrize(('shards', 'nodes'), [(1, 1), (127, 1), (128, 2), (1000, 8), (4096, 64), (10**5, 64)])
+    def test_canonical_nodes_follow_from_the_number_of_shards(self, shards: int, nodes: int) -> None:
+        config = OrderConfig(shuffle=True).resolve_defaults(mixture([2] * shards))
+        assert config.num_canonical_nodes == nodes
+        assert config.block_size == max(4_000_000 // nodes, 262_144)
+        assert config.algorithm == 'native'
+        assert OrderConfig(shuffle=False).resolve_defaults(mixture([2] * shards)).num_canonical_nodes == 1
+
+    def test_given_values_stay(self) -> None:
+        config = OrderConfig(shuffle=True, num_canonical_nodes=5, block_size=9).resolve_defaults(mixture([2]))
+        assert (config.num_canonical_nodes, config.block_size) == (5, 9)
+
+    @pytest.mark.parametrize(
+        ('config', 'epoch', 'named'),
+        [
+            ({'algorithm': 'py1x'}, 0, "'py1x'"),
+            ({'batching': 'by_size'}, 0, "'by_size'"),
+            ({}, -1, '-1'),
+        ],
+    )
+    def test_unknown_names_are_refused(self, config: dict, epoch: int, named: str) -> None:
+        with pytest.raises(ConfigError, match=named):
+            make_order(mixture([2]), OrderConfig(**config), epoch)
+
+    @pytest.mark.parametrize('config', [{'seed': -1}, {'block_size': 0}, {'num_canonical_nodes': 1.5}])
+    def test_values_out_of_range_are_refused(self, config: dict) -> None:
+        with pytest.raises(ConfigError, match=next(iter(config))):
+            OrderConfig(**config)

@@ -1,0 +1,56 @@
+"""Set-up and memory in proportion to shards; calls that cost what their positions cost."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from order_cases import mixture, shuffled
+
+from headrace.order import Plan, Topology
+
+
+def cpu_seconds(call) -> float:
+    begin = time.process_time()
+    call()
+    return time.process_time() - begin
+
+
+def test_ten_million_samples_start_anywhere_at_once() -> None:
+    mix = mixture([4000] * 2000, [1500] * 1400, choose=[8_000_000, 2_000_000])
+    order = shuffled(mix, 3, nodes=8)
+    plan = Plan(order, Topology(rank=5, world_size=8, num_nodes=2), 512, 6_000_000)
+    assert cpu_seconds(lambda: plan.ids(0)) < 2
+    assert cpu_seconds(lambda: [plan.ids(k) for k in range(1, 101)]) < 1
+    positions = np.arange(7_000_000, 7_400_000)
+    assert cpu_seconds(lambda: order.at(positions)) < 2
+    assert (
+        len(np.unique(order.at(positions))) > 399_000
+    )  # a sample of the second stream may end one pass and begin the next
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('nodes', [1, 64])
+def test_a_billion_samples_start_anywhere_within_a_second(nodes: int) -> None:
+    mix = mixture([4000] * 250_000)
+    tracemalloc.start()
+    order = shuffled(mix, 1, nodes=nodes)
+    assert cpu_seconds(lambda: order.at(np.arange(600_000_000, 600_000_064))) < 2  # tracemalloc doubles it
+    assert tracemalloc.get_traced_memory()[1] < 300e6
+    tracemalloc.stop()
+    positions = np.arange(600_000_000, 602_000_000)
+    assert cpu_seconds(lambda: order.at(positions)) < 4
+    assert len(np.unique(order.at(positions))) == len(positions)
+
+
+def test_many_passes_do_not_pile_up() -> None:
+    mix = mixture([50] * 20, [7] * 30, choose=[1000, 50_000])
+    order = shuffled(mix, nodes=4)
+    order._max_units = 500
+    seen = []
+    for begin in range(0, 51_000, 1000):
+        seen.append(order.at(np.arange(begin, begin + 1000)))
+        assert order._table.units < 1000
+    assert (np.concatenate(seen) == shuffled(mix, nodes=4).at(np.arange(51_000))).all()

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from order_cases import mixture, relaxed, shuffled, whole
+
+from headrace.errors import ConfigError, TopologyError
+from headrace.order import Plan, Topology
+
+
+def world(nodes: int, ranks_per_node: int, replication: int = 1) -> list[Topology]:
+    size = nodes * ranks_per_node
+    return [Topology(rank=rank, world_size=size, num_nodes=nodes, replication=replication) for rank in range(size)]
+
+
+worlds = st.sampled_from([(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 1), (3, 2, 1), (2, 3, 2), (2, 4, 2), (4, 2, 8)]).map(
+    lambda shape: world(*shape)
+)
+batch_sizes = st.sampled_from([12, 24, 36])
+
+
+@relaxed
+@given(worlds, batch_sizes, st.integers(1, 130), st.integers(0, 130), st.sampled_from(['repeat', 'drop']))
+def test_the_ranks_share_each_global_batch(ranks: list[Topology], size: int, samples: int, start: int, how) -> None:
+    assume(start <= samples and size % ranks[0].replicas == 0)
+    order = shuffled(mixture([7] * 20, choose=[samples]), nodes=4, block=30)
+    sequence = whole(order)
+    plans = [Plan(order, t, size, start, how) for t in ranks]
+    left = samples - start
+    assert {plan.num_batches for plan in plans} == {left // size if how == 'drop' else -(-left // size)}
+    position = start
+    for k in range(plans[0].num_batches):
+        expected = sequence[position : position + size]
+        position += len(expected)
+        assert {plan.end(k) for plan in plans} == {position}
+        rows = [plan.ids(k) for plan in plans]
+        assert len({len(r) for r in rows}) == 1, 'ranks differ in rows'
+        replicas = {t.replica: r.tolist() for t, r in zip(ranks, rows, strict=True)}
+        for t, r in zip(ranks, rows, strict=True):
+            assert r.tolist() == replicas[t.replica], 'ranks of a replica differ'
+        given_out = sum(replicas.values(), [])
+        padding = -len(expected) % ranks[0].replicas
+        repeated = [int(sequence[samples - 1 - i % samples]) for i in range(padding)]
+        assert sorted(given_out) == sorted([*expected.tolist(), *repeated])
+        assert sorted(order.at(plans[0].global_positions(k)).tolist()) == sorted(given_out)
+    assert {plan.stop for plan in plans} == {position}
+    if how == 'repeat':
+        assert position == samples
+    else:
+        assert samples - position < size
+
+
+@relaxed
+@given(worlds, worlds, batch_sizes, st.integers(0, 5))
+def test_resuming_on_another_world_continues_the_sequence(
+    first: list[Topology], second: list[Topology], size: int, batches: int
+) -> None:
+    """Also with another global batch size: the rest of the sequence is cut anew."""
+    assume(size % first[0].replicas == 0)
+    order = shuffled(mixture([7] * 20, [5] * 9, choose=[140, 90]), 1, nodes=4, block=30)
+    plan = Plan(order, first[0], size)
+    position = plan.end(batches - 1) if batches else 0
+    resumed = [Plan(order, t, 48, position, 'drop') for t in second]
+    for k in range(resumed[0].num_batches):
+        rows = {plan.topology.replica: plan.ids(k).tolist() for plan in resumed}
+        expected = whole(order)[position + 48 * k : position + 48 * (k + 1)]
+        assert sorted(sum(rows.values(), [])) == sorted(expected.tolist())
+    assert resumed[0].num_batches == (230 - position) // 48
+
+
+@pytest.mark.parametrize('start', [0, 1, 17, 90])
+def test_a_node_reads_only_its_canonical_nodes_wherever_the_pass_begins(start: int) -> None:
+    order = shuffled(mixture([7] * 40), nodes=8)
+    for t in world(4, 2):
+        plan = Plan(order, t, 16, start, 'drop')
+        for k in range(plan.num_batches):
+            assert set(plan.positions(k) % 8 % 4) == {t.node}
+            assert set(plan.node_positions(k) % 4) == {t.node}
+
+
+def test_upcoming_ids_are_those_of_the_batches_to_come() -> None:
+    order = shuffled(mixture([7] * 40), nodes=8)
+    plans = [Plan(order, t, 12, 5) for t in world(2, 2)]
+    for plan in plans:
+        expected = np.concatenate([plan.ids(k) for k in (20, 21, 22)])
+        assert plan.num_batches == 23
+        assert plan.upcoming_ids(20, 9).tolist() == expected.tolist()
+        assert plan.upcoming_ids(23, 9).tolist() == []
+    node = plans[0].upcoming_ids(3, 2, whole_node=True)
+    of_ranks = np.concatenate([plan.upcoming_ids(3, 2) for plan in plans[:2]])
+    assert sorted(node.tolist()) == sorted(of_ranks.tolist())
+
+
+def test_numbers_of_a_whole_epoch_do_not_depend_on_the_start() -> None:
+    order = shuffled(mixture([100]))
+    for how, batches, samples in (('repeat', 13, 100), ('drop', 12, 96)):
+        for start in (0, 8, 99):
+            plan = Plan(order, Topology(), 8, start, how)
+            assert (plan.total_batches, plan.epoch_samples) == (batches, samples)
+
+
+@pytest.mark.parametrize(('size', 'near'), [(7, '6 or 9'), (1, '3'), (0, '3'), (-4, '3')])
+def test_a_batch_that_replicas_cannot_share_is_refused(size: int, near: str) -> None:
+    with pytest.raises(TopologyError, match=rf'3 data-parallel replicas .*got {size}\. Nearest: {near}\.'):
+        Plan(shuffled(mixture([10])), Topology(world_size=6, replication=2), size)
+
+
+def test_positions_and_policies_out_of_range_are_refused() -> None:
+    order = shuffled(mixture([10]))
+    with pytest.raises(ConfigError, match='11'):
+        Plan(order, Topology(), 2, 11)
+    with pytest.raises(ConfigError, match='pad'):
+        Plan(order, Topology(), 2, 0, 'pad')  # pyright: ignore[reportArgumentType]
+    plan = Plan(order, Topology(), 4, 10)
+    assert (plan.num_batches, plan.stop) == (0, 10)
+    for k in (-1, 0):
+        with pytest.raises(IndexError):
+            plan.positions(k)

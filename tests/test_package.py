@@ -1,0 +1,75 @@
+"""The package as a whole: what importing it does, and what it is made of."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+import headrace
+
+REPOSITORY = Path(__file__).parents[1]
+
+# Frameworks, SDKs of clouds, and what only one backend, converter or command needs.
+FOREIGN = {
+    'azure',
+    'boto3',
+    'botocore',
+    'composer',
+    'databricks',
+    'google',
+    'huggingface_hub',
+    'lightning',
+    'lightning_fabric',
+    'matplotlib',
+    'moto',
+    'oci',
+    'paramiko',
+    'pyspark',
+    'pytorch_lightning',
+    'ray',
+    'streaming',
+    'torchmetrics',
+    'torchvision',
+    'transformers',
+}
+
+IMPORT = """
+import json, os, sys, threading
+before = dict(os.environ)
+import torch
+threads, modules = threading.active_count(), set(sys.modules)
+import headrace
+import torch.distributed
+print(json.dumps({
+    'modules': sorted(set(sys.modules) - modules),
+    'environment': before == dict(os.environ),
+    'threads': threading.active_count() - threads,
+    'group': torch.distributed.is_initialized(),
+    'cuda': torch.cuda.is_initialized(),
+}))
+"""
+
+
+def test_importing_it_pulls_in_no_framework_and_no_sdk_and_starts_nothing() -> None:
+    done = subprocess.run([sys.executable, '-c', IMPORT], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+
+    assert {name.partition('.')[0] for name in found.pop('modules')}.isdisjoint(FOREIGN)
+    assert found == {'environment': True, 'threads': 0, 'group': False, 'cuda': False}
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(hasattr(headrace, name) for name in headrace.__all__)
+
+
+def test_it_says_its_version_and_its_license() -> None:
+    assert version('headrace') == headrace.__version__
+    assert metadata('headrace')['License-Expression'] == 'Apache-2.0'
+    assert 'Apache License' in (REPOSITORY / 'LICENSE').read_text()
+
+
+def test_it_is_typed() -> None:
+    assert Path(headrace.__file__).with_name('py.typed').exists()

@@ -1,0 +1,72 @@
+"""The README's examples are short, and run as they are written, one after the other in one folder."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[1] / 'README.md').read_text()
+BLOCKS = re.findall(r'^```(\w+)\n(.*?)^```$', README, flags=re.MULTILINE | re.DOTALL)
+WRITE, LIGHTNING, COMPOSER = (text for language, text in BLOCKS if language == 'python')
+(MIX,) = (text for language, text in BLOCKS if language == 'yaml')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the shards and the mix of the README."""
+    path = tmp_path_factory.mktemp('readme')
+    run(WRITE, path)
+    (path / 'mix.yaml').write_text(MIX)
+    return path
+
+
+def run(program: str, folder: Path) -> None:
+    # From a file: what starts other ranks must be able to find the program again.
+    path = folder / 'program.py'
+    path.write_text(program)
+    done = subprocess.run([sys.executable, path], cwd=folder, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
+def steps(checkpoint: Path) -> int:
+    """Optimizer steps of one whole epoch of the mix, as the checkpoint's name says."""
+    match = re.search(r'(?:step=|-ba)(\d+)', checkpoint.name)
+    assert match
+    return int(match[1])
+
+
+@pytest.mark.parametrize('example', [WRITE, LIGHTNING, COMPOSER])
+def test_an_example_has_at_most_15_lines(example: str) -> None:
+    assert len(example.splitlines()) <= 15
+
+
+@pytest.mark.lightning
+def test_the_lightning_example_runs_as_written(folder: Path) -> None:
+    if importlib.util.find_spec('lightning') is None:
+        pytest.skip('lightning is not installed')
+    run(LIGHTNING, folder)
+
+    (checkpoint,) = folder.glob('lightning_logs/version_0/checkpoints/*.ckpt')
+    assert steps(checkpoint) == 63  # 4000 samples in batches of 64
+
+
+@pytest.mark.composer
+def test_the_composer_example_runs_as_written(folder: Path) -> None:
+    if importlib.util.find_spec('composer') is None:
+        pytest.skip('composer is not installed')
+    run(COMPOSER, folder)
+
+    (checkpoint,) = folder.glob('checkpoints/ep1-*.pt')
+    assert steps(checkpoint) == 63
+
+
+def test_links_lead_to_files_that_are_there() -> None:
+    targets = re.findall(r'\]\(([^)]+)\)', README)
+
+    assert targets
+    assert all((Path(__file__).parents[1] / target).exists() for target in targets)
