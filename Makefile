@@ -42,10 +42,9 @@ test-python-%:
 	fi
 
 lint: .venv/.ready ## Ruff, pyright and the layers
-	.venv/bin/ruff check
-	.venv/bin/ruff format --check
-	.venv/bin/pyright
-	.venv/bin/lint-imports
+	@status=0; for check in 'ruff check' 'ruff format --check' pyright lint-imports; do \
+		echo "== $$check"; .venv/bin/$$check || status=1; \
+	done; exit $$status
 
 format: .venv/.ready ## Format the code
 	.venv/bin/ruff check --fix
