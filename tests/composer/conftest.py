@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import fcntl
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ else:
 
 
 @pytest.fixture(scope='session')
-def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str = 'master') -> Path:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of a test run share."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if base.name.startswith('popen-') else base) / 'composer'
@@ -51,7 +52,8 @@ def references(shared: Path, data: str) -> Path:
     return Path(_once(shared, 'references', train))
 
 
-def _once(shared: Path, name: str, make: object) -> str:
+def _once(shared: Path, name: str, make: Callable[[Path], object]) -> str:
+    """What `make` writes into a folder, written by whichever process of the test run comes first."""
     with open(shared / f'{name}.lock', 'w') as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = shared / f'{name}.done'

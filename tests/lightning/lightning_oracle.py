@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from headrace.order import Plan
 from lightning_run import Run, dataset
+
+from headrace.order import Plan, Topology
 
 
 @dataclass
@@ -35,7 +35,9 @@ class Verdict:
         return not (self.lost or self.repeated or self.wrong_batches or self.misnumbered)
 
     def __str__(self) -> str:
-        verdict = 'exact' if self.is_exact else f'{self.lost} lost, {self.repeated} repeated, {self.wrong_batches} moved'
+        verdict = (
+            'exact' if self.is_exact else f'{self.lost} lost, {self.repeated} repeated, {self.wrong_batches} moved'
+        )
         if self.misnumbered:
             verdict += f', {self.misnumbered} misnumbered'
         return f'{verdict} ({self.trained} batches, {self.epochs} epochs + {self.position})'
@@ -81,8 +83,9 @@ def judge(legs: Sequence[tuple[Run, Path | None]], *, limit: int | None = None) 
         data = dataset(run)
         size = run.batch_size * run.devices
         remainder = 'drop' if run.module.get('drop_last') else None
+        topology = Topology(world_size=run.devices)
         for batch, its_epoch, number in trained_before(run, checkpoint):
-            plan = data.plan(epoch=epoch, start=start, global_batch_size=size, remainder=remainder)
+            plan = data.plan(epoch=epoch, start=start, global_batch_size=size, remainder=remainder, topology=topology)
             stop = plan.stop if limit is None else min(plan.stop, limit * size)
             expected = sorted(data.order(epoch).at(plan.global_positions(0)).tolist())
             verdict.wrong_batches += batch != expected

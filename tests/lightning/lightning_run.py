@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ class Run:
     kill_at: int | None = None
     crash_in_validation: int | None = None
     """Validation batch, counted in this run, to die in."""
+    crash_in: str | None = None
+    """Hook to die in, as its name, a colon, and how many times it may go well."""
+    skip_at: int | None = None
+    """Batch, counted in this run, at which the module skips the rest of the epoch."""
     estimated: bool = False
     fits: list[int] | None = None
     """`max_epochs` of several fits with one trainer."""
@@ -78,11 +83,17 @@ class Model(LightningModule):
         self.run_spec = run
         self.batches = 0
         self.validated = 0
+        self.calls: Counter[str] = Counter()
 
     def write(self, **record: Any) -> None:
         path = Path(self.run_spec.out, f'{self.run_spec.name}.rank{self.trainer.global_rank}.jsonl')
         with path.open('a') as file:
             file.write(json.dumps(record) + '\n')
+
+    def called(self, hook: str) -> None:
+        self.calls[hook] += 1
+        if self.run_spec.crash_in == f'{hook}:{self.calls[hook] - 1}':
+            raise Crash
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         if self.run_spec.crash_at == self.batches:
@@ -93,19 +104,33 @@ class Model(LightningModule):
         self.write(
             batch=batch_idx, step=self.trainer.global_step, epoch=self.trainer.current_epoch, ids=batch['id'].tolist()
         )
-        self.log('loss', 1.0)
         return self.layer(batch['row']).mean()
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         if self.run_spec.crash_in_validation == self.validated:
             raise Crash
         self.validated += 1
-        self.write(validation=batch_idx, loader=dataloader_idx, epoch=self.trainer.current_epoch, ids=batch['id'].tolist())
+        self.write(
+            validation=batch_idx, loader=dataloader_idx, epoch=self.trainer.current_epoch, ids=batch['id'].tolist()
+        )
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        self.called('on_before_batch_transfer')
+        return batch
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        self.called('on_train_batch_start')
+        return -1 if self.calls['on_train_batch_start'] - 1 == self.run_spec.skip_at else None
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.called('on_train_batch_end')
 
     def on_train_epoch_start(self) -> None:
+        self.called('on_train_epoch_start')
         self.write(hook='epoch_start', epoch=self.trainer.current_epoch)
 
     def on_train_epoch_end(self) -> None:
+        self.called('on_train_epoch_end')
         self.write(hook='epoch_end', epoch=self.trainer.current_epoch)
 
     def on_fit_end(self) -> None:
@@ -146,11 +171,11 @@ def callbacks(run: Run) -> list[Callback]:
     return found
 
 
-def train(run: Run) -> tuple[Trainer, Model]:
+def train(run: Run, model_class: type[Model] = Model) -> tuple[Trainer, Model]:
     """Train as told; a `Crash` comes out."""
     # Lightning says of every loader of an IterableDataset with a length that its workers might disagree on it.
     warnings.filterwarnings('ignore', 'Your `IterableDataset` has `__len__` defined')
-    model, found = Model(run), callbacks(run)
+    model, found = model_class(run), callbacks(run)
     trainer = Trainer(
         accelerator='cpu',
         devices=run.devices,

@@ -15,13 +15,13 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.tuner import Tuner
+from lightning_oracle import judge, records
+from lightning_run import Crash, Model, Run, dataset, train
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.lightning import PositionCallback, StreamingDataModule
 from headrace.mixing import load_config
-from lightning_oracle import judge, records
-from lightning_run import Crash, Model, Run, dataset, train
 
 logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
 pytestmark = [pytest.mark.filterwarnings('ignore')]
@@ -38,7 +38,8 @@ def yaml(mixes: dict[str, dict[str, str]], tmp_path: Path) -> str:
     path = tmp_path / 'mix.yaml'
     path.write_text(
         f'global_batch_size: 8\ntrain:\n  shuffle: true\n  streams:\n{streams}\n'
-        f'eval:\n  small: {{local: {mixes["even"]["a"]}}}\n  large: {{local: {mixes["even"]["b"]}, device_batch_size: 5}}\n'
+        f'eval:\n  small: {{local: {mixes["even"]["a"]}}}\n'
+        f'  large: {{local: {mixes["even"]["b"]}, device_batch_size: 5}}\n'
     )
     return str(path)
 
@@ -64,7 +65,7 @@ def ids(run: Run, key: str = 'batch') -> list[list[int]]:
     return [record['ids'] for record in records(run, key)[0]]
 
 
-# -- what it takes ------------------------------------------------------------------------------------------------------
+# -- what it takes ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize('kind', ['dataset', 'keywords', 'function'])
@@ -123,13 +124,16 @@ def test_only_loaders_that_were_given_are_defined(run):
         quiet(run).test(Tested(run), module)
 
 
-# -- what it refuses ----------------------------------------------------------------------------------------------------
+# -- what it refuses --------------------------------------------------------------------------------------------------
 
 
 def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
     return {
         'nothing': (lambda: StreamingDataModule(), 'needs data'),
-        'a loader': (lambda: StreamingDataModule(train=StreamingDataLoader(dataset(run), batch_size=8)), 'A source must'),
+        'a loader': (
+            lambda: StreamingDataModule(train=StreamingDataLoader(dataset(run), batch_size=8)),
+            'A source must',
+        ),
         'two for training': (lambda: StreamingDataModule(train=[dataset(run), dataset(run)]), 'one training dataset'),
         'workers twice': (lambda: StreamingDataModule(yaml, num_workers=2), 'num_workers'),
         'data twice': (lambda: StreamingDataModule(yaml, train=dataset(run)), 'train'),
@@ -139,7 +143,19 @@ def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.parametrize('name', ['nothing', 'a loader', 'two for training', 'workers twice', 'data twice', 'overrides of nothing', 'no samples', 'a wrong file'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'nothing',
+        'a loader',
+        'two for training',
+        'workers twice',
+        'data twice',
+        'overrides of nothing',
+        'no samples',
+        'a wrong file',
+    ],
+)
 def test_contradictions_are_refused_when_it_is_made(name, run, yaml):
     make, message = refusals(run, yaml)[name]
     with pytest.raises(ConfigError, match=message):
@@ -212,7 +228,9 @@ def test_replicas_that_are_no_neighbours_are_refused(run):
 def test_other_data_is_refused_before_the_first_step(run, mixes, tmp_path):
     run.every_steps, run.trainer = 5, {'max_epochs': 1}
     train(run)
-    other = Run(name='other', out=str(tmp_path), streams=mixes['uneven'], checkpoint=str(run.checkpoints / 'step5.ckpt'))
+    other = Run(
+        name='other', out=str(tmp_path), streams=mixes['uneven'], checkpoint=str(run.checkpoints / 'step5.ckpt')
+    )
     with pytest.raises(ResumeError, match='epoch_size'):
         train(other)
     assert not Path(tmp_path, 'other.rank0.jsonl').exists()
@@ -244,10 +262,12 @@ def test_pytorch_lightning_itself_is_refused(run):
             other.Trainer(devices=1, **options).fit(Plain(), **arguments)
 
 
-# -- evaluation ---------------------------------------------------------------------------------------------------------
+# -- evaluation -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize('options', [{}, {'num_sanity_val_steps': 2}, {'val_check_interval': 5}, {'limit_val_batches': 3}])
+@pytest.mark.parametrize(
+    'options', [{}, {'num_sanity_val_steps': 2}, {'val_check_interval': 5}, {'limit_val_batches': 3}]
+)
 def test_every_validation_is_the_same(options, run):
     run.validate, run.trainer = True, {'max_epochs': 3, **options}
     train(run)
@@ -297,16 +317,14 @@ def test_testing_a_checkpoint_does_not_move_the_training(run):
 
 
 def test_evaluation_datasets_keep_a_batch_size_of_their_own(run):
-    module = StreamingDataModule(
-        train=dataset(run), val=[dataset(run, batch_size=16), dataset(run)], batch_size=8
-    )
+    module = StreamingDataModule(train=dataset(run), val=[dataset(run, batch_size=16), dataset(run)], batch_size=8)
     quiet(run).fit(Model(run), module)
     assert {len(batch) for batch in ids(run)} == {8}
     sizes = [(record['loader'], len(record['ids'])) for record in records(run, 'validation')[0]]
     assert set(sizes) == {(0, 16), (1, 8)}
 
 
-# -- more than one fit --------------------------------------------------------------------------------------------------
+# -- more than one fit ------------------------------------------------------------------------------------------------
 
 
 def test_a_second_fit_goes_on_with_the_next_epoch(run):
@@ -370,7 +388,7 @@ def test_the_tuner_may_find_a_learning_rate(run):
     assert verdict.epochs == 1
 
 
-# -- checkpoints --------------------------------------------------------------------------------------------------------
+# -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
 def test_the_state_is_small_and_the_callback_runs_first(run):

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Crash, Run, train
 
@@ -22,9 +22,24 @@ pytestmark = [pytest.mark.filterwarnings('ignore')]
 
 GLOBAL_BATCH = 8
 WORLDS = {'1x0': (1, 0), '1x2': (1, 2), '2x0': (2, 0), '2x1': (2, 1)}
-KINDS = {'step': 'step4', 'last-batch': 'step12', 'epoch-end': 'epoch0', 'validation-end': 'val12', 'exception': 'exception'}
+KINDS = {
+    'step': 'step4',
+    'last-batch': 'step12',
+    'epoch-end': 'epoch0',
+    'validation-end': 'val12',
+    'exception': 'exception',
+}
 # What launchers set; a user sets none of them.
-RANK_VARIABLES = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'NODE_RANK', 'GROUP_RANK', 'MASTER_ADDR', 'MASTER_PORT')
+RANK_VARIABLES = (
+    'RANK',
+    'WORLD_SIZE',
+    'LOCAL_RANK',
+    'LOCAL_WORLD_SIZE',
+    'NODE_RANK',
+    'GROUP_RANK',
+    'MASTER_ADDR',
+    'MASTER_PORT',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +69,20 @@ CHOSEN = {
 } | {Case(a, b, k, False) for a, b, k in (('2x0', '1x0', 'exception'), ('1x0', '2x0', 'exception'))}
 
 
+def environment() -> dict[str, str]:
+    """This process' environment without the variables of a launcher."""
+    environ = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+    return {**environ, 'OMP_NUM_THREADS': '1'}
+
+
 def launch(runs: Sequence[Run], folder: Path, command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """Run the rank program over some runs, with no variable of a launcher in its environment."""
     path = folder / f'{runs[0].name}.runs.json'
     path.write_text(json.dumps([dataclasses.asdict(run) for run in runs]))
-    environ = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
     program = str(Path(__file__).with_name('lightning_run.py'))
     return subprocess.run(
         [sys.executable, *command, program, str(path)],
-        env={**environ, 'OMP_NUM_THREADS': '1'},
+        env=environment(),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -153,7 +173,12 @@ def check(cases: Sequence[Case], first: Callable[[str], Run], folder: Path, tabl
         # The epoch that a checkpoint ends is not ended again; every other one ends, and is validated, once.
         begun = 1 if case.kind != 'step' else 0
         whole = list(range(begun, EPOCHS))
-        if not verdict.is_exact or (verdict.epochs, verdict.position) != (EPOCHS, 0) or ends != whole or validated != whole:
+        if (
+            not verdict.is_exact
+            or (verdict.epochs, verdict.position) != (EPOCHS, 0)
+            or ends != whole
+            or validated != whole
+        ):
             wrong[str(case)] = f'{verdict}, ended {ends}, validated {validated}'
     assert not wrong
 
@@ -201,6 +226,48 @@ def test_a_killed_rank_goes_on_as_two(mixes, tmp_path, table):
     launch_well([second], tmp_path)
     verdict = judge([(first, checkpoint), (second, None)])
     table.append(f'{"1x2 -> 2x0 SIGKILL, strategy=ddp_spawn":<55} {verdict}')
+    assert verdict.is_exact
+    assert verdict.epochs == EPOCHS
+
+
+@pytest.mark.slow
+def test_ranks_share_a_remainder_equally(mixes, tmp_path, table):
+    """101 samples in batches of 8: the last batch has 5, and one of them twice where two ranks share it."""
+    common = {'streams': mixes['uneven'], 'on_exception': True}
+    first = pair(mixes, tmp_path, 'first', crash_at=17, **common)
+    checkpoint = first.checkpoints / 'exception.ckpt'
+    second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), **common)
+    launch_well([first, second], tmp_path, TORCHRUN)
+    verdict = judge([(first, checkpoint), (second, None)])
+    table.append(f'{"2x0 -> 2x0 exception, 101 samples":<55} {verdict}')
+    assert verdict.is_exact
+    assert verdict.epochs == EPOCHS
+    assert {len(record['ids']) for rank in records(second) for record in rank} == {4, 3}
+
+
+@pytest.mark.slow
+def test_nodes_may_change_at_a_resume(mixes, tmp_path, table):
+    first = pair(mixes, tmp_path, 'first', every_steps=5, crash_at=17, devices=1, trainer={'num_nodes': 2})
+    path = tmp_path / 'nodes.json'
+    path.write_text(json.dumps([dataclasses.asdict(first)]))
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        port = probe.getsockname()[1]
+    program = str(Path(__file__).with_name('lightning_run.py'))
+    command = [sys.executable, '-m', 'torch.distributed.run', '--nnodes', '2', '--nproc-per-node', '1']
+    endpoint = ['--master-addr', '127.0.0.1', '--master-port', str(port)]
+    nodes = [
+        subprocess.Popen([*command, *endpoint, '--node-rank', str(node), program, str(path)], env=environment())
+        for node in range(2)
+    ]
+    assert [node.wait(280) for node in nodes] == [0, 0]
+    checkpoint = first.checkpoints / 'step15.ckpt'
+    second = dataclasses.replace(
+        first, name='second', batch_size=8, strategy='auto', crash_at=None, trainer={}, checkpoint=str(checkpoint)
+    )
+    train(second)
+    verdict = judge([(dataclasses.replace(first, devices=2), checkpoint), (second, None)])
+    table.append(f'{"2 nodes of 1x0 -> 1x0 step":<55} {verdict}')
     assert verdict.is_exact
     assert verdict.epochs == EPOCHS
 

@@ -40,6 +40,9 @@ class Recorder:
     def __init__(self, **arguments: Any) -> None:
         self.arguments = arguments
 
+    def expect_replicas(self, replicas: int) -> None:
+        self.arguments['expected_replicas'] = replicas
+
 
 def recorded(loader: LoaderConfig, **keys: Any) -> dict[str, Any]:
     dataset: Any = build_dataset(loader, dataset_class=cast('Any', Recorder), **keys)
@@ -123,7 +126,8 @@ def test_a_global_batch_is_divided(
     loader = config(tmp_path, device_batch_size=None, global_batch_size=96, replication=replication)
     arguments = recorded(loader, topology=topology)
     assert arguments['batch_size'] == expected
-    assert arguments['topology'].replication == (replication or (topology.replication if topology else 1))
+    if topology is not None:
+        assert arguments['topology'].replication == (replication or topology.replication)
 
 
 def test_the_launcher_s_ranks_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +136,17 @@ def test_the_launcher_s_ranks_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv('LOCAL_WORLD_SIZE', '4')
     arguments = recorded(config(tmp_path, device_batch_size=None, global_batch_size=96, replication=2))
     assert arguments['batch_size'] == 24
-    assert arguments['topology'] == Topology(rank=3, world_size=8, num_nodes=2, replication=2)
+    assert arguments['expected_replicas'] == 4
+
+
+def test_ranks_that_appear_after_a_global_batch_was_divided_are_refused(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = build_loader(config(data, device_batch_size=None, global_batch_size=8))
+    monkeypatch.setenv('RANK', '1')
+    monkeypatch.setenv('WORLD_SIZE', '2')
+    with pytest.raises(TopologyError, match='worked out for 1 ranks.*there are 2 now'):
+        next(iter(loader))
 
 
 def test_a_device_batch_needs_no_topology(tmp_path: Path) -> None:

@@ -86,8 +86,9 @@ def make_remote(folder, count=4, *, size=SIZE, packed=False, parts=1, prefix='',
 
 
 def names(folder):
-    """All files below a folder, relative."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob('*') if not path.is_dir())
+    """All files below a folder, relative, but the ledger: a count on a slow machine may leave one."""
+    found = (path for path in folder.rglob('*') if not path.is_dir() and path.name != 'ledger')
+    return sorted(str(path.relative_to(folder)) for path in found)
 
 
 def cache_of(remote, folder, **how):
@@ -97,11 +98,11 @@ def cache_of(remote, folder, **how):
 
 
 def disk_use(folder):
-    """What an observer sees: the sizes of all files but lock files, which hold a line each."""
+    """What an observer sees: the sizes of all files but lock files and the ledger, of a line each."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:
-            if name.endswith('.lock'):
+            if name.endswith('.lock') or name == 'ledger':
                 continue
             with contextlib.suppress(FileNotFoundError):
                 total += (Path(parent) / name).lstat().st_size

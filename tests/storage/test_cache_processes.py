@@ -93,6 +93,14 @@ def test_sixteen_processes_fetch_one_index_once(tmp_path):
     assert store.logged() == {'get index.json': 1}
 
 
+@pytest.fixture(params=['counting', 'remembering'])
+def counts(request, monkeypatch):
+    """Large folders keep their counts in a ledger; here small ones do as well."""
+    if request.param == 'remembering':
+        monkeypatch.setattr('headrace.storage.counting.CHEAP', -1.0)
+
+
+@pytest.mark.usefixtures('counts')
 class TestLimit:
     @pytest.mark.parametrize(
         ('kind', 'room'), [({}, 3), ({'packed': True}, 4), ({'parts': 2}, 5), ({'packed': True, 'parts': 2}, 7)]
@@ -119,7 +127,7 @@ class TestLimit:
                     when[entry.id] += len(entries)
 
         assert SIZE < run_together(work, 5, watch=tmp_path / 'cache') <= limit
-        assert not [name for name in names(tmp_path / 'cache') if name.startswith('.headrace')]
+        assert not [name for name in names(tmp_path / 'cache') if name.endswith(('.lock', '.raw', '.packed'))]
 
     def test_holding_one_lease_while_fetching_another_never_deadlocks(self, tmp_path):
         remote = make_remote(tmp_path / 'remote', 8)
@@ -381,6 +389,7 @@ def _fetch_all(cache, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('counts')
 def test_soak_under_a_limit_with_kills(tmp_path):
     """Workers are killed at random and replaced, for a while; the limit holds and everybody gets everything."""
     remote = make_remote(tmp_path / 'remote', 16, packed=True, parts=2)
@@ -416,4 +425,43 @@ def test_soak_under_a_limit_with_kills(tmp_path):
     for entry in remote.entries:
         with cache.acquire(entry) as lease:
             remote.check(lease)
-    assert not [name for name in names(tmp_path / 'cache') if name.startswith('.headrace')]
+    assert not [name for name in names(tmp_path / 'cache') if name.endswith(('.lock', '.raw', '.packed'))]
+
+
+class TestLedger:
+    """Counts of large folders are remembered; nothing that happens to the record may lead to more than the limit."""
+
+    @pytest.fixture
+    def cache(self, tmp_path, monkeypatch):
+        monkeypatch.setattr('headrace.storage.counting.CHEAP', -1.0)
+        monkeypatch.setattr('headrace.storage.counting.SHARE', 1e6)
+        self.remote = make_remote(tmp_path / 'remote', 6)
+        self.folder = tmp_path / 'cache'
+        return cache_of(self.remote, self.folder, limit=3 * SIZE)
+
+    def read(self):
+        return json.loads((self.folder / '.headrace/ledger').read_text())['bytes']
+
+    def test_it_follows_fetches_and_evictions(self, cache):
+        for number, entry in enumerate(self.remote.entries):
+            cache.fetch(entry)
+            assert self.read() == disk_use(self.folder) == SIZE * min(number + 1, 3)
+        cache.evict(self.remote.entries[-1])
+        assert self.read() == disk_use(self.folder) == 2 * SIZE
+
+    @pytest.mark.parametrize('text', ['', 'null', '{"bytes": -5, "until": 1e30}', '{"bytes": 0, "until": 0}', '\0\0'])
+    def test_a_useless_one_is_replaced_by_a_count(self, cache, text):
+        for entry in self.remote.entries:
+            cache.fetch(entry)
+            (self.folder / '.headrace/ledger').write_text(text)
+        cache.fetch(self.remote.entries[0])
+        assert self.read() == disk_use(self.folder) == 3 * SIZE
+
+    def test_files_that_somebody_else_deletes_do_not_block_anybody(self, cache):
+        for entry in self.remote.entries[:3]:
+            cache.fetch(entry)
+            (self.folder / entry.key).unlink()
+        assert self.read() == 3 * SIZE
+        for entry in self.remote.entries:
+            cache.acquire(entry).release()
+        assert disk_use(self.folder) == 3 * SIZE

@@ -258,9 +258,7 @@ class _Deliveries:
             self._pass, self._plan = (epoch, start), self._loader.plan(epoch, start)
         plan = self._plan
         number = (end - start - 1) // plan.global_batch_size
-        begin = start + number * plan.global_batch_size
-        samples = len(range(begin + (plan._residue - begin) % topology.replicas, end, topology.replicas))
-        return _Delivery(rows=-(-(end - begin) // topology.replicas), samples=samples)
+        return _Delivery(rows=len(plan.positions(number)), samples=plan.distinct_rows(number))
 
 
 class _Delivery(NamedTuple):

@@ -133,8 +133,8 @@ class StreamingPosition(Callback):
         if counted != handed_out:
             warnings.warn(
                 f'Composer counts {counted} samples of this epoch, but the loader has handed out {handed_out}: a '
-                f'checkpoint would continue at the wrong sample. Leave `get_num_samples_in_batch` out, or let it count '
-                f'samples of the dataset; leave `spin_dataloaders` at True if a checkpoint is loaded without its dataset.',
+                f'checkpoint would continue at the wrong sample. Let `get_num_samples_in_batch` count samples of the '
+                f'dataset, or leave it out; keep `spin_dataloaders` if a checkpoint is loaded without its dataset.',
                 stacklevel=2,
             )
 

@@ -18,7 +18,7 @@ from headrace.dataset.detect import detect_topology
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.stream import Stream
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, TopologyError
 from headrace.format import ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
     Mixture,
@@ -163,6 +163,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.order(0)  # refuses what it does not know now, and not at the first batch
         self._warn_about_blocks()
         self._topology = topology
+        self._expected_replicas: int | None = None
         self._origin = self._pinned_state(initial_physical_nodes=self.topology.num_nodes)
         self._progress = Progress()
         self._pool: ShardPool | None = None
@@ -253,7 +254,17 @@ class StreamingDataset(IterableDataset[Any]):
         """Which rank of how many this is: as given or bound, else as found."""
         if self._topology is not None:
             return self._topology
-        return detect_topology(replication=self.replication or 1)
+        found = detect_topology(replication=self.replication or 1)
+        if self._expected_replicas not in (None, found.replicas):
+            raise TopologyError(
+                f'The batch size was worked out for {self._expected_replicas} ranks that share a global batch, but '
+                f'there are {found.replicas} now. Make the dataset after the process group, or pass `topology`.'
+            )
+        return found
+
+    def expect_replicas(self, replicas: int) -> None:
+        """Refuse a topology that is found later with another number of ranks that share a batch."""
+        self._expected_replicas = replicas
 
     def bind(self, topology: Topology) -> None:
         """Say which rank of how many this is. Takes effect at the next `len` or `iter`."""

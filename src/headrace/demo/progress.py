@@ -1,8 +1,9 @@
-"""Progress bars that are also legible in a log file."""
+"""Progress bars for those who watch, and a line now and then for a log."""
 
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 
 from tqdm import tqdm
@@ -11,33 +12,36 @@ from typing_extensions import Self
 __all__ = ['Bar']
 
 _LOG_SECONDS = 10.0
-"""Where nobody watches, a bar is a line in a log now and then."""
 
 
 class Bar:
     """A named bar that is told where the work stands."""
 
     def __init__(self, name: str, *, total: int, unit: str) -> None:
-        watched = sys.stdout.isatty()
-        self._bar = tqdm(
-            total=total,
-            desc=name,
-            unit=f' {unit}',
-            file=sys.stdout,
-            mininterval=0.1 if watched else _LOG_SECONDS,
-            maxinterval=_LOG_SECONDS,
-            ascii=None if watched else ' #',
-            ncols=None if watched else 110,
-        )
+        self._is_watched = sys.stdout.isatty()
+        self._bar = tqdm(total=total, desc=name, unit=f' {unit}', file=sys.stdout, disable=not self._is_watched)
+        self._name, self._total, self._unit = name, total, unit
+        self._done, self._note = 0, ''
+        self._start = self._logged = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._bar.close()
+        if not self._is_watched:
+            self._log()
 
     def show(self, done: int, note: str = '') -> None:
         """``done`` of the total is done."""
-        if done != self._bar.n:
-            self._bar.set_postfix_str(note, refresh=False)
-            self._bar.update(done - self._bar.n)
+        self._bar.set_postfix_str(note, refresh=False)
+        self._bar.update(done - self._done)
+        self._done, self._note = done, note
+        if not self._is_watched and time.monotonic() - self._logged > _LOG_SECONDS:
+            self._log()
+
+    def _log(self) -> None:
+        self._logged = time.monotonic()
+        seconds = f'{self._logged - self._start:.0f} s'
+        parts = [f'{self._done}/{self._total} {self._unit}', self._note, seconds]
+        print(f'{self._name}: {", ".join(filter(None, parts))}', flush=True)

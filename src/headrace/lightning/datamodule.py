@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence  # noqa: TC003 — a CLI resolves the annotations
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
-from headrace.dataset.dataset import StreamingDataset  # noqa: TC001 — a CLI resolves the annotations
+from headrace.dataset.dataset import StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.loaders import PassLoader
@@ -226,7 +226,7 @@ class StreamingDataModule(LightningDataModule):
         self._set_up_position(source)
         return PassLoader(
             source.dataset,
-            began=self.position.begin,
+            witness=self.position,
             # Lightning fits a few batches again and again: they must be the same ones.
             same_epoch=trainer.overfit_batches > 0,  # pyright: ignore[reportAttributeAccessIssue]
             batch_size=self.batch_size,

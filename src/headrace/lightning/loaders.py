@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from headrace.dataset.dataset import StreamingDataset
 
 __all__ = ['PassLoader']
+
+
+class Witness(Protocol):
+    """Follows the passes over the data."""
+
+    def begin(self, epoch: int, start: int) -> None:
+        """A pass begins, at a position of an epoch."""
+
+    def hand_out(self) -> None:
+        """The next batch of the pass is handed out."""
 
 
 class PassLoader(StreamingDataLoader):
@@ -24,7 +34,7 @@ class PassLoader(StreamingDataLoader):
 
     Args:
         dataset: as `StreamingDataLoader`'s.
-        began: called with the epoch and the first position of a pass, before its first batch is read.
+        witness: told when a pass begins, before its first batch is read, and when a batch is handed out.
         same_epoch: give epoch 0's batches in every pass: for evaluation, and for overfitting on a few batches.
         options: as `StreamingDataLoader`'s.
     """
@@ -33,12 +43,12 @@ class PassLoader(StreamingDataLoader):
         self,
         dataset: StreamingDataset,
         *,
-        began: Callable[[int, int], None] | None = None,
+        witness: Witness | None = None,
         same_epoch: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(dataset, **options)
-        self._began = began
+        self._witness = witness
         self._same_epoch = same_epoch
 
     @override
@@ -48,6 +58,10 @@ class PassLoader(StreamingDataLoader):
         if self._same_epoch and epoch:
             epoch = 0
             progress.load(epoch, start)
-        if self._began is not None:
-            self._began(epoch, start)
-        yield from super().__iter__()
+        if self._witness is None:
+            yield from super().__iter__()
+            return
+        self._witness.begin(epoch, start)
+        for batch in super().__iter__():
+            self._witness.hand_out()
+            yield batch

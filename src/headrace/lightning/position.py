@@ -45,6 +45,11 @@ class TrainPosition:
         """A pass over the data begins: Lightning's counters are those from before its first batch."""
         self._pass = _Pass(epoch, start, self._epochs.current.processed, self._batches.total.processed)
 
+    def hand_out(self) -> None:
+        """A batch of the pass is handed out."""
+        assert self._pass is not None
+        self._pass.handed_out += 1
+
     # Lightning types its counters by what they have in common.
     @property
     def _epochs(self) -> Any:
@@ -77,9 +82,10 @@ class TrainPosition:
         progress = self._batches
         trained = max(progress.total.processed - begun.trainer_batches, 0)
         plan = self._plan(begun.epoch, begun.start)
-        # Lightning may end a pass before its last batch: `limit_train_batches`, or a hook that returns -1.
-        is_ended = progress.is_last_batch and progress.current.ready == progress.current.processed
-        if trained >= plan.num_batches or (trained and is_ended):
+        # Lightning may end a pass before its last batch: `limit_train_batches`, or a hook that returns -1. It says so
+        # as soon as it has that batch, which may fail yet.
+        is_ended = progress.is_last_batch and 0 < begun.handed_out <= trained
+        if trained >= plan.num_batches or is_ended:
             return begun.epoch + 1, 0, trained
         trained -= min(trained, progress.current.processed % self.trainer.accumulate_grad_batches)
         return begun.epoch, plan.end(trained - 1) if trained else begun.start, trained
@@ -139,7 +145,7 @@ class TrainPosition:
         )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Pass:
     """A pass over the data, and Lightning's counters when it began."""
 
@@ -147,3 +153,4 @@ class _Pass:
     start: int
     trainer_epoch: int
     trainer_batches: int
+    handed_out: int = 0

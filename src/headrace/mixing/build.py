@@ -48,7 +48,7 @@ def build_dataset(
     refuse([f'{config.name or "loader"}: {rule}' for rule in _broken_rules(config)])
     make = StreamingDataset if dataset_class is None else dataset_class
     topology = _with_replication(config, topology)
-    batch_size, topology = _device_batch_size(config, topology)
+    batch_size, replicas = _device_batch_size(config, topology)
     arguments = {
         name: getattr(config, name)
         for name in field_types(DatasetConfig)
@@ -58,7 +58,10 @@ def build_dataset(
         arguments['remainder'] = 'drop'
     if config.shuffle_seed is None:
         del arguments['shuffle_seed']  # the dataset's default is a number
-    return make(streams=_streams(config), batch_size=batch_size, topology=topology, **arguments)
+    dataset = make(streams=_streams(config), batch_size=batch_size, topology=topology, **arguments)
+    if topology is None and replicas is not None:
+        dataset.expect_replicas(replicas)
+    return dataset
 
 
 def build_loader(
@@ -136,9 +139,10 @@ def _with_replication(config: LoaderConfig, topology: Topology | None) -> Topolo
     return dataclasses.replace(topology, replication=config.replication)
 
 
-def _device_batch_size(config: LoaderConfig, topology: Topology | None) -> tuple[int, Topology | None]:
+def _device_batch_size(config: LoaderConfig, topology: Topology | None) -> tuple[int, int | None]:
+    """Samples per device, and the number of replicas that it was worked out for, if it was."""
     if config.device_batch_size is not None:
-        return config.device_batch_size, topology
+        return config.device_batch_size, None
     from headrace.dataset.detect import detect_topology
 
     assert config.global_batch_size is not None
@@ -152,7 +156,7 @@ def _device_batch_size(config: LoaderConfig, topology: Topology | None) -> tuple
             f'{ranks} must divide the global batch size of {config.name or "the loader"}, but it is '
             f'{config.global_batch_size}. The nearest that they divide: {_nearest_multiples(config, topology)}.'
         )
-    return batch_size, topology
+    return batch_size, topology.replicas
 
 
 def _nearest_multiples(config: LoaderConfig, topology: Topology) -> str:

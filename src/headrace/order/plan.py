@@ -87,6 +87,11 @@ class Plan:
         """This replica's positions of batch k, int64[rows]; every replica has the same number of rows."""
         return self._strided(k, self._residue, self.topology.replicas)
 
+    def distinct_rows(self, k: int) -> int:
+        """How many of this replica's rows of batch k are no padding; they come first."""
+        begin = self.start + k * self.global_batch_size
+        return len(range(begin + (self._residue - begin) % self.topology.replicas, self.end(k), self.topology.replicas))
+
     def global_positions(self, k: int) -> IntArray:
         """All positions of batch k, int64[rows], padding included."""
         return self._strided(k, 0, 1)

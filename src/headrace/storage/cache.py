@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import CacheError, ChecksumError, DiskFullError, FormatError, HeadraceError
 from headrace.storage.entry import CacheEntry, CachePart
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
-from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry
+from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
 from headrace.storage.locks import FetchLock, cannot_write, lock_file, reclaim_fetches
 from headrace.storage.mapped import Lease, MappedFile, open_file, suspend_leases
 from headrace.storage.protocol import Store, check_key
@@ -154,7 +154,9 @@ class ShardCache:
         """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
         if self.store is None or len(self._absent(entry)) == len(entry.parts):
             return False
-        return delete_entry(self.folder, entry) is None
+        if self._shelf is not None:
+            return evict(self._shelf, entry)
+        return not isinstance(delete_entry(self.folder, entry), Path)
 
     def fetch_file(self, name: str, *, validate: Callable[[Path], None] | None = None) -> Path:
         """Make one small file present, such as index.json, and return its path.
@@ -208,7 +210,7 @@ class ShardCache:
             # Once per process: what killed processes left is in nobody's way otherwise.
             reclaim_fetches(self.folder)
             self._reclaimed = True
-        return FetchLock(self.folder, key, before_waiting=suspend_leases)
+        return FetchLock(self.folder, key)
 
     def _absent(self, entry: CacheEntry) -> list[CachePart]:
         """The parts whose files are not there, or are not of the right size."""
@@ -290,7 +292,7 @@ class ShardCache:
         if self.store is None:
             self._require_local(entry)
         if self._shelf is not None:
-            suspend_leases()
+            suspend_leases()  # of this thread: who waits holds nothing
         with self._disk_errors(entry):
             lock = self._fetch_lock(entry.key)
             try:
@@ -314,13 +316,18 @@ class ShardCache:
                 return outcome
         fetcher = self._fetcher()
         made = fetcher.produce(absent, lock)
-        handle = self._pin(entry, made) if self._shelf is not None and not ahead else None
-        try:
+        handle = None
+        if self._shelf is None:
             fetcher.publish(made)
-        except BaseException:
-            if handle is not None:
-                os.close(handle)
-            raise
+        else:
+            handle = None if ahead else self._pin(entry, made)
+            try:
+                with publishing(self._shelf, sum(temporary.stat().st_size for temporary, _ in made)):
+                    fetcher.publish(made)
+            except BaseException:
+                if handle is not None:
+                    os.close(handle)
+                raise
         if self.verify_present:
             self._verified.add(entry.key)
         return handle

@@ -1,62 +1,61 @@
 """Room on the disk: a limit in bytes over one or several cache folders, kept by all processes of the machine.
 
-Who wants to fetch asks `CacheLimit.admit` first. Under the folders' locks it counts what is there, fetches in progress
-with what they have reserved, evicts what is needed latest and mapped by nobody, and reserves. What it counts is the
-disk itself, so that a killed process leaves nothing to repair.
+Who wants to fetch asks `CacheLimit.admit` first. Under the folders' locks it adds up what is there and what fetches in
+progress have reserved, evicts what is needed latest and mapped by nobody, and reserves.
 
-Why nobody waits for ever. The folders' locks are held only while counting and deleting, which waits for nothing. A
-fetcher reserves all it needs at once and then never waits for room, so fetches in progress end. Who finds no room
-waits for one thing, with every lock put down, those of its own thread's leases included: either for a shard that
-somebody has mapped, who is thus not waiting for room, but reading; or for a fetch, which ends. Then it counts again.
-A limit that can never hold the shard is an error, not a wait.
+Why nobody waits for ever. The folders' locks are held only while counting, deleting and renaming, which wait for
+nothing. A fetcher reserves all it needs at once and then never waits for room, so fetches in progress end. Who finds
+no room waits for one thing, with every lock put down, those of its own thread's leases included: either for a shard
+that somebody has mapped, who is thus not waiting for room, but reading; or for a fetch, which ends. Then it asks
+again. A limit that can never hold the shard is an error, not a wait.
 """
 
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import math
 import os
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from headrace.errors import ConfigError
+from headrace.storage.counting import (
+    Present,
+    Shelf,
+    add_to_ledger,
+    count_fetches,
+    count_files,
+    read_ledger,
+    write_ledger,
+)
 from headrace.storage.locks import (
-    FETCHES,
     FetchLock,
     cannot_write,
     held,
     lock_file,
     locked_folders,
     open_to_lock,
-    read_reservation,
     reclaim_fetches,
     try_lock_file,
 )
-from headrace.storage.mapped import suspend_leases
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Generator
 
     from headrace.storage.entry import CacheEntry
-    from headrace.storage.stats import CacheStats
 
-__all__ = ['Blocked', 'CacheLimit', 'NoRoom', 'Shelf', 'delete_entry']
+__all__ = ['Blocked', 'CacheLimit', 'NoRoom', 'Shelf', 'delete_entry', 'evict', 'publishing']
 
 
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """One cache folder under a limit."""
+USE_COUNTS: Final = 1.5
+"""Seconds that a shard must have been used later than was thought to be ranked anew; uses are noted once a second."""
 
-    folder: Path
-    find: Callable[[str], CacheEntry | None]
-    """The entry that a file belongs to, by its name in the folder; None for a file that is none of the cache's."""
-    stats: CacheStats
-    other_files: set[str] = field(default_factory=set[str])
-    """Files that count but are never evicted, such as index.json."""
-    found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
-    """What ``find`` gave for the files that were there at the last count: it may have to build the entry."""
+_Ranked: TypeAlias = 'tuple[float, float, int, Present]'
+"""(-next use, last use, tie-breaker, entry)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,6 @@ class Blocked:
 
     def wait(self) -> float:
         """Wait in the kernel until the file is unlocked; returns the seconds it took."""
-        suspend_leases()
         begin = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             handle = open_to_lock(self.path)
@@ -82,26 +80,16 @@ class NoRoom:
 
 
 @dataclass(slots=True)
-class _Present:
-    """An entry of which files are on disk."""
+class _Totals:
+    """What counts against the limit."""
 
-    shelf: Shelf
-    entry: CacheEntry
-    size: int = 0
-    used: float = 0.0
-    """Seconds since the epoch."""
-
-
-@dataclass(slots=True)
-class _Contents:
-    """What the folders hold."""
-
-    total: int
+    size: int
     fixed: int
     """The part of it that is never evicted."""
-    present: dict[tuple[Path, str], _Present]
     fetching: list[Path]
     """Lock files of the fetches in progress."""
+    counted: list[Shelf]
+    """Folders that were counted for this, so that ledgers did not have to be believed."""
 
 
 class CacheLimit:
@@ -111,7 +99,13 @@ class CacheLimit:
         if size <= 0:
             raise ConfigError(f'A cache limit is a positive number of bytes, or None for no limit; got {size}.')
         self.size = size
+        self._start()
+
+    def _start(self) -> None:
         self._shelves: dict[Path, Shelf] = {}
+        # What may go, the next victim first. Made after a count, and mended as victims are taken.
+        self._heap: list[_Ranked] = []
+        self._tie = itertools.count()
 
     def __repr__(self) -> str:
         return f'CacheLimit({self.size})'
@@ -121,7 +115,7 @@ class CacheLimit:
 
     def __setstate__(self, state: dict[str, int]) -> None:
         self.size = state['size']
-        self._shelves = {}
+        self._start()
 
     def join(self, shelf: Shelf) -> None:
         """Count a folder. All processes that share it should share the whole group of folders."""
@@ -137,7 +131,8 @@ class CacheLimit:
 
     def used(self) -> int:
         """Bytes that count now, reservations included; a fetch that ends just now may count twice."""
-        return self._count().total
+        with self._locked():
+            return self._add_up(exactly=True).size
 
     def admit(
         self,
@@ -159,36 +154,48 @@ class CacheLimit:
             next_use: When an entry is needed next, in any unit, infinite if never; speaks for the whole machine.
             ahead: The entry is fetched before it is needed, so that nothing which is needed sooner has to go.
         """
-        own = (shelf.folder, entry.key)
-        with locked_folders([folder for folder in self._shelves if folder.is_dir()]):
-            contents = self._count()
-            if contents.total + needed > self.size:
-                # Only now: a killed fetch that is in nobody's way costs nothing.
-                for folder in self._shelves:
-                    reclaim_fetches(folder)
-                contents = self._count()
-            if contents.fixed + needed > self.size:
-                raise self._too_low(entry, contents.fixed + needed)
-            order = self._victims(contents, own, next_use, entry if ahead else None)
-            busy: list[Path] = []
-            for victim in order:
-                if contents.total + needed <= self.size:
-                    break
-                blocker = delete_entry(victim.shelf.folder, victim.entry)
-                if blocker is None:
-                    contents.total -= victim.size
-                    victim.shelf.stats.add(evictions=1)
-                else:
-                    busy.append(blocker)
-            if contents.total + needed <= self.size:
-                lock.reserve(needed)
-                return None
-        busy += [path for path in contents.fetching if path != lock.path]
+        own = shelf.folder, entry.key
+        bound = next_use(entry) if ahead and next_use is not None else -math.inf
+        exactly = looked = False
+        busy: list[Path] = []
+        while True:
+            with self._locked():
+                totals = self._add_up(exactly=exactly)
+                if totals.fixed + needed > self.size:
+                    raise self._too_low(entry, totals.fixed + needed)
+                if totals.size + needed > self.size and self._reclaim():
+                    totals = self._add_up(exactly=exactly)
+                over = totals.size + needed - self.size
+                stale = [] if over <= 0 or looked else self._stale(totals)
+                if not stale:
+                    if over > 0 and totals.counted:
+                        self._rank(next_use)
+                    freed, busy = self._evict(over, own, next_use, bound)
+                    over -= freed
+                    if over <= 0:
+                        lock.reserve(needed)
+                        return None
+            if stale:
+                # This looks at every file, so not under the lock.
+                for item in stale:
+                    count_files(item)
+                self._rank(next_use)
+                looked = True
+            elif ahead and self._heap and not busy:
+                return NoRoom()
+            elif len(totals.counted) == len(self._shelves):
+                break
+            else:
+                exactly = True
+        busy += [path for path in totals.fetching if path != lock.path]
         if busy:
             return Blocked(busy[0])
         if ahead:
             return NoRoom()
-        raise self._too_low(entry, contents.total + needed)
+        raise self._too_low(entry, totals.size + needed)
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return locked_folders([folder for folder in self._shelves if folder.is_dir()])
 
     def _too_low(self, entry: CacheEntry, needed: int) -> ConfigError:
         return ConfigError(
@@ -196,103 +203,128 @@ class CacheLimit:
             f'fetching {entry.key} takes that much, with its compressed file and what must stay.'
         )
 
-    @staticmethod
-    def _victims(
-        contents: _Contents,
-        own: tuple[Path, str],
-        next_use: Callable[[CacheEntry], float] | None,
-        ahead_of: CacheEntry | None,
-    ) -> list[_Present]:
-        """What may go, in the order in which it should: needed latest first, then unused for longest."""
-        present = [item for key, item in contents.present.items() if key != own]
-        if next_use is None:
-            return sorted(present, key=lambda item: item.used)
-        bound = -math.inf if ahead_of is None else next_use(ahead_of)
-        ranked = [(-when, item.used, item) for item in present if (when := next_use(item.entry)) > bound]
-        ranked.sort(key=lambda row: row[:2])
-        return [item for _, _, item in ranked]
+    def _reclaim(self) -> bool:
+        """Remove what killed fetches left. Only when room is short: before, it is in nobody's way."""
+        return any(reclaim_fetches(folder) for folder in self._shelves)
 
-    def _count(self) -> _Contents:
-        contents = _Contents(0, 0, {}, [])
+    def _add_up(self, *, exactly: bool) -> _Totals:
+        """Add up all folders; with their locks held, and each counted if its ledger is too old, or ``exactly``."""
+        totals = _Totals(0, 0, [], [])
         # Fetches first: one that ends in between is counted twice, in the other order it would not be counted at all.
+        for folder in self._shelves:
+            size, locks = count_fetches(folder)
+            totals.size += size
+            totals.fetching += locks
         for shelf in self._shelves.values():
-            _count_fetches(shelf.folder / FETCHES, contents)
+            size = None if exactly else read_ledger(shelf.folder)
+            if size is None:
+                size, seconds = count_files(shelf)
+                write_ledger(shelf.folder, size, seconds)
+                totals.counted.append(shelf)
+            fixed = shelf.fixed()
+            totals.fixed += fixed
+            totals.size += size + fixed
+        return totals
+
+    def _stale(self, totals: _Totals) -> list[Shelf]:
+        """Folders of which this process does not know well enough what is there."""
+        now = time.monotonic()
+        return [shelf for shelf in self._shelves.values() if shelf not in totals.counted and shelf.counted_until < now]
+
+    def _rank(self, next_use: Callable[[CacheEntry], float] | None) -> None:
+        """Order what the last counts found: needed latest first, then unused for longest."""
+        heap: list[_Ranked] = []
         for shelf in self._shelves.values():
-            _count_files(shelf, contents)
-        return contents
+            for item in shelf.present:
+                heap.append((-next_use(item.entry) if next_use else 0.0, item.used, next(self._tie), item))  # noqa: PERF401
+        heapq.heapify(heap)
+        self._heap = heap
+
+    def _evict(
+        self, room: int, own: tuple[Path, str], next_use: Callable[[CacheEntry], float] | None, bound: float
+    ) -> tuple[int, list[Path]]:
+        """Delete until ``room`` bytes are free; returns what was freed, and the files that were in use.
+
+        The ranking may be older than the folders: what has turned out to be needed sooner, or was used since, is
+        ranked anew when its turn comes.
+        """
+        freed, busy, kept = 0, list[Path](), list[_Ranked]()
+        heap = self._heap
+        while freed < room and heap:
+            rank, used, _, item = heapq.heappop(heap)
+            if (item.shelf.folder, item.entry.key) == own:
+                kept.append((rank, used, next(self._tie), item))
+                continue
+            when = next_use(item.entry) if next_use else 0.0
+            now_used = _last_use(item.shelf.folder / item.entry.key)
+            if -when > rank or now_used > used + USE_COUNTS:
+                heapq.heappush(heap, (max(-when, rank), max(used, now_used), next(self._tie), item))
+                continue
+            if next_use is not None and when <= bound:
+                kept.append((rank, used, next(self._tie), item))
+                break
+            outcome = delete_entry(item.shelf.folder, item.entry)
+            if isinstance(outcome, Path):
+                busy.append(outcome)
+                kept.append((rank, used, next(self._tie), item))
+            elif outcome:
+                freed += outcome
+                add_to_ledger(item.shelf.folder, -outcome)
+                item.shelf.stats.add(evictions=1)
+        for ranked in kept:
+            heapq.heappush(heap, ranked)
+        return freed, busy
 
 
-def _count_files(shelf: Shelf, contents: _Contents) -> None:
-    folders = ['']
-    found: dict[str, CacheEntry] = {}
-    while folders:
-        prefix = folders.pop()
-        try:
-            items = os.scandir(shelf.folder / prefix)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        with items:
-            for item in items:
-                name = prefix + item.name
-                if item.is_dir(follow_symlinks=False):
-                    if name != FETCHES:
-                        folders.append(f'{name}/')
-                    continue
-                entry = shelf.found.get(name) or shelf.find(name)
-                if entry is None and name not in shelf.other_files:
-                    continue
-                try:
-                    info = item.stat(follow_symlinks=False)
-                except FileNotFoundError:
-                    continue
-                contents.total += info.st_size
-                if entry is None:
-                    contents.fixed += info.st_size
-                    continue
-                found[name] = entry
-                present = contents.present.setdefault((shelf.folder, entry.key), _Present(shelf, entry))
-                present.size += info.st_size
-                present.used = max(present.used, info.st_atime, info.st_mtime)
-    shelf.found.clear()
-    shelf.found.update(found)
+def _last_use(path: Path) -> float:
+    try:
+        info = path.stat()
+    except OSError:
+        return 0.0
+    return max(info.st_atime, info.st_mtime)
 
 
-def _count_fetches(state: Path, contents: _Contents) -> None:
-    sizes: dict[str, int] = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(state) as items:
-        for item in items:
-            name, _, rest = item.name.partition('.')
-            size = sizes.setdefault(name, 0)
-            if rest == 'lock':
-                contents.fetching.append(state / item.name)
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    sizes[name] = size + item.stat(follow_symlinks=False).st_size
-    contents.total += sum(max(size, read_reservation(state / f'{name}.lock')) for name, size in sizes.items())
+@contextlib.contextmanager
+def publishing(shelf: Shelf, size: int) -> Generator[None]:
+    """Note ``size`` bytes that get their final names inside the block."""
+    with locked_folders([shelf.folder]):
+        # Before, so that a process which is killed in between has noted too much rather than too little.
+        add_to_ledger(shelf.folder, size)
+        yield
 
 
-def delete_entry(folder: Path, entry: CacheEntry) -> Path | None:
-    """Delete an entry's files, if any; returns the file that somebody has locked if that prevents it."""
+def evict(shelf: Shelf, entry: CacheEntry) -> bool:
+    """Delete an entry, unless somebody has it in use."""
+    with locked_folders([shelf.folder]):
+        outcome = delete_entry(shelf.folder, entry)
+        if isinstance(outcome, Path):
+            return False
+        add_to_ledger(shelf.folder, -outcome)
+    return True
+
+
+def delete_entry(folder: Path, entry: CacheEntry) -> int | Path:
+    """Delete an entry's files, if any.
+
+    Returns:
+        Their bytes; or the file which somebody has locked, if that prevents it.
+    """
     path = folder / entry.key
     try:
         handle = open_to_lock(path)
     except (FileNotFoundError, NotADirectoryError):
         # Without its first part an entry is not present. What else is there may be somebody's work in progress.
         if not _files(folder, entry):
-            return None
+            return 0
         lock = FetchLock(folder, entry.key)
         if not lock.acquire(wait=False):
             return lock.path
         try:
-            _unlink(folder, entry)
+            return _unlink(folder, entry)
         finally:
             lock.release()
-        return None
     with held(handle):
-        if not try_lock_file(handle, path):
-            return path
-        _unlink(folder, entry)
-    return None
+        return _unlink(folder, entry) if try_lock_file(handle, path) else path
 
 
 def _files(folder: Path, entry: CacheEntry) -> list[Path]:
@@ -300,9 +332,15 @@ def _files(folder: Path, entry: CacheEntry) -> list[Path]:
     return [path for path in map(folder.joinpath, names) if os.path.lexists(path)]
 
 
-def _unlink(folder: Path, entry: CacheEntry) -> None:
+def _unlink(folder: Path, entry: CacheEntry) -> int:
+    size = 0
     for path in _files(folder, entry):
         try:
-            path.unlink(missing_ok=True)
-        except OSError as error:  # noqa: PERF203
+            info = path.lstat()
+            path.unlink()
+            size += info.st_size
+        except FileNotFoundError:  # noqa: PERF203
+            continue
+        except OSError as error:
             raise cannot_write(folder, error) from error
+    return size

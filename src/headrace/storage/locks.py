@@ -24,12 +24,13 @@ from headrace import errors
 from headrace.errors import CacheError, HeadraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
     from pathlib import Path
     from types import TracebackType
 
 __all__ = [
     'FETCHES',
+    'LEDGER',
     'FetchLock',
     'cannot_write',
     'held',
@@ -44,6 +45,9 @@ __all__ = [
 
 FETCHES: Final = '.headrace'
 """Subfolder of a cache folder that holds what is being fetched; it exists only while something is."""
+
+LEDGER: Final = 'ledger'
+"""File in that folder which remembers a count (`counting`); the only one that is no part of a fetch."""
 
 _held: set[int] = set()
 """Descriptors of locks that this process holds; a forked child must not keep them alive."""
@@ -157,14 +161,13 @@ class FetchLock:
     dead server wait for it once and not one after the other. Nobody else ever sees that text.
     """
 
-    def __init__(self, folder: Path, key: str, *, before_waiting: Callable[[], None] | None = None) -> None:
+    def __init__(self, folder: Path, key: str) -> None:
         self.folder = folder
         self.state = folder / FETCHES
         self.digest = _digest(key)
         self.path = self.state / f'{self.digest}.lock'
         self.waited = 0.0
         """Seconds spent waiting for another fetcher."""
-        self._before_waiting = before_waiting
         self._handle = self._pid = -1
 
     def temporary(self, number: int, kind: str) -> Path:
@@ -225,8 +228,6 @@ class FetchLock:
         _write_text(self._handle, json.dumps({'reserved': count}))
 
     def _wait(self, handle: int) -> None:
-        if self._before_waiting:
-            self._before_waiting()
         begin = time.monotonic()
         lock_file(handle, self.path)
         self.waited += time.monotonic() - begin
@@ -316,22 +317,29 @@ def _remove_lock(state: Path, name: str) -> None:
         state.rmdir()
 
 
-def reclaim_fetches(folder: Path) -> None:
-    """Remove the leftovers of fetches whose process was killed; what is still being fetched is left alone."""
+def reclaim_fetches(folder: Path) -> bool:
+    """Remove the leftovers of fetches whose process was killed; what is still being fetched is left alone.
+
+    Returns:
+        Whether there were any.
+    """
     state = folder / FETCHES
     try:
-        names = {item.name.partition('.')[0] for item in state.iterdir()}
+        names = {item.name.partition('.')[0] for item in state.iterdir()} - {LEDGER}
     except (FileNotFoundError, NotADirectoryError):
-        return
+        return False
+    found = False
     for name in names:
         path = state / f'{name}.lock'
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         except FileNotFoundError:
-            return  # the last fetch ended and took the subfolder with it
+            break  # the last fetch ended and took the subfolder with it
         except OSError as error:
             raise cannot_write(folder, error) from error
         with held(handle):
             if try_lock_file(handle, path) and _is_at(handle, path):
                 _remove_files(state, name)
                 _remove_lock(state, name)
+                found = True
+    return found

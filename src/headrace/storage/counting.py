@@ -1,0 +1,185 @@
+"""What a cache folder holds, in bytes: counted where that is cheap, else remembered between counts in a ledger.
+
+Counting looks at every file, 3 ms for a thousand. Where it takes longer than `CHEAP`, the result is kept in
+``.headrace/ledger`` for a hundred times as long, and who publishes or evicts files adds to it. It may say too much
+after a crash (files are added before they appear and taken off after they are gone), or when somebody else deletes
+files, and is right again at the next count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from headrace.storage.locks import FETCHES, LEDGER, cannot_write, read_reservation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.storage.entry import CacheEntry
+    from headrace.storage.stats import CacheStats
+
+__all__ = ['Present', 'Shelf', 'add_to_ledger', 'count_fetches', 'count_files', 'read_ledger', 'write_ledger']
+
+CHEAP: Final = 0.002
+"""Seconds that a count may take each time."""
+SHARE: Final = 100
+"""A count that is not cheap is good for so many times its own duration."""
+
+
+@dataclass(slots=True)
+class Present:
+    """An entry of which files are on disk."""
+
+    shelf: Shelf
+    entry: CacheEntry
+    size: int = 0
+    used: float = 0.0
+    """Seconds since the epoch."""
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """One cache folder under a limit."""
+
+    folder: Path
+    find: Callable[[str], CacheEntry | None]
+    """The entry that a file belongs to, by its name in the folder; None for a file that is none of the cache's."""
+    stats: CacheStats
+    other_files: set[str] = field(default_factory=set[str])
+    """Files that count but are never evicted, such as index.json."""
+    present: list[Present] = field(default_factory=list[Present])
+    """What the last count of this process found."""
+    counted_until: float = 0.0
+    """When that is too old, by ``time.monotonic``."""
+    found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
+    """What ``find`` gave for the files of the last count: it may have to build the entry."""
+
+    def fixed(self) -> int:
+        """Bytes that are never evicted."""
+        total = 0
+        for name in self.other_files:
+            with contextlib.suppress(OSError):
+                total += (self.folder / name).stat().st_size
+        return total
+
+
+def count_files(shelf: Shelf) -> tuple[int, float]:
+    """Count a folder's shards, and note them in ``shelf.present``.
+
+    Returns:
+        Bytes, and the seconds that it took.
+    """
+    begin = time.monotonic()
+    present: dict[str, Present] = {}
+    found: dict[str, CacheEntry] = {}
+    folders = ['']
+    while folders:
+        prefix = folders.pop()
+        try:
+            items = os.scandir(shelf.folder / prefix)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        with items:
+            for item in items:
+                name = prefix + item.name
+                if item.is_dir(follow_symlinks=False):
+                    if name != FETCHES:
+                        folders.append(f'{name}/')
+                    continue
+                entry = shelf.found.get(name) or shelf.find(name)
+                if entry is None:
+                    continue
+                try:
+                    info = item.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                found[name] = entry
+                there = present.get(entry.key)
+                if there is None:
+                    there = present[entry.key] = Present(shelf, entry)
+                there.size += info.st_size
+                there.used = max(there.used, info.st_atime, info.st_mtime)
+    shelf.found, shelf.present = found, list(present.values())
+    now = time.monotonic()
+    shelf.counted_until = now + _good_for(now - begin)
+    return sum(item.size for item in shelf.present), now - begin
+
+
+def _good_for(seconds: float) -> float:
+    return 0.0 if seconds < CHEAP else SHARE * seconds
+
+
+def count_fetches(folder: Path) -> tuple[int, list[Path]]:
+    """Bytes that fetches in progress have reserved or written, and their lock files."""
+    sizes: dict[str, int] = {}
+    locks: list[Path] = []
+    with contextlib.suppress(FileNotFoundError), os.scandir(folder / FETCHES) as items:
+        for item in items:
+            name, _, rest = item.name.partition('.')
+            if name == LEDGER:
+                continue
+            size = sizes.setdefault(name, 0)
+            if rest == 'lock':
+                locks.append(Path(item.path))
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    sizes[name] = size + item.stat(follow_symlinks=False).st_size
+    state = folder / FETCHES
+    return sum(max(size, read_reservation(state / f'{name}.lock')) for name, size in sizes.items()), locks
+
+
+def read_ledger(folder: Path) -> int | None:
+    """Bytes of a folder's shards, if somebody counted them not too long ago. Needs the folder's lock."""
+    try:
+        record = json.loads((folder / FETCHES / LEDGER).read_bytes())
+        size, until = int(record['bytes']), float(record['until'])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    # The far future is a clock that was set back.
+    return size if 0 <= until - time.time() < 3600 and size >= 0 else None
+
+
+def write_ledger(folder: Path, size: int, seconds: float) -> None:
+    """Keep a count that took so many seconds, unless it is cheap to count again. Needs the folder's lock."""
+    if seconds >= CHEAP:
+        _replace(folder, size, time.time() + min(_good_for(seconds), 1800.0))
+    else:
+        _drop(folder)
+
+
+def add_to_ledger(folder: Path, change: int) -> None:
+    """Note that bytes are about to come, or have gone. Needs the folder's lock."""
+    try:
+        record = json.loads((folder / FETCHES / LEDGER).read_bytes())
+        size, until = int(record['bytes']), float(record['until'])
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError):
+        _drop(folder)
+    else:
+        _replace(folder, max(0, size + change), until)
+
+
+def _replace(folder: Path, size: int, until: float) -> None:
+    path = folder / FETCHES / LEDGER
+    try:
+        path.parent.mkdir(exist_ok=True)
+        # Whoever is killed in here leaves a ledger that says nothing: then the next one counts.
+        path.write_text(json.dumps({'bytes': size, 'until': until}))
+    except OSError:  # a full disk, another user's file, no folder yet: count each time
+        _drop(folder)
+
+
+def _drop(folder: Path) -> None:
+    try:
+        (folder / FETCHES / LEDGER).unlink(missing_ok=True)
+    except NotADirectoryError:
+        return
+    except OSError as error:
+        raise cannot_write(folder, error) from error
