@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.tuner import Tuner
 from lightning_oracle import judge, records
-from lightning_run import Crash, Model, Run, dataset, train
+from lightning_run import Crash, Model, Run, callbacks, dataset, train
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, TopologyError
@@ -419,6 +419,19 @@ def test_the_module_class_may_be_renamed(run):
     train(run)
     checkpoint = run.checkpoints / 'step15.ckpt'
     second = resumed(run, checkpoint, Renamed(train=dataset(run), batch_size=8))
+    assert judge([(run, checkpoint), (second, None)]).is_exact
+
+
+def test_a_subclass_may_keep_a_state_of_its_own(run):
+    class Own(StreamingDataModule):
+        def state_dict(self):
+            return {'mine': 1}
+
+    run.every_steps = 5
+    trainer = quiet(run, max_epochs=2, callbacks=callbacks(run), enable_checkpointing=True)
+    trainer.fit(Model(run), Own(train=dataset(run), batch_size=8))
+    checkpoint = run.checkpoints / 'step15.ckpt'
+    second = resumed(run, checkpoint, Own(train=dataset(run), batch_size=8))
     assert judge([(run, checkpoint), (second, None)]).is_exact
 
 

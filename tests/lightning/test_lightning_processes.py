@@ -206,11 +206,17 @@ def pair(mixes: dict[str, dict[str, str]], folder: Path, name: str, **fields: An
 
 
 def test_lightnings_launcher_needs_no_environment_and_survives_kill(mixes, tmp_path, table):
-    first = pair(mixes, tmp_path, 'first', every_steps=5, kill_at=13, workers=1)
+    yaml = tmp_path / 'mix.yaml'
+    streams = ''.join(f'    {name}: {{local: {folder}}}\n' for name, folder in mixes['even'].items())
+    yaml.write_text(
+        f'global_batch_size: 8\ntrain:\n  shuffle: true\n  loader: {{num_workers: 1}}\n  streams:\n{streams}'
+    )
+    first = pair(mixes, tmp_path, 'first', every_steps=5, kill_at=13, yaml=str(yaml))
     killed = launch([first], tmp_path)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-4000:]
     checkpoint = first.checkpoints / 'step10.ckpt'
-    second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint))
+    no_workers = {'overrides': ['train.loader.num_workers=0']}
+    second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), yaml=str(yaml), module=no_workers)
     launch_well([second], tmp_path)
     verdict = judge([(first, checkpoint), (second, None)])
     table.append(f'{"2x1 -> 2x0 SIGKILL, strategy=ddp":<55} {verdict}')

@@ -292,3 +292,25 @@ def test_a_step_that_takes_its_batches_itself_is_resumed(mixes, tmp_path):
     # Lightning numbers the batches from 0 at a resume, and says that it may.
     assert (verdict.lost, verdict.repeated, verdict.wrong_batches) == (0, 0, 0), verdict
     assert verdict.epochs == EPOCHS
+
+
+@pytest.mark.parametrize('crash_at', [7, 17])
+def test_manual_optimization_is_resumed(crash_at, mixes, tmp_path):
+    class Manual(Model):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(loss)
+            self.optimizers().step()
+
+    first = Run(name='first', out=str(tmp_path), streams=mixes['even'], on_exception=True, crash_at=crash_at)
+    with pytest.raises(Crash):
+        train(first, Manual)
+    checkpoint = first.checkpoints / 'exception.ckpt'
+    second = dataclasses.replace(first, name='second', crash_at=None, checkpoint=str(checkpoint))
+    train(second, Manual)
+    verdict = judge([(first, checkpoint), (second, None)])
+    assert verdict.is_exact, verdict
+    assert verdict.epochs == EPOCHS
+    assert records(second, 'hook')[0][-1]['logged'] == verdict.trained

@@ -228,7 +228,7 @@ class TestLimit:
 
 
 class TestKill:
-    @pytest.mark.parametrize('moment', [1, 3, 7, 11, 19, 23, 31, 42, 57, 70])
+    @pytest.mark.parametrize('moment', [1, 7, 19, 31, 42, 70])
     @pytest.mark.parametrize(('packed', 'limit'), [(False, None), (True, None), (True, 20 * SIZE)])
     def test_the_next_start_reclaims_what_was_left_and_fetches_only_the_rest(self, tmp_path, packed, limit, moment):
         remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)

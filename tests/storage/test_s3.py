@@ -170,6 +170,10 @@ class TestFaults:
 
     RETRY = Retry(attempts=3, first_delay=0.01)
 
+    @pytest.fixture(params=['moto', pytest.param('rgw', marks=pytest.mark.slow)])
+    def s3_server(self, request):
+        return request.getfixturevalue(request.param)
+
     @pytest.fixture
     def proxy(self, s3_server):
         with FaultProxy(s3_server.endpoint_url) as proxy:

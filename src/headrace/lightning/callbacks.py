@@ -26,7 +26,7 @@ class PositionCallback(Callback):
     """Keeps a `StreamingDataModule` and Lightning's loops in step. The module adds it to its trainer by itself.
 
     Its copy of the position does not depend on the data module's class, whose name Lightning looks for in a
-    checkpoint, so that a class may be renamed between two runs.
+    checkpoint: a class may be renamed between two runs, or keep another state of its own.
 
     Args:
         datamodule: the module whose position it is.
@@ -46,11 +46,12 @@ class PositionCallback(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return self._datamodule.state_dict()
+        position = self._datamodule.position
+        return {} if position is None else position.state()
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        state = self._datamodule.state_dict()
+        state = self.state_dict()
         loaders = checkpoint['loops']['fit_loop']['state_dict'].get('combined_loader', [])
         if state and len(loaders) == 1:
             # Lightning asked the loader, which knows what it handed out, not what was trained.
@@ -65,12 +66,12 @@ class PositionCallback(Callback):
         fit_loop = checkpoint['loops']['fit_loop']
         position = self._datamodule.position
         loaders = fit_loop['state_dict'].get('combined_loader', [])
-        state = checkpoint.get(type(self._datamodule).__qualname__) or checkpoint['callbacks'].get(self.state_key)
+        copies = [checkpoint.get(type(self._datamodule).__qualname__), checkpoint['callbacks'].get(self.state_key)]
         if len(loaders) == 1:
             # The data module owns the position: what the loader says of itself must not be loaded after it.
             del fit_loop['state_dict']['combined_loader']
-            if state is None and 'sample_in_epoch' in loaders[0]:
-                state = {'position': loaders[0]}
+            copies += [{'position': loaders[0]}] if 'sample_in_epoch' in loaders[0] else []
+        state = next((copy for copy in copies if copy and 'position' in copy), None)
         if state is None:
             rank_zero_warn(
                 'The checkpoint holds no position of the data: it was saved without a StreamingDataModule. Training '
@@ -78,8 +79,8 @@ class PositionCallback(Callback):
             )
             position.reset(trained_epochs(fit_loop, is_epoch_start=True))
             state = {}
-        else:
-            self._datamodule.load_state_dict(state)
+        elif state is not copies[0]:  # which Lightning has loaded
+            position.load(state)
         batches = state.get('trainer_batches', trained_batches(fit_loop))
         if 'trainer_epoch' in state:
             # At the end of an epoch, as a smaller limit may have made it, the position moved to the next one's start.

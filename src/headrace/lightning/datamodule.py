@@ -275,7 +275,7 @@ class StreamingDataModule(LightningDataModule):
             ResumeError: the state is no state, or belongs to other data, another mixture or another order.
         """
         is_fitting = self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
-        if self.position is not None and is_fitting:
+        if self.position is not None and is_fitting and 'position' in state_dict:
             self.position.load(state_dict)
 
 
