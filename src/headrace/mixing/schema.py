@@ -8,7 +8,7 @@ A key has the name of the argument that it becomes: of ``StreamingDataset`` in a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping  # noqa: TC003 — the validator resolves the annotations
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
