@@ -12,7 +12,7 @@ STORE := local
 OUT := demo-output
 # Processes that run tests.
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
-PYTEST := -m pytest -n $(JOBS) --dist worksteal
+PYTEST := -m pytest -n $(JOBS) --dist worksteal --durations 10
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24

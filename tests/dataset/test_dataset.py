@@ -9,7 +9,16 @@ import tempfile
 import numpy as np
 import pytest
 
-from headrace import CSVWriter, JSONWriter, LocalDataset, Stream, StreamingDataLoader, StreamingDataset, TSVWriter
+from headrace import (
+    CSVWriter,
+    JSONWriter,
+    LocalDataset,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+    Topology,
+    TSVWriter,
+)
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.progress import Progress
 from headrace.errors import TopologyError
@@ -44,6 +53,18 @@ def test_sizes_and_streams(make_dataset):
     assert dataset.num_shards == len(dataset.shards)
     assert dataset.shards[0].compression is None
     assert dataset[40]['id'] == 100
+
+
+def test_replication_needs_no_ranks_before_there_are_any(make_dataset):
+    # Lightning's own launcher tells the ranks after the dataset was made.
+    dataset = StreamingDataset(local=str(make_dataset()), batch_size=4, replication=2)
+    dataset.bind(Topology(rank=3, world_size=4, num_nodes=2, replication=2))
+    assert len(dataset) == 50
+    state = dataset.state_dict(0, True)
+    assert state['initial_physical_nodes'] == 2
+    again = StreamingDataset(local=str(make_dataset('again')), batch_size=4)
+    again.load_state_dict(state)
+    assert again.state_dict(0, True)['initial_physical_nodes'] == 2
 
 
 def test_a_stream_without_local_gets_a_folder_named_after_its_remote():

@@ -164,7 +164,8 @@ class StreamingDataset(IterableDataset[Any]):
         self._warn_about_blocks()
         self._topology = topology
         self._expected_replicas: int | None = None
-        self._origin = self._pinned_state(initial_physical_nodes=self.topology.num_nodes)
+        self._initial_physical_nodes: int | None = None  # as a state says; else those of the first pass
+        self._origin: ResumeState | None = None
         self._progress = Progress()
         self._pool: ShardPool | None = None
         self._pool_pid = -1
@@ -190,15 +191,6 @@ class StreamingDataset(IterableDataset[Any]):
 
     def _mix(self, config: OrderConfig) -> Mixture:
         return Mixture.resolve(self._sizes, epoch_size=self._asked_size, seed=config.seed)
-
-    def _pinned_state(self, initial_physical_nodes: int) -> ResumeState:
-        return ResumeState.of(
-            self.order_config,
-            self.mixture,
-            epoch=0,
-            sample_in_epoch=0,
-            initial_physical_nodes=initial_physical_nodes,
-        )
 
     def _warn_about_blocks(self) -> None:
         largest = int(max(info.samples for info in self.shards))
@@ -269,6 +261,7 @@ class StreamingDataset(IterableDataset[Any]):
     def bind(self, topology: Topology) -> None:
         """Say which rank of how many this is. Takes effect at the next `len` or `iter`."""
         self._topology = topology
+        self._origin = None
 
     def order(self, epoch: int) -> Order:
         """The global sequence of an epoch."""
@@ -320,6 +313,14 @@ class StreamingDataset(IterableDataset[Any]):
 
     def resume_state(self, epoch: int, sample_in_epoch: int) -> ResumeState:
         """The state that continues at `sample_in_epoch` of `epoch`."""
+        if self._origin is None:
+            self._origin = ResumeState.of(
+                self.order_config,
+                self.mixture,
+                epoch=0,
+                sample_in_epoch=0,
+                initial_physical_nodes=self._initial_physical_nodes or self.topology.num_nodes,
+            )
         return replace(self._origin, epoch=epoch, sample_in_epoch=sample_in_epoch)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:
@@ -352,7 +353,7 @@ class StreamingDataset(IterableDataset[Any]):
         mixture = self._mix(config)
         state.check(config, mixture)
         self.mixture, self.order_config = mixture, config.resolve_defaults(mixture)
-        self._origin = self._pinned_state(initial_physical_nodes=state.initial_physical_nodes or 1)
+        self._initial_physical_nodes, self._origin = state.initial_physical_nodes, None
         self._progress.load(state.epoch, state.sample_in_epoch)
 
     # -- reading ---------------------------------------------------------------------------------------------------
