@@ -7,11 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 
 from headrace import MDSWriter
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / 'shared'
+
+# How long an example takes says something about the machine, which may be busy, and nothing about the code.
+settings.register_profile('headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile('headrace')
 
 MakeDataset = Callable[..., Path]
 

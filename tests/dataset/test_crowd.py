@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,14 +16,19 @@ PROGRAM = Path(__file__).with_name('crowd.py')
 
 
 def start(remote: Path, local: Path, log: Path, *, seconds: float, datasets: int) -> subprocess.Popen[str]:
-    arguments = [remote, local, log, seconds, datasets]
-    return subprocess.Popen([sys.executable, str(PROGRAM), *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    temporary = local.parent / 'temporary'
+    temporary.mkdir(exist_ok=True)
+    arguments = map(str, [remote, local, log, seconds, datasets])
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, 'TMPDIR': str(temporary)},
+    )
 
 
-def things_of_ours() -> set[str]:
-    """What could be left in shared memory and in the temporary folder."""
-    shared = set(os.listdir('/dev/shm')) if os.path.isdir('/dev/shm') else set()
-    return shared | {name for name in os.listdir(tempfile.gettempdir()) if 'headrace' in name}
+def maps_shared_memory(process: subprocess.Popen[str]) -> bool:
+    return '/dev/shm' in Path(f'/proc/{process.pid}/maps').read_text()
 
 
 @pytest.mark.timeout(600)
@@ -43,17 +47,17 @@ def test_16_processes_make_20_datasets_each_and_fetch_every_shard_once(make_data
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('compression', [None, 'zstd'], ids=['raw', 'zstd'])
 def test_after_kill_9_in_mid_download_the_next_start_fetches_only_what_was_missing(make_dataset, tmp_path, compression):
-    before = things_of_ours()
     remote = make_dataset('remote', 100, per_shard=8, compression=compression)
     local, log = tmp_path / 'local', tmp_path / 'log'
     crowd = [start(remote, local, log, seconds=0.25, datasets=1) for _ in range(8)]
     while not log.exists() or len(log.read_text().split()) < 6:  # the index, and shards of which one is under way
         time.sleep(0.02)
+    assert not any(maps_shared_memory(process) for process in crowd)
     for process in crowd:
         os.kill(process.pid, signal.SIGKILL)
     for process in crowd:
         process.communicate()
-    assert things_of_ours() == before
+    assert not list((tmp_path / 'temporary').iterdir())
     complete = {path.name for path in local.iterdir() if path.name.endswith('.mds')}
     assert complete
     shards = len(list(remote.iterdir())) - 1
@@ -71,4 +75,4 @@ def test_after_kill_9_in_mid_download_the_next_start_fetches_only_what_was_missi
         'index.json',
         *(f'shard.{i:05}.mds' for i in range(shards)),
     ]
-    assert things_of_ours() == before
+    assert not list((tmp_path / 'temporary').iterdir())

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 __all__ = ['Recorder', 'Run', 'Step', 'last_step', 'read_run']
+
+
+_TAIL_BYTES = 1 << 14
+"""More than two records take: what is read of a file to find its last one."""
 
 
 class Recorder:
@@ -79,7 +84,10 @@ def read_run(folder: Path) -> Run:
 def last_step(folder: Path) -> tuple[int, float] | None:
     """The number and the loss of the last step that rank 0 recorded, or None before the first."""
     try:
-        lines = _whole_lines(_path(folder, 0))
+        with _path(folder, 0).open('rb') as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - _TAIL_BYTES))
+            lines = file.read().split(b'\n')[:-1]
     except FileNotFoundError:
         return None
     record = json.loads(lines[-1]) if lines else {}
