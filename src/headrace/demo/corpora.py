@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,7 @@ def corpus_rows(corpus: str, *, rows: int, row_bytes: int) -> _Rows:
     Raises:
         ConfigError: If this Python carries less text than that.
     """
-    texts = _code() if corpus == 'code' else _prose()
-    everything = np.concatenate([_cut(text, row_bytes) for text in texts])
+    everything = np.concatenate([_cut(text, row_bytes) for text in _texts(corpus)])
     if len(everything) < rows:
         raise ConfigError(
             f'the demo needs {rows} rows of {row_bytes} bytes of {corpus}, and the standard library of this Python '
@@ -66,6 +66,11 @@ def _cut(text: str, row_bytes: int) -> _Rows:
     data = np.frombuffer(text.encode(), dtype=np.uint8)
     whole = len(data) // row_bytes
     return data[: whole * row_bytes].reshape(whole, row_bytes)
+
+
+@cache
+def _texts(corpus: str) -> tuple[str, ...]:
+    return tuple(_code() if corpus == 'code' else _prose())
 
 
 def _code() -> Iterator[str]:
