@@ -3,7 +3,8 @@
 HeadraceError
 ├── ConfigError              (ValueError)          an argument or a YAML file breaks a rule
 │   ├── TopologyError        (ValueError)          ranks, nodes or batch size do not fit together
-│   └── StreamError          (ValueError)          a stream's weights, folder or size break a rule
+│   ├── StreamError          (ValueError)          a stream's weights, folder or size break a rule
+│   └── UnknownNameError     (KeyError)            no algorithm or method has that name
 ├── FormatError              (ValueError)          bytes are not what their format says
 │   ├── IndexFileError       (json.JSONDecodeError) index.json is empty or not JSON
 │   ├── ShardError           (ValueError)          a shard contradicts its index or itself
@@ -46,6 +47,7 @@ __all__ = [
     'StreamError',
     'TopologyError',
     'TransferError',
+    'UnknownNameError',
 ]
 
 
@@ -63,6 +65,13 @@ class TopologyError(ConfigError):
 
 class StreamError(ConfigError):
     """A stream's weights, folder or size break a rule."""
+
+
+class UnknownNameError(ConfigError, KeyError):
+    """No algorithm or method has that name."""
+
+    def __str__(self) -> str:  # KeyError's would quote the message
+        return ' '.join(map(str, self.args))
 
 
 class FormatError(HeadraceError, ValueError):
