@@ -18,6 +18,7 @@ HeadraceError
 │   └── DiskFullError        (OSError)             the cache folder's disk, or its limit, has no room
 ├── CacheError               (RuntimeError)        the cache folder cannot be used
 ├── ResumeError              (ValueError)          a state does not belong to this data, mixture or batch size
+│   └── MissingStateKeyError (KeyError)            a state lacks a key
 └── MissingDependencyError   (ImportError)         an optional package is not installed
 
 Each can be made from one message, because a DataLoader re-raises a worker's exception as ``type(exc)(message)``,
@@ -40,6 +41,7 @@ __all__ = [
     'HeadraceError',
     'IndexFileError',
     'MissingDependencyError',
+    'MissingStateKeyError',
     'ObjectNotFoundError',
     'ResumeError',
     'ShardError',
@@ -131,6 +133,13 @@ class CacheError(HeadraceError, RuntimeError):
 
 class ResumeError(HeadraceError, ValueError):
     """A state does not belong to this data, mixture or batch size."""
+
+
+class MissingStateKeyError(ResumeError, KeyError):
+    """A state lacks a key."""
+
+    def __str__(self) -> str:
+        return ' '.join(map(str, self.args))
 
 
 class MissingDependencyError(HeadraceError, ImportError):

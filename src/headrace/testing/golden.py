@@ -75,6 +75,10 @@ def _order(folder: Path) -> Iterable[Outcome]:
 
     yield from golden_order.run(folder)
     yield from golden_pure.run(folder)
+    if (folder / 'resume' / 'manifest.json').exists():
+        from headrace.testing import golden_resume
+
+        yield from golden_resume.run(folder)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
