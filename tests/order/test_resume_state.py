@@ -82,7 +82,8 @@ def test_only_our_finished_epochs_roll_over() -> None:
 def test_the_same_data_and_config_pass_on_another_world() -> None:
     STATE.check(CONFIG, MIX)
     STATE.check(resolved_from_state(OrderConfig(shuffle=True), STATE), MIX)
-    ResumeState.from_dict(MOSAICML).check(OrderConfig(num_canonical_nodes=4), MIX)
+    mosaicmls = ResumeState.from_dict(MOSAICML)
+    mosaicmls.check(resolved_from_state(OrderConfig(num_canonical_nodes=4), mosaicmls), MIX)
 
 
 def test_all_differences_are_named_with_both_values() -> None:

@@ -6,6 +6,7 @@ It is a function of (mixture, config, epoch), and not of the topology or the bat
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.order.batching import epoch_seed
 from headrace.order.generators import random_stream
-from headrace.order.resampling import resample
+from headrace.order.resampling import drawn_ids, drawn_units
 from headrace.order.sampling import choose_per_shard
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.state import pinned_config
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.mixture import IntArray, Mixture
 
-__all__ = ['fill_permutation', 'permutation_key', 'resample_streams']
+__all__ = ['Draws', 'fill_permutation', 'permutation_key']
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 
 
 def permutation_key(mixture: Mixture, config: OrderConfig, epoch: int) -> str:
@@ -62,36 +63,58 @@ def fill_permutation(mixture: Mixture, config: OrderConfig, epoch: int, out: Int
 
 
 def _fill(mixture: Mixture, config: OrderConfig, epoch: int, out: IntArray, stream: int | None, block: int) -> None:
-    units, ids = resample_streams(mixture, config, epoch, stream)
-    first = 0 if stream is None else int(mixture.sample_offsets[stream])
+    draws = Draws.of(mixture, config, epoch, stream)
     if not config.shuffle:
-        out[:] = np.arange(first, first + len(out)) if ids is None else ids
+        ids = draws.ids()
+        out[:] = np.arange(draws.first_id, draws.first_id + len(out)) if ids is None else ids
         return
     shuffle = PERMUTATIONS[str(config.algorithm)]
-    shuffle(out, units, config.num_canonical_nodes or 1, config.seed, epoch, block)
+    shuffle(out, draws.units(), config.num_canonical_nodes or 1, config.seed, epoch, block)
+    ids = draws.ids()  # after the shuffle, which needs memory of its own
     if ids is None:
-        out += first
+        out += draws.first_id
         return
     for begin in range(0, len(out), _CHUNK):
         out[begin : begin + _CHUNK] = ids[out[begin : begin + _CHUNK]]
 
 
-def resample_streams(
-    mixture: Mixture, config: OrderConfig, epoch: int, stream: int | None = None
-) -> tuple[IntArray, IntArray | None]:
-    """List what an epoch draws, of all streams or of one, before it is shuffled; see `resample`."""
-    numbers = range(len(mixture.streams)) if stream is None else [stream]
-    seed = epoch_seed(config, epoch)
-    # Which samples of a shard are drawn changes from epoch to epoch also without shuffle.
-    balanced_seed = config.seed + epoch if config.sampling == 'balanced' else config.seed
-    sizes = [mixture.streams[i].shard_sizes for i in numbers]
-    chosen = [
-        choose_per_shard(mixture.streams[i].shard_sizes, mixture.choose[i], config.sampling_granularity, seed)
-        for i in numbers
-    ]
-    return resample(
-        np.concatenate(sizes),
-        np.concatenate(chosen),
-        int(mixture.sample_offsets[numbers[0]]),
-        random_stream(balanced_seed),
-    )
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """What an epoch draws before it is shuffled, of all streams or of one."""
+
+    sizes: IntArray
+    """int64[shards], samples of each shard."""
+    chosen: IntArray
+    """int64[shards], samples to draw from each."""
+    first_id: int
+    """Id of the first shard's first sample."""
+    seed: int
+    """Of the draws from shards of which a part is drawn."""
+
+    @classmethod
+    def of(cls, mixture: Mixture, config: OrderConfig, epoch: int, stream: int | None) -> Draws:
+        """Work out how much is drawn from each shard; stream None is all of them together."""
+        numbers = range(len(mixture.streams)) if stream is None else [stream]
+        seed = epoch_seed(config, epoch)
+        return cls(
+            sizes=np.concatenate([mixture.streams[i].shard_sizes for i in numbers]),
+            chosen=np.concatenate(
+                [
+                    choose_per_shard(
+                        mixture.streams[i].shard_sizes, mixture.choose[i], config.sampling_granularity, seed
+                    )
+                    for i in numbers
+                ]
+            ),
+            first_id=int(mixture.sample_offsets[numbers[0]]),
+            # Which samples of a shard are drawn changes from epoch to epoch also without shuffle.
+            seed=config.seed + epoch if config.sampling == 'balanced' else config.seed,
+        )
+
+    def units(self) -> IntArray:
+        """Lengths of what shuffles keep together; see `drawn_units`."""
+        return drawn_units(self.sizes, self.chosen)
+
+    def ids(self) -> IntArray | None:
+        """Sample ids; see `drawn_ids`."""
+        return drawn_ids(self.sizes, self.chosen, self.first_id, random_stream(self.seed))

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ['choose_per_shard']
 
+_CHUNK = 1 << 16
+
 
 def choose_per_shard(sizes: IntArray, choose: int, granularity: int, seed: int) -> IntArray:
     """Spread a stream's samples over its shards: whole passes evenly, the rest by random picks.
@@ -46,11 +48,20 @@ def choose_per_shard(sizes: IntArray, choose: int, granularity: int, seed: int) 
     full = np.flatnonzero(picks)
     before_empty = full[np.append(np.diff(full) > 1, full[-1] < len(sizes) - 1)]
     last[before_empty] = granularity
-    order = random_stream(seed).permutation(int(ends[-1]))[:rest]
-    shards = np.searchsorted(ends, order, 'right')
-    taken = np.where(order == ends[shards] - 1, last[shards], granularity)
-    total = np.cumsum(taken)
-    count = int(np.searchsorted(total, rest)) + 1  # picks until the rest is drawn, of the last one only a part
-    taken[count - 1] -= total[count - 1] - rest
-    np.add.at(chosen, shards[:count], taken[:count])
+    count = int(ends[-1])
+    order = np.arange(count, dtype=np.uint32 if count < 1 << 32 else np.int64)  # shuffled with the same draws
+    random_stream(seed).shuffle(order)
+    for begin in range(0, count, _CHUNK):
+        chunk = order[begin : begin + _CHUNK]
+        shards = np.searchsorted(ends, chunk, 'right')
+        taken = np.where(chunk == ends[shards] - 1, last[shards], granularity)
+        total = np.cumsum(taken)
+        if total[-1] < rest:
+            np.add.at(chosen, shards, taken)
+            rest -= int(total[-1])
+            continue
+        used = int(np.searchsorted(total, rest)) + 1
+        taken[used - 1] -= total[used - 1] - rest  # of the last pick only a part
+        np.add.at(chosen, shards[:used], taken[:used])
+        break
     return chosen

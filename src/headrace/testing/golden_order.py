@@ -15,7 +15,7 @@ from headrace.order import BatchPlan, Mixture, OrderConfig, StreamSize, Topology
 from headrace.order.batching import Devices
 from headrace.order.compatible import CompatibleOrder
 from headrace.order.partition import Partition, to_work_array
-from headrace.order.permutation import resample_streams
+from headrace.order.permutation import Draws
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.testing.golden import Case, Outcome, array_problem, expect_error, read_arrays, read_json
 
@@ -233,11 +233,9 @@ def resampled(args: Case, epoch: int, stream: int | None) -> list[NDArray[np.int
         'partition_algo': 'orig', **args,
     }  # fmt: skip
     mixture = mixture_of(full)
-    units, ids = resample_streams(mixture, config_of(full).resolve_defaults(mixture), epoch, stream)
-    if ids is None:
-        first = 0 if stream is None else int(mixture.sample_offsets[stream])
-        ids = first + np.arange(int(units.sum()))
-    return [units, ids]
+    draws = Draws.of(mixture, config_of(full).resolve_defaults(mixture), epoch, stream)
+    units, ids = draws.units(), draws.ids()
+    return [units, draws.first_id + np.arange(int(units.sum())) if ids is None else ids]
 
 
 def call_partitions(args: Case) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ['shuffle_py1e', 'stable_argsort']
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 
 
 def shuffle_py1e(out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int) -> None:
