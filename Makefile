@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-next test-pythons lint format clean
+.PHONY: help setup demo test test-all test-next test-pythons test-numpys lint format clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
@@ -32,6 +32,14 @@ test-next: .venv-next/.ready ## The tests with the newest torch, without Compose
 	.venv-next/bin/python $(PYTEST) -m 'not slow and not composer'
 
 test-pythons: $(OTHER_PYTHONS:%=test-python-%) ## The tests of the core on other Pythons, as far as they are there
+
+# numpy's random numbers must not matter: the orders are checked with the oldest numpy that is supported, and the newest.
+test-numpys: .venv/.ready ## The tests of the order with the oldest and the newest numpy
+	@status=0; for numpy in 'numpy==1.26.*' 'numpy'; do \
+		rm -rf build/numpy && .venv/bin/python -m pip install -q --no-deps --target build/numpy "$$numpy" && \
+		PYTHONPATH=build/numpy .venv/bin/python -c 'import numpy; print("== numpy", numpy.__version__)' && \
+		PYTHONPATH=build/numpy .venv/bin/python $(PYTEST) tests/order tests/testing || status=1; \
+	done; exit $$status
 
 test-python-%:
 	@if .ci/find-python $* > /dev/null; then \

@@ -3,7 +3,8 @@
 HeadraceError
 ├── ConfigError              (ValueError)          an argument or a YAML file breaks a rule
 │   ├── TopologyError        (ValueError)          ranks, nodes or batch size do not fit together
-│   └── StreamError          (ValueError)          a stream's weights, folder or size break a rule
+│   ├── StreamError          (ValueError)          a stream's weights, folder or size break a rule
+│   └── UnknownNameError     (KeyError)            no algorithm or method has that name
 ├── FormatError              (ValueError)          bytes are not what their format says
 │   ├── IndexFileError       (json.JSONDecodeError) index.json is empty or not JSON
 │   ├── ShardError           (ValueError)          a shard contradicts its index or itself
@@ -17,6 +18,7 @@ HeadraceError
 │   └── DiskFullError        (OSError)             the cache folder's disk, or its limit, has no room
 ├── CacheError               (RuntimeError)        the cache folder cannot be used
 ├── ResumeError              (ValueError)          a state does not belong to this data, mixture or batch size
+│   └── MissingStateKeyError (KeyError)            a state lacks a key
 └── MissingDependencyError   (ImportError)         an optional package is not installed
 
 Each can be made from one message, because a DataLoader re-raises a worker's exception as ``type(exc)(message)``,
@@ -39,6 +41,7 @@ __all__ = [
     'HeadraceError',
     'IndexFileError',
     'MissingDependencyError',
+    'MissingStateKeyError',
     'ObjectNotFoundError',
     'ResumeError',
     'ShardError',
@@ -46,6 +49,7 @@ __all__ = [
     'StreamError',
     'TopologyError',
     'TransferError',
+    'UnknownNameError',
 ]
 
 
@@ -63,6 +67,13 @@ class TopologyError(ConfigError):
 
 class StreamError(ConfigError):
     """A stream's weights, folder or size break a rule."""
+
+
+class UnknownNameError(ConfigError, KeyError):
+    """No algorithm or method has that name."""
+
+    def __str__(self) -> str:  # KeyError's would quote the message
+        return ' '.join(map(str, self.args))
 
 
 class FormatError(HeadraceError, ValueError):
@@ -122,6 +133,13 @@ class CacheError(HeadraceError, RuntimeError):
 
 class ResumeError(HeadraceError, ValueError):
     """A state does not belong to this data, mixture or batch size."""
+
+
+class MissingStateKeyError(ResumeError, KeyError):
+    """A state lacks a key."""
+
+    def __str__(self) -> str:
+        return ' '.join(map(str, self.args))
 
 
 class MissingDependencyError(HeadraceError, ImportError):

@@ -37,7 +37,7 @@ def test_the_ranks_share_each_global_batch(ranks: list[Topology], size: int, sam
         assert {plan.end(k) for plan in plans} == {position}
         rows = [plan.ids(k) for plan in plans]
         assert len({len(r) for r in rows}) == 1, 'ranks differ in rows'
-        distinct = {t.replica: plan.distinct_rows(k) for t, plan in zip(ranks, plans, strict=True)}
+        distinct = {t.replica: plan.own_samples(k) for t, plan in zip(ranks, plans, strict=True)}
         assert sum(distinct.values()) == len(expected)
         replicas = {t.replica: r.tolist() for t, r in zip(ranks, rows, strict=True)}
         for t, r in zip(ranks, rows, strict=True):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -50,6 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         command.add_arguments(subparser)
     parsed = parser.parse_args(arguments)
+    if threading.current_thread() is threading.main_thread():
+        # Ended as by Ctrl-C, so that what a command started ends with it.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return COMMANDS[parsed.command].run(parsed)
     except HeadraceError as error:

@@ -20,7 +20,7 @@ from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, lo
 if TYPE_CHECKING:
     import torch
 
-    from headrace.order import Plan
+    from headrace.order import BatchPlan
 
 __all__ = ['EvaluationLoader', 'StreamingDataSpec', 'streaming_data_spec', 'streaming_evaluators']
 
@@ -245,7 +245,7 @@ class _Deliveries:
     def __init__(self, loader: StreamingDataLoader) -> None:
         self._loader = loader
         self._pass: tuple[int, int] | None = None
-        self._plan: Plan | None = None
+        self._plan: BatchPlan | None = None
 
     def last(self) -> _Delivery | None:
         """The batch that was handed out last on this rank; None before the first."""
@@ -258,7 +258,7 @@ class _Deliveries:
             self._pass, self._plan = (epoch, start), self._loader.plan(epoch, start)
         plan = self._plan
         number = (end - start - 1) // plan.global_batch_size
-        return _Delivery(rows=len(plan.positions(number)), samples=plan.distinct_rows(number))
+        return _Delivery(rows=len(plan.positions(number)), samples=plan.own_samples(number))
 
 
 class _Delivery(NamedTuple):

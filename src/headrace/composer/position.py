@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, TopologyError
 if TYPE_CHECKING:
     from composer.loggers import Logger
 
-    from headrace.order import Plan
+    from headrace.order import BatchPlan
 
 __all__ = ['StreamingPosition', 'is_followed']
 
@@ -95,7 +95,7 @@ class StreamingPosition(Callback):
         if loaded and self.restore_rng and int(state.timestamp.batch_in_epoch):
             self._rng = _unpacked(loaded)
 
-    def _shorten(self, state: State, rest: Plan) -> None:
+    def _shorten(self, state: State, rest: BatchPlan) -> None:
         """Count the batches that the resumed epoch has behind it, and let it have only the others."""
         done = rest.total_batches - rest.num_batches
         if state.dataloader_len is not None:
@@ -154,7 +154,7 @@ def _train(state: State) -> tuple[DataLoader[Any], StreamingDataset] | tuple[Non
     return None, None
 
 
-def _plan(loader: DataLoader[Any], dataset: StreamingDataset, epoch: int, start: int) -> Plan:
+def _plan(loader: DataLoader[Any], dataset: StreamingDataset, epoch: int, start: int) -> BatchPlan:
     if isinstance(loader, StreamingDataLoader):
         return loader.plan(epoch, start)
     return dataset.plan(epoch=epoch, start=start)

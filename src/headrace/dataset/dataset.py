@@ -15,21 +15,23 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.detect import detect_topology
+from headrace.dataset.epoch_file import EpochFiles, epoch_folder
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.stream import Stream
 from headrace.errors import ConfigError, TopologyError
 from headrace.format import ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
+    BatchPlan,
     Mixture,
     Order,
     OrderConfig,
-    Plan,
     Remainder,
     ResumeState,
     SampleMap,
     Topology,
     make_order,
+    make_plan,
     resolved_from_state,
 )
 from headrace.storage import CacheLimit
@@ -55,13 +57,16 @@ class StreamingDataset(IterableDataset[Any]):
         sampling_granularity: samples drawn together from a shard.
         partition_algo: how the compatible orders split samples over nodes.
         num_canonical_nodes: parts of the data that are read side by side. It belongs to the order: another number
-            gives another order. None takes one from the data (1 for each 64 shards, 64 at most).
+            gives another order. None takes one from the data (1 for each 64 shards, 64 at most); with MosaicML
+            Streaming's orders the number of nodes, or 64 times as many for 'py1s' and 'py2s'.
         batch_size: samples of one device batch.
         shuffle: whether to shuffle.
-        shuffle_algo: None or 'native' for headrace's own.
+        shuffle_algo: None or 'native' for headrace's own; 'py1e', 'py1br', 'py1b', 'py1s', 'py2s' or 'naive' for
+            MosaicML Streaming's, sample for sample. A MosaicML Streaming checkpoint makes None 'py1e'.
         shuffle_seed: key of the order.
         shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
-        batching_method: how streams share a batch.
+        batching_method: how streams share a batch: 'random'; with MosaicML Streaming's orders also 'stratified',
+            'per_stream' or 'device_per_stream'.
         allow_unsafe_types: whether to open data with pickled columns, which can run code.
         replication: consecutive ranks that get the same samples.
         stream_name, stream_config: accepted for compatibility; streams are made by `headrace.mixing`.
@@ -154,7 +159,12 @@ class StreamingDataset(IterableDataset[Any]):
             sampling_granularity=sampling_granularity,
         )
         self.mixture = self._mix(self._asked_order)
-        self.order_config = self._asked_order.resolve_defaults(self.mixture)
+        self._topology = topology
+        self._expected_replicas: int | None = None
+        self._settled: OrderConfig | None = None
+        self._initial_nodes: int | None = None
+        self._origin: ResumeState | None = None
+        self._epoch_files = EpochFiles(epoch_folder([s.folder for s in self.streams if not s.is_local]))
         self._sample_map = SampleMap.of(self.mixture)
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
@@ -162,10 +172,6 @@ class StreamingDataset(IterableDataset[Any]):
             stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
         self.order(0)  # refuses what it does not know now, and not at the first batch
         self._warn_about_blocks()
-        self._topology = topology
-        self._expected_replicas: int | None = None
-        self._initial_physical_nodes: int | None = None  # as a state says; else those of the first pass
-        self._origin: ResumeState | None = None
         self._progress = Progress()
         self._pool: ShardPool | None = None
         self._pool_pid = -1
@@ -263,9 +269,30 @@ class StreamingDataset(IterableDataset[Any]):
         self._topology = topology
         self._origin = None
 
+    @property
+    def order_config(self) -> OrderConfig:
+        """How samples are ordered, with every default filled in.
+
+        The compatible orders take the number of canonical nodes from the topology, which is final with the first pass.
+        """
+        if self._settled is not None:
+            return self._settled
+        nodes = self.topology.nodes if self._asked_order.is_compatible else 1  # before ranks are known, 1 will do
+        return self._asked_order.resolve_defaults(self.mixture, nodes)
+
+    @property
+    def initial_nodes(self) -> int:
+        """Nodes that the run began on."""
+        return self.topology.nodes if self._initial_nodes is None else self._initial_nodes
+
+    def settle(self) -> None:
+        """Let defaults that depend on the topology be what they are now, for the rest of the run."""
+        if self._settled is None:
+            self._settled, self._initial_nodes = self.order_config, self.initial_nodes
+
     def order(self, epoch: int) -> Order:
         """The global sequence of an epoch."""
-        return make_order(self.mixture, self.order_config, epoch)
+        return make_order(self.mixture, self.order_config, epoch, self._epoch_files.load)
 
     def plan(
         self,
@@ -275,7 +302,7 @@ class StreamingDataset(IterableDataset[Any]):
         global_batch_size: int | None = None,
         remainder: Remainder | None = None,
         topology: Topology | None = None,
-    ) -> Plan:
+    ) -> BatchPlan:
         """Which samples make up each batch of an epoch, and which of them are a rank's.
 
         Args:
@@ -296,12 +323,13 @@ class StreamingDataset(IterableDataset[Any]):
                     'depends on it, and it is None.'
                 )
             global_batch_size = self.batch_size * topology.replicas
-        return Plan(
+        return make_plan(
             self.order(epoch),
             topology,
             global_batch_size=global_batch_size,
             start=start,
             remainder=remainder or self.remainder,
+            initial_nodes=self._initial_nodes,
         )
 
     # -- the position ----------------------------------------------------------------------------------------------
@@ -313,15 +341,18 @@ class StreamingDataset(IterableDataset[Any]):
 
     def resume_state(self, epoch: int, sample_in_epoch: int) -> ResumeState:
         """The state that continues at `sample_in_epoch` of `epoch`."""
-        if self._origin is None:
-            self._origin = ResumeState.of(
+        origin = self._origin
+        if origin is None:
+            origin = ResumeState.of(
                 self.order_config,
                 self.mixture,
                 epoch=0,
                 sample_in_epoch=0,
-                initial_physical_nodes=self._initial_physical_nodes or self.topology.num_nodes,
+                initial_physical_nodes=self.initial_nodes,
             )
-        return replace(self._origin, epoch=epoch, sample_in_epoch=sample_in_epoch)
+            if self._settled is not None:
+                self._origin = origin
+        return replace(origin, epoch=epoch, sample_in_epoch=sample_in_epoch)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
@@ -335,7 +366,9 @@ class StreamingDataset(IterableDataset[Any]):
             # Composer saves an epoch's end when it counts the next epoch already, of which it has had nothing.
             epoch, start = self._progress.next(rank=self.topology.rank)
         position = num_samples if from_beginning else start + num_samples
-        return self.resume_state(epoch, min(position, self.epoch_size)).to_dict()
+        if not self.order_config.is_compatible:  # these count repeats too, as MosaicML Streaming
+            position = min(position, self.epoch_size)
+        return self.resume_state(epoch, position).to_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Have the next pass continue where `state` was taken. A state at the end of an epoch gives an empty pass.
@@ -352,8 +385,8 @@ class StreamingDataset(IterableDataset[Any]):
         config = resolved_from_state(self._asked_order, state)
         mixture = self._mix(config)
         state.check(config, mixture)
-        self.mixture, self.order_config = mixture, config.resolve_defaults(mixture)
-        self._initial_physical_nodes, self._origin = state.initial_physical_nodes, None
+        self.mixture, self._settled = mixture, config.resolve_defaults(mixture, self.topology.nodes)
+        self._initial_nodes, self._origin = state.initial_physical_nodes or self.topology.nodes, None
         self._progress.load(state.epoch, state.sample_in_epoch)
 
     # -- reading ---------------------------------------------------------------------------------------------------
@@ -394,6 +427,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
+        self.settle()
         topology, worker = self.topology, get_worker_info()
         number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         epoch, start = self._progress.begin(rank=topology.rank, worker=number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.progress import Progress
 from headrace.errors import ConfigError
-from headrace.order import Plan, Remainder, ResumeState, Topology
+from headrace.order import BatchPlan, Remainder, ResumeState, Topology
 
 __all__ = ['StreamingDataLoader']
 
@@ -57,9 +58,9 @@ class _BatchReader(Dataset[Any]):
         self._stride = 1
         self._first = 0
         self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
-        self._plan: Plan | None = None
+        self._plan: BatchPlan | None = None
 
-    def plan(self, epoch: int, start: int) -> Plan:
+    def plan(self, epoch: int, start: int) -> BatchPlan:
         """The plan of a pass."""
         return self._dataset.plan(
             epoch=epoch,
@@ -243,7 +244,7 @@ class StreamingDataLoader(DataLoader[Any]):
     def _reader(self) -> _BatchReader:
         return _BatchReader(self.dataset, self.dataset.topology, self.global_batch_size, self.remainder, self._collate)
 
-    def plan(self, epoch: int | None = None, start: int = 0) -> Plan:
+    def plan(self, epoch: int | None = None, start: int = 0) -> BatchPlan:
         """Which samples make up each batch of an epoch, by default of the current one from its start."""
         return self._reader().plan(self._current()[0] if epoch is None else epoch, start)
 
@@ -255,21 +256,24 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of the one that was loaded. Nothing happens before the first."""
+        self.dataset.settle()
         reader = self._reader()
         epoch, start = self.dataset.progress.begin(rank=self.dataset.topology.rank, worker=0)
         self._position = epoch, start
         plan = reader.plan(epoch, start)
         keys = (_BatchKey(epoch, start, number) for number in range(plan.num_batches))
         batches = self._workers(reader, keys) if self.num_workers else self._here(reader, keys)
-        is_whole = False
+        is_whole, owner = False, os.getpid()
         try:
             for number, batch in enumerate(batches):
                 self._position = epoch, plan.end(number)
                 yield batch
             is_whole = True
         finally:
-            self.dataset.progress.end(epoch)
-            if not is_whole and not self.persistent_workers:
+            # A pass that was left is copied into workers that are forked afterwards; it is not theirs to end.
+            if owner == os.getpid():
+                self.dataset.progress.end(epoch)
+            if not is_whole and not self.persistent_workers and owner == os.getpid():
                 # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
                 getattr(batches, '_shutdown_workers', lambda: None)()
 
@@ -282,7 +286,8 @@ class StreamingDataLoader(DataLoader[Any]):
     def _workers(self, reader: _BatchReader, keys: Iterator[_BatchKey]) -> Iterator[Any]:
         # PyTorch's loader does the processes. It is handed keys, so any worker can read any batch, and what was
         # prefetched but not handed out is no part of the position.
-        key = (self.dataset.topology, self.dataset.order_config, self.batch_size, self.remainder)
+        dataset = self.dataset
+        key = (dataset.topology, dataset.order_config, dataset.initial_nodes, self.batch_size, self.remainder)
         if self._feed is None or self._feed_key != key:
             self._feed = DataLoader(
                 reader,

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,13 +49,14 @@ def read_assignment() -> Assignment:
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """The checkpoint with the highest step.
+    """The whole checkpoint with the highest step. One that the kill cut short does not count.
 
     Raises:
         FileNotFoundError: If there is none.
     """
     numbers = {path: re.match(r'step(\d+)\.', path.name) for path in folder.glob('step*')}
-    found = {int(match[1]): path for path, match in numbers.items() if match}
+    # torch.save makes a zip archive, whose directory comes last.
+    found = {int(match[1]): path for path, match in numbers.items() if match and zipfile.is_zipfile(path)}
     if not found:
-        raise FileNotFoundError(f'no checkpoint in {folder}')
+        raise FileNotFoundError(f'no whole checkpoint in {folder}')
     return found[max(found)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.utilities import rank_zero_warn
 
 from headrace.lightning.counters import Restart
-from headrace.order import Plan, Remainder, ResumeState
+from headrace.order import BatchPlan, Remainder, ResumeState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +139,7 @@ class TrainPosition:
             limit = int(limit * self._plan(epoch, 0).num_batches)
         return min(batches, max(limit - start // self.global_batch_size, 0))
 
-    def _plan(self, epoch: int, start: int) -> Plan:
+    def _plan(self, epoch: int, start: int) -> BatchPlan:
         return self._dataset.plan(
             epoch=epoch, start=start, global_batch_size=self.global_batch_size, remainder=self.remainder
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
+from headrace.order.shuffle import PERMUTATIONS
 
 if TYPE_CHECKING:
     from headrace.order.mixture import Mixture
@@ -17,6 +18,7 @@ DEFAULT_SEED = 9176  # MosaicML Streaming's
 
 _SHARDS_PER_CANONICAL_NODE = 64
 _MAX_DEFAULT_CANONICAL_NODES = 64
+_COMPATIBLE_CANONICAL_NODES = {'py1s': 64, 'py2s': 64}  # for each node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,17 +52,33 @@ class OrderConfig:
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ConfigError(f'{name} must be an int of at least {least}, got {value!r}.')
 
-    def resolve_defaults(self, mixture: Mixture) -> OrderConfig:
-        """Fill in what is None from the data alone, so that the sequence does not depend on the topology.
+    @property
+    def is_compatible(self) -> bool:
+        """Whether the order is one of MosaicML Streaming's, which depends on the topology."""
+        return self.algorithm in PERMUTATIONS
+
+    def resolve_defaults(self, mixture: Mixture, num_nodes: int = 1) -> OrderConfig:
+        """Fill in what is None.
+
+        The native order takes all from the data alone, so that the sequence does not depend on the topology:
 
         * algorithm: native.
         * num_canonical_nodes: 1 without shuffle, so that the sequence is the stored one. With shuffle the power of two
           below shards / 64, from 1 to 64: enough parts for that many nodes to read disjoint shards, each with enough
           shards to shuffle well.
         * block_size: 4,000,000 / num_canonical_nodes, at least 262,144, as MosaicML Streaming.
+
+        The compatible orders have MosaicML Streaming's defaults: as many canonical nodes as ``num_nodes``, or 64 times
+        as many for py1s and py2s.
+
+        Args:
+            mixture: the data.
+            num_nodes: nodes of the parallel world that the run begins on.
         """
         nodes = self.num_canonical_nodes
-        if not nodes:
+        if not nodes and self.is_compatible:
+            nodes = num_nodes * _COMPATIBLE_CANONICAL_NODES.get(str(self.algorithm), 1)
+        elif not nodes:
             parts = mixture.num_shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1
             nodes = min(1 << max(parts.bit_length() - 1, 0), _MAX_DEFAULT_CANONICAL_NODES)
         return replace(

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import EmptyDatasetError, StreamError
+from headrace.order.generators import random_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -184,6 +185,6 @@ def _absolute(stream: StreamSize) -> int:
 def _rounded_up(num_streams: int, shortfall: int, seed: int) -> IntArray:
     """Which streams draw one sample more than their proportion rounded down; int64[shortfall].
 
-    The only place of the native order where numpy's own generator is used: its numbers are MosaicML Streaming's.
+    The only place where the native order needs numpy's numbers: they are MosaicML Streaming's.
     """
-    return np.random.default_rng(seed).choice(num_streams, shortfall, replace=False)
+    return random_stream(seed).choice(num_streams, shortfall, replace=False)

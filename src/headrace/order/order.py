@@ -1,17 +1,22 @@
-"""The global sequence of an epoch: which sample stands at which position."""
+"""The global sequence of an epoch: which sample stands at which position, and how it is cut into batches."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnknownNameError
+from headrace.order.compatible import CompatibleOrder, CompatiblePlan
+from headrace.order.plan import BatchPlan, Plan, Remainder
 from headrace.order.shuffle import ALGORITHMS
+from headrace.order.shuffle.native import native_order
 
 if TYPE_CHECKING:
+    from headrace.order.compatible import LoadPermutation
     from headrace.order.config import OrderConfig
     from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.topology import Topology
 
-__all__ = ['Order', 'make_order']
+__all__ = ['Order', 'make_order', 'make_plan']
 
 
 class Order(Protocol):
@@ -40,21 +45,52 @@ class Order(Protocol):
         ...
 
 
-def make_order(mixture: Mixture, config: OrderConfig, epoch: int) -> Order:
+def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> Order:
     """Return the sequence of one epoch.
 
     Args:
         mixture: the streams and what an epoch draws from each.
         config: how to order; its defaults are filled in from the mixture.
         epoch: 0, 1, …; streams go on in epoch e + 1 where epoch e left them.
+        load: where a compatible order gets its permutation from at the first `Order.at`; None: computed in memory.
 
     Raises:
-        ConfigError: the algorithm or batching method is unknown, or the epoch negative.
+        UnknownNameError: the algorithm, batching or partition is unknown.
+        ConfigError: the native order does not have that batching, or the epoch is negative.
     """
     config = config.resolve_defaults(mixture)
     if epoch < 0:
         raise ConfigError(f'epoch must be at least 0, got {epoch}.')
-    algorithm = ALGORITHMS.get(str(config.algorithm))
-    if algorithm is None:
-        raise ConfigError(f'shuffle_algo must be one of {sorted(ALGORITHMS)}, got {config.algorithm!r}.')
-    return algorithm(mixture, config, epoch)
+    if config.is_compatible:
+        return CompatibleOrder(mixture, config, epoch, load)
+    if config.algorithm != 'native':
+        raise UnknownNameError(f'shuffle_algo must be one of {sorted(ALGORITHMS)}, got {config.algorithm!r}.')
+    return native_order(mixture, config, epoch)
+
+
+def make_plan(
+    order: Order,
+    topology: Topology,
+    *,
+    global_batch_size: int,
+    start: int = 0,
+    remainder: Remainder = 'repeat',
+    initial_nodes: int | None = None,
+) -> BatchPlan:
+    """Return the global batches of an order, as each kind of order has them cut.
+
+    Args:
+        order: of `make_order`.
+        topology: for which rank of how many.
+        global_batch_size: samples in a batch of all replicas together.
+        start: position where batch 0 begins, as a state says it.
+        remainder: what becomes of the samples after the last full batch.
+        initial_nodes: nodes of the parallel world that the run began on; matters to the compatible orders only.
+
+    Raises:
+        TopologyError: the replicas cannot share the global batch equally.
+        ConfigError: start or remainder is out of range.
+    """
+    if isinstance(order, CompatibleOrder):
+        return CompatiblePlan(order, topology, global_batch_size, start, remainder, initial_nodes)
+    return Plan(order, topology, global_batch_size, start, remainder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
@@ -14,9 +14,84 @@ if TYPE_CHECKING:
     from headrace.order.order import Order
     from headrace.order.topology import Topology
 
-__all__ = ['Plan', 'Remainder']
+__all__ = ['BatchPlan', 'Plan', 'Remainder', 'check_batch_size']
 
 Remainder: TypeAlias = Literal['repeat', 'drop']
+
+
+class BatchPlan(Protocol):
+    """What a reader needs to know of an order on a topology: global batches from a position on, numbered from 0."""
+
+    @property
+    def order(self) -> Order:
+        """The sequence that positions are of."""
+        ...
+
+    @property
+    def topology(self) -> Topology:
+        """For which rank of how many."""
+        ...
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples in a batch of all replicas together."""
+        ...
+
+    @property
+    def num_batches(self) -> int:
+        """Batches to the end of the epoch."""
+        ...
+
+    @property
+    def total_batches(self) -> int:
+        """Batches of a whole epoch."""
+        ...
+
+    @property
+    def stop(self) -> int:
+        """What a checkpoint says after the last batch."""
+        ...
+
+    @property
+    def epoch_samples(self) -> int:
+        """Samples that a whole epoch delivers on all ranks."""
+        ...
+
+    def end(self, k: int) -> int:
+        """Return what a checkpoint says after batch k."""
+        ...
+
+    def positions(self, k: int) -> IntArray:
+        """Return this replica's positions of batch k, int64[rows]; only the last batch may have fewer rows."""
+        ...
+
+    def own_samples(self, k: int) -> int:
+        """Return the number of those rows that are no padding; padding comes last."""
+        ...
+
+    def ids(self, k: int) -> IntArray:
+        """Return this replica's sample ids of batch k, int64[rows]."""
+        ...
+
+    def upcoming_ids(self, k: int, count: int, *, whole_node: bool = False) -> IntArray:
+        """Return sample ids of some batches from k on, of this replica or of all of its node, int64[n]."""
+        ...
+
+
+def check_batch_size(size: int, topology: Topology) -> None:
+    """Check that the replicas can share a global batch of ``size`` samples equally.
+
+    Raises:
+        TopologyError: they cannot.
+    """
+    replicas = topology.replicas
+    if size < 1 or size % replicas:
+        near = sorted({max(replicas, size // replicas * replicas), (max(size, 0) // replicas + 1) * replicas})
+        raise TopologyError(
+            f'the global batch size must be a multiple of the {replicas} data-parallel replicas '
+            f'({topology.world_size} ranks, replication {topology.replication}), got {size}. '
+            f'Nearest: {" or ".join(map(str, near))}.'
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +120,7 @@ class Plan:
     last, smaller batch, padded to a multiple of the replicas with the sequence's last samples, latest first."""
 
     def __post_init__(self) -> None:
-        size, replicas = self.global_batch_size, self.topology.replicas
-        if size < 1 or size % replicas:
-            near = sorted({max(replicas, size // replicas * replicas), (max(size, 0) // replicas + 1) * replicas})
-            raise TopologyError(
-                f'the global batch size must be a multiple of the {replicas} data-parallel replicas '
-                f'({self.topology.world_size} ranks, replication {self.topology.replication}), got {size}. '
-                f'Nearest: {" or ".join(map(str, near))}.'
-            )
+        check_batch_size(self.global_batch_size, self.topology)
         if not 0 <= self.start <= len(self.order):
             raise ConfigError(f'start must be a position in [0, {len(self.order)}], got {self.start}.')
         if self.remainder not in get_args(Remainder):
@@ -87,11 +155,6 @@ class Plan:
         """This replica's positions of batch k, int64[rows]; every replica has the same number of rows."""
         return self._strided(k, self._residue, self.topology.replicas)
 
-    def distinct_rows(self, k: int) -> int:
-        """How many of this replica's rows of batch k are no padding; they come first."""
-        begin = self.start + k * self.global_batch_size
-        return len(range(begin + (self._residue - begin) % self.topology.replicas, self.end(k), self.topology.replicas))
-
     def global_positions(self, k: int) -> IntArray:
         """All positions of batch k, int64[rows], padding included."""
         return self._strided(k, 0, 1)
@@ -99,6 +162,11 @@ class Plan:
     def node_positions(self, k: int) -> IntArray:
         """Positions of batch k of all replicas of this node, int64[rows], padding included."""
         return self._strided(k, self.topology.node, self.topology.nodes)
+
+    def own_samples(self, k: int) -> int:
+        """Number of this replica's rows of batch k that are no padding."""
+        begin, replicas = self.start + k * self.global_batch_size, self.topology.replicas
+        return len(range(begin + (self._residue - begin) % replicas, self.end(k), replicas))
 
     def ids(self, k: int) -> IntArray:
         """This replica's global sample ids of batch k, int64[rows]."""

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import ResumeError
+from headrace.errors import MissingStateKeyError, ResumeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,8 @@ class ResumeState:
         """Read a state of ours or of MosaicML Streaming. Keys that are not known are ignored.
 
         Raises:
-            ResumeError: keys are missing, values have wrong types, or the version is not known; all are named.
+            MissingStateKeyError: keys are missing; all are named.
+            ResumeError: values have wrong types, or the version is not known; all are named.
         """
         if state is None:  # what a trainer saves for a loader without a state
             raise ResumeError('the checkpoint holds no position in the data: it was saved with a loader that has none.')
@@ -103,7 +104,8 @@ class ResumeState:
         elif state.get('initial_physical_nodes') is not None:
             least |= {'initial_physical_nodes': 1}
         wanted = [*least, 'config'] if version is not None else list(least)
-        problems = [f'{key} is missing' for key in wanted if key not in state]
+        missing = [key for key in wanted if key not in state]
+        problems = [f'{key} is missing' for key in missing]
         for key, bound in least.items():
             value = state.get(key, bound)
             if isinstance(value, bool) or not isinstance(value, int):
@@ -114,7 +116,8 @@ class ResumeState:
         if config is not None and not _is_json_object(config):
             problems.append(f'config must be a JSON object in a str, got {config!r}')
         if problems:
-            raise ResumeError(f'a dataset state breaks its format: {"; ".join(problems)}. Got keys {sorted(state)}.')
+            kind = MissingStateKeyError if missing else ResumeError
+            raise kind(f'a dataset state breaks its format: {"; ".join(problems)}. Got keys {sorted(state)}.')
         nodes = state.get('initial_physical_nodes')
         return cls(
             **{key: state[key] for key in _INTEGERS},
@@ -149,6 +152,11 @@ class ResumeState:
         if self.is_stale:
             return
         config = config.resolve_defaults(mixture)
+        if self.version is None and not config.is_compatible:
+            raise ResumeError(
+                f'a checkpoint of MosaicML Streaming is a position of one of its orders, got shuffle_algo '
+                f'{config.algorithm!r}. Name the shuffle_algo of that run, or leave it out for its default, py1e.'
+            )
         now: dict[str, Any] = {'shuffle_seed': config.seed, 'num_canonical_nodes': config.num_canonical_nodes}
         then: dict[str, Any] = {
             'shuffle_seed': self.shuffle_seed,
@@ -169,7 +177,8 @@ class ResumeState:
                 'a run continues only with the data, mixture and order that it began with; '
                 f'different are {"; ".join(differing)}. Restore them, or start a new run.'
             )
-        if self.version is not None and self.sample_in_epoch > mixture.epoch_size:
+        # The compatible orders count repeats, so that an epoch may end beyond its size; their plans check it.
+        if self.version is not None and not config.is_compatible and self.sample_in_epoch > mixture.epoch_size:
             raise ResumeError(
                 f'sample_in_epoch must not exceed the epoch size {mixture.epoch_size}, got {self.sample_in_epoch}.'
             )

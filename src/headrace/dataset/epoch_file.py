@@ -1,0 +1,130 @@
+"""The permutations of the compatible orders, computed once per machine and mapped by all its processes.
+
+``.headrace-epochs`` of the cache folder holds one file for each permutation in use, int64 in the machine's byte order.
+It is written under a temporary name, while an exclusive lock on the subfolder has the other processes wait in the
+kernel, and then renamed. Who maps a file holds a shared lock on it; files that nobody has mapped are removed when the
+next one is written. Locks end with their processes, so kill -9 leaves nothing but files, and those are reused or
+removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import CacheError
+from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
+from headrace.storage.locks import held, lock_file, try_lock_file
+
+__all__ = ['EpochFiles', 'epoch_folder']
+
+FOLDER = '.headrace-epochs'
+IN_MEMORY = 65_536  # positions; below, every process computes them faster than it would open a file
+
+
+class EpochFiles:
+    """The permutations of one dataset."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the folder that holds the subfolder; nothing is made there before it is needed."""
+        self.folder = folder / FOLDER
+
+    def load(self, mixture: Mixture, config: OrderConfig, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the sample ids of an epoch's positions, int64[epoch size], read-only.
+
+        Raises:
+            ConfigError: the order does not exist for this data.
+        """
+
+        def fill(out: npt.NDArray[np.int64]) -> None:
+            fill_permutation(mixture, config, epoch, out)
+
+        if mixture.epoch_size < IN_MEMORY:
+            return _in_memory(mixture.epoch_size, fill)
+        name = f'{permutation_key(mixture, config, epoch)}.int64'
+        try:
+            ids = self._map(name, mixture.epoch_size)
+            return self._make(name, mixture.epoch_size, fill) if ids is None else ids
+        except (OSError, CacheError) as error:
+            warnings.warn(
+                f'The order of an epoch cannot be kept in {self.folder} ({error}): every process computes it for '
+                f'itself, and holds {mixture.epoch_size * 8 >> 20} MiB. Name a writable `local`.',
+                stacklevel=2,
+            )
+            return _in_memory(mixture.epoch_size, fill)
+
+    def _map(self, name: str, size: int) -> npt.NDArray[np.int64] | None:
+        """Map a file; None if there is none."""
+        path = self.folder / name
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            info = os.fstat(handle)
+            if info.st_size != size * 8 or info.st_uid != os.geteuid():
+                return None
+            lock_file(handle, path, shared=True)
+            # The map keeps a duplicate of the descriptor, and with it the lock, as long as the array is used.
+            return np.frombuffer(mmap.mmap(handle, size * 8, access=mmap.ACCESS_READ), np.int64)
+        finally:
+            os.close(handle)
+
+    def _make(self, name: str, size: int, fill: Callable[[npt.NDArray[np.int64]], None]) -> npt.NDArray[np.int64]:
+        """Compute a file, unless another process has done so in the meantime, and map it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with held(folder):
+            lock_file(folder, self.folder)
+            ids = self._map(name, size)
+            if ids is not None:
+                return ids
+            self._clear()
+            ids = _in_memory(size, fill)
+            temporary = self.folder / f'{name}.tmp'
+            try:
+                with open(temporary, 'xb') as file:
+                    file.write(ids.data)
+                    file.flush()
+                    os.fsync(file.fileno())  # a file that lost its content in a power failure would be a wrong order
+                temporary.replace(self.folder / name)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            mapped = self._map(name, size)
+            return ids if mapped is None else mapped
+
+    def _clear(self) -> None:
+        """Remove what nobody has mapped: earlier epochs, and what was left by processes that were killed."""
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                with held(handle):
+                    if try_lock_file(handle, path):
+                        path.unlink()
+
+
+def epoch_folder(caches: list[Path]) -> Path:
+    """Where a dataset keeps its permutations.
+
+    Args:
+        caches: the folders of its streams that have a remote. Folders without one are the user's own: for a dataset
+            that has only such, a folder of temporary files is taken.
+    """
+    if caches:
+        return caches[0]
+    return Path(tempfile.gettempdir()) / f'headrace-{os.geteuid()}'
+
+
+def _in_memory(size: int, fill: Callable[[npt.NDArray[np.int64]], None]) -> npt.NDArray[np.int64]:
+    ids = np.empty(size, np.int64)
+    fill(ids)
+    return ids

@@ -1,0 +1,229 @@
+"""MosaicML Streaming's orders: an epoch's permutation, and its global batches on a topology."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, get_args
+
+import numpy as np
+
+from headrace.errors import ConfigError, UnknownNameError
+from headrace.order.batching import BATCHINGS, Batching, Devices
+from headrace.order.partition import PARTITIONS
+from headrace.order.permutation import fill_permutation
+from headrace.order.plan import Remainder, check_batch_size
+
+if TYPE_CHECKING:
+    from headrace.order.config import OrderConfig
+    from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.topology import Topology
+
+__all__ = ['CompatibleOrder', 'CompatiblePlan', 'LoadPermutation']
+
+_SAMPLINGS = ('balanced', 'fixed')
+
+
+class LoadPermutation(Protocol):
+    """Gives the array that `fill_permutation` fills, from wherever it is kept."""
+
+    def __call__(self, mixture: Mixture, config: OrderConfig, epoch: int, /) -> IntArray:
+        """Return int64[epoch size], the sample ids of an epoch's positions."""
+        ...
+
+
+class CompatibleOrder:
+    """The sample ids of an epoch's positions; which position comes when is up to a `CompatiblePlan`.
+
+    Positions are numbered as in MosaicML Streaming's partitions: canonical node after canonical node, and with all
+    batching methods but `random` stream after stream.
+    """
+
+    def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
+        """Take a config with its defaults filled in. Nothing is computed before `at`.
+
+        Raises:
+            UnknownNameError: a partition is unknown.
+            ConfigError: a batching or sampling method is unknown.
+        """
+        if config.partition not in PARTITIONS:
+            raise UnknownNameError(f'partition_algo must be one of {list(PARTITIONS)}, got {config.partition!r}.')
+        if config.batching not in BATCHINGS:
+            raise ConfigError(f'batching_method must be one of {sorted(BATCHINGS)}, got {config.batching!r}.')
+        if config.sampling not in _SAMPLINGS:
+            raise ConfigError(f'sampling_method must be one of {list(_SAMPLINGS)}, got {config.sampling!r}.')
+        self.mixture, self.config, self.epoch = mixture, config, epoch
+        self._load = load
+
+    def __len__(self) -> int:
+        return self.mixture.epoch_size
+
+    @property
+    def num_canonical_nodes(self) -> int:
+        """Parts that the positions are divided into."""
+        return self.config.num_canonical_nodes or 1
+
+    @cached_property
+    def ids(self) -> IntArray:
+        """Sample ids of all positions, int64[epoch size]."""
+        if self._load is not None:
+            return self._load(self.mixture, self.config, self.epoch)
+        out = np.empty(len(self), np.int64)
+        fill_permutation(self.mixture, self.config, self.epoch, out)
+        return out
+
+    def at(self, positions: IntArray) -> IntArray:
+        """Return global sample ids int64[n] at positions int64[n].
+
+        Raises:
+            IndexError: a position is out of range.
+        """
+        if len(positions) and (int(positions.min()) < 0 or int(positions.max()) >= len(self)):
+            raise IndexError(f'positions must be in [0, {len(self)}), got {positions.min()} to {positions.max()}.')
+        return self.ids[positions]
+
+    def batches(self, devices: Devices, start: int) -> Batching:
+        """The global batches that are left from a position on.
+
+        Raises:
+            TopologyError, ConfigError, ResumeError: the order does not exist for this topology, data or position.
+        """
+        return BATCHINGS[self.config.batching](self.mixture, self.config, self.epoch, devices, start)
+
+
+class CompatiblePlan:
+    """Global batches of a compatible order, and which rows of them are this replica's.
+
+    A rank's k-th batch is the one that MosaicML Streaming's loader yields as its k-th, whatever the number of
+    dataloader workers: those change only where padding without samples stands. ``start`` and positions after a batch
+    count rows that were handed out, repeats that fill up the last batch included, as MosaicML Streaming counts them.
+
+    Ranks may get unequal last batches, or one more or less, as there, where ``remainder`` is ``repeat``: with
+    device_per_stream batching, or resumed on other nodes with a relaxed partition.
+    """
+
+    def __init__(
+        self,
+        order: CompatibleOrder,
+        topology: Topology,
+        global_batch_size: int,
+        start: int = 0,
+        remainder: Remainder = 'repeat',
+        initial_nodes: int | None = None,
+    ) -> None:
+        """Take what `Plan` takes, and the number of nodes that the run began on.
+
+        Raises:
+            TopologyError: the replicas cannot share the global batch equally, or the order does not exist for them.
+            ConfigError: start or remainder is out of range, or streams are too small for the batching.
+            ResumeError: start is beyond the epoch's end.
+        """
+        check_batch_size(global_batch_size, topology)
+        if start < 0:
+            raise ConfigError(f'start must be at least 0, got {start}.')
+        if remainder not in get_args(Remainder):
+            raise ConfigError(f'remainder must be one of {list(get_args(Remainder))}, got {remainder!r}.')
+        self.order, self.topology, self.global_batch_size = order, topology, global_batch_size
+        self.start, self.initial_nodes = start, initial_nodes
+        self.remainder: Remainder = remainder
+        self._devices = Devices(
+            nodes=topology.nodes,
+            ranks=topology.replicas_per_node,
+            batch_size=global_batch_size // topology.replicas,
+            initial_nodes=initial_nodes,
+        )
+        place = topology.node * topology.replicas_per_node + topology.local_replica
+        self._columns = slice(place * self._devices.batch_size, (place + 1) * self._devices.batch_size)
+        # Repeats may lead further than MosaicML Streaming can resume; the end of the epoch is a place like another.
+        self._is_empty = start > 0 and start == self._from(0).stop
+        self._batching = order.batches(self._devices, 0 if self._is_empty else start)
+
+    def _from(self, start: int) -> CompatiblePlan:
+        if start == self.start:
+            return self
+        return CompatiblePlan(
+            self.order, self.topology, self.global_batch_size, start, self.remainder, self.initial_nodes
+        )
+
+    @cached_property
+    def _num_rows(self) -> int:
+        """Rows in which any rank has a sample; full rows if the remainder is dropped."""
+        if self._is_empty:
+            return 0
+        wanted = self._devices.row_length if self.remainder == 'drop' else 1
+        rows = self._batching.num_rows
+        while rows and self._samples_of(rows - 1) < wanted:
+            rows -= 1
+        return rows
+
+    def _samples_of(self, k: int) -> int:
+        return int((self._row(k, slice(None)) >= 0).sum())
+
+    def _row(self, k: int, columns: slice) -> IntArray:
+        return self._batching.rows(np.array([k]), columns)[0]
+
+    @property
+    def num_batches(self) -> int:
+        """This rank's batches from ``start`` to the end of the epoch."""
+        return self._own_rows
+
+    @cached_property
+    def _own_rows(self) -> int:
+        rows = self._num_rows
+        while rows and (self._row(rows - 1, self._columns) < 0).all():
+            rows -= 1
+        return rows
+
+    @property
+    def total_batches(self) -> int:
+        """This rank's batches of a whole epoch, from position 0."""
+        return self._from(0).num_batches
+
+    @property
+    def stop(self) -> int:
+        """The position after the last batch of any rank."""
+        return self.end(self._num_rows - 1) if self._num_rows else self.start
+
+    @property
+    def epoch_samples(self) -> int:
+        """Number of samples that a whole epoch, from position 0, delivers, repeats included."""
+        return self._from(0).stop
+
+    def end(self, k: int) -> int:
+        """The position after batch k of any rank."""
+        if not 0 <= k < self._num_rows:
+            raise IndexError(f'batches are numbered from 0 to {self._num_rows - 1}, got {k}.')
+        before = self.start + k * self.global_batch_size
+        return before + (self.global_batch_size if k < self._num_rows - 1 else self._samples_of(k))
+
+    def positions(self, k: int) -> IntArray:
+        """This replica's positions of batch k, int64[rows]."""
+        return self._taken(k, self._columns)
+
+    def global_positions(self, k: int) -> IntArray:
+        """All positions of batch k, int64[rows]."""
+        return self._taken(k, slice(None))
+
+    def node_positions(self, k: int) -> IntArray:
+        """Positions of batch k of all replicas of this node, int64[rows]."""
+        length = self._devices.ranks * self._devices.batch_size
+        return self._taken(k, slice(self.topology.node * length, (self.topology.node + 1) * length))
+
+    def own_samples(self, k: int) -> int:
+        """Number of this replica's rows of batch k."""
+        return len(self.positions(k))
+
+    def _taken(self, k: int, columns: slice) -> IntArray:
+        if not 0 <= k < self._num_rows:
+            raise IndexError(f'batches are numbered from 0 to {self._num_rows - 1}, got {k}.')
+        row = self._row(k, columns)
+        return row[row >= 0]
+
+    def ids(self, k: int) -> IntArray:
+        """This replica's global sample ids of batch k, int64[rows]."""
+        return self.order.at(self.positions(k))
+
+    def upcoming_ids(self, k: int, count: int, *, whole_node: bool = False) -> IntArray:
+        """Sample ids of batches k, k+1, … k+count-1 as far as there are any; see `Plan.upcoming_ids`."""
+        positions = self.node_positions if whole_node else self.positions
+        batches = range(k, min(k + count, self.num_batches))
+        return self.order.at(np.concatenate([np.zeros(0, np.int64), *(positions(b) for b in batches)]))

@@ -1,0 +1,105 @@
+"""Run reference vectors: `python -m headrace.testing.golden order DIR`.
+
+DIR is a folder of recorded results of MosaicML Streaming: ``order/manifest.json`` with ``arrays.npz``, ``traces`` and
+``e2e.json``, ``pure/<function>.json``, ``resume/manifest.json``; whichever of them are there. Every vector that fails
+is printed; the last line is ``N passed, M failed``, and the exit status is 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ['Case', 'Outcome', 'array_problem', 'expect_error', 'main', 'read_arrays', 'read_json']
+
+Case: TypeAlias = dict[str, Any]
+Outcome: TypeAlias = tuple[str, str]
+"""A vector's name, and what is wrong with what we gave for it; empty: nothing."""
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a JSON file."""
+    return json.loads(path.read_text('utf-8'))
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[np.int64]]:
+    """Return the arrays of an npz file as int64; none if there is no such file."""
+    if not path.exists():
+        return {}
+    with np.load(path) as arrays:
+        return {name: arrays[name].astype(np.int64) for name in arrays.files}
+
+
+def array_problem(got: NDArray[np.int64], case: Case, arrays: dict[str, NDArray[np.int64]]) -> str:
+    """Say how an array differs from a case's ``shape``, ``sha256``, head and tail, or from its stored array."""
+    if list(got.shape) != case['shape']:
+        return f'shape {list(got.shape)} instead of {case["shape"]}'
+    wanted = arrays.get(case['id'])
+    if wanted is not None and not np.array_equal(got, wanted) and 'cpu_variants' not in case:
+        first = int(np.flatnonzero(got.ravel() != wanted.ravel())[0])
+        return f'entry {first} is {got.ravel()[first]} instead of {wanted.ravel()[first]}'
+    digest = hashlib.sha256(np.ascontiguousarray(got, '<i8').tobytes()).hexdigest()
+    # Where MosaicML Streaming's order depends on the CPU, the stable one is the one to give.
+    expected = case.get('cpu_variants', {}).get('stable_argsort', case['sha256'])
+    if digest != expected:
+        return 'the values differ'
+    flat = got.ravel()
+    for name, part in (('head', flat[:64]), ('tail', flat[-64:])):
+        if name in case and part.tolist() != case[name]:
+            return f'the {name} differs'
+    return ''
+
+
+def expect_error(case: Case, call: Callable[[], Any], *, instead: tuple[type[Exception], ...] = ()) -> str:
+    """Say what is wrong with the error that a call raises; ``instead`` are classes that will do too."""
+    names = {case['raises'], case.get('raises_real_dataset', case['raises'])}
+    try:
+        call()
+    except Exception as error:
+        if isinstance(error, instead) or names & {kind.__name__ for kind in type(error).__mro__}:
+            return ''
+        return f'{type(error).__name__} instead of {case["raises"]} ({case.get("reason")}): {error}'
+    return f'no error, instead of {case["raises"]} ({case.get("reason")})'
+
+
+def _order(folder: Path) -> Iterable[Outcome]:
+    from headrace.testing import golden_order, golden_pure
+
+    yield from golden_order.run(folder)
+    yield from golden_pure.run(folder)
+    if (folder / 'resume' / 'manifest.json').exists():
+        from headrace.testing import golden_resume
+
+        yield from golden_resume.run(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the vectors that the command line names; returns the exit status."""
+    parser = argparse.ArgumentParser(prog='python -m headrace.testing.golden', description=__doc__)
+    parser.add_argument('what', choices=['order'], help='which vectors')
+    parser.add_argument('folder', type=Path, help='a folder of the layout above')
+    chosen = parser.parse_args(arguments)
+    passed, failed = 0, 0
+    for name, problem in _order(chosen.folder):
+        if problem:
+            failed += 1
+            print(f'FAILED {name}: {problem}', flush=True)
+        else:
+            passed += 1
+    if not passed and not failed:
+        print(f'{chosen.folder} holds no vectors: it needs order/manifest.json, pure/*.json or resume/manifest.json')
+        failed = 1
+    print(f'{passed} passed, {failed} failed')
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())

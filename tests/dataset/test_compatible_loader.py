@@ -1,0 +1,126 @@
+"""MosaicML Streaming's orders through real datasets and loaders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.testing.golden_resume import write_streams
+
+SMALL = Path(__file__).parents[1] / 'testing' / 'golden_small' / 'order'
+CASES = {case['id']: case['args'] for case in json.loads((SMALL / 'manifest.json').read_text())['cases']}
+REAL = json.loads((SMALL / 'e2e.json').read_text())['cases']
+NAMES = (
+    'epoch_size', 'sampling_method', 'sampling_granularity', 'partition_algo', 'num_canonical_nodes', 'batch_size',
+    'shuffle', 'shuffle_algo', 'shuffle_seed', 'shuffle_block_size', 'batching_method',
+)  # fmt: skip
+MOSAICML = {
+    'epoch': 1, 'sample_in_epoch': 24, 'num_canonical_nodes': 2, 'shuffle_seed': 7, 'initial_physical_nodes': 2,
+}  # fmt: skip
+
+
+def loader_of(args, folders, rank=0, workers=0, **more):
+    streams = [
+        Stream(local=str(folder), **{k: v for k, v in stream.items() if k != 'shards' and v is not None})
+        for folder, stream in zip(folders, args['streams'], strict=True)
+    ]
+    nodes, ranks = args['world']['num_nodes'], args['world']['ranks_per_node']
+    topology = Topology(rank=rank, world_size=nodes * ranks, num_nodes=nodes, replication=args.get('replication') or 1)
+    options = {name: args[name] for name in NAMES if name in args} | more
+    return StreamingDataLoader(StreamingDataset(streams=streams, topology=topology, **options), num_workers=workers)
+
+
+@pytest.mark.filterwarnings('ignore:Shuffle block size')
+@pytest.mark.parametrize('real', REAL, ids=lambda real: real['id'])
+def test_every_rank_gets_what_a_real_run_gave_it(real, tmp_path):
+    args = CASES[real['id']]
+    folders = write_streams(args['streams'], tmp_path)
+    state = {
+        'epoch': args['epoch'],
+        'sample_in_epoch': args.get('sample_in_epoch', 0),
+        'num_canonical_nodes': args['num_canonical_nodes'] or 0,
+        'shuffle_seed': args['shuffle_seed'],
+    }
+    if args.get('initial_physical_nodes'):
+        state['initial_physical_nodes'] = args['initial_physical_nodes']
+    for rank, batches in enumerate(real['ranks']):
+        loader = loader_of(args, folders, rank, workers=2 if rank == 0 else 0)
+        if args['epoch'] or state['sample_in_epoch']:
+            loader.load_state_dict(state)
+        assert [batch['id'].tolist() for batch in loader] == batches
+        if rank == 0:
+            got, wanted = loader.state_dict(), dict(real['state_after_epoch'])
+            if len({sum(map(len, of_rank)) for of_rank in real['ranks']}) > 1:
+                # There each rank multiplies what it had itself by the number of ranks; here all say the same.
+                wanted['sample_in_epoch'] = state['sample_in_epoch'] + sum(len(b) for r in real['ranks'] for b in r)
+            assert {key: got[key] for key in wanted} == wanted
+
+
+def ids_of(loader, batches=None):
+    out = []
+    for batch in loader:
+        out.append(batch['id'].tolist())
+        if batches is not None and len(out) == batches:
+            break
+    return out
+
+
+def test_a_mosaicml_checkpoint_continues_as_py1e_and_its_states_are_ours(make_dataset):
+    folder = str(make_dataset('data', 100))
+    options = {'local': folder, 'shuffle': True, 'batch_size': 4, 'shuffle_block_size': 30}
+    named = StreamingDataLoader(StreamingDataset(**options, shuffle_algo='py1e', num_canonical_nodes=2, shuffle_seed=7))
+    ids_of(named)
+    whole = ids_of(named)
+    loader = StreamingDataLoader(StreamingDataset(**options))
+    assert loader.dataset.order_config.algorithm == 'native'
+    loader.load_state_dict(MOSAICML)
+    assert loader.dataset.order_config.algorithm == 'py1e'
+    assert ids_of(loader, 5) == whole[6:11]
+    state = loader.state_dict()
+    assert state.items() >= {**MOSAICML, 'sample_in_epoch': 44, 'headrace': 1}.items()
+    assert json.loads(state['config'])['algorithm'] == 'py1e'
+    again = StreamingDataLoader(StreamingDataset(**options))
+    again.load_state_dict(state)
+    assert ids_of(again) == whole[11:]
+    assert again.state_dict()['sample_in_epoch'] == 100
+    ended = StreamingDataLoader(StreamingDataset(**options))
+    ended.load_state_dict(again.state_dict())
+    assert ended.state_dict().items() >= {'epoch': 2, 'sample_in_epoch': 0}.items()  # a state of ours rolls over
+
+
+def test_default_canonical_nodes_are_those_of_the_first_pass_and_stay(make_dataset):
+    folder = str(make_dataset('data', 96))
+
+    def loader(nodes, batch_size):
+        dataset = StreamingDataset(local=folder, shuffle=True, shuffle_algo='py1e', batch_size=batch_size)
+        return StreamingDataLoader(dataset, topology=Topology(world_size=nodes, num_nodes=nodes))
+
+    first = loader(4, 2)
+    assert first.dataset.num_canonical_nodes == 4
+    first.dataset.bind(Topology(world_size=2, num_nodes=2))
+    assert first.dataset.num_canonical_nodes == 2
+    ids_of(first, 3)
+    state = first.state_dict()
+    assert (state['num_canonical_nodes'], state['initial_physical_nodes'], state['sample_in_epoch']) == (2, 2, 12)
+    first.dataset.bind(Topology())
+    assert first.dataset.num_canonical_nodes == 2
+    second = loader(1, 4)
+    second.load_state_dict(state)
+    assert second.dataset.num_canonical_nodes == 2
+    assert second.dataset.initial_nodes == 2
+    whole = StreamingDataset(local=folder, shuffle=True, shuffle_algo='py1e', num_canonical_nodes=2, batch_size=4)
+    assert ids_of(second) == ids_of(StreamingDataLoader(whole, topology=Topology()))[3:]
+
+
+def test_a_plain_dataloader_yields_the_same_samples(make_dataset):
+    from torch.utils.data import DataLoader
+
+    folder = str(make_dataset('data', 50))
+    options = {'local': folder, 'shuffle': True, 'shuffle_algo': 'py1br', 'shuffle_block_size': 20, 'batch_size': 5}
+    ours = ids_of(StreamingDataLoader(StreamingDataset(**options)))
+    for workers in (0, 2):
+        plain = DataLoader(StreamingDataset(**options), batch_size=5, num_workers=workers)
+        assert ids_of(plain) == ours
