@@ -77,7 +77,7 @@ def _network(x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray, pairs: in
         np.right_shift(h, _32, h)
         np.add(left, h, left)
         np.subtract(left, rows, t)
-        np.minimum(left, t, left)
+        np.minimum(left, t, out=left)
         _hash_into(h, t, left, key)
         np.add(right, h, right)
         np.bitwise_and(right, mask, right)

@@ -27,7 +27,7 @@ def drawn_units(sizes: IntArray, chosen: IntArray) -> IntArray:
     parts = chosen - copies * sizes
     # A shard's full copies, then its part copy, if any: two runs for each shard.
     lengths = np.stack([sizes, parts], 1).ravel()
-    return np.repeat(lengths, np.stack([copies, parts > 0], 1).ravel())
+    return np.repeat(lengths, np.stack([copies, (parts > 0).astype(np.int64)], 1).ravel())
 
 
 def drawn_ids(sizes: IntArray, chosen: IntArray, first_id: int, stream: RandomStream) -> IntArray | None:
