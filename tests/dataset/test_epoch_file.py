@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import time
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.dataset import epoch_file
-from headrace.dataset.epoch_file import EpochFiles, epoch_folder
+from headrace.dataset.epoch_file import EpochFiles
 from headrace.order import Mixture, OrderConfig, StreamSize, fill_permutation
 
 MIX = Mixture.resolve([StreamSize(name='s', shard_sizes=np.full(100, 1000))])
@@ -123,6 +124,18 @@ def test_a_dataset_keeps_it_in_its_cache_folder(make_dataset, tmp_path, monkeypa
     assert len(names(tmp_path / 'cache')) == 1
 
 
-def test_a_users_own_folder_is_left_alone(tmp_path):
-    assert tmp_path not in epoch_folder([]).parents
-    assert epoch_folder([tmp_path]) == tmp_path
+def test_a_dataset_without_a_remote_keeps_it_among_temporary_files(make_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(epoch_file, 'IN_MEMORY', 0)
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'tmp'))
+    folder = make_dataset('data', 40)
+    before = sorted(os.listdir(folder))
+    dataset = StreamingDataset(local=str(folder), shuffle=True, shuffle_algo='naive', batch_size=5)
+    assert sorted(sample['id'] for sample in dataset) == list(range(40))
+    assert sorted(os.listdir(folder)) == before
+    ours = tmp_path / 'tmp' / f'headrace-{os.geteuid()}'
+    assert len(names(ours)) == 1
+    assert ours.stat().st_mode & 0o777 == 0o700
+    ours.rename(tmp_path / 'elsewhere')
+    ours.symlink_to(tmp_path / 'elsewhere')
+    with pytest.warns(UserWarning, match='belongs to another user'):
+        assert sorted(sample['id'] for sample in dataset) == list(range(40))

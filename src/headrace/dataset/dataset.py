@@ -15,7 +15,7 @@ import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.detect import detect_topology
-from headrace.dataset.epoch_file import EpochFiles, epoch_folder
+from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.stream import Stream
@@ -164,7 +164,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._settled: OrderConfig | None = None
         self._initial_nodes: int | None = None
         self._origin: ResumeState | None = None
-        self._epoch_files = EpochFiles(epoch_folder([s.folder for s in self.streams if not s.is_local]))
+        self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
         self._sample_map = SampleMap.of(self.mixture)
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True

@@ -24,7 +24,7 @@ from headrace.errors import CacheError
 from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
 from headrace.storage.locks import held, lock_file, try_lock_file
 
-__all__ = ['EpochFiles', 'epoch_folder']
+__all__ = ['EpochFiles']
 
 FOLDER = '.headrace-epochs'
 IN_MEMORY = 65_536  # positions; below, every process computes them faster than it would open a file
@@ -33,9 +33,27 @@ IN_MEMORY = 65_536  # positions; below, every process computes them faster than 
 class EpochFiles:
     """The permutations of one dataset."""
 
-    def __init__(self, folder: Path) -> None:
-        """Take the folder that holds the subfolder; nothing is made there before it is needed."""
+    def __init__(self, folder: Path, *, is_private: bool = False) -> None:
+        """Take the folder that holds the subfolder; nothing is made there before it is needed.
+
+        Args:
+            folder: a cache folder.
+            is_private: whether it lies where anybody may make folders, and must belong to this user.
+        """
         self.folder = folder / FOLDER
+        self._is_private = is_private
+
+    @classmethod
+    def beside(cls, caches: list[Path]) -> EpochFiles:
+        """The permutations of a dataset, in the cache folder of the first of its streams that has a remote.
+
+        Args:
+            caches: folders of the streams that have a remote. Folders without one are the user's own: a dataset that
+                has only such keeps its permutations in a folder of temporary files.
+        """
+        if caches:
+            return cls(caches[0])
+        return cls(Path(tempfile.gettempdir()) / f'headrace-{os.geteuid()}', is_private=True)
 
     def load(self, mixture: Mixture, config: OrderConfig, epoch: int) -> npt.NDArray[np.int64]:
         """Return the sample ids of an epoch's positions, int64[epoch size], read-only.
@@ -51,6 +69,8 @@ class EpochFiles:
             return _in_memory(mixture.epoch_size, fill)
         name = f'{permutation_key(mixture, config, epoch)}.int64'
         try:
+            if self._is_private:
+                self._claim()
             ids = self._map(name, mixture.epoch_size)
             return self._make(name, mixture.epoch_size, fill) if ids is None else ids
         except (OSError, CacheError) as error:
@@ -61,6 +81,12 @@ class EpochFiles:
             )
             return _in_memory(mixture.epoch_size, fill)
 
+    def _claim(self) -> None:
+        folder = self.folder.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+            raise CacheError(f'{folder} belongs to another user.')
+
     def _map(self, name: str, size: int) -> npt.NDArray[np.int64] | None:
         """Map a file; None if there is none."""
         path = self.folder / name
@@ -69,8 +95,7 @@ class EpochFiles:
         except FileNotFoundError:
             return None
         try:
-            info = os.fstat(handle)
-            if info.st_size != size * 8 or info.st_uid != os.geteuid():
+            if os.fstat(handle).st_size != size * 8:
                 return None
             lock_file(handle, path, shared=True)
             # The map keeps a duplicate of the descriptor, and with it the lock, as long as the array is used.
@@ -110,18 +135,6 @@ class EpochFiles:
                 with held(handle):
                     if try_lock_file(handle, path):
                         path.unlink()
-
-
-def epoch_folder(caches: list[Path]) -> Path:
-    """Where a dataset keeps its permutations.
-
-    Args:
-        caches: the folders of its streams that have a remote. Folders without one are the user's own: for a dataset
-            that has only such, a folder of temporary files is taken.
-    """
-    if caches:
-        return caches[0]
-    return Path(tempfile.gettempdir()) / f'headrace-{os.geteuid()}'
 
 
 def _in_memory(size: int, fill: Callable[[npt.NDArray[np.int64]], None]) -> npt.NDArray[np.int64]:
