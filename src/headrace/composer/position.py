@@ -85,7 +85,7 @@ class StreamingPosition(Callback):
         if dataset.progress.fresh:
             return
         time = state.timestamp
-        sample = min(int(time.sample_in_epoch), dataset.epoch_size)
+        sample = dataset.position_of(int(time.sample_in_epoch))
         dataset.progress.load(int(time.epoch), sample)
         state.dataset_resumption['train'] = True
         if sample:
@@ -128,7 +128,7 @@ class StreamingPosition(Callback):
         if self._is_checked or dataset is None or not isinstance(loader, StreamingDataLoader):
             return
         self._is_checked = True
-        counted = min(int(state.timestamp.sample_in_epoch), dataset.epoch_size)
+        counted = dataset.position_of(int(state.timestamp.sample_in_epoch))
         handed_out = loader.state_dict()['sample_in_epoch']
         if counted != handed_out:
             warnings.warn(

@@ -366,9 +366,14 @@ class StreamingDataset(IterableDataset[Any]):
             # Composer saves an epoch's end when it counts the next epoch already, of which it has had nothing.
             epoch, start = self._progress.next(rank=self.topology.rank)
         position = num_samples if from_beginning else start + num_samples
-        if not self.order_config.is_compatible:  # these count repeats too, as MosaicML Streaming
-            position = min(position, self.epoch_size)
-        return self.resume_state(epoch, position).to_dict()
+        return self.resume_state(epoch, self.position_of(position)).to_dict()
+
+    def position_of(self, num_samples: int) -> int:
+        """The position in an epoch of which a trainer counts so many samples.
+
+        Repeats at its end have no position, except in the compatible orders, which count them as MosaicML Streaming.
+        """
+        return num_samples if self.order_config.is_compatible else min(num_samples, self.epoch_size)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Have the next pass continue where `state` was taken. A state at the end of an epoch gives an empty pass.
