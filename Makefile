@@ -5,7 +5,7 @@
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
-OTHER_PYTHONS := 3.10 3.12 3.13
+OTHER_PYTHONS := 3.10 3.13
 NEXT_TORCH := torch==2.13.0
 
 STORE := local
