@@ -325,19 +325,20 @@ class TestKill:
 
 class TestFork:
     def test_a_child_neither_keeps_nor_drops_its_parents_locks(self, tmp_path):
-        remote = make_remote(tmp_path / 'remote', 2)
+        remote = make_remote(tmp_path / 'remote', 3)
         cache = cache_of(remote, tmp_path / 'cache', limit=9 * SIZE)
         lease = cache.acquire(remote.entries[0])
         released = FORK.Event()
 
-        def child(_):
+        def child(number):
             assert not cache.evict(remote.entries[0])
             remote.check(lease)
             lease.release()
             assert not cache.evict(remote.entries[0])  # it is still the parent's
-            with cache.acquire(remote.entries[1]) as own:
+            mine = remote.entries[1 + number]  # what the other child has mapped cannot be evicted
+            with cache.acquire(mine) as own:
                 remote.check(own)
-            assert cache.evict(remote.entries[1])
+            assert cache.evict(mine)
 
         run_together(child, 2)
         assert not cache.evict(remote.entries[0])
