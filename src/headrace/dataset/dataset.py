@@ -214,7 +214,7 @@ class StreamingDataset(IterableDataset[Any]):
     @property
     def num_samples(self) -> int:
         """Samples in all streams, whatever an epoch takes of them."""
-        return sum(info.samples for info in self.shards)
+        return self._sample_map.num_samples
 
     @property
     def num_shards(self) -> int:

@@ -9,7 +9,7 @@ shorter, as numpy chooses between them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -70,15 +70,12 @@ class PortableGenerator:
         self._shuffle(values, 1, self._masked)
         return np.array(values, np.int64)
 
-    def choice(self, n: int, size: int, *, replace: bool = False) -> NDArray[np.int64]:
+    def choice(self, n: int, size: int, *, replace: Literal[False]) -> NDArray[np.int64]:  # noqa: ARG002 - numpy's name
         """Return int64[size], different numbers below n, in random order.
 
         Raises:
             ValueError: size is larger than n.
-            NotImplementedError: repeats are asked for.
         """
-        if replace:
-            raise NotImplementedError('no order draws with replacement.')
         if not 0 <= size <= n:
             raise ValueError('Cannot take a larger sample than population when replace is False')
         if n > _FLOYD_ABOVE and size > n // _FLOYD_SHARE:
