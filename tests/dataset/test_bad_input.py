@@ -19,7 +19,8 @@ from headrace.errors import (
     StreamError,
     TopologyError,
 )
-from headrace.testing.servers import Fault, FaultProxy, moto_server
+from headrace.testing.proxy import Fault, FaultProxy
+from headrace.testing.servers import moto_server
 
 SOON = 30  # seconds; on an idle machine each of these takes a fraction of one
 

@@ -9,7 +9,7 @@ from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError,
 from headrace.storage import Retry, StoreOptions, download, open_store
 from headrace.storage.retry import BrokenTransferError
 from headrace.storage.s3 import S3Store
-from headrace.testing.servers import Fault, FaultProxy
+from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 pytestmark = pytest.mark.s3

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from headrace.errors import ConfigError, EmptyDatasetError, FormatError, IndexFileError
 from headrace.format.compression import is_compression
 from headrace.format.encodings import get_mds_encoded_size, get_mds_encoding, is_mds_encoding_safe
+from headrace.format.scan import NotAnObjectError, top_level
 from headrace.format.shards import ColumnBatch, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.size_text import bytes_to_int
 
@@ -84,7 +85,7 @@ def parse_index(
     collecting = gc.isenabled()
     gc.disable()  # a large index makes millions of objects and keeps all: looking for garbage takes a third of the time
     try:
-        for key, value in _top_level(text, source):
+        for key, value in top_level(text, lazy='shards'):
             if key == 'version':
                 version = value
             elif key == 'shards':
@@ -92,6 +93,8 @@ def parse_index(
                     raise FormatError(f'`shards` of an index is a list, but {source} has {_show(value)}.')
                 parser = _ShardParser(source, allow_unsafe_types)  # should the key come twice, the last one counts
                 shards = [parser.parse(entry) for entry in value]
+    except NotAnObjectError as error:
+        raise FormatError(f'An index is a JSON object, but {source} holds {_show(error.args[0])}.') from None
     except json.JSONDecodeError as error:
         raise IndexFileError(_corrupted(source, str(error))) from None
     except RecursionError:
@@ -134,96 +137,6 @@ def _is_utf8(text: str) -> bool:
 def _show(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:80] + '...'
-
-
-_decoder: Final = json.JSONDecoder()
-_SPACE: Final = ' \t\n\r'
-
-
-def _skip(text: str, at: int) -> int:
-    size = len(text)
-    while at < size and text[at] in _SPACE:
-        at += 1
-    return at
-
-
-def _expect(text: str, at: int, wanted: str) -> str:
-    char = text[at : at + 1]
-    if not char or char not in wanted:
-        raise json.JSONDecodeError(f'Expecting one of {wanted}', text, at)
-    return char
-
-
-def _top_level(text: str, source: str) -> Iterator[tuple[str, Any]]:
-    """The key-value pairs of the outermost object; a list under `shards` is an iterator of its elements.
-
-    The shards are read one by one because the JSON objects of a large index need several times the memory of
-    what is kept of them.
-    """
-    at = _skip(text, 0)
-    if at == len(text):
-        raise json.JSONDecodeError('No content', text, at)
-    if text[at] != '{':
-        value, at = _decoder.raw_decode(text, at)
-        _end(text, at)
-        raise FormatError(f'An index is a JSON object, but {source} holds {_show(value)}.')
-    at = _skip(text, at + 1)
-    if _expect(text, at, '"}') == '}':
-        _end(text, at + 1)
-        return
-    while True:
-        _expect(text, at, '"')
-        key, at = _decoder.raw_decode(text, at)
-        at = _skip(text, at)
-        _expect(text, at, ':')
-        at = _skip(text, at + 1)
-        if key == 'shards' and text[at : at + 1] == '[':
-            elements = _Elements(text, at)
-            yield key, iter(elements)
-            at = elements.at
-        else:
-            value, at = _decoder.raw_decode(text, at)
-            yield key, value
-        at = _skip(text, at)
-        if _expect(text, at, ',}') == '}':
-            break
-        at = _skip(text, at + 1)
-    _end(text, at + 1)
-
-
-def _end(text: str, at: int) -> None:
-    at = _skip(text, at)
-    if at != len(text):
-        raise json.JSONDecodeError('Extra data', text, at)
-
-
-class _Elements:
-    """The elements of the JSON list at ``at``; afterwards ``at`` is the position behind the list."""
-
-    def __init__(self, text: str, at: int) -> None:
-        self.text = text
-        self.at = at
-
-    def __iter__(self) -> Iterator[Any]:
-        text, decode = self.text, _decoder.raw_decode
-        at = _skip(text, self.at + 1)
-        if _expect_any(text, at) == ']':
-            self.at = at + 1
-            return
-        while True:
-            value, at = decode(text, at)
-            yield value
-            at = _skip(text, at)
-            if _expect(text, at, ',]') == ']':
-                break
-            at = _skip(text, at + 1)
-        self.at = at + 1
-
-
-def _expect_any(text: str, at: int) -> str:
-    if at >= len(text):
-        raise json.JSONDecodeError('Expecting value', text, at)
-    return text[at]
 
 
 class _Common(NamedTuple):

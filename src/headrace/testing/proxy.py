@@ -1,0 +1,178 @@
+"""A proxy in front of a loopback server that breaks connections on purpose."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import struct
+import threading
+from dataclasses import dataclass
+
+__all__ = ['Fault', 'FaultProxy', 'ProxiedRequest']
+
+
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """What the proxy does to the requests that it matches. Counts of bytes are of the answer's body."""
+
+    match: str = ''
+    """A regular expression found in "GET /bucket/key"."""
+    times: int | None = None
+    """Apply to that many requests, then no more."""
+    skip: int = 0
+    """Let that many pass first."""
+    status: int | None = None
+    """Answer with this status, and do not ask the server."""
+    retry_after: int | None = None
+    """Seconds, sent along with ``status``."""
+    drop: bool = False
+    """Close the connection without an answer."""
+    reset_after: int | None = None
+    """Reset the connection after so many bytes."""
+    close_after: int | None = None
+    """Close it regularly."""
+    stall_after: int | None = None
+    """Send nothing more, and keep it open."""
+    flip_at: int | None = None
+    """Flip a bit of this byte."""
+    latency: float = 0.0
+    """Seconds before the answer begins."""
+    rate: float | None = None
+    """Bytes per second of each connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedRequest:
+    """One line of the proxy's log."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    """Names in lower case."""
+
+
+class FaultProxy:
+    """An HTTP proxy in a thread of its own; one request per connection. Change ``faults`` at any time.
+
+    Usage: ``with FaultProxy(server.endpoint_url, [Fault(match='GET', reset_after=1000, times=1)]) as proxy``.
+    """
+
+    def __init__(self, upstream: str, faults: list[Fault] | None = None) -> None:
+        host, _, port = upstream.rpartition('://')[2].rstrip('/').rpartition(':')
+        self._upstream = host, int(port)
+        self.faults = faults or []
+        self.requests: list[ProxiedRequest] = []
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name='fault-proxy', daemon=True)
+        self._ready = threading.Event()
+        self._port = 0
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where the proxy listens."""
+        return f'http://127.0.0.1:{self._port}'
+
+    def __enter__(self) -> FaultProxy:
+        self._thread.start()
+        self._ready.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._serve, '127.0.0.1', 0, limit=1 << 20))
+        self._port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        self._loop.run_forever()
+        server.close()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.close()
+
+    def _choose(self, request: ProxiedRequest) -> Fault:
+        for fault in self.faults:
+            if re.search(fault.match, f'{request.method} {request.path}') and fault.times != 0:
+                if fault.skip:
+                    fault.skip -= 1
+                    continue
+                if fault.times is not None:
+                    fault.times -= 1
+                return fault
+        return Fault()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._answer(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, EOFError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b'\r\n\r\n')).decode('latin-1')
+        first, *lines = head.rstrip('\r\n').split('\r\n')
+        method, path, _ = first.split(' ', 2)
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(':') for line in lines)}
+        request = ProxiedRequest(method, path, headers)
+        self.requests.append(request)
+        fault = self._choose(request)
+        if fault.latency:
+            await asyncio.sleep(fault.latency)
+        if fault.drop:
+            return
+        if fault.status is not None:
+            after = '' if fault.retry_after is None else f'Retry-After: {fault.retry_after}\r\n'
+            writer.write(
+                f'HTTP/1.1 {fault.status} Fault\r\n{after}Content-Length: 0\r\nConnection: close\r\n\r\n'.encode()
+            )
+            await writer.drain()
+            return
+        up_reader, up_writer = await asyncio.open_connection(*self._upstream, limit=1 << 20)
+        kept = [line for line in lines if not line.lower().startswith('connection:')]
+        up_writer.write('\r\n'.join([first, *kept, 'Connection: close', '', '']).encode('latin-1'))
+        sending = asyncio.ensure_future(_pump(reader, up_writer))
+        try:
+            await self._relay(up_reader, writer, fault)
+        finally:
+            sending.cancel()
+            up_writer.close()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, fault: Fault) -> None:
+        head = await reader.readuntil(b'\r\n\r\n')
+        while head.startswith((b'HTTP/1.1 100', b'HTTP/1.0 100')):
+            writer.write(head)
+            head = await reader.readuntil(b'\r\n\r\n')
+        writer.write(head)
+        sent = 0
+        ends = [end for end in (fault.reset_after, fault.close_after, fault.stall_after) if end is not None]
+        while chunk := await reader.read(1 << 16):
+            part = bytearray(chunk[: ends[0] - sent] if ends else chunk)
+            if fault.flip_at is not None and sent <= fault.flip_at < sent + len(part):
+                part[fault.flip_at - sent] ^= 1
+            writer.write(part)
+            await writer.drain()
+            sent += len(part)
+            if fault.rate:
+                await asyncio.sleep(len(part) / fault.rate)
+            if ends and sent >= ends[0]:
+                if fault.stall_after is not None:
+                    await asyncio.sleep(3600)
+                if fault.reset_after is not None:
+                    await asyncio.sleep(0.05)  # let what was sent arrive: a reset discards the rest
+                    linger = struct.pack('ii', 1, 0)
+                    writer.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                return
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while chunk := await reader.read(1 << 16):
+            writer.write(chunk)
+            await writer.drain()
