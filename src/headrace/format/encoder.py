@@ -83,7 +83,7 @@ class ShardEncoder(ABC):
     @property
     def files_per_shard(self) -> int:
         """How many files a shard has: 1 for mds, 2 for the others."""
-        return 1 if self.format == 'mds' else 2
+        return len(self._files())
 
     def get_config(self) -> dict[str, Any]:
         """The writer's settings, as shards record them."""
@@ -132,10 +132,7 @@ class ShardEncoder(ABC):
         if not self._samples:
             return []
         name = f'shard.{self._index:05}.{self.format}'
-        raws = [(name, self._data_file())]
-        if self.files_per_shard == 2:
-            raws.append((name + '.meta', self._meta_file()))
-        packed = [self._pack(*raw) for raw in raws]
+        packed = [self._pack(name + ending, data) for ending, data in self._files()]
         info = ShardInfo(
             format=self.format,
             samples=len(self._samples),
@@ -183,12 +180,8 @@ class ShardEncoder(ABC):
         """Count an added sample."""
 
     @abstractmethod
-    def _data_file(self) -> bytes:
-        """The data file of the collected samples."""
-
-    def _meta_file(self) -> bytes:
-        """The meta file: u32 count, u32 offset[count + 1] into the data file, configuration."""
-        raise NotImplementedError(f'format {self.format} has no meta file')
+    def _files(self) -> list[tuple[str, bytes]]:
+        """The files of the collected samples: what each one's name ends in after the shard's, and its bytes."""
 
 
 def config_json(config: Mapping[str, Any]) -> bytes:

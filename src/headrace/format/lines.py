@@ -117,9 +117,7 @@ class LineEncoder(ShardEncoder):
     def _count(self, data: bytes) -> None:
         self._size += len(data)
 
-    def _data_file(self) -> bytes:
-        return self._header() + b''.join(self._samples)
-
-    def _meta_file(self) -> bytes:
-        sizes = [len(data) for data in self._samples]
-        return offset_table(sizes, len(self._header())) + config_json(self.get_config())
+    def _files(self) -> list[tuple[str, bytes]]:
+        header = self._header()
+        meta = offset_table([len(data) for data in self._samples], len(header)) + config_json(self.get_config())
+        return [('', header + b''.join(self._samples)), ('.meta', meta)]

@@ -342,6 +342,7 @@ class MDSEncoder(ShardEncoder):
     def _count(self, data: bytes) -> None:
         self._size += 4 + len(data)
 
-    def _data_file(self) -> bytes:
+    def _files(self) -> list[tuple[str, bytes]]:
         start = 8 + 4 * len(self._samples) + len(self._config)
-        return offset_table([len(data) for data in self._samples], start) + self._config + b''.join(self._samples)
+        table = offset_table([len(data) for data in self._samples], start)
+        return [('', table + self._config + b''.join(self._samples))]
