@@ -185,7 +185,10 @@ def test_config_of_a_writer(kind: str) -> None:
     if kind == 'xsv':
         wanted['separator'] = '||'
     assert config == wanted
-    assert encoder_of(kind).files_per_shard == 2
+    encoder = encoder_of(kind)
+    encoder.add({'n': 1, 'text': 'a', 'x': 0.5})
+    (shard,) = encoder.finish()
+    assert [name for name, _ in shard.files] == [f'shard.00000.{kind}', f'shard.00000.{kind}.meta']
 
 
 def test_wrong_values_are_refused() -> None:

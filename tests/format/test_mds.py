@@ -358,7 +358,9 @@ def test_config_of_a_writer() -> None:
         'column_encodings': ['str', 'int'],
         'column_sizes': [None, 8],
     }
-    assert encoder.files_per_shard == 1
+    encoder.add({'a': 'x', 'b': 1})
+    (shard,) = encoder.finish()
+    assert [name for name, _ in shard.files] == ['shard.00000.mds']
     assert MDSEncoder({'a': 'int'}).size_limit == 1 << 26
     assert MDSEncoder({'a': 'int'}, size_limit=0).size_limit is None
 

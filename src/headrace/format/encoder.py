@@ -80,11 +80,6 @@ class ShardEncoder(ABC):
         """'mds', 'json', 'csv', 'tsv' or 'xsv'."""
         return self.schema.format
 
-    @property
-    def files_per_shard(self) -> int:
-        """How many files a shard has: 1 for mds, 2 for the others."""
-        return len(self._files())
-
     def get_config(self) -> dict[str, Any]:
         """The writer's settings, as shards record them."""
         return {
