@@ -347,6 +347,17 @@ def test_a_getitem_that_fails_in_a_worker_arrives_as_itself(make_dataset):
         next(iter(loader))
 
 
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_fixed_epoch_is_given_in_every_pass_also_after_one_that_was_left(make_dataset, workers):
+    dataset = StreamingDataset(local=str(make_dataset('a', 40)), batch_size=4, shuffle=True)
+    expected = [batch['id'].tolist() for batch in StreamingDataLoader(dataset, topology=Topology())]
+    loader = StreamingDataLoader(dataset, num_workers=workers, fixed_epoch=0)
+    next(iter(loader))
+    for _ in range(3):
+        assert loader.next_pass() == (0, 0)
+        assert [batch['id'].tolist() for batch in loader] == expected
+
+
 def test_a_loader_is_in_no_reference_cycle(mix):
     # Or its workers end when the garbage collector pleases, after five seconds of waiting for each.
     loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from headrace.order import BatchPlan
 
-__all__ = ['EvaluationLoader', 'StreamingDataSpec', 'streaming_data_spec', 'streaming_evaluators']
+__all__ = ['StreamingDataSpec', 'streaming_data_spec', 'streaming_evaluators']
 
 Source: TypeAlias = (
     str | os.PathLike[str] | Mapping[str, Any] | Config | LoaderConfig | StreamingDataset | StreamingDataLoader
@@ -166,6 +166,8 @@ class StreamingDataSpec(DataSpec):
     ) -> None:
         bind_topology(loader.dataset)
         loader.plan(0)  # a global batch that the ranks cannot share is refused here, before the trainer is built
+        if is_evaluation:
+            loader.fixed_epoch = 0  # Composer leaves a pass after any batch, as after the first one of each `fit`
         self.loader = loader
         self.is_evaluation = is_evaluation
         self.token_column = token_column
@@ -174,7 +176,7 @@ class StreamingDataSpec(DataSpec):
         self._delivery: _Delivery | None = None
         self._warned = False
         super().__init__(
-            EvaluationLoader(loader) if is_evaluation else loader,
+            loader,
             num_samples=loader.plan(0).epoch_samples,
             batch_transforms=self._received,
             microbatch_transforms=microbatch_transforms,
@@ -214,29 +216,6 @@ class StreamingDataSpec(DataSpec):
         tokens, peer = count_tokens(batch, self.token_column), topology.rank % topology.replication
         # Composer takes whole numbers only. Those of the ranks that share their samples add up.
         return tokens * (peer + 1) // topology.replication - tokens * peer // topology.replication
-
-
-class EvaluationLoader:
-    """Gives the same batches at each pass: those of epoch 0.
-
-    A pass may be left at any batch, as Composer does with the first one of each `fit`.
-    """
-
-    def __init__(self, loader: StreamingDataLoader) -> None:
-        self.loader = loader
-        self.dataset = loader.dataset
-
-    @property
-    def batch_size(self) -> int | None:
-        """Samples of a batch on this device."""
-        return self.loader.batch_size
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.dataset.progress.load(0, 0)
-        return iter(self.loader)
 
 
 class _Deliveries:

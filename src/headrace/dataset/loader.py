@@ -145,6 +145,7 @@ class StreamingDataLoader(DataLoader[Any]):
         drop_last: leave out the samples after the last full global batch, as `remainder='drop'` does.
         sampler, batch_sampler, shuffle: must be None or False; the dataset's plan decides.
         topology: which rank of how many this is, if the dataset does not say or find so.
+        fixed_epoch: give this epoch's batches in every pass, as evaluation wants; None goes from epoch to epoch.
 
     Raises:
         ValueError: two different batch sizes, or none; a sampler or shuffle.
@@ -173,6 +174,7 @@ class StreamingDataLoader(DataLoader[Any]):
         persistent_workers: bool = False,
         pin_memory_device: str = '',
         topology: Topology | None = None,
+        fixed_epoch: int | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f'A StreamingDataLoader reads a StreamingDataset, but got a {type(dataset).__name__}.')
@@ -214,6 +216,7 @@ class StreamingDataLoader(DataLoader[Any]):
         )
         # Trainers that make a loader anew pass on what PyTorch put in the place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
+        self.fixed_epoch = fixed_epoch
         self._hint = _EpochHint(dataset.progress)
         self._feed: DataLoader[Any] | None = None
         self._feed_key: object = None
@@ -258,7 +261,10 @@ class StreamingDataLoader(DataLoader[Any]):
         """Batches of the next epoch, or of the rest of the one that was loaded. Nothing happens before the first."""
         self.dataset.settle()
         reader = self._reader()
-        epoch, start = self.dataset.progress.begin(rank=self.dataset.topology.rank, worker=0)
+        progress, rank = self.dataset.progress, self.dataset.topology.rank
+        if progress.next(rank=rank) != self.next_pass():
+            progress.load(*self.next_pass())
+        epoch, start = progress.begin(rank=rank, worker=0)
         self._position = epoch, start
         plan = reader.plan(epoch, start)
         keys = (_BatchKey(epoch, start, number) for number in range(plan.num_batches))
@@ -276,6 +282,11 @@ class StreamingDataLoader(DataLoader[Any]):
             if not is_whole and not self.persistent_workers and owner == os.getpid():
                 # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
                 getattr(batches, '_shutdown_workers', lambda: None)()
+
+    def next_pass(self) -> tuple[int, int]:
+        """Epoch and first sample of the pass that will be begun next."""
+        epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
+        return epoch if self.fixed_epoch is None else self.fixed_epoch, start
 
     def _here(self, reader: _BatchReader, keys: Iterator[_BatchKey]) -> Iterator[Any]:
         if not (self.pin_memory and torch.cuda.is_available()):

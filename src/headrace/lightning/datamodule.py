@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.loaders import PassLoader
@@ -27,8 +28,6 @@ from headrace.lightning.topology import topology_of
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
-
-    from headrace.dataset.loader import StreamingDataLoader
 
 __all__ = ['StreamingDataModule']
 
@@ -228,7 +227,7 @@ class StreamingDataModule(LightningDataModule):
             source.dataset,
             witness=self.position,
             # Lightning fits a few batches again and again: they must be the same ones.
-            same_epoch=trainer.overfit_batches > 0,  # pyright: ignore[reportAttributeAccessIssue]
+            fixed_epoch=0 if trainer.overfit_batches > 0 else None,  # pyright: ignore[reportAttributeAccessIssue]
             batch_size=self.batch_size,
             **source.options,
         )
@@ -255,9 +254,8 @@ class StreamingDataModule(LightningDataModule):
         loaders: list[StreamingDataLoader] = []
         for source in sources:
             assert source.dataset is not None
-            loaders.append(
-                PassLoader(source.dataset, same_epoch=True, batch_size=self._batch_size_of(source), **source.options)
-            )
+            batch_size = self._batch_size_of(source)
+            loaders.append(StreamingDataLoader(source.dataset, fixed_epoch=0, batch_size=batch_size, **source.options))
         return loaders[0] if len(loaders) == 1 else loaders
 
     # -- the position ----------------------------------------------------------------------------------------------
