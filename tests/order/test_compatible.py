@@ -138,7 +138,7 @@ def test_mosaicmls_checkpoint_is_no_position_of_the_native_order():
     state = ResumeState.from_dict({'epoch': 0, 'sample_in_epoch': 8, 'num_canonical_nodes': 4, 'shuffle_seed': 1})
     config = resolved_from_state(OrderConfig(algorithm='native', shuffle=True), state)
     with pytest.raises(ResumeError, match="one of its orders, got shuffle_algo 'native'"):
-        state.check(config, MIX)
+        state.continued(config, MIX)
 
 
 def test_a_state_without_a_key_says_which():

@@ -80,16 +80,16 @@ def test_only_our_finished_epochs_roll_over() -> None:
 
 
 def test_the_same_data_and_config_pass_on_another_world() -> None:
-    STATE.check(CONFIG, MIX)
-    STATE.check(resolved_from_state(OrderConfig(shuffle=True), STATE), MIX)
+    STATE.continued(CONFIG, MIX)
+    STATE.continued(resolved_from_state(OrderConfig(shuffle=True), STATE), MIX)
     mosaicmls = ResumeState.from_dict(MOSAICML)
-    mosaicmls.check(resolved_from_state(OrderConfig(num_canonical_nodes=4), mosaicmls), MIX)
+    mosaicmls.continued(resolved_from_state(OrderConfig(num_canonical_nodes=4), mosaicmls), MIX)
 
 
 def test_all_differences_are_named_with_both_values() -> None:
     grown = mixture([10] * 31, [5] * 9, choose=[300, 80])
     with pytest.raises(ResumeError) as caught:
-        STATE.check(replace(CONFIG, seed=8, block_size=999, algorithm='other'), grown)
+        STATE.continued(replace(CONFIG, seed=8, block_size=999, algorithm='other'), grown)
     for text in (
         'shuffle_seed: 7 in the checkpoint, 8 now',
         'block_size: 2000000 in the checkpoint, 999 now',
@@ -106,12 +106,12 @@ def test_streams_that_came_and_went_are_named() -> None:
     with pytest.raises(
         ResumeError, match=r"\['s0', 's1'\] in the checkpoint, \['s0'\] now.*'s1' samples: 45.*'nothing'"
     ):
-        STATE.check(CONFIG, mixture([10] * 30, choose=[300]))
+        STATE.continued(CONFIG, mixture([10] * 30, choose=[300]))
 
 
 def test_a_position_beyond_the_epoch_is_refused() -> None:
     with pytest.raises(ResumeError, match='391'):
-        replace(STATE, sample_in_epoch=391).check(CONFIG, MIX)
+        replace(STATE, sample_in_epoch=391).continued(CONFIG, MIX)
 
 
 def test_a_state_decides_what_it_pins() -> None:

@@ -85,11 +85,13 @@ class StreamingPosition(Callback):
         if dataset.progress.fresh:
             return
         time = state.timestamp
-        sample = dataset.position_of(int(time.sample_in_epoch))
-        dataset.progress.load(int(time.epoch), sample)
+        epoch, sample = int(time.epoch), dataset.position_of(int(time.sample_in_epoch))
+        if epoch < dataset.mixture.origin.epoch:  # another mixture took over, whose epochs are shorter or longer
+            epoch, sample = dataset.mixture.origin.epoch, 0
+        dataset.progress.load(epoch, sample)
         state.dataset_resumption['train'] = True
         if sample:
-            self._shorten(state, _plan(loader, dataset, int(time.epoch), sample))
+            self._shorten(state, _plan(loader, dataset, epoch, sample))
         loaded, self._loaded_rng = self._loaded_rng, b''
         # At the beginning of an epoch Composer restores its own copy.
         if loaded and self.restore_rng and int(state.timestamp.batch_in_epoch):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,16 +22,18 @@ from headrace.errors import ConfigError, TopologyError
 from headrace.format import ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
     BatchPlan,
+    Exhaustion,
     Mixture,
+    MixtureChange,
     Order,
     OrderConfig,
     Remainder,
     ResumeState,
+    Run,
     SampleMap,
+    Schedule,
+    SchedulePoint,
     Topology,
-    make_order,
-    make_plan,
-    resolved_from_state,
 )
 from headrace.storage import CacheLimit
 
@@ -65,13 +66,20 @@ class StreamingDataset(IterableDataset[Any]):
             MosaicML Streaming's, sample for sample. A MosaicML Streaming checkpoint makes None 'py1e'.
         shuffle_seed: key of the order.
         shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
-        batching_method: how streams share a batch: 'random'; with MosaicML Streaming's orders also 'stratified',
-            'per_stream' or 'device_per_stream'.
+        batching_method: how streams share a batch: 'random', or 'stratified', which gives each batch the streams'
+            shares; with MosaicML Streaming's orders also 'per_stream' or 'device_per_stream'.
         allow_unsafe_types: whether to open data with pickled columns, which can run code.
         replication: consecutive ranks that get the same samples.
         stream_name, stream_config: accepted for compatibility; streams are made by `headrace.mixing`.
         remainder: what happens to the samples after the last full global batch: 'repeat' gives them out, repeating a
             few where ranks would get unequal numbers; 'drop' leaves them out.
+        schedule: proportions that change in the course of the run, in the place of the streams' weights: points with
+            `at` (samples of the run so far), `proportions` (by stream name) and `change` ('step', or 'linear' for a
+            ramp from the point before).
+        when_exhausted: what happens when an epoch has had every sample of a stream: 'repeat' goes on with its next
+            pass, 'stop' ends the epoch, 'drop_stream' goes on without it.
+        on_mixture_change: what happens when a checkpoint was written under another mixture: 'refuse' raises, 'continue'
+            goes on with the mixture of now, each stream where it was.
         topology: rank, world size and nodes; by default found at the first `len` or `iter`.
 
     Raises:
@@ -109,6 +117,9 @@ class StreamingDataset(IterableDataset[Any]):
         stream_name: str = 'stream',
         stream_config: dict[str, Any] | None = None,
         remainder: Remainder = 'repeat',
+        schedule: Schedule | Sequence[SchedulePoint | Mapping[str, Any]] | None = None,
+        when_exhausted: Exhaustion = 'repeat',
+        on_mixture_change: MixtureChange = 'refuse',
         topology: Topology | None = None,
     ) -> None:
         super().__init__()
@@ -146,8 +157,8 @@ class StreamingDataset(IterableDataset[Any]):
         )
         self.shards: list[ShardInfo] = [info for stream in self.streams for info in stream.shards]
         self._sizes = [stream.size() for stream in self.streams]
-        self._asked_size = (None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None
-        self._asked_order = OrderConfig(
+        self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
+        asked = OrderConfig(
             algorithm=shuffle_algo,
             shuffle=shuffle,
             seed=shuffle_seed,
@@ -158,19 +169,24 @@ class StreamingDataset(IterableDataset[Any]):
             sampling=sampling_method,
             sampling_granularity=sampling_granularity,
         )
-        self.mixture = self._mix(self._asked_order)
+        self.run = Run(
+            [stream.size() for stream in self.streams],
+            asked,
+            epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
+            schedule=schedule if schedule is None or isinstance(schedule, Schedule) else Schedule.of(schedule),
+            when_exhausted=when_exhausted,
+            on_mixture_change=on_mixture_change,
+            load=self._epoch_files.load,
+        )
         self._topology = topology
         self._expected_replicas: int | None = None
-        self._settled: OrderConfig | None = None
-        self._initial_nodes: int | None = None
-        self._origin: ResumeState | None = None
-        self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
         self._sample_map = SampleMap.of(self.mixture)
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
             stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
-        self.order(0)  # refuses what it does not know now, and not at the first batch
+        if batch_size is not None or not self.run.needs_batch_size:
+            self.order(0)  # refuses what it does not know now, and not at the first batch
         self._warn_about_blocks()
         self._progress = Progress()
         self._pool: ShardPool | None = None
@@ -194,9 +210,6 @@ class StreamingDataset(IterableDataset[Any]):
         for stream in self.streams:
             stream.first_shard = first
             first += len(stream.shards)
-
-    def _mix(self, config: OrderConfig) -> Mixture:
-        return Mixture.resolve(self._sizes, epoch_size=self._asked_size, seed=config.seed)
 
     def _warn_about_blocks(self) -> None:
         largest = int(max(info.samples for info in self.shards))
@@ -225,6 +238,11 @@ class StreamingDataset(IterableDataset[Any]):
     def size(self) -> int:
         """Samples in all streams; the number of ids that `dataset[i]` takes."""
         return self.num_samples
+
+    @property
+    def mixture(self) -> Mixture:
+        """The streams as the order sees them, and what an epoch draws from each."""
+        return self.run.mixture
 
     @property
     def epoch_size(self) -> int:
@@ -267,32 +285,34 @@ class StreamingDataset(IterableDataset[Any]):
     def bind(self, topology: Topology) -> None:
         """Say which rank of how many this is. Takes effect at the next `len` or `iter`."""
         self._topology = topology
-        self._origin = None
+        self.run.forget_topology()
+
+    def _devices(self, global_batch_size: int | None = None) -> tuple[int, int | None]:
+        """Nodes, and samples of a global batch if known, as far as the order depends on them; ranks may come later."""
+        if self.run.needs_batch_size and global_batch_size is None and self.batch_size is not None:
+            global_batch_size = self.batch_size * self.topology.replicas
+        return self.topology.nodes if self.run.needs_nodes else 1, global_batch_size
 
     @property
     def order_config(self) -> OrderConfig:
         """How samples are ordered, with every default filled in.
 
-        The compatible orders take the number of canonical nodes from the topology, which is final with the first pass.
+        Defaults that depend on the topology or the batch size are final with the first pass.
         """
-        if self._settled is not None:
-            return self._settled
-        nodes = self.topology.nodes if self._asked_order.is_compatible else 1  # before ranks are known, 1 will do
-        return self._asked_order.resolve_defaults(self.mixture, nodes)
+        return self.run.config(*self._devices())
 
     @property
     def initial_nodes(self) -> int:
         """Nodes that the run began on."""
-        return self.topology.nodes if self._initial_nodes is None else self._initial_nodes
+        return self.run.initial_nodes(self.topology.nodes)
 
-    def settle(self) -> None:
-        """Let defaults that depend on the topology be what they are now, for the rest of the run."""
-        if self._settled is None:
-            self._settled, self._initial_nodes = self.order_config, self.initial_nodes
+    def settle(self, global_batch_size: int | None = None) -> None:
+        """Let defaults that depend on the topology or the batch size be what they are now, for the rest of the run."""
+        self.run.settle(self.topology.nodes, self._devices(global_batch_size)[1])
 
-    def order(self, epoch: int) -> Order:
+    def order(self, epoch: int, global_batch_size: int | None = None) -> Order:
         """The global sequence of an epoch."""
-        return make_order(self.mixture, self.order_config, epoch, self._epoch_files.load)
+        return self.run.order(epoch, *self._devices(global_batch_size))
 
     def plan(
         self,
@@ -323,13 +343,8 @@ class StreamingDataset(IterableDataset[Any]):
                     'depends on it, and it is None.'
                 )
             global_batch_size = self.batch_size * topology.replicas
-        return make_plan(
-            self.order(epoch),
-            topology,
-            global_batch_size=global_batch_size,
-            start=start,
-            remainder=remainder or self.remainder,
-            initial_nodes=self._initial_nodes,
+        return self.run.plan(
+            epoch, start, topology, global_batch_size=global_batch_size, remainder=remainder or self.remainder
         )
 
     # -- the position ----------------------------------------------------------------------------------------------
@@ -339,20 +354,9 @@ class StreamingDataset(IterableDataset[Any]):
         """Which epoch this dataset is in, and where the next pass begins."""
         return self._progress
 
-    def resume_state(self, epoch: int, sample_in_epoch: int) -> ResumeState:
+    def resume_state(self, epoch: int, sample_in_epoch: int, global_batch_size: int | None = None) -> ResumeState:
         """The state that continues at `sample_in_epoch` of `epoch`."""
-        origin = self._origin
-        if origin is None:
-            origin = ResumeState.of(
-                self.order_config,
-                self.mixture,
-                epoch=0,
-                sample_in_epoch=0,
-                initial_physical_nodes=self.initial_nodes,
-            )
-            if self._settled is not None:
-                self._origin = origin
-        return replace(origin, epoch=epoch, sample_in_epoch=sample_in_epoch)
+        return self.run.state(epoch, sample_in_epoch, self.topology.nodes, self._devices(global_batch_size)[1])
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
@@ -383,16 +387,11 @@ class StreamingDataset(IterableDataset[Any]):
         """
         self.load_resume_state(ResumeState.from_dict(state))
 
-    def load_resume_state(self, state: ResumeState) -> None:
+    def load_resume_state(self, state: ResumeState, global_batch_size: int | None = None) -> None:
         """As `load_state_dict`, from the value itself."""
-        if state.is_stale:
-            return
-        config = resolved_from_state(self._asked_order, state)
-        mixture = self._mix(config)
-        state.check(config, mixture)
-        self.mixture, self._settled = mixture, config.resolve_defaults(mixture, self.topology.nodes)
-        self._initial_nodes, self._origin = state.initial_physical_nodes or self.topology.nodes, None
-        self._progress.load(state.epoch, state.sample_in_epoch)
+        if not state.is_stale:
+            size = self._devices(global_batch_size)[1]
+            self._progress.load(*self.run.resume(state, self.topology.nodes, size))
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -259,7 +260,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of the one that was loaded. Nothing happens before the first."""
-        self.dataset.settle()
+        self.dataset.settle(self.global_batch_size)
         reader = self._reader()
         progress, rank = self.dataset.progress, self.dataset.topology.rank
         if progress.next(rank=rank) != self.next_pass():
@@ -333,7 +334,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
         Valid at any time, also before the first batch; costs microseconds, and talks to no other rank.
         """
-        return self.dataset.resume_state(*self._current()).to_dict()
+        return self.dataset.resume_state(*self._current(), self.global_batch_size).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.
@@ -342,9 +343,12 @@ class StreamingDataLoader(DataLoader[Any]):
             ValueError: the state is no state, or belongs to other data or another mixture.
         """
         resume = ResumeState.from_dict(state)
-        self.dataset.load_resume_state(resume)  # which settles the epoch's size, and refuses what does not belong
+        # It settles the epoch's size, and refuses what does not belong.
+        self.dataset.load_resume_state(resume, self.global_batch_size)
         if not resume.is_stale:
-            rolled = resume.rolled_over(self.plan(resume.epoch, resume.sample_in_epoch).stop)
+            epoch, sample = self.dataset.progress.next(rank=self.dataset.topology.rank)
+            resume = replace(resume, epoch=epoch, sample_in_epoch=sample)
+            rolled = resume.rolled_over(self.plan(epoch, sample).stop)
             self.dataset.progress.load(rolled.epoch, rolled.sample_in_epoch)
 
 

@@ -71,7 +71,7 @@ class TrainPosition:
             trainer_epoch = self._pass.trainer_epoch + epoch - self._pass.epoch
             trainer_batches = self._pass.trainer_batches + trained
         return {
-            'position': self._dataset.resume_state(epoch, start).to_dict(),
+            'position': self._dataset.resume_state(epoch, start, self.global_batch_size).to_dict(),
             'global_batch_size': self.global_batch_size,
             'trainer_epoch': trainer_epoch,
             'trainer_batches': trainer_batches,
@@ -99,10 +99,11 @@ class TrainPosition:
             ResumeError: the state is no state, or belongs to other data, another mixture or another order.
         """
         resume = ResumeState.from_dict(state['position'])
-        self._dataset.load_resume_state(resume)
+        self._dataset.load_resume_state(resume, self.global_batch_size)
         self._pass = None
-        if not resume.is_stale and not self._batches_left(resume.epoch, resume.sample_in_epoch):
-            self._dataset.load_resume_state(dataclasses.replace(resume, epoch=resume.epoch + 1, sample_in_epoch=0))
+        epoch, start = self.next()
+        if not resume.is_stale and not self._batches_left(epoch, start):
+            self._dataset.progress.load(epoch + 1, 0)
         before = state.get('global_batch_size', self.global_batch_size)
         if before != self.global_batch_size:
             rank_zero_warn(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,8 @@ class OrderConfig:
     """How a part of a shard is chosen; the native order ignores it, every pass being a part of an endless sequence."""
     sampling_granularity: int = 1
     """Neighbouring samples chosen together; the native order ignores it."""
+    global_batch_size: int | None = None
+    """Samples of a global batch. Only the native order's stratified batching depends on it."""
     partition: str = 'relaxed'
     """How the sequence is split over nodes; the native order ignores it."""
 
@@ -65,7 +68,7 @@ class OrderConfig:
         * algorithm: native.
         * num_canonical_nodes: 1 without shuffle, so that the sequence is the stored one. With shuffle the power of two
           below shards / 64, from 1 to 64: enough parts for that many nodes to read disjoint shards, each with enough
-          shards to shuffle well.
+          shards to shuffle well. With stratified batching no more than divide the global batch.
         * block_size: 4,000,000 / num_canonical_nodes, at least 262,144, as MosaicML Streaming.
 
         The compatible orders have MosaicML Streaming's defaults: as many canonical nodes as ``num_nodes``, or 64 times
@@ -74,6 +77,9 @@ class OrderConfig:
         Args:
             mixture: the data.
             num_nodes: nodes of the parallel world that the run begins on.
+
+        Raises:
+            ConfigError: with stratified batching, the canonical nodes do not divide the global batch.
         """
         nodes = self.num_canonical_nodes
         if not nodes and self.is_compatible:
@@ -81,6 +87,12 @@ class OrderConfig:
         elif not nodes:
             parts = mixture.num_shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1
             nodes = min(1 << max(parts.bit_length() - 1, 0), _MAX_DEFAULT_CANONICAL_NODES)
+            nodes = math.gcd(nodes, self.global_batch_size or nodes)
+        if self.global_batch_size is not None and self.global_batch_size % nodes:
+            raise ConfigError(
+                f'with stratified batching num_canonical_nodes must divide the global batch, got {nodes} for batches '
+                f'of {self.global_batch_size}. {math.gcd(nodes, self.global_batch_size)} would.'
+            )
         return replace(
             self,
             algorithm=self.algorithm or DEFAULT_ALGORITHM,

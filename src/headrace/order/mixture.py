@@ -6,20 +6,28 @@ import hashlib
 import math
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.errors import EmptyDatasetError, StreamError
+from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.order.generators import random_stream
+from headrace.order.origin import Origin
+from headrace.order.schedule import apportion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ['IntArray', 'Mixture', 'StreamSize']
+    from headrace.order.schedule import Schedule
+
+__all__ = ['Exhaustion', 'IntArray', 'Mixture', 'StreamSize']
 
 IntArray: TypeAlias = NDArray[np.int64]
+
+Exhaustion: TypeAlias = Literal['repeat', 'stop', 'drop_stream']
+"""What happens when an epoch has had every sample of a stream. ``repeat``: it goes on with its next pass. ``stop``: the
+epoch ends. ``drop_stream``: the others go on without it, in their proportions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,11 +86,17 @@ class Mixture:
 
     streams: tuple[StreamSize, ...]
     choose: tuple[int, ...]
-    """Samples drawn from each stream in an epoch; they sum to ``epoch_size``."""
+    """Samples drawn from each stream in an epoch; they sum to ``epoch_size``. Under a schedule: after its end."""
     proportions: tuple[float, ...]
     """Each stream's share of the epoch as asked for: proportion / sum of proportions, or choose / epoch_size."""
     epoch_size: int
     """Samples in an epoch."""
+    stages: tuple[tuple[int, ...], ...] = ()
+    """What is drawn from each stream in one stage of an epoch after another; by default all in one."""
+    schedule: Schedule | None = None
+    """Proportions that change in the course of the run."""
+    origin: Origin = field(default_factory=Origin)
+    """Where this mixture took over from another one."""
     sample_offsets: IntArray = field(init=False, repr=False)
     """int64[streams + 1]: global id of each stream's first sample; the last entry is the number of samples."""
     shard_offsets: IntArray = field(init=False, repr=False)
@@ -99,6 +113,8 @@ class Mixture:
         for name, array in derived.items():
             array.setflags(write=False)
             object.__setattr__(self, name, array)
+        if not self.stages:
+            object.__setattr__(self, 'stages', (self.choose,))
 
     @property
     def num_samples(self) -> int:
@@ -116,7 +132,15 @@ class Mixture:
         return tuple(choose / stream.size for choose, stream in zip(self.choose, self.streams, strict=True))
 
     @classmethod
-    def resolve(cls, streams: Sequence[StreamSize], epoch_size: int | None = None, seed: int = 0) -> Mixture:
+    def resolve(
+        cls,
+        streams: Sequence[StreamSize],
+        epoch_size: int | None = None,
+        seed: int = 0,
+        *,
+        schedule: Schedule | None = None,
+        when_exhausted: Exhaustion = 'repeat',
+    ) -> Mixture:
         """Turn weights into numbers of samples: the same ones that MosaicML Streaming draws.
 
         Proportions are normalised and the epoch split by them, each stream rounded down; the streams that get one
@@ -126,35 +150,23 @@ class Mixture:
         Args:
             streams: at least one, with different names.
             epoch_size: samples in an epoch, for streams with proportions or without weights; None or 0: the number
-                of samples.
+                of samples, and with ``drop_stream`` as many as there are until the last stream is exhausted.
             seed: shuffle seed, a non-negative int of any size.
+            schedule: proportions in the place of the streams' weights.
+            when_exhausted: what to do when all samples of a stream were drawn in an epoch.
 
         Raises:
-            StreamError: the weights contradict each other or ``epoch_size``, or nothing is drawn.
+            StreamError: the weights contradict each other, ``epoch_size`` or the schedule, or nothing is drawn.
+            ConfigError: the schedule names other streams, or ``when_exhausted`` is unknown or contradicts it.
             EmptyDatasetError: there are no streams.
         """
         streams = tuple(streams)
-        if not streams:
-            raise EmptyDatasetError('a dataset must have at least one stream, got none.')
-        repeated = sorted(name for name, count in Counter(s.name for s in streams).items() if count > 1)
-        if repeated:
-            raise StreamError(f'streams must have different names, got {repeated} more than once.')
-        if epoch_size is not None and epoch_size < 0:
-            raise StreamError(f'epoch_size must be at least 1, got {epoch_size}.')
-        relative = [s.proportion is not None for s in streams]
-        absolute = [s.repeat is not None or s.choose is not None for s in streams]
-        if any(relative) and not all(relative):
-            rest = [s.name for s in streams if s.proportion is None]
-            raise StreamError(
-                f'either all streams have a proportion or none has, got streams without one: {rest}. '
-                'Give every stream a proportion, or use repeat or choose throughout.'
-            )
-        if any(absolute) and epoch_size:
-            raise StreamError(
-                f'epoch_size needs proportions: with repeat or choose the streams add up to the epoch size '
-                f'themselves, got epoch_size {epoch_size}. Leave epoch_size out, or use proportion.'
-            )
-        if any(relative) or epoch_size:
+        _check_streams(streams, epoch_size)
+        if when_exhausted not in get_args(Exhaustion):
+            raise ConfigError(f'when_exhausted must be one of {list(get_args(Exhaustion))}, got {when_exhausted!r}.')
+        if schedule is not None:
+            return cls._scheduled(streams, epoch_size, schedule, when_exhausted)
+        if any(s.proportion is not None for s in streams) or epoch_size:
             shares = [s.size if s.proportion is None else s.proportion for s in streams]
             total = epoch_size or sum(s.size for s in streams)
             if not sum(shares):
@@ -168,11 +180,62 @@ class Mixture:
             if not total:
                 raise StreamError('an epoch must draw at least one sample, got repeat or choose of 0 everywhere.')
             proportions = choose / total
+        stages = [tuple(choose.tolist())]
+        if when_exhausted == 'stop':
+            stages = [_before_exhaustion(streams, stages[0])]
+        elif when_exhausted == 'drop_stream':
+            stages = _until_exhaustion(streams, stages[0], epoch_size)
+        choose = tuple(map(sum, zip(*stages, strict=True)))
         return cls(
             streams=streams,
-            choose=tuple(int(c) for c in choose),
+            choose=choose,
             proportions=tuple(float(p) for p in proportions),
+            epoch_size=sum(choose),
+            stages=tuple(stages),
+        )
+
+    @classmethod
+    def _scheduled(
+        cls, streams: tuple[StreamSize, ...], epoch_size: int | None, schedule: Schedule, when_exhausted: Exhaustion
+    ) -> Mixture:
+        weighted = [s.name for s in streams if (s.proportion, s.repeat, s.choose) != (None, None, None)]
+        if weighted:
+            raise StreamError(f'a schedule is in the place of weights, got streams with their own: {weighted}.')
+        if when_exhausted != 'repeat':
+            raise ConfigError(f"with a schedule when_exhausted must be 'repeat', got {when_exhausted!r}.")
+        names = [s.name for s in streams]
+        schedule.check_names(names)
+        total = epoch_size or sum(s.size for s in streams)
+        weights = schedule.steps(names)[-1].weights
+        return cls(
+            streams=streams,
+            choose=tuple(apportion(total, weights)),
+            proportions=tuple(weight / sum(weights) for weight in weights),
             epoch_size=total,
+            schedule=schedule,
+        )
+
+
+def _check_streams(streams: tuple[StreamSize, ...], epoch_size: int | None) -> None:
+    if not streams:
+        raise EmptyDatasetError('a dataset must have at least one stream, got none.')
+    repeated = sorted(name for name, count in Counter(s.name for s in streams).items() if count > 1)
+    if repeated:
+        raise StreamError(f'streams must have different names, got {repeated} more than once.')
+    if epoch_size is not None and epoch_size < 0:
+        raise StreamError(f'epoch_size must be at least 1, got {epoch_size}.')
+    relative = [s.proportion is not None for s in streams]
+    absolute = [s.repeat is not None or s.choose is not None for s in streams]
+    if any(relative) and not all(relative):
+        rest = [s.name for s in streams if s.proportion is None]
+        raise StreamError(
+            f'either all streams have a proportion or none has, got streams without one: {rest}. '
+            'Give every stream a proportion, or use repeat or choose throughout.'
+        )
+    if any(absolute) and epoch_size:
+        raise StreamError(
+            f'epoch_size needs proportions: with repeat or choose the streams add up to the epoch size '
+            f'themselves, got epoch_size {epoch_size}. Leave epoch_size out, or use proportion.'
         )
 
 
@@ -180,6 +243,42 @@ def _absolute(stream: StreamSize) -> int:
     if stream.repeat is not None:
         return int(stream.repeat * stream.size)
     return stream.size if stream.choose is None else int(stream.choose)
+
+
+def _before_exhaustion(streams: Sequence[StreamSize], choose: tuple[int, ...]) -> tuple[int, ...]:
+    """The longest epoch of the same proportions that draws no stream's samples twice."""
+    total = sum(choose)
+    length = min([total, *(s.size * total // c for s, c in zip(streams, choose, strict=True) if c)])
+    counts = apportion(length, choose)
+    while any(count > stream.size for stream, count in zip(streams, counts, strict=True)):
+        length -= 1
+        counts = apportion(length, choose)
+    if not length:
+        raise StreamError(
+            f"with when_exhausted 'stop' the smallest streams leave no epoch, got sizes {[s.size for s in streams]} "
+            f'for weights {list(choose)}.'
+        )
+    return tuple(counts)
+
+
+def _until_exhaustion(
+    streams: Sequence[StreamSize], choose: tuple[int, ...], epoch_size: int | None
+) -> list[tuple[int, ...]]:
+    """Stages of an epoch, each without the streams that were exhausted before it."""
+    left = [s.size if c else 0 for s, c in zip(streams, choose, strict=True)]
+    length = min(epoch_size or sum(left), sum(left))
+    stages: list[tuple[int, ...]] = []
+    while length:
+        weights = [c if n else 0 for c, n in zip(choose, left, strict=True)]
+        # The first stream to be exhausted; the others are drawn in proportion to it.
+        first = min((s for s, w in enumerate(weights) if w), key=lambda s: (left[s] / weights[s], s))
+        stage = [min(n, w * left[first] // weights[first]) for n, w in zip(left, weights, strict=True)]
+        if sum(stage) > length:
+            stage = apportion(length, stage)
+        stages.append(tuple(stage))
+        left = [n - drawn for n, drawn in zip(left, stage, strict=True)]
+        length -= sum(stage)
+    return stages
 
 
 def _rounded_up(num_streams: int, shortfall: int, seed: int) -> IntArray:

@@ -8,7 +8,7 @@ from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.compatible import CompatibleOrder, CompatiblePlan
 from headrace.order.plan import BatchPlan, Plan, Remainder
 from headrace.order.shuffle import ALGORITHMS
-from headrace.order.shuffle.native import native_order
+from headrace.order.shuffle.native import NativeOrder
 
 if TYPE_CHECKING:
     from headrace.order.compatible import LoadPermutation
@@ -62,10 +62,14 @@ def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPerm
     if epoch < 0:
         raise ConfigError(f'epoch must be at least 0, got {epoch}.')
     if config.is_compatible:
+        if mixture.schedule is not None or len(mixture.stages) > 1:
+            raise ConfigError(
+                f"a schedule, or when_exhausted 'drop_stream', needs the native order, got {config.algorithm!r}."
+            )
         return CompatibleOrder(mixture, config, epoch, load)
     if config.algorithm != 'native':
         raise UnknownNameError(f'shuffle_algo must be one of {sorted(ALGORITHMS)}, got {config.algorithm!r}.')
-    return native_order(mixture, config, epoch)
+    return NativeOrder(mixture, config, epoch)
 
 
 def make_plan(

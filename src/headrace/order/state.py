@@ -6,13 +6,18 @@ import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from headrace.errors import MissingStateKeyError, ResumeError
+from headrace.order.mixture import Mixture, StreamSize
+from headrace.order.origin import Origin
+from headrace.order.schedule import Schedule
+from headrace.order.shuffle.native import NativeOrder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.order.config import OrderConfig
-    from headrace.order.mixture import Mixture
 
 __all__ = ['STATE_VERSION', 'ResumeState', 'pinned_config', 'resolved_from_state']
 
@@ -140,23 +145,61 @@ class ResumeState:
             return self
         return replace(self, epoch=self.epoch + 1, sample_in_epoch=0)
 
-    def check(self, config: OrderConfig, mixture: Mixture) -> None:
-        """Check that config and mixture give the sequence that this state is a position of.
+    def continued(
+        self, config: OrderConfig, mixture: Mixture, *, may_change_mixture: bool = False
+    ) -> tuple[Mixture, ResumeState]:
+        """Go on from this state: with the mixture it was written under, or, where that is wanted, with another one.
 
-        The config is the one from `resolved_from_state`, the mixture one resolved with that config's seed.
-        MosaicML's states pin nothing but seed and canonical nodes; of those only the position is checked.
+        Under another mixture, streams that are in both go on where they were, with the sample after their last.
+
+        Args:
+            config: the one from `resolved_from_state`.
+            mixture: resolved with that config's seed.
+            may_change_mixture: whether streams, their weights, the schedule, the epoch's size, and with stratified
+                batching the global batch size may differ from the state's.
+
+        Returns:
+            The mixture, which knows now where it took over; and the state's position in its terms.
 
         Raises:
-            ResumeError: they differ; every field is named with both values.
+            ResumeError: config and mixture do not give the sequence that this state is a position of; every field
+                that differs is named with both values. MosaicML's states pin nothing but seed and canonical nodes.
         """
         if self.is_stale:
-            return
+            return mixture, self
         config = config.resolve_defaults(mixture)
         if self.version is None and not config.is_compatible:
             raise ResumeError(
                 f'a checkpoint of MosaicML Streaming is a position of one of its orders, got shuffle_algo '
                 f'{config.algorithm!r}. Name the shuffle_algo of that run, or leave it out for its default, py1e.'
             )
+        differing = self._differing(config, mixture)
+        of_mixture = {key: text for key, text in differing.items() if _is_of_mixture(key)}
+        can_change = len(of_mixture) == len(differing) and self.version is not None and not config.is_compatible
+        if differing and not (can_change and may_change_mixture):
+            fix = "or pass on_mixture_change='continue' to go on with the mixture of now" if can_change else ''
+            raise ResumeError(
+                f'a run continues only with the data, mixture and order that it began with; '
+                f'different are {"; ".join(differing.values())}. Restore them, {fix or "or start a new run"}.'
+            )
+        origin = Origin.of(self.pinned.get('origin'))
+        # The compatible orders count repeats, so that an epoch may end beyond its size; their plans check it.
+        then = self.epoch_size
+        if then is not None and not config.is_compatible and self.sample_in_epoch > then:
+            raise ResumeError(f'sample_in_epoch must not exceed the epoch size {then}, got {self.sample_in_epoch}.')
+        if not differing:
+            return replace(mixture, origin=origin), self
+        assert then is not None
+        before = replace(self._mixture(), origin=origin)
+        origin = NativeOrder(before, self._config(config), self.epoch).origin_at(self.sample_in_epoch)
+        state = self
+        if self.sample_in_epoch > mixture.epoch_size or self.sample_in_epoch == then < mixture.epoch_size:
+            state = replace(self, epoch=self.epoch + 1, sample_in_epoch=0)
+            origin = replace(origin, epoch=state.epoch, sample=0)
+        return replace(mixture, origin=origin), state
+
+    def _differing(self, config: OrderConfig, mixture: Mixture) -> dict[str, str]:
+        """What differs between this state and a config and mixture, by key, as text with both values."""
         now: dict[str, Any] = {'shuffle_seed': config.seed, 'num_canonical_nodes': config.num_canonical_nodes}
         then: dict[str, Any] = {
             'shuffle_seed': self.shuffle_seed,
@@ -167,27 +210,38 @@ class ResumeState:
             then |= {'epoch_size': self.epoch_size, **_flat(self.pinned)}
         absent = 'nothing'
         keys = [*then, *(key for key in now if key not in then)]
-        differing = [
-            f'{key}: {then.get(key, absent)!r} in the checkpoint, {now.get(key, absent)!r} now'
+        return {
+            key: f'{key}: {then.get(key, absent)!r} in the checkpoint, {now.get(key, absent)!r} now'
             for key in keys
             if then.get(key, absent) != now.get(key, absent)
+        }
+
+    def _config(self, config: OrderConfig) -> OrderConfig:
+        """The config that this state was written under, given one that differs in the mixture only."""
+        return replace(config, global_batch_size=self.pinned.get('global_batch_size'))
+
+    def _mixture(self) -> Mixture:
+        """The mixture that this state was written under, without its shards, which turns do not depend on."""
+        pinned = self.pinned
+        streams = [
+            StreamSize(name=s['name'], shard_sizes=np.array([s['samples']]), fingerprint=s['fingerprint'])
+            for s in pinned['streams']
         ]
-        if differing:
-            raise ResumeError(
-                'a run continues only with the data, mixture and order that it began with; '
-                f'different are {"; ".join(differing)}. Restore them, or start a new run.'
-            )
-        # The compatible orders count repeats, so that an epoch may end beyond its size; their plans check it.
-        if self.version is not None and not config.is_compatible and self.sample_in_epoch > mixture.epoch_size:
-            raise ResumeError(
-                f'sample_in_epoch must not exceed the epoch size {mixture.epoch_size}, got {self.sample_in_epoch}.'
-            )
+        choose = tuple(s['choose'] for s in pinned['streams'])
+        return Mixture(
+            streams=tuple(streams),
+            choose=choose,
+            proportions=tuple(c / max(sum(choose), 1) for c in choose),
+            epoch_size=self.epoch_size or 0,
+            stages=tuple(map(tuple, pinned.get('stages', [choose]))),
+            schedule=Schedule.of(pinned['schedule']) if 'schedule' in pinned else None,
+        )
 
 
 def pinned_config(config: OrderConfig, mixture: Mixture) -> str:
     """What a sequence depends on beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII)."""
     config = config.resolve_defaults(mixture)
-    pinned = {
+    pinned: dict[str, Any] = {
         'algorithm': config.algorithm,
         'batching': config.batching,
         'block_size': config.block_size,
@@ -200,7 +254,19 @@ def pinned_config(config: OrderConfig, mixture: Mixture) -> str:
             for stream, choose in zip(mixture.streams, mixture.choose, strict=True)
         ],
     }
+    if config.global_batch_size is not None:
+        pinned['global_batch_size'] = config.global_batch_size
+    if len(mixture.stages) > 1:
+        pinned['stages'] = mixture.stages
+    if mixture.schedule is not None:
+        pinned['schedule'] = mixture.schedule.to_json()
+    if mixture.origin.positions:
+        pinned['origin'] = mixture.origin.to_json()
     return json.dumps(pinned, sort_keys=True, separators=(',', ':'))
+
+
+def _is_of_mixture(key: str) -> bool:
+    return key in ('epoch_size', 'global_batch_size', 'stages', 'schedule', 'streams') or key.startswith('stream ')
 
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
@@ -231,7 +297,7 @@ def _is_json_object(text: object) -> bool:
 
 def _flat(pinned: Mapping[str, Any]) -> dict[str, Any]:
     """Each stream's fields as ``stream 'name' field``, and the streams' order."""
-    flat = {key: value for key, value in pinned.items() if key != 'streams'}
+    flat = {key: value for key, value in pinned.items() if key not in ('streams', 'origin')}
     streams = pinned.get('streams', [])
     flat['streams'] = [stream.get('name') for stream in streams]
     for stream in streams:

@@ -1,41 +1,43 @@
 """The native order: any position of any epoch by arithmetic, with set-up in proportion to the number of shards.
 
-How position p of epoch e becomes a sample:
+How position p of an epoch becomes a sample:
 
-1. p is slot j = p div C of canonical node c = p mod C.
-2. `interleave` says which stream's turn it is, and which of the stream's draws on this node.
-3. The node's i-th draw of a stream is a number d in the stream's endless sequence, which runs through all epochs: epoch
-   e has draws e·choose to (e+1)·choose - 1. The sequence is one pass over all samples after another, each in a new
-   order: no sample is seen twice before all are seen once, whatever the weights and the length of an epoch.
-4. A pass is dealt to the canonical nodes: position q of pass k belongs to node (q + phase) mod C. Each node's
-   positions are shuffled among its own part of the stream (`lanes`), which is a stretch of the stream's shards in an
-   order that is the same in all passes. A node therefore reads the same shards in every pass, but for a few at the
-   ends of its stretch.
-
-Whose node is a draw? By its turn (steps 1 and 2), the quotas' line: (Q + t) mod C for draw t of the epoch, Q being the
-draws of earlier streams. By its place in the pass (step 4): (Q + begin of the pass + q) mod C, where the begin is
-counted in the run or, if an epoch is a whole number of passes, in the epoch. So the two agree where an epoch is whole
-passes. Otherwise they are out of step by e·choose, and each node's turns go to its own draws by step 4 as far as
-these last: per epoch and stream at most C/2 draws, the last of the node that has one too many, are taken by another.
+1. The epoch is cut into segments (`course`), one as a rule. In a segment that begins at b, p is slot (p - b) div C of
+   canonical node c = p mod C.
+2. `interleave` says which stream's turn it is, and which of the stream's turns on this node.
+3. The stream is an endless sequence, pass after pass over all its samples, which runs through all epochs: no sample is
+   seen twice before all are seen once, whatever the weights and the length of an epoch. `passes` says which pass the
+   turn belongs to, and which of the node's share of that pass it is.
+4. The node's shares of a pass are stretches of the stream's shards, in an order that is the same in all passes, so that
+   a node reads the same shards in every pass, but for a few at the ends of its stretch. With shuffle, each node's
+   stretch is shuffled anew in each pass (`lanes`); without, it is read as it is stored.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.order.course import Course, Dealing
 from headrace.order.hashing import derive, hash_text, hashes, keyed_order
-from headrace.order.interleave import Interleave, RandomInterleave, quotas
+from headrace.order.interleave import Interleave, RandomInterleave, SequentialInterleave
+from headrace.order.origin import Origin
+from headrace.order.passes import Passes
 from headrace.order.permute import column_bits
 from headrace.order.shuffle.lanes import CellTable, Parts
+from headrace.order.stratified import StratifiedInterleave
 
 if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.mixture import IntArray, Mixture, StreamSize
 
-__all__ = ['NativeOrder', 'StoredOrder', 'native_order']
+__all__ = ['BATCHINGS', 'NativeOrder']
+
+BATCHINGS = ('random', 'stratified')
+"""The batching methods of the native order."""
 
 _VERSION_KEY = hash_text('headrace native order 1')
 _INTERLEAVE, _STREAM = 1, 2
@@ -44,88 +46,51 @@ _SHARD, _CELL = 1, 2
 _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
 
 
-def native_order(mixture: Mixture, config: OrderConfig, epoch: int) -> NativeOrder | StoredOrder:
-    """Make the sequence of one epoch.
-
-    Raises:
-        ConfigError: the batching method is not one that the native order has.
-    """
-    if config.batching != 'random':
-        raise ConfigError(f"batching_method must be one of ['random'], got {config.batching!r}.")
-    return NativeOrder(mixture, config, epoch) if config.shuffle else StoredOrder(mixture, config, epoch)
-
-
-class StoredOrder:
-    """The sequence without shuffle: the streams' draws in stored order, one stream after another.
-
-    The line of the epoch's draws is cut into a stretch for each canonical node; with one canonical node, positions are
-    draws. A stream that an epoch draws a part of goes on from there in the next epoch.
-    """
-
-    def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int) -> None:
-        """Take a config with its defaults filled in."""
-        self.num_canonical_nodes = config.num_canonical_nodes or 1
-        self._size = mixture.epoch_size
-        choose = np.array(mixture.choose, np.int64)
-        self._ends = np.cumsum(choose)
-        self._first_draws = epoch * choose - (self._ends - choose)
-        self._sizes = np.diff(mixture.sample_offsets)
-        self._offsets = mixture.sample_offsets
-        per_node = quotas(np.array([self._size]), self.num_canonical_nodes)[0]
-        self._begins = np.cumsum(per_node) - per_node
-
-    def __len__(self) -> int:
-        return self._size
-
-    def at(self, positions: IntArray) -> IntArray:
-        """Return global sample ids int64[n] at positions int64[n].
-
-        Raises:
-            IndexError: a position is out of range.
-        """
-        _check_positions(positions, self._size)
-        slots, nodes = np.divmod(positions, self.num_canonical_nodes)
-        slots += self._begins[nodes]
-        streams = self._ends.searchsorted(slots, 'right')
-        return self._offsets[streams] + (self._first_draws[streams] + slots) % self._sizes[streams]
-
-
 class NativeOrder:
-    """The shuffled sequence of an epoch.
+    """The sequence of an epoch.
 
     It keeps what it computed of canonical nodes, passes and windows that were used lately, so that a batch that goes
     on where the last one ended costs little more than arithmetic.
     """
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int) -> None:
-        """Take a config with its defaults filled in."""
+        """Take a config with its defaults filled in.
+
+        Raises:
+            ConfigError: the batching method is not one that the native order has, or the epoch is from before the
+                mixture took over.
+        """
+        if config.batching not in BATCHINGS:
+            raise ConfigError(f'batching_method must be one of {list(BATCHINGS)}, got {config.batching!r}.')
+        origin = mixture.origin
+        if epoch < origin.epoch:
+            raise ConfigError(f'this mixture took over in epoch {origin.epoch}, got epoch {epoch} of another one.')
         self.num_canonical_nodes = nodes = config.num_canonical_nodes or 1
-        self._size = mixture.epoch_size
+        self.mixture = mixture
+        self._size, self._epoch = mixture.epoch_size, epoch
+        self.first = origin.sample if epoch == origin.epoch else 0
         key = derive(_VERSION_KEY, config.seed)
-        drawn = [i for i, choose in enumerate(mixture.choose) if choose]
-        choose = np.array([mixture.choose[i] for i in drawn], np.int64)
-        self._sizes = np.array([mixture.streams[i].size for i in drawn], np.int64)
-        self._offsets = mixture.sample_offsets[drawn]
-        self._first_draws = epoch * choose
-        blocks = [max(1, (config.block_size or 1) * int(c) // self._size) for c in choose]
-        before = np.cumsum(choose) - choose
-        node_quotas = quotas(choose, nodes)
-        self._interleave: Interleave | None = (
-            RandomInterleave(node_quotas, derive(key, _INTERLEAVE, epoch)) if len(drawn) > 1 else None
-        )
-        self._turns = _Turns(choose, before, np.where(choose % self._sizes, self._first_draws, 0), node_quotas)
-        self._streams = [
-            _Stream(
-                mixture.streams[i],
-                num_nodes=nodes,
-                block_size=block,
-                key=key,
-                before=int(before[s]),
-                choose=int(choose[s]),
-            )
-            for s, (i, block) in enumerate(zip(drawn, blocks, strict=True))
+        course = Course(mixture, config)
+        self._sizes = np.diff(mixture.sample_offsets)
+        self._offsets = mixture.sample_offsets
+        self._streams: list[_Stream] = []
+        blocks = _block_sizes(mixture, config.block_size or 1)
+        for s, (stream, block) in enumerate(zip(mixture.streams, blocks, strict=True)):
+            position = origin.positions.get(stream.name)
+            if position is not None and position.fingerprint != stream.fingerprint:
+                position = None  # other data under the same name
+            passes = Passes(course, s, stream.size, block, position)
+            self._streams.append(_Stream(stream, passes, num_nodes=nodes, key=key))
+        turns = np.array([stream.passes.turns for stream in self._streams])
+        self._first_regular = np.array([stream.passes.first_regular for stream in self._streams])
+        self._is_regular = not self._first_regular.any()
+        self._segments = [
+            _Segment(course, epoch, i, config, turns, derive(key, _INTERLEAVE, epoch))
+            for i in range(len(course.numbers(epoch)))
         ]
-        self._max_units = 65536 + 4 * (mixture.num_shards + len(drawn) * nodes)
+        self._begins = np.array([segment.begin for segment in self._segments])
+        self._is_shuffled = config.shuffle
+        self._max_units = 65536 + 4 * (mixture.num_shards + len(self._streams) * nodes)
         self._forget()
 
     def __len__(self) -> int:
@@ -135,9 +100,12 @@ class NativeOrder:
         """Return global sample ids int64[n] at positions int64[n].
 
         Raises:
-            IndexError: a position is out of range.
+            IndexError: a position is out of range, or from before the mixture took over.
         """
-        _check_positions(positions, self._size)
+        if len(positions) and (int(positions.min()) < self.first or int(positions.max()) >= self._size):
+            raise IndexError(
+                f'positions must be in [{self.first}, {self._size}), got {positions.min()} to {positions.max()}.'
+            )
         if len(positions) <= _BULK:
             return self._at(positions)
         # In ascending order each window and cell is made once.
@@ -149,117 +117,189 @@ class NativeOrder:
         return ids
 
     def _at(self, positions: IntArray) -> IntArray:
-        slots, nodes = np.divmod(positions, self.num_canonical_nodes)
-        if self._interleave is None:
-            draws, streams = slots, np.zeros_like(slots)
-        else:
-            streams, draws = self._interleave.at(nodes, slots)
-        draws, nodes = self._turns.at(streams, nodes, draws)
-        draws += self._first_draws.take(streams)
-        sizes = self._sizes.take(streams)
-        passes = draws // sizes
-        draws -= passes * sizes
-        places = draws // self.num_canonical_nodes
-        cells = self._cells(streams, nodes, passes)  # may begin a new table
-        ids = self._table.at(cells, places)
+        if len(self._segments) == 1:
+            return self._in_segment(self._segments[0], positions)
+        ids = np.empty(len(positions), np.int64)
+        numbers = self._begins.searchsorted(positions, 'right') - 1
+        for number in np.unique(numbers):
+            where = (numbers == number).nonzero()[0]
+            ids[where] = self._in_segment(self._segments[number], positions[where])
+        return ids
+
+    def _in_segment(self, segment: _Segment, positions: IntArray) -> IntArray:
+        slots, nodes = positions - segment.begin, positions % self.num_canonical_nodes
+        slots //= self.num_canonical_nodes
+        streams, turns = segment.interleave.at(nodes, slots)
+        places = streams * self.num_canonical_nodes
+        places += nodes
+        draws = segment.draws_of(streams, nodes, places, turns)
+        turns = turns + segment.turns.take(places)
+        passes = draws // self._sizes.take(streams)
+        if not self._is_regular:
+            self._correct(passes, streams, nodes, turns)
+        starts, begins = self._shares(places, passes)  # may begin a new table
+        turns -= begins
+        ids = self._table.at(starts, turns) if self._is_shuffled else starts + turns
         ids += self._offsets.take(streams)
         return ids
 
-    def _cells(self, streams: IntArray, nodes: IntArray, passes: IntArray) -> IntArray:
-        """Return the table's cells int64[n] of streams, nodes and passes int64[n], adding those that are new."""
-        place = streams * self.num_canonical_nodes
-        place += nodes
-        missing = self._latest_pass.take(place) != passes
+    def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, turns: IntArray) -> None:
+        """Put in the passes of streams that are not yet, or never, where the mixture has them."""
+        where = (passes < self._first_regular.take(streams)).nonzero()[0]
+        for i in where.tolist():
+            passes[i] = self._streams[streams[i]].passes.number(int(turns[i]), int(nodes[i]), int(passes[i]))
+
+    def _shares(self, places: IntArray, passes: IntArray) -> tuple[IntArray, IntArray]:
+        """Return where the nodes' shares of passes are, and the turns before them; int64[n] each.
+
+        They are cells of the table, or without shuffle first samples.
+
+        Args:
+            places: int64[n], stream · nodes + node.
+            passes: int64[n].
+        """
+        missing = self._latest_pass.take(places) != passes
         if not missing.any():
-            return self._latest_cell.take(place)
+            return self._latest_start.take(places), self._latest_begin.take(places)
         if self._table.units > self._max_units:
             self._forget()
             missing[:] = True
-        cells = self._latest_cell.take(place)
+        starts, begins = self._latest_start.take(places), self._latest_begin.take(places)
         where = missing.nonzero()[0]
-        found: list[int] = []
-        for where_place, k in zip(place[where].tolist(), passes[where].tolist(), strict=True):
-            cell = self._known.get((where_place, k))
-            if cell is None:
-                s, node = divmod(where_place, self.num_canonical_nodes)
-                cell = self._known[where_place, k] = self._streams[s].add_cell(self._table, node, k)
-            self._latest_pass[where_place], self._latest_cell[where_place] = k, cell
-            found.append(cell)
-        cells[where] = found
-        return cells
+        found: list[tuple[int, int]] = []
+        for place, k in zip(places[where].tolist(), passes[where].tolist(), strict=True):
+            share = self._known.get((place, k))
+            if share is None:
+                share = self._known[place, k] = self._make_share(place, k)
+            self._latest_pass[place] = k
+            self._latest_start[place], self._latest_begin[place] = share
+            found.append(share)
+        starts[where], begins[where] = zip(*found, strict=True)
+        return starts, begins
+
+    def _make_share(self, place: int, k: int) -> tuple[int, int]:
+        s, node = divmod(place, self.num_canonical_nodes)
+        stream = self._streams[s]
+        begin, end, turn = stream.stretch(node, k)
+        if not self._is_shuffled:
+            return begin, turn
+        return self._table.add(*stream.parts(begin, end, node, k)), turn
 
     def _forget(self) -> None:
         """Start with an empty table."""
         places = len(self._streams) * self.num_canonical_nodes
         self._table = CellTable()
-        self._known: dict[tuple[int, int], int] = {}
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}
         self._latest_pass = np.full(places, -1, np.int64)
-        self._latest_cell = np.zeros(places, np.int64)
+        self._latest_start = np.zeros(places, np.int64)
+        self._latest_begin = np.zeros(places, np.int64)
 
+    def origin_at(self, position: int) -> Origin:
+        """Return where another mixture takes over from this one, if it does at a position of this epoch."""
+        turns = self.turns_before(position)
+        positions = dict(self.mixture.origin.positions)
+        for stream, row in zip(self._streams, turns, strict=True):
+            positions[stream.name] = stream.passes.position(row, stream.fingerprint)
+        return Origin(epoch=self._epoch, sample=position, positions=positions)
 
-class _Turns:
-    """Which of its draws a stream gives to a node's turn; step 4 of this module's description, "Whose node…"."""
+    def turns_before(self, position: int) -> IntArray:
+        """Return the turns before a position of this epoch, since the streams' first draws ever.
 
-    def __init__(self, choose: IntArray, before: IntArray, shift: IntArray, node_quotas: IntArray) -> None:
-        """Make the tables.
+        Returns:
+            int64[streams, nodes].
 
-        Args:
-            choose: int64[streams], draws in the epoch.
-            before: int64[streams], draws of earlier streams.
-            shift: int64[streams], by how much the two ways to number nodes are out of step.
-            node_quotas: int64[streams, nodes].
+        Raises:
+            IndexError: the position is out of range, or from before the mixture took over.
         """
-        self._num_nodes = num_nodes = node_quotas.shape[1]
-        first = (np.arange(num_nodes) - (before + shift)[:, None]) % num_nodes
-        own = -((first - choose[:, None]) // num_nodes)  # first >= choose can only be 0 draws, rounded up
-        # A stream's own numbers and quotas are both its draws / nodes, rounded up on as many nodes.
-        self._strays: dict[tuple[int, int], tuple[int, int]] = {}
-        for s in (own != node_quotas).any(1).nonzero()[0].tolist():
-            givers = (own[s] > node_quotas[s]).nonzero()[0].tolist()
-            takers = (own[s] < node_quotas[s]).nonzero()[0].tolist()
-            for giver, taker in zip(givers, takers, strict=True):
-                last = int(first[s, giver] + (own[s, giver] - 1) * num_nodes)
-                self._strays[s, taker] = last, giver
-        self._first = first.reshape(-1)
-        self._own = own.reshape(-1)
+        if not self.first <= position <= self._size:
+            raise IndexError(f'positions must be in [{self.first}, {self._size}], got {position}.')
+        segment = self._segments[max(int(self._begins.searchsorted(position, 'right')) - 1, 0)]
+        before = segment.turns.reshape(len(self._streams), -1).copy()
+        for node in range(self.num_canonical_nodes):
+            first = (node - segment.begin) % self.num_canonical_nodes
+            slot = max(-(-(position - segment.begin - first) // self.num_canonical_nodes), 0)
+            before[:, node] += segment.interleave.turns_before(node, slot)
+        return before
 
-    def at(self, streams: IntArray, nodes: IntArray, turns: IntArray) -> tuple[IntArray, IntArray]:
-        """Return draws of the epoch int64[n], and the nodes whose shards hold them int64[n], for turns int64[n]."""
-        place = streams * self._num_nodes + nodes
+
+class _Segment:
+    """A segment of the epoch, as far as it is needed to find a position's draw."""
+
+    def __init__(self, course: Course, epoch: int, number: int, config: OrderConfig, turns: IntArray, key: int) -> None:
+        """Take the streams' turns int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
+        self._segment = segment = course.segments(epoch)[number]
+        self.begin = segment.begin
+        self._quotas = course.quotas[course.numbers(epoch)[number]]
+        self._num_nodes = course.num_nodes
+        self._config, self._key = config, derive(key, segment.begin)
+        draws_before, turns_before = course.before(epoch, number)
+        self._draws = draws_before + turns.sum(1)
+        self.turns = (turns_before + turns).reshape(-1)
+        """int64[streams · nodes], turns before the segment, since the streams' first draws ever."""
+
+    @cached_property
+    def interleave(self) -> Interleave:
+        """How the streams share the slots."""
+        segment, config = self._segment, self._config
+        if np.count_nonzero(segment.counts) == 1:
+            return SequentialInterleave(self._quotas)
+        if segment.is_stratified:
+            assert config.global_batch_size is not None
+            return StratifiedInterleave(segment.counts, config.global_batch_size, self._num_nodes, self._key)
+        # A stratified epoch's last, smaller batch is mixed, too.
+        is_mixed = config.shuffle or config.batching == 'stratified'
+        return RandomInterleave(self._quotas, self._key) if is_mixed else SequentialInterleave(self._quotas)
+
+    @cached_property
+    def _dealing(self) -> Dealing:
+        return Dealing(self._quotas)
+
+    def draws_of(self, streams: IntArray, nodes: IntArray, places: IntArray, turns: IntArray) -> IntArray:
+        """Return which of its streams' draws since the first ever turns of this segment are; int64[n] each."""
+        dealing = self._dealing
         draws = turns * self._num_nodes
-        draws += self._first.take(place)
-        if self._strays:
-            stray = turns >= self._own.take(place)
-            if stray.any():
-                nodes = nodes.copy()
-                for i in stray.nonzero()[0].tolist():
-                    draws[i], nodes[i] = self._strays[int(streams[i]), int(nodes[i])]
-        return draws, nodes
+        draws += nodes
+        if dealing.excess.shape[1]:
+            level = turns - dealing.least.take(streams)
+            where = (level >= 0).nonzero()[0]
+            draws[where] = dealing.excess[places[where], level[where]]
+        draws += self._draws.take(streams)
+        return draws
 
 
 class _Stream:
-    """The shards of a stream in their fixed order, and the cells made of them."""
+    """The shards of a stream in their fixed order, and each node's share of each pass over them."""
 
-    def __init__(
-        self, stream: StreamSize, *, num_nodes: int, block_size: int, key: int, before: int, choose: int
-    ) -> None:
-        self._size, self._num_nodes, self._block_size = stream.size, num_nodes, block_size
-        self._before, self._choose = before, choose
+    def __init__(self, stream: StreamSize, passes: Passes, *, num_nodes: int, key: int) -> None:
+        self.name, self.fingerprint, self.passes = stream.name, stream.fingerprint, passes
+        self._sizes_as_stored, self._num_nodes = stream.shard_sizes, num_nodes
         self._key = derive(key, _STREAM, hash_text(stream.name))
-        order = keyed_order(derive(self._key, _LINE), len(stream.shard_sizes))
-        self._shards = order[stream.shard_sizes[order] > 0]
-        self._sizes = stream.shard_sizes[self._shards]
-        self._starts = (np.cumsum(stream.shard_sizes) - stream.shard_sizes)[self._shards]
-        self._bits = column_bits(self._sizes)
-        self._ends = np.cumsum(self._sizes)
+        self._cuts: tuple[int, IntArray] = (-1, np.zeros(0, np.int64))
         self._pass_keys = (-1, 0, 0)
 
-    def add_cell(self, table: CellTable, node: int, k: int) -> int:
-        """Add to the table what a node has of pass k, and return the cell's number."""
-        begin, end = self._stretch(node, k)
-        first = int(self._ends.searchsorted(begin, 'right'))
-        last = int(self._ends.searchsorted(end, 'left')) + 1
-        ends, sizes = self._ends[first:last], self._sizes[first:last]
+    @cached_property
+    def _line(self) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+        """Numbers, sizes, first samples, column bits and ends in the line of the stream's shards, int64[shards]."""
+        stored = self._sizes_as_stored
+        order = keyed_order(derive(self._key, _LINE), len(stored))
+        shards = order[stored[order] > 0]
+        sizes = stored[shards]
+        return shards, sizes, (np.cumsum(stored) - stored)[shards], column_bits(sizes), np.cumsum(sizes)
+
+    def stretch(self, node: int, k: int) -> tuple[int, int, int]:
+        """Return begin and end of a node's stretch of the line in pass k, in samples, and its turns before the pass."""
+        begins = self.passes.begin(k)
+        if self._cuts[0] != k:
+            self._cuts = k, np.cumsum(self.passes.begin(k + 1) - begins)
+        end = int(self._cuts[1][node])
+        return (int(self._cuts[1][node - 1]) if node else 0), end, int(begins[node])
+
+    def parts(self, begin: int, end: int, node: int, k: int) -> tuple[Parts, int, int]:
+        """Return the parts of shards in a node's stretch of pass k, their block size, and the pass's key there."""
+        shards, sizes, starts, bits, line_ends = self._line
+        first = int(line_ends.searchsorted(begin, 'right'))
+        last = int(line_ends.searchsorted(end, 'left')) + 1
+        ends, sizes = line_ends[first:last], sizes[first:last]
         skipped = np.maximum(begin - (ends - sizes), 0)
         if self._pass_keys[0] != k:
             key = derive(self._key, _PASS, k)
@@ -268,28 +308,17 @@ class _Stream:
         parts = Parts(
             sizes=np.minimum(ends, end) - (ends - sizes) - skipped,
             skipped=skipped,
-            starts=self._starts[first:last],
+            starts=starts[first:last],
             shard_sizes=sizes,
-            bits=self._bits[first:last],
-            keys=hashes(shard_key, self._shards[first:last]),
+            bits=bits[first:last],
+            keys=hashes(shard_key, shards[first:last]),
         )
-        return table.add(parts, self._block_size, derive(cell_key, node))
-
-    def _stretch(self, node: int, k: int) -> tuple[int, int]:
-        """Return begin and end of a node's stretch of the line of shards, in samples, for pass k."""
-        begin = k * self._size
-        phase = self._before + (begin if self._choose % self._size else begin % self._choose)
-        full, rest = divmod(self._size, self._num_nodes)
-        # The nodes with one sample more are the `rest` ones from `phase` on, cyclically.
-        phase %= self._num_nodes
-        wrapped = max(0, phase + rest - self._num_nodes)
-
-        def cut(c: int) -> int:
-            return c * full + min(c, wrapped) + min(max(c - phase, 0), rest - wrapped)
-
-        return cut(node), cut(node + 1)
+        return parts, self.passes.block_size(k), derive(cell_key, node)
 
 
-def _check_positions(positions: IntArray, size: int) -> None:
-    if len(positions) and (int(positions.min()) < 0 or int(positions.max()) >= size):
-        raise IndexError(f'positions must be in [0, {size}), got {positions.min()} to {positions.max()}.')
+def _block_sizes(mixture: Mixture, block_size: int) -> list[int]:
+    """The samples of each stream in a block of the sequence, by the largest share that the stream ever has."""
+    mixes: list[tuple[int, ...]] = [*mixture.stages]
+    if mixture.schedule is not None:
+        mixes = [step.weights for step in mixture.schedule.steps([stream.name for stream in mixture.streams])]
+    return [max(1, *(block_size * mix[s] // sum(mix) for mix in mixes)) for s in range(len(mixture.streams))]

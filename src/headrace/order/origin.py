@@ -1,0 +1,84 @@
+"""Where a mixture took over from another one, and how far each stream was then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headrace.errors import ResumeError
+
+__all__ = ['Origin', 'StreamPosition']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPosition:
+    """How far a stream is: which of its draws were used, on each canonical node."""
+
+    fingerprint: str
+    """Of the data that this is a position of."""
+    turns: tuple[int, ...]
+    """For each canonical node, the stream's draws that it has had."""
+    first_pass: int
+    """The last pass that every node has begun or is about to."""
+    begins: tuple[tuple[int, ...], ...]
+    """For this pass and those after it, up to the first that no node has begun: each node's turns before it."""
+    blocks: tuple[int, ...]
+    """For all of these but the last: the block size that it is shuffled with, in samples."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types, which `of` takes."""
+        return {
+            'fingerprint': self.fingerprint,
+            'turns': list(self.turns),
+            'pass': self.first_pass,
+            'begins': [list(row) for row in self.begins],
+            'blocks': list(self.blocks),
+        }
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> StreamPosition:
+        """Read what `to_json` returned."""
+        return cls(
+            fingerprint=value['fingerprint'],
+            turns=tuple(value['turns']),
+            first_pass=value['pass'],
+            begins=tuple(tuple(row) for row in value['begins']),
+            blocks=tuple(value['blocks']),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a mixture took over. The default is the begin of a run."""
+
+    epoch: int = 0
+    sample: int = 0
+    """Position in that epoch."""
+    positions: Mapping[str, StreamPosition] = field(default_factory=dict[str, StreamPosition])
+    """By name, the streams that had been drawn from before, also those that are in the mixture no more."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain types, which `of` takes."""
+        return {
+            'epoch': self.epoch,
+            'sample': self.sample,
+            'positions': {name: position.to_json() for name, position in sorted(self.positions.items())},
+        }
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any] | None) -> Origin:
+        """Read what `to_json` returned; None is the begin of a run.
+
+        Raises:
+            ResumeError: the value is something else.
+        """
+        if value is None:
+            return cls()
+        try:
+            positions = {name: StreamPosition.of(position) for name, position in value['positions'].items()}
+            return cls(epoch=value['epoch'], sample=value['sample'], positions=positions)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ResumeError(
+                f'the checkpoint says where its streams were in a way that cannot be read: {error!r}.'
+            ) from None

@@ -1,0 +1,193 @@
+"""A run through the data: what was asked for, what it came to, and where its checkpoints say that it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from headrace.errors import ConfigError
+from headrace.order.mixture import Exhaustion, Mixture, StreamSize
+from headrace.order.order import Order, make_order, make_plan
+from headrace.order.state import ResumeState, resolved_from_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.order.compatible import LoadPermutation
+    from headrace.order.config import OrderConfig
+    from headrace.order.plan import BatchPlan, Remainder
+    from headrace.order.schedule import Schedule
+    from headrace.order.topology import Topology
+
+__all__ = ['MixtureChange', 'Run']
+
+MixtureChange: TypeAlias = Literal['refuse', 'continue']
+"""What happens when a checkpoint was written under another mixture: an error, or its streams go on in the new one."""
+
+
+class Run:
+    """Gives the orders, plans and states of a dataset's streams.
+
+    Defaults that depend on the topology are final with the first pass (`settle`), or with the state that is resumed;
+    until then they follow the topology that is asked for.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[StreamSize],
+        asked: OrderConfig,
+        *,
+        epoch_size: int | None = None,
+        schedule: Schedule | None = None,
+        when_exhausted: Exhaustion = 'repeat',
+        on_mixture_change: MixtureChange = 'refuse',
+        load: LoadPermutation | None = None,
+    ) -> None:
+        """Take what `Mixture.resolve` and `make_order` take.
+
+        Raises:
+            StreamError, ConfigError, EmptyDatasetError: as `Mixture.resolve` and `make_order`.
+        """
+        if on_mixture_change not in get_args(MixtureChange):
+            raise ConfigError(
+                f'on_mixture_change must be one of {list(get_args(MixtureChange))}, got {on_mixture_change!r}.'
+            )
+        self._streams, self._asked = tuple(streams), asked
+        self._epoch_size, self._schedule = epoch_size, schedule
+        self._when_exhausted: Exhaustion = when_exhausted
+        self._may_change_mixture = on_mixture_change == 'continue'
+        self._load = load
+        self.mixture = self._mix(asked)
+        """The streams and what an epoch draws from each."""
+        self._settled: OrderConfig | None = None
+        self._initial_nodes: int | None = None
+        self._start: ResumeState | None = None  # a state of this run, but for the position
+        self._order: tuple[object, Order] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_order': None}  # it may hold much, and is quickly made
+
+    def _mix(self, config: OrderConfig) -> Mixture:
+        return Mixture.resolve(
+            self._streams,
+            epoch_size=self._epoch_size,
+            seed=config.seed,
+            schedule=self._schedule,
+            when_exhausted=self._when_exhausted,
+        )
+
+    @property
+    def needs_nodes(self) -> bool:
+        """Whether the order depends on the nodes of the parallel world, and is not settled yet."""
+        return self._settled is None and self._asked.is_compatible
+
+    @property
+    def needs_batch_size(self) -> bool:
+        """Whether the order depends on the global batch size."""
+        config = self._settled or self._asked
+        return config.batching == 'stratified' and not config.is_compatible
+
+    def config(self, nodes: int, global_batch_size: int | None) -> OrderConfig:
+        """How samples are ordered, with every default filled in.
+
+        Args:
+            nodes: of the parallel world; any number where `needs_nodes` says no.
+            global_batch_size: where `needs_batch_size` says yes, samples of a global batch, if it is known.
+
+        Raises:
+            ConfigError: the global batch does not suit the canonical nodes.
+        """
+        config = self._asked if self._settled is None else self._settled
+        if self.needs_batch_size and global_batch_size is not None:
+            config = replace(config, global_batch_size=global_batch_size)
+        return config.resolve_defaults(self.mixture, nodes)
+
+    def initial_nodes(self, nodes: int) -> int:
+        """Nodes that the run began on, or begins on."""
+        return nodes if self._initial_nodes is None else self._initial_nodes
+
+    def settle(self, nodes: int, global_batch_size: int | None) -> None:
+        """Let defaults be what they are now, for the rest of the run; arguments as `config`'s."""
+        if self._settled is None:
+            self._settled, self._initial_nodes = self.config(nodes, global_batch_size), nodes
+
+    def order(self, epoch: int, nodes: int, global_batch_size: int | None) -> Order:
+        """The global sequence of an epoch; arguments as `config`'s.
+
+        It is one object for all who ask for the same, so that they share what it keeps.
+
+        Raises:
+            ConfigError: the order depends on the batch size, which is not known.
+        """
+        config = self.config(nodes, global_batch_size)
+        if self.needs_batch_size and config.global_batch_size is None:
+            raise ConfigError(
+                'Please pass `batch_size` to StreamingDataset: stratified batching depends on it, and it is None.'
+            )
+        if config.is_compatible:  # its permutation is mapped by whoever uses it, and no longer
+            return make_order(self.mixture, config, epoch, self._load)
+        if self._order is None or self._order[0] != (config, epoch):
+            self._order = (config, epoch), make_order(self.mixture, config, epoch)
+        return self._order[1]
+
+    def plan(
+        self, epoch: int, start: int, topology: Topology, *, global_batch_size: int, remainder: Remainder
+    ) -> BatchPlan:
+        """The global batches of an epoch from a position on, and this rank's rows of them.
+
+        Raises:
+            ConfigError: as `make_plan`; or stratified batches shall have another size in the middle of the run.
+        """
+        settled = None if self._settled is None else self._settled.global_batch_size
+        if (epoch, start) != (0, 0) and settled not in (None, global_batch_size):
+            raise ConfigError(
+                f'with stratified batching the global batch keeps its size during a run, which began with {settled}, '
+                f"but got {global_batch_size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
+            )
+        return make_plan(
+            self.order(epoch, topology.nodes, global_batch_size),
+            topology,
+            global_batch_size=global_batch_size,
+            start=start,
+            remainder=remainder,
+            initial_nodes=self._initial_nodes,
+        )
+
+    def state(self, epoch: int, sample: int, nodes: int, global_batch_size: int | None) -> ResumeState:
+        """The state that continues at a position of an epoch; arguments as `config`'s."""
+        start = self._start
+        if start is None:
+            start = ResumeState.of(
+                self.config(nodes, global_batch_size),
+                self.mixture,
+                epoch=0,
+                sample_in_epoch=0,
+                initial_physical_nodes=self.initial_nodes(nodes),
+            )
+            if self._settled is not None:
+                self._start = start
+        return replace(start, epoch=epoch, sample_in_epoch=sample)
+
+    def forget_topology(self) -> None:
+        """Have the next state ask the topology again."""
+        self._start = None
+
+    def resume(self, state: ResumeState, nodes: int, global_batch_size: int | None) -> tuple[int, int]:
+        """Go on where a state was taken; returns the epoch and the position in it.
+
+        Args:
+            state: not a stale one.
+            nodes: of the parallel world in which the run goes on.
+            global_batch_size: the one that it goes on with, if it is known.
+
+        Raises:
+            ResumeError: it belongs to other data, another order, or, where that is not wanted, another mixture.
+        """
+        config = resolved_from_state(self._asked, state)
+        if config.batching == 'stratified' and not config.is_compatible:
+            config = replace(config, global_batch_size=global_batch_size or state.pinned.get('global_batch_size'))
+        mixture, state = state.continued(config, self._mix(config), may_change_mixture=self._may_change_mixture)
+        self.mixture, self._settled = mixture, config.resolve_defaults(mixture, nodes)
+        self._initial_nodes = state.initial_physical_nodes or nodes
+        self._start = self._order = None
+        return state.epoch, state.sample_in_epoch

@@ -1,0 +1,169 @@
+"""Streams in equal shares: each global batch holds of every stream its share, rounded down or up.
+
+A segment has nb batches of G samples, C canonical nodes divide G, and each node has H = G / C slots of a batch. Think
+of the segment's draws, stream after stream, as the numbers y in [0, nb·G), so that stream s is an interval of them.
+The slots are numbered such that slot h of node c in batch k has
+
+    y = h·nb·C + v,   v = (u + nb·c) mod nb·C,   u = C·π + π·g div nb,   π = a·k mod nb,   g = gcd(C, nb),
+
+a being coprime to nb. This maps slots one to one to [0, nb·G). The y of a batch are those that are u modulo nb: each
+nb-th number, so an interval holds floor or ceil of its share of them; those of a batch on one node are each nb·C-th.
+a is near nb / golden ratio, so that batches which follow each other get residues far apart, and the number of a
+stream's draws stays near its share at any point, within a few.
+
+The number of a node's slots below a y, before batch k, is that of the i < k for which a·i mod nb falls into a cyclic
+interval: two sums Σ floor((a·i + b) / nb), which Euclid's algorithm gives in O(log nb) steps (Graham, Knuth, Patashnik:
+Concrete Mathematics, 1994, section 3.5, on such sums).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.order.hashing import derive, hashes
+from headrace.order.interleave import WindowTable
+
+if TYPE_CHECKING:
+    from headrace.order.mixture import IntArray
+
+__all__ = ['StratifiedInterleave', 'grid_quotas']
+
+_SLOTS_IN_WINDOWS = 131072
+_MIN_WINDOW = 4096
+_GOLDEN = 0.6180339887498949
+_CANDIDATES = 64
+
+
+def grid_quotas(counts: IntArray, batch_size: int, num_nodes: int) -> IntArray:
+    """Return int64[streams, nodes], how many turns each stream has on each node in a segment of whole batches.
+
+    Args:
+        counts: int64[streams], the streams' draws, which fill the batches exactly.
+        batch_size: G, a multiple of the number of nodes.
+        num_nodes: C.
+    """
+    num_batches = int(counts.sum()) // batch_size
+    ends = np.cumsum(counts)
+    below = np.array([[_below(int(y), c, num_batches, num_nodes) for c in range(num_nodes)] for y in ends])
+    return np.diff(below, axis=0, prepend=0)
+
+
+def _below(y: int, node: int, num_batches: int, num_nodes: int) -> int:
+    """How many numbers below y are a node's."""
+    rows, rest = divmod(y, num_batches * num_nodes)
+    return rows * num_batches + sum(high - low for low, high in _residues(rest, node, num_batches, num_nodes))
+
+
+def _residues(rest: int, node: int, num_batches: int, num_nodes: int) -> list[tuple[int, int]]:
+    """The π in [0, nb) for which v < rest, as intervals [low, high); 0 <= rest <= nb·C."""
+    total, shift = num_batches * num_nodes, num_batches * node
+    # v < rest: u lies in [-shift, rest - shift) modulo nb·C.
+    begin, end = total - shift, total - shift + rest
+    spans = [(begin, min(end, total)), (0, end - total)] if end > total else [(begin, end)]
+    found = [(_first(low, num_batches, num_nodes), _first(high, num_batches, num_nodes)) for low, high in spans]
+    return [(low, high) for low, high in found if high > low]
+
+
+def _first(u: int, num_batches: int, num_nodes: int) -> int:
+    """The least π whose u is not below a number: u(π) = floor(π·(C·nb + g) / nb) rises."""
+    g = math.gcd(num_nodes, num_batches)
+    return min(max(-(-u * num_batches // (num_nodes * num_batches + g)), 0), num_batches)
+
+
+def _floor_sum(n: int, m: int, a: int, b: int) -> int:
+    """Return the sum of floor((a·i + b) / m) over 0 <= i < n, for a, b >= 0 and m > 0."""
+    total = 0
+    while n > 0:
+        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
+        a, b = a % m, b % m
+        n, b = divmod(a * n + b, m)
+        m, a = a, m
+    return total
+
+
+def _visits(k: int, low: int, high: int, a: int, num_batches: int) -> int:
+    """How many i < k have a·i mod nb in [low, high), 0 <= low <= high <= nb."""
+    return _floor_sum(k, num_batches, a, num_batches - low) - _floor_sum(k, num_batches, a, num_batches - high)
+
+
+def _multiplier(num_batches: int, num_nodes: int) -> int:
+    """A number coprime to nb, near nb / golden ratio, whose multiples are spread evenly modulo nb and modulo nb / C."""
+    if num_batches < 3:
+        return 1
+    centre = round(num_batches * _GOLDEN)
+    best: tuple[int, int] | None = None
+    for i in range(4 * _CANDIDATES):
+        a = centre + (-1) ** i * -(-i // 2)
+        if 0 < a < num_batches and math.gcd(a, num_batches) == 1:
+            worst = max(_largest_quotient(a, num_batches), _largest_quotient(num_nodes * a % num_batches, num_batches))
+            if best is None or worst < best[0]:
+                best = worst, a
+        if best is not None and i >= _CANDIDATES:
+            break
+    assert best is not None  # 1 and nb - 1 are coprime to nb, and gaps between such numbers are short
+    return best[1]
+
+
+def _largest_quotient(a: int, m: int) -> int:
+    """The largest partial quotient of the continued fraction of a / m."""
+    largest = 0
+    while a:
+        largest = max(largest, m // a)
+        m, a = a, m % a
+    return largest
+
+
+class StratifiedInterleave:
+    """Each batch of the segment has floor or ceil of each stream's share; on each node, too.
+
+    In a batch on a node, the order of streams is that of sorted hashes.
+    """
+
+    __slots__ = ('_a', '_batches', '_ends', '_key', '_nodes', '_per_window', '_rows', '_table')
+
+    def __init__(self, counts: IntArray, batch_size: int, num_nodes: int, key: int) -> None:
+        """Take what `grid_quotas` takes, and a key of the segment."""
+        self._ends = np.cumsum(counts)
+        self._key = key
+        self._nodes = num_nodes
+        self._rows = batch_size // num_nodes
+        self._batches = int(self._ends[-1]) // batch_size
+        self._a = _multiplier(self._batches, num_nodes)
+        slots = max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)
+        self._per_window = min(max(1, slots // self._rows), self._batches)
+        self._table = WindowTable((len(counts), num_nodes), self._per_window * self._rows, self._arrange)
+
+    def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        windows, offsets = np.divmod(slots, self._per_window * self._rows)
+        return self._table.at(nodes, windows, offsets)
+
+    def turns_before(self, node: int, slot: int) -> IntArray:
+        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+        last = -(-self._batches // self._per_window) - 1
+        window = min(slot // (self._per_window * self._rows), last)
+        return self._table.turns_before(node, window, slot - window * self._per_window * self._rows)
+
+    def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
+        first = window * self._per_window
+        batches = np.arange(first, min(first + self._per_window, self._batches))
+        total = self._batches * self._nodes
+        pi = np.array([self._a * k % self._batches for k in batches.tolist()])  # products may exceed 64 bits
+        u = self._nodes * pi + pi * math.gcd(self._nodes, self._batches) // self._batches
+        v = (u + self._batches * node) % total
+        y = np.arange(self._rows) * total + v[:, None]
+        streams = self._ends.searchsorted(y, 'right')
+        slots = (batches[:, None] * self._nodes + node) * self._rows + np.arange(self._rows)
+        shuffled = hashes(derive(self._key, node), slots).argsort(1, kind='stable')
+        streams = np.take_along_axis(streams, shuffled, 1).reshape(-1)
+        below = np.array([self._before(int(end), node, first) for end in self._ends])
+        return np.diff(below, prepend=0), streams
+
+    def _before(self, y: int, node: int, batch: int) -> int:
+        """How many of a node's slots before a batch have a number below y."""
+        rows, rest = divmod(y, self._batches * self._nodes)
+        spans = _residues(rest, node, self._batches, self._nodes)
+        return rows * batch + sum(_visits(batch, low, high, self._a, self._batches) for low, high in spans)
