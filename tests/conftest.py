@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,12 +30,14 @@ def golden() -> Path:
     return SHARED / 'golden' / 'open'
 
 
-@pytest.fixture
-def make_dataset(tmp_path: Path) -> MakeDataset:
-    """Write a small MDS dataset with an `id` column that equals the sample's number plus `first`."""
+@pytest.fixture(scope='session')
+def make_dataset_in() -> MakeDataset:
+    """Write a small MDS dataset with an `id` column that equals the sample's number plus `first`, below a folder."""
 
-    def make(name: str = 'data', samples: int = 100, *, per_shard: int = 10, first: int = 0, **options: object) -> Path:
-        folder = tmp_path / name
+    def make(
+        root: Path, name: str = 'data', samples: int = 100, *, per_shard: int = 10, first: int = 0, **options: object
+    ) -> Path:
+        folder = root / name
         # 8 bytes of id, 16 of row, 4 of offset for each sample; the header and its config stay below 500 bytes.
         limit = options.pop('size_limit', 500 + 28 * per_shard)
         columns = {'id': 'int', 'row': 'ndarray:float32:4'}
@@ -44,3 +47,9 @@ def make_dataset(tmp_path: Path) -> MakeDataset:
         return folder
 
     return make
+
+
+@pytest.fixture
+def make_dataset(tmp_path: Path, make_dataset_in: MakeDataset) -> MakeDataset:
+    """The same, below a folder of the test's own."""
+    return functools.partial(make_dataset_in, tmp_path)

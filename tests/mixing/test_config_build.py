@@ -74,15 +74,33 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'allow_unsafe_types': True,
         'replication': 2,
         'remainder': 'drop',
+        'when_exhausted': 'repeat',
+        'on_mixture_change': 'continue',
     }
     arguments = recorded(config(tmp_path, **keys))
     (stream,) = arguments.pop('streams')
     assert stream.local == str(tmp_path)
     assert stream.name is None
-    expected = {**keys, 'cache_limit': 2**30, 'shuffle_block_size': 1000, 'batch_size': 8, 'topology': None}
+    expected = {
+        **keys,
+        'schedule': [],
+        'cache_limit': 2**30,
+        'shuffle_block_size': 1000,
+        'batch_size': 8,
+        'topology': None,
+    }
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
-    assert set(keys) == own
+    assert {*keys, 'schedule'} == own
+
+
+def test_a_schedule_arrives_as_points(tmp_path: Path) -> None:
+    points = [{'at': '0', 'proportions': {'a': 1}}, {'at': '2k', 'proportions': {'a': 1, 'b': 2}, 'change': 'linear'}]
+    streams = {'streams': {'a': {'local': tmp_path / 'a'}, 'b': {'local': tmp_path / 'b'}}, 'local': None}
+    assert recorded(config(tmp_path, **streams, schedule=points))['schedule'] == [
+        {'at': 0, 'proportions': {'a': 1.0}, 'change': 'step'},
+        {'at': 2000, 'proportions': {'a': 1.0, 'b': 2.0}, 'change': 'linear'},
+    ]
 
 
 def test_the_default_seed_is_the_dataset_s(tmp_path: Path) -> None:

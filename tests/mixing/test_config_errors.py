@@ -50,7 +50,50 @@ ALGORITHMS = ', '.join(shuffle.ALGORITHMS)
 COUNT = "or text like '100k', '64m', '1.5b'"
 DECODE = 'the value is text: write it without quotes, or, from the environment, ${oc.decode:${oc.env:NAME}}'
 
+POINT = {'at': 0, 'proportions': {'code': 1}}
+
 CASES = [
+    # Schedules.
+    (
+        'a schedule that begins late',
+        changed(train__schedule=[{'at': 5, 'proportions': {'code': 1}}]),
+        'train.schedule: the first point is at 0, and no ramp',
+    ),
+    (
+        'points that do not rise',
+        changed(train__schedule=[POINT, {'at': '1k', 'proportions': {'code': 1}}, {**POINT, 'at': 900}]),
+        'train.schedule: points stand in the order of rising `at`; they are at [0, 1000, 900]',
+    ),
+    (
+        'a point for no stream',
+        changed(train__schedule=[{'at': 0, 'proportions': {'code': 1, 'prosa': 2}}]),
+        'train.schedule: names streams that do not exist: prosa; there are: code, prose',
+    ),
+    (
+        'a share that is no number',
+        changed(train__schedule=[{'at': 0, 'proportions': {'code': 'much'}}]),
+        "train.schedule[0].proportions.code: got 'much'; must be a number of at least 0",
+    ),
+    (
+        'a point without shares',
+        changed(train__schedule=[{'at': 0}]),
+        'train.schedule[0]: a point needs `proportions`, one of them above 0',
+    ),
+    (
+        'a misspelt key of a point',
+        changed(train__schedule=[{**POINT, 'chang': 'linear'}]),
+        'train.schedule[0].chang: got \'linear\'; unknown key; did you mean "change"?',
+    ),
+    (
+        'a schedule and weights',
+        changed(train__schedule=[POINT], train__streams__code__repeat=2),
+        'train.schedule: a schedule is in the place of weights, which are given by: code; remove them',
+    ),
+    (
+        'a schedule and an end of streams',
+        changed(train__schedule=[POINT], train__when_exhausted='stop'),
+        "train.when_exhausted: got when_exhausted: 'stop'; is `repeat` with a schedule; keep one of the two",
+    ),
     # Unknown keys.
     ('misspelt', changed(train__shufle=True), 'train.shufle: got true; unknown key; did you mean "shuffle"?'),
     (

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.errors import EmptyDatasetError, StreamError
+from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.order import Mixture, StreamSize
 
 CASES = json.loads((Path(__file__).parents[1] / 'data/order/apply_weights.json').read_text())['cases']
@@ -92,3 +92,40 @@ def test_fingerprint_tells_shard_sizes_apart() -> None:
     prints = {StreamSize(name='a', shard_sizes=np.array(s)).fingerprint for s in ([3, 4], [4, 3], [7])}
     assert len(prints) == 3
     assert StreamSize(name='a', shard_sizes=np.array([7]), fingerprint='index').fingerprint == 'index'
+
+
+THREE = (('a', 3000), ('b', 5000), ('c', 700))
+
+
+def exhausting(when: str, proportions=(1, 1, 1), epoch_size: int | None = None) -> Mixture:
+    streams = [
+        StreamSize(name=name, shard_sizes=[100] * (size // 100), proportion=p)
+        for (name, size), p in zip(THREE, proportions, strict=True)
+    ]
+    return Mixture.resolve(streams, epoch_size=epoch_size, when_exhausted=when)
+
+
+def test_an_epoch_that_stops_draws_no_stream_beyond_its_size_and_one_nearly_to_it() -> None:
+    assert exhausting('stop').choose == (700, 700, 700)
+    uneven = exhausting('stop', (0.5, 0.1, 0.4))
+    assert sum(uneven.choose) == uneven.epoch_size == 1750
+    assert uneven.choose == (875, 175, 700)
+    assert exhausting('stop', epoch_size=300).choose == exhausting('repeat', epoch_size=300).choose
+
+
+def test_a_stream_that_is_dropped_leaves_the_others_their_proportions() -> None:
+    mix = exhausting('drop_stream', (2, 1, 1))
+    assert mix.stages == ((1400, 700, 700), (1600, 800, 0), (0, 3500, 0))
+    assert mix.choose == (3000, 5000, 700)
+    assert exhausting('drop_stream', (2, 1, 1), 2000).stages == ((1000, 500, 500),)
+    assert exhausting('drop_stream', (2, 0, 1)).choose == (3000, 0, 700)
+
+
+@pytest.mark.parametrize('when', ['stop', 'drop_stream'])
+def test_an_epoch_longer_than_all_streams_ends_with_them(when: str) -> None:
+    assert exhausting(when, epoch_size=10**6).epoch_size == {'stop': 2099, 'drop_stream': 8700}[when]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"one of \['repeat', 'stop', 'drop_stream'\], got 'cycle'"):
+        exhausting('cycle')

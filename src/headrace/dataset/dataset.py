@@ -117,7 +117,7 @@ class StreamingDataset(IterableDataset[Any]):
         stream_name: str = 'stream',
         stream_config: dict[str, Any] | None = None,
         remainder: Remainder = 'repeat',
-        schedule: Schedule | Sequence[SchedulePoint | Mapping[str, Any]] | None = None,
+        schedule: Schedule | Sequence[SchedulePoint | Mapping[str, Any]] = (),
         when_exhausted: Exhaustion = 'repeat',
         on_mixture_change: MixtureChange = 'refuse',
         topology: Topology | None = None,
@@ -173,7 +173,7 @@ class StreamingDataset(IterableDataset[Any]):
             [stream.size() for stream in self.streams],
             asked,
             epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
-            schedule=schedule if schedule is None or isinstance(schedule, Schedule) else Schedule.of(schedule),
+            schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
             when_exhausted=when_exhausted,
             on_mixture_change=on_mixture_change,
             load=self._epoch_files.load,
@@ -185,7 +185,7 @@ class StreamingDataset(IterableDataset[Any]):
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
             stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
-        if batch_size is not None or not self.run.needs_batch_size:
+        if topology is not None or not self.run.needs_batch_size:
             self.order(0)  # refuses what it does not know now, and not at the first batch
         self._warn_about_blocks()
         self._progress = Progress()
@@ -213,8 +213,9 @@ class StreamingDataset(IterableDataset[Any]):
 
     def _warn_about_blocks(self) -> None:
         largest = int(max(info.samples for info in self.shards))
-        block = self.order_config.block_size
-        if self.order_config.shuffle and block is not None and block < largest:
+        config = self.run.config(1, None)
+        block = config.block_size
+        if config.shuffle and block is not None and block < largest:
             warnings.warn(
                 f'Shuffle block size was smaller than shard size for some shards ({block} < {largest} samples). '
                 f'Samples will stay close to their shard. Recommendation is to set shuffle_block_size above the '

@@ -56,6 +56,7 @@ def build_dataset(
     }
     if config.loader.drop_last:
         arguments['remainder'] = 'drop'
+    arguments['schedule'] = [dataclasses.asdict(point) for point in config.schedule]
     if config.shuffle_seed is None:
         del arguments['shuffle_seed']  # the dataset's default is a number
     dataset = make(streams=_streams(config), batch_size=batch_size, topology=topology, **arguments)

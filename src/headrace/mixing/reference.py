@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from headrace.mixing import schema
 from headrace.mixing.validate import Named, choices_of, describe_number, field_types, unwrap
@@ -19,6 +19,7 @@ _TABLES = {
     'top level': (schema.Config, schema.FileDirectives),
     'loader': (schema.LoaderConfig, schema.DatasetConfig),
     'stream': (schema.StreamConfig,),
+    'schedule': (schema.SchedulePointConfig,),
     'transfer': (schema.TransferConfig,),
     'workers': (schema.WorkerConfig,),
 }
@@ -53,7 +54,8 @@ def _table(classes: tuple[type, ...]) -> str:
     lines = ['| key | value | default | meaning |', '|---|---|---|---|']
     for cls in classes:
         hints = field_types(cls)
-        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+        fields = dataclasses.fields(cls)
+        defaults = {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
         for key, text in field_texts(cls).items():
             lines.append(f'| `{key}` | {_kind(hints[key])} | {_default(defaults[key])} | {text} |')
     return '\n'.join(lines) + '\n'
@@ -70,6 +72,8 @@ def _kind(hint: Any) -> str:
         return describe_number(hint, mark)
     if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
         return 'a mapping'
+    if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):
+        return 'a list of mappings'
     return {bool: '`true`, `false`', str: 'text'}.get(hint, 'a list of texts')
 
 

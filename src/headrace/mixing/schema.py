@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from headrace.format import get_hashes
@@ -19,7 +20,15 @@ from headrace.order.shuffle import ALGORITHMS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ['Config', 'DatasetConfig', 'LoaderConfig', 'StreamConfig', 'TransferConfig', 'WorkerConfig']
+__all__ = [
+    'Config',
+    'DatasetConfig',
+    'LoaderConfig',
+    'SchedulePointConfig',
+    'StreamConfig',
+    'TransferConfig',
+    'WorkerConfig',
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +88,11 @@ class StreamConfig(TransferConfig):
     choose: Annotated[int, Count(least=0)] | None = None
     """Samples taken per epoch, such as `100k`."""
 
+    @property
+    def has_weight(self) -> bool:
+        """Whether a weight is given."""
+        return (self.proportion, self.repeat, self.choose) != (None, None, None)
+
     def broken_rules(self) -> Iterator[BrokenRule]:
         """The rules between this stream's keys that do not hold."""
         if self.remote is None and self.local is None:
@@ -86,6 +100,25 @@ class StreamConfig(TransferConfig):
         if sum(weight is not None for weight in (self.proportion, self.repeat, self.choose)) > 1:
             rule = 'a stream has at most one of `proportion`, `repeat` and `choose`; keep one'
             yield BrokenRule(('proportion', 'repeat', 'choose'), rule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulePointConfig:
+    """Proportions from one point of the run on."""
+
+    at: Annotated[int, Count(least=0)] = 0
+    """Samples that all ranks have had since the begin of the run, over all epochs, such as `10m`; the first is 0."""
+
+    proportions: Mapping[str, Annotated[float, AtLeast(0)]] = field(default_factory=dict[str, float])
+    """Shares of the streams by name, relative to their sum; a stream that is not named has none."""
+
+    change: Literal['step', 'linear'] = 'step'
+    """How these proportions are reached: at once, or along a line from those of the point before."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between this point's keys that do not hold."""
+        if not sum(self.proportions.values()):
+            yield BrokenRule(('proportions',), 'a point needs `proportions`, one of them above 0')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +173,15 @@ class DatasetConfig(TransferConfig):
     batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
     """How streams mix in a batch: at random, by their proportions, one stream per global batch or per device's."""
 
+    schedule: tuple[SchedulePointConfig, ...] = ()
+    """Proportions that change in the course of the run, in the place of the streams' weights: a list of points."""
+
+    when_exhausted: Literal['repeat', 'stop', 'drop_stream'] = 'repeat'
+    """When an epoch has had every sample of a stream: go on with its next pass, end the epoch, or go on without it."""
+
+    on_mixture_change: Literal['refuse', 'continue'] = 'refuse'
+    """A checkpoint of another mixture: an error that names the differences, or go on, each stream where it was."""
+
     allow_unsafe_types: bool = False
     """Read columns that hold pickles. They run code of whoever wrote them: for your own data only."""
 
@@ -163,6 +205,27 @@ class DatasetConfig(TransferConfig):
         if self.epoch_size is not None and absolute:
             rule = f'`epoch_size` needs proportions, or no weights; `repeat` or `choose` is given by: {absolute}'
             yield BrokenRule(('epoch_size', 'streams'), rule, inner=('proportion', 'repeat', 'choose'))
+        yield from self._broken_schedule_rules()
+
+    def _broken_schedule_rules(self) -> Iterator[BrokenRule]:
+        if not self.schedule:
+            return
+        at, inner = [point.at for point in self.schedule], ('at', 'proportions', 'change')
+        if at[0] or self.schedule[0].change != 'step':
+            yield BrokenRule(('schedule',), 'the first point is at 0, and no ramp', inner=inner)
+        elif any(after <= before for before, after in pairwise(at)):
+            yield BrokenRule(('schedule',), f'points stand in the order of rising `at`; they are at {at}', inner=inner)
+        names = {stream.name for stream in self.streams}
+        unknown = sorted({name for point in self.schedule for name in point.proportions} - names)
+        if unknown:
+            rule = f'names streams that do not exist: {", ".join(unknown)}; there are: {", ".join(sorted(names))}'
+            yield BrokenRule(('schedule', 'streams'), rule, inner=('proportions', 'name'))
+        weights = [stream.name for stream in self.streams if stream.has_weight]
+        if weights:
+            rule = f'a schedule is in the place of weights, which are given by: {", ".join(weights)}; remove them'
+            yield BrokenRule(('schedule', 'streams'), rule, inner=('proportion', 'repeat', 'choose'))
+        if self.when_exhausted != 'repeat':
+            yield BrokenRule(('when_exhausted', 'schedule'), 'is `repeat` with a schedule; keep one of the two')
 
     def _broken_source_rules(self) -> Iterator[BrokenRule]:
         single = any(value is not None for value in (self.remote, self.local, self.split))

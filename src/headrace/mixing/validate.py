@@ -2,7 +2,8 @@
 
 The dataclasses are the only list of keys: names, types, bounds and choices are read from their annotations.
 The annotations understood are ``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, ``X | None``, another
-dataclass, and ``Annotated[...]`` with one of the marks below. ``null`` in a file means that the key is left out.
+dataclass, ``Mapping[str, X]``, and ``Annotated[...]`` with one of the marks below. ``null`` in a file means that the
+key is left out.
 
 Rules between keys belong to the dataclass: an optional method ``broken_rules`` yields those that do not hold. A rule
 is dropped when one of its keys is itself wrong or misspelt, so that one mistake gives one line.
@@ -197,7 +198,11 @@ class Validator:
             if not isinstance(value, Mapping):
                 return self._wrong(path, value, 'must be a mapping of keys')
             mapping = cast('Mapping[Any, Any]', value)
-            return mapping if get_origin(hint) else self.read(cast('type[Any]', hint), mapping, path)
+            return (
+                self._mapping(hint, mapping, path)
+                if get_origin(hint)
+                else self.read(cast('type[Any]', hint), mapping, path)
+            )
         if get_origin(hint) is tuple:
             if not isinstance(value, list):
                 return self._wrong(path, value, 'must be a list')
@@ -217,6 +222,13 @@ class Validator:
                 return self._wrong(path, value, 'must be text that is not empty')
             return value
         return self._number(hint, mark, value, path)
+
+    def _mapping(self, hint: Any, value: Mapping[Any, Any], path: Path) -> Any:
+        item_hint = get_args(hint)[1]
+        if item_hint is object:
+            return value
+        items = {str(key): self._value(item_hint, item, (*path, str(key))) for key, item in value.items()}
+        return _INVALID if _INVALID in items.values() else items
 
     def _number(self, hint: Any, mark: AtLeast | MoreThan | None, value: Any, path: Path) -> Any:
         rule = f'must be {describe_number(hint, mark)}'

@@ -248,17 +248,18 @@ def _absolute(stream: StreamSize) -> int:
 def _before_exhaustion(streams: Sequence[StreamSize], choose: tuple[int, ...]) -> tuple[int, ...]:
     """The longest epoch of the same proportions that draws no stream's samples twice."""
     total = sum(choose)
+
+    def samples_left(length: int) -> int:
+        """Of the stream that is nearest to its end, or beyond it."""
+        return min(s.size - n for n, s in zip(apportion(length, choose), streams, strict=True))
+
+    # From here it is a matter of how shares are rounded; one sample always fits.
     length = min([total, *(s.size * total // c for s, c in zip(streams, choose, strict=True) if c)])
-    counts = apportion(length, choose)
-    while any(count > stream.size for stream, count in zip(streams, counts, strict=True)):
+    while samples_left(length) < 0:
         length -= 1
-        counts = apportion(length, choose)
-    if not length:
-        raise StreamError(
-            f"with when_exhausted 'stop' the smallest streams leave no epoch, got sizes {[s.size for s in streams]} "
-            f'for weights {list(choose)}.'
-        )
-    return tuple(counts)
+    while length < total and samples_left(length) > 0:
+        length += 1
+    return tuple(apportion(length, choose))
 
 
 def _until_exhaustion(

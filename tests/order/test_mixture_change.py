@@ -1,0 +1,187 @@
+"""Another mixture takes over in the middle of a run: no stream loses or repeats a sample."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from order_cases import relaxed, shard_lists, whole
+
+from headrace.errors import ConfigError, ResumeError, StreamError
+from headrace.order import Mixture, OrderConfig, ResumeState, StreamSize, make_order
+from headrace.order.origin import Origin
+
+CONFIG = OrderConfig(shuffle=True, num_canonical_nodes=4, block_size=300)
+
+
+def mix_of(data: dict[str, list[int]], **repeats: float) -> Mixture:
+    return Mixture.resolve([StreamSize(name=n, shard_sizes=data[n], repeat=r) for n, r in repeats.items()])
+
+
+class Counter:
+    """Plays a run: which samples of which streams were drawn, by name, in order."""
+
+    def __init__(self, data: dict[str, list[int]], config: OrderConfig) -> None:
+        self.config = config
+        self.counts = {name: np.zeros(sum(sizes), int) for name, sizes in data.items()}
+
+    def draw(self, mix: Mixture, epoch: int, begin: int, end: int) -> None:
+        order = make_order(mix, self.config.resolve_defaults(mix), epoch)
+        ids = order.at(np.arange(begin, end))
+        for s, stream in enumerate(mix.streams):
+            first, last = mix.sample_offsets[s : s + 2]
+            np.add.at(self.counts[stream.name], ids[(ids >= first) & (ids < last)] - first, 1)
+
+    def change(self, mix: Mixture, to: Mixture, epoch: int, sample: int) -> tuple[Mixture, int, int]:
+        """Through a state, as a resumed run does it."""
+        config = self.config.resolve_defaults(mix)
+        state = ResumeState.of(config, mix, epoch=epoch, sample_in_epoch=sample)
+        state = ResumeState.from_dict(json.loads(json.dumps(state.to_dict())))
+        changed, state = state.continued(replace(config, global_batch_size=None), to, may_change_mixture=True)
+        return changed, state.epoch, state.sample_in_epoch
+
+
+@settings(relaxed, suppress_health_check=[HealthCheck.large_base_example])
+@given(
+    st.dictionaries(st.sampled_from('abcde'), shard_lists, min_size=2),
+    st.sampled_from([1, 2, 3, 8]),
+    st.booleans(),
+    st.data(),
+)
+def test_through_any_changes_every_stream_is_passes(data, nodes: int, shuffle: bool, choices: st.DataObject) -> None:
+    """At the end of an epoch after the last change, counts of a stream's samples differ by one at most, or by two as
+    long as its nodes are not where the mixture would have them; nothing is lost."""
+    config = OrderConfig(shuffle=shuffle, num_canonical_nodes=nodes, block_size=choices.draw(st.integers(1, 60)))
+    weights = st.sampled_from([0.3, 0.5, 1.0, 1.7, 2.0])
+
+    def draw_mix() -> Mixture:
+        names = choices.draw(st.lists(st.sampled_from(sorted(data)), min_size=1, unique=True))
+        while True:
+            try:
+                return mix_of(data, **{name: choices.draw(weights) for name in names})
+            except StreamError:  # shares so small that nothing is drawn
+                names = sorted(data)
+
+    run, mix, epoch, sample = Counter(data, config), draw_mix(), 0, 0
+    for _ in range(choices.draw(st.integers(1, 3))):
+        for _ in range(choices.draw(st.integers(0, 2))):
+            run.draw(mix, epoch, sample, mix.epoch_size)
+            epoch, sample = epoch + 1, 0
+        until = choices.draw(st.integers(sample, mix.epoch_size))
+        run.draw(mix, epoch, sample, until)
+        mix, epoch, sample = run.change(mix, draw_mix(), epoch, until)
+    for _ in range(6):
+        run.draw(mix, epoch, sample, mix.epoch_size)
+        epoch, sample = epoch + 1, 0
+    order = make_order(mix, config.resolve_defaults(mix), epoch)
+    turns = order.turns_before(0).sum(1)
+    for s, stream in enumerate(mix.streams):
+        counts = run.counts[stream.name]
+        assert counts.sum() == turns[s]
+        is_regular = order._streams[s].passes.first_regular <= counts.sum() // len(counts)
+        assert counts.max() - counts.min() <= (1 if is_regular else 2)
+
+
+def test_a_stream_goes_on_with_its_next_sample_and_a_new_one_begins() -> None:
+    data = {'a': [40] * 10, 'b': [30] * 10, 'new': [20] * 5}
+    run = Counter(data, CONFIG)
+    before = mix_of(data, a=1, b=1)
+    run.draw(before, 0, 0, 350)
+    after, epoch, sample = run.change(before, mix_of(data, a=0.5, new=2), 0, 350)
+    assert (epoch, sample) == (0, 350)
+    run.draw(after, 0, 350, after.epoch_size)
+    assert run.counts['a'].max() == 1  # 200 or so, and 25 of them later: less than a pass
+    assert 190 < run.counts['a'].sum() < 240
+    # b is away for two epochs and comes back where it was.
+    away, b_before = after, run.counts['b'].copy()
+    run.draw(away, 1, 0, away.epoch_size)
+    back, epoch, sample = run.change(away, mix_of(data, b=1), 2, 0)
+    run.draw(back, epoch, sample, 300 - int(b_before.sum()))
+    # Canonical nodes were not equally far when b went, so some begin the next pass before the others have ended this.
+    assert run.counts['b'].sum() == 300
+    assert (run.counts['b'] != 1).sum() < 40
+    run.draw(back, epoch, 300 - int(b_before.sum()), 300)
+    assert run.counts['b'].min() == 1
+    assert run.counts['b'].max() == 2
+
+
+def test_other_data_under_the_same_name_begins_anew() -> None:
+    old = Mixture.resolve([StreamSize(name='a', shard_sizes=[40] * 10)])
+    grown = Mixture.resolve([StreamSize(name='a', shard_sizes=[40] * 11)])
+    run = Counter({'a': [40] * 11}, CONFIG)
+    changed, epoch, sample = run.change(old, grown, 0, 100)
+    run.draw(changed, epoch, sample, 440)
+    assert run.counts['a'].sum() == 340
+    assert run.counts['a'].max() == 1
+
+
+def test_a_position_beyond_the_new_epoch_goes_on_with_the_next() -> None:
+    data = {'a': [40] * 10}
+    run = Counter(data, CONFIG)
+    assert run.change(mix_of(data, a=2), mix_of(data, a=0.5), 3, 700)[1:] == (4, 0)
+    assert run.change(mix_of(data, a=0.5), mix_of(data, a=2), 3, 200)[1:] == (4, 0)
+    assert run.change(mix_of(data, a=2), mix_of(data, a=0.5), 3, 100)[1:] == (3, 100)
+
+
+def test_what_was_before_the_change_is_refused() -> None:
+    data = {'a': [40] * 10}
+    changed, *_ = Counter(data, CONFIG).change(mix_of(data, a=2), mix_of(data, a=1), 3, 100)
+    config = CONFIG.resolve_defaults(changed)
+    with pytest.raises(IndexError, match=r'must be in \[100, 400\), got 99'):
+        make_order(changed, config, 3).at(np.array([99, 100]))
+    with pytest.raises(ConfigError, match='took over in epoch 3, got epoch 2'):
+        make_order(changed, config, 2)
+
+
+def test_a_change_is_refused_unless_it_is_asked_for_with_both_values_named() -> None:
+    data = {'a': [40] * 10, 'b': [10]}
+    mix = mix_of(data, a=2)
+    state = ResumeState.of(CONFIG, mix, epoch=0, sample_in_epoch=50)
+    config = CONFIG.resolve_defaults(mix)
+    with pytest.raises(ResumeError) as caught:
+        state.continued(config, mix_of(data, a=1, b=1))
+    for text in (
+        'epoch_size: 800 in the checkpoint, 410 now',
+        "stream 'a' choose: 800 in the checkpoint, 400 now",
+        "streams: ['a'] in the checkpoint, ['a', 'b'] now",
+        "or pass on_mixture_change='continue'",
+    ):
+        assert text in str(caught.value)
+
+
+def test_what_is_no_mixture_is_refused_even_where_changes_are_wanted() -> None:
+    mix = mix_of({'a': [40] * 10}, a=2)
+    state = ResumeState.of(CONFIG, mix, epoch=0, sample_in_epoch=50)
+    with pytest.raises(ResumeError, match=r'block_size: 300 in the checkpoint, 70 now.*Restore them, or start'):
+        state.continued(replace(CONFIG, block_size=70), mix_of({'a': [40] * 10}, a=1), may_change_mixture=True)
+
+
+def test_a_state_after_a_change_continues_without_asking_again() -> None:
+    data = {'a': [40] * 10, 'b': [10] * 9}
+    run = Counter(data, CONFIG)
+    changed, epoch, sample = run.change(mix_of(data, a=2), mix_of(data, a=1, b=1), 1, 300)
+    config = CONFIG.resolve_defaults(changed)
+    state = ResumeState.of(config, changed, epoch=epoch, sample_in_epoch=sample + 40)
+    again, _ = ResumeState.from_dict(state.to_dict()).continued(config, mix_of(data, a=1, b=1))
+    assert again.origin == changed.origin
+    expected = make_order(changed, config, epoch).at(np.arange(340, 490))
+    assert (make_order(again, config, epoch).at(np.arange(340, 490)) == expected).all()
+
+
+def test_an_origin_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ResumeError, match='cannot be read'):
+        Origin.of({'epoch': 1, 'sample': 3, 'positions': {'a': {'turns': [1]}}})
+
+
+def test_the_whole_of_an_epoch_is_the_same_before_and_after_a_change_of_nothing() -> None:
+    data = {'a': [40] * 10, 'b': [10] * 9}
+    mix = mix_of(data, a=1, b=3)
+    config = CONFIG.resolve_defaults(mix)
+    expected = whole(make_order(mix, config, 1))
+    state = ResumeState.of(config, mix, epoch=1, sample_in_epoch=77)
+    same, _ = state.continued(config, mix_of(data, a=1, b=3), may_change_mixture=True)
+    assert (whole(make_order(same, config, 1)) == expected).all()
