@@ -78,9 +78,9 @@ class CellTable:
         self._positions = 0  # of all cells; a cell's positions are numbered on from the cell before
         self._lanes = 0  # of all cells, numbered likewise
         self._cells = Rows(3)  # by number; key: first position; first unit, lane and run
-        # By position: its own, row, samples of a row, samples permuted together, column bits of that, key, lanes open
-        # in the row itself, the first of them in _slots.
-        self._runs = Rows(8)
+        # By position: its own, row, samples of a row, column bits of that, key, lanes open in the row itself, the first
+        # of them in _slots. A cell that is permuted whole has one row, in which no lane is open.
+        self._runs = Rows(7)
         # For each run: lanes of the row that the head folds onto row r, the first of them in _slots, and that row plus
         # r; the same for the tail, but its slots numbered on from the head's.
         self._folds = Rows(5)
@@ -131,12 +131,11 @@ class CellTable:
         self._sizes.append(units)
         positions = self._positions + runs.positions
         slots = self._slots.used + num_lanes * runs.closing
-        samples = runs.lanes + runs.head_lanes + runs.tail_lanes
-        chunks = np.full_like(samples, total) if block_size >= total else samples
+        lanes, samples = runs.lanes, runs.lanes + runs.head_lanes + runs.tail_lanes
+        if block_size >= total:
+            lanes, samples = np.zeros_like(lanes), np.full_like(samples, total)
         keys = hashes(derive(key, 1), np.arange(len(positions))).view(np.int64)
-        self._runs.append(
-            positions, positions, runs.rows, samples, chunks, column_bits(chunks), keys, runs.lanes, slots
-        )
+        self._runs.append(positions, positions, runs.rows, samples, column_bits(samples), keys, lanes, slots)
         used, head, tail = (np.full_like(samples, a) for a in (self._slots.used, 2 * runs.begin - 1, 2 * runs.end - 1))
         self._folds.append(positions, runs.head_lanes, used, head, used + num_lanes - runs.head_lanes, tail)
         self._slots.append(self._lanes + np.argsort(opening, kind='stable'))
@@ -155,27 +154,24 @@ class CellTable:
         x = self._cells.keys_at(cells)
         x += positions
         runs = self._runs.find(x)
-        begin, row, samples, chunk, bits, key, lanes, slot = self._runs.columns_at(runs)
+        begin, row, samples, bits, key, lanes, slot = self._runs.columns_at(runs)
         x -= begin
-        number = x // chunk
-        first = number * chunk
-        x -= first
-        # Keys of neighbouring rows differ by an odd constant; the network's hashes make them independent.
-        number *= _ROW_STEP
-        number += key
-        x = permute(*(a.view(np.uint64) for a in (x, chunk, bits, number))).view(np.int64)
-        x += first
         rows = x // samples
         x -= rows * samples
+        # Keys of neighbouring rows differ by an odd constant; the network's hashes make them independent.
+        keys = rows * _ROW_STEP
+        keys += key
         rows += row
+        x = permute(*(a.view(np.uint64) for a in (x, samples, bits, keys))).view(np.int64)
         folded = (x >= lanes).nonzero()[0]
         x += slot
         if len(folded):
-            rank, there = x[folded] - (slot + lanes)[folded], rows[folded]
+            lanes, rank = lanes[folded], (x - slot)[folded]
             head_lanes, head_slot, head_sum, tail_slot, tail_sum = self._folds.columns_at(runs[folded])
-            is_head = rank < head_lanes
-            x[folded] = rank + np.where(is_head, head_slot, tail_slot)
-            rows[folded] = np.where(is_head, head_sum, tail_sum) - there
+            is_head = rank < lanes + head_lanes
+            is_whole = lanes == 0
+            x[folded] = np.where(is_whole, head_slot, rank - lanes + np.where(is_head, head_slot, tail_slot))
+            rows[folded] = np.where(is_whole, rank, np.where(is_head, head_sum, tail_sum) - rows[folded])
 
         x = self._slots.keys_at(x)
         x <<= _ROW_BITS
@@ -251,20 +247,19 @@ class CellTable:
         row = np.where(in_head, 2 * begin - 1 - row, np.where(in_tail, 2 * end - 1 - row, row))
         rows = self._runs.rows_between(first_run, end_run)[:, 1]
         run = first_run + rows.searchsorted(row, 'right') - 1
-        first, first_row, samples_of_row, chunk, bits, key, lanes, slot = self._runs.columns_at(run)
+        first, first_row, samples_of_row, bits, key, lanes, slot = self._runs.columns_at(run)
         by_opening, by_closing = index.ranks[:, (place >> _ROW_BITS) - index.lane]
-        head_lanes = self._folds.columns_at(run)[0]
-        is_closing = slot != 2 * index.lane
-        x = np.where(is_closing, by_closing, by_opening)
-        x = np.where(in_head, lanes + by_opening, np.where(in_tail, lanes + head_lanes + by_closing, x))
-        x += (row - first_row) * samples_of_row
-        number = x // chunk
-        before = number * chunk
+        x = np.where(slot == 2 * index.lane, by_opening, by_closing)
+        x[in_head] = (lanes + by_opening)[in_head]
+        x[in_tail] = (lanes + self._folds.columns_at(run)[0] + by_closing)[in_tail]
+        number = row - first_row
+        is_whole = lanes == 0
+        x[is_whole], number[is_whole] = row[is_whole], 0
+        first += number * samples_of_row
         number *= _ROW_STEP
         number += key
-        x -= before
-        x = unpermute(*(a.view(np.uint64) for a in (x, chunk, bits, number))).view(np.int64)
-        return np.where(known, x + before + first - index.position, -1)
+        x = unpermute(*(a.view(np.uint64) for a in (x, samples_of_row, bits, number))).view(np.int64)
+        return np.where(known, x + first - index.position, -1)
 
 
 @dataclass(frozen=True, slots=True)
