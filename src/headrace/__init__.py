@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.dataset import (
+    PADDING,
     CSVWriter,
     JSONWriter,
     LocalDataset,
@@ -12,12 +13,14 @@ from headrace.dataset import (
     StreamingDataset,
     TSVWriter,
     XSVWriter,
+    without_padding,
 )
 from headrace.order import Topology
 
 __version__ = '0.1.0'
 
 __all__ = [
+    'PADDING',
     'CSVWriter',
     'JSONWriter',
     'LocalDataset',
@@ -28,4 +31,5 @@ __all__ = [
     'TSVWriter',
     'Topology',
     'XSVWriter',
+    'without_padding',
 ]

@@ -186,13 +186,13 @@ def test_own_functions_pass_through(data: str) -> None:
 
 
 @pytest.mark.parametrize('ranks', [1, 2, 4])
-def test_padding_of_evaluation_is_cut_off(uneven: str, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+def test_padding_of_predictions_is_cut_off(uneven: str, monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     seen: list[int] = []
     counted: list[float] = []
     for rank in range(ranks):
         for name, value in {'RANK': rank, 'WORLD_SIZE': ranks, 'LOCAL_WORLD_SIZE': ranks}.items():
             monkeypatch.setenv(name, str(value))
-        spec = streaming_data_spec(section='eval', local=uneven, global_batch_size=8, shuffle=True)
+        spec = streaming_data_spec(section='predict', local=uneven, global_batch_size=8, shuffle=True)
         for batch in spec.dataloader:
             cut = spec.batch_transforms(batch)
             counted.append(spec.get_num_samples_in_batch(cut))

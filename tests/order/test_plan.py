@@ -22,7 +22,7 @@ batch_sizes = st.sampled_from([12, 24, 36])
 
 
 @relaxed
-@given(worlds, batch_sizes, st.integers(1, 130), st.integers(0, 130), st.sampled_from(['repeat', 'drop']))
+@given(worlds, batch_sizes, st.integers(1, 130), st.integers(0, 130), st.sampled_from(['repeat', 'exact', 'drop']))
 def test_the_ranks_share_each_global_batch(ranks: list[Topology], size: int, samples: int, start: int, how) -> None:
     assume(start <= samples and size % ranks[0].replicas == 0)
     order = shuffled(mixture([7] * 20, choose=[samples]), nodes=4, block=30)
@@ -47,8 +47,10 @@ def test_the_ranks_share_each_global_batch(ranks: list[Topology], size: int, sam
         repeated = [int(sequence[samples - 1 - i % samples]) for i in range(padding)]
         assert sorted(given_out) == sorted([*expected.tolist(), *repeated])
         assert sorted(order.at(plans[0].global_positions(k)).tolist()) == sorted(given_out)
+        own = {t.replica: plan.ids(k)[: plan.own_samples(k)].tolist() for t, plan in zip(ranks, plans, strict=True)}
+        assert sorted(sum(own.values(), [])) == sorted(expected.tolist()), 'what counts is each sample once'
     assert {plan.stop for plan in plans} == {position}
-    if how == 'repeat':
+    if how != 'drop':
         assert position == samples
     else:
         assert samples - position < size

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from composer.core import DataSpec, Evaluator
+from composer.utils import dist
+from torch.utils.data import DistributedSampler
 
 from headrace.composer.batches import count_rows, count_tokens, first_rows, split_rows
 from headrace.composer.position import is_followed
@@ -18,9 +21,9 @@ from headrace.errors import ConfigError
 from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, load_config
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterator
 
-    from headrace.order import BatchPlan
+    import torch
 
 __all__ = ['StreamingDataSpec', 'streaming_data_spec', 'streaming_evaluators']
 
@@ -57,7 +60,7 @@ def streaming_data_spec(
             or None, and the keys of a loader's configuration as keyword arguments.
         section: Which loader of the file: ``train``, or ``eval``, ``test``, ``predict``, with the loader's name after
             a dot where there are several (``eval.code``). Anything but ``train`` is for evaluation: every pass is
-            epoch 0 from its beginning, and padding rows are cut off.
+            epoch 0 from its beginning, and padding does not count.
         overrides: As in `headrace.mixing.load_config`, for a file or its content.
         dataset_class: As in `headrace.mixing.build_loader`.
         collate_fn: As in `headrace.mixing.build_loader`.
@@ -91,6 +94,7 @@ def streaming_data_spec(
     return StreamingDataSpec(
         loader,
         is_evaluation=section != 'train',
+        is_prediction=section.partition('.')[0] == 'predict',
         token_column=token_column,
         batch_transforms=batch_transforms,
         microbatch_transforms=microbatch_transforms,
@@ -146,7 +150,8 @@ class StreamingDataSpec(DataSpec):
 
     Args:
         loader: The loader.
-        is_evaluation: Whether each pass is epoch 0 from its beginning, without padding.
+        is_evaluation: Whether each pass is epoch 0 from its beginning, and padding does not count.
+        is_prediction: Whether padding is cut off before the trainer sees it: `Trainer.predict` does not do that.
         token_column: See `streaming_data_spec`.
         batch_transforms, microbatch_transforms, split_batch, get_num_samples_in_batch, get_num_tokens_in_batch: As
             `composer.DataSpec`'s.
@@ -157,6 +162,7 @@ class StreamingDataSpec(DataSpec):
         loader: StreamingDataLoader,
         *,
         is_evaluation: bool = False,
+        is_prediction: bool = False,
         token_column: str | None = None,
         batch_transforms: Callable[[Any], Any] | None = None,
         microbatch_transforms: Callable[[Any], Any] | None = None,
@@ -168,11 +174,15 @@ class StreamingDataSpec(DataSpec):
         loader.plan(0)  # a global batch that the ranks cannot share is refused here, before the trainer is built
         if is_evaluation:
             loader.fixed_epoch = 0  # Composer leaves a pass after any batch, as after the first one of each `fit`
+            loader._hint = _PaddingSampler(self)
         self.loader = loader
         self.is_evaluation = is_evaluation
         self.token_column = token_column
         self._transforms = batch_transforms
-        self._deliveries = _Deliveries(loader)
+        self._count = get_num_samples_in_batch
+        self.is_prediction = is_prediction
+        self.has_padding = False
+        """Whether the batch handed out last has a row in the trainer's hands that must not count, its last."""
         self._delivery: _Delivery | None = None
         self._warned = False
         super().__init__(
@@ -181,17 +191,19 @@ class StreamingDataSpec(DataSpec):
             batch_transforms=self._received,
             microbatch_transforms=microbatch_transforms,
             split_batch=split_rows if split_batch is None else split_batch,
-            get_num_samples_in_batch=get_num_samples_in_batch or self._count_samples,
+            get_num_samples_in_batch=self._samples,
             get_num_tokens_in_batch=get_num_tokens_in_batch or self._count_tokens,
         )
 
     def _received(self, batch: Any) -> Any:
         """Composer's first word about a batch that the loader handed out."""
-        self._delivery = delivery = self._deliveries.last()
-        if self.is_evaluation and delivery is not None and 0 < delivery.samples < delivery.rows:
-            # Metrics would count these samples twice. A rank that has nothing else keeps a row to compute with.
+        self._delivery = delivery = _Delivery.last_of(self.loader)
+        self.has_padding = self.is_evaluation and delivery.samples < delivery.rows
+        if self.is_prediction and self.has_padding and delivery.samples:
+            # A rank that has nothing else keeps a row to compute with.
             if count_rows(batch, expected=delivery.rows) == delivery.rows:
                 batch = first_rows(batch, delivery.samples, delivery.rows)
+                self.has_padding = False
         elif not (self.is_evaluation or self._warned or is_followed(self.loader)):
             self._warned = True
             warnings.warn(
@@ -202,12 +214,22 @@ class StreamingDataSpec(DataSpec):
             )
         return batch if self._transforms is None else self._transforms(batch)
 
-    def _count_samples(self, batch: Any) -> int | float:
-        """Samples of a batch or microbatch; of ranks that share their samples, each says its part."""
+    def _samples(self, batch: Any) -> int | float:
         # Composer asks once about the batch handed out, which becomes its position, then about microbatches, which
-        # weight the loss. Only the former is known from the plan: a microbatch is what its shape says.
+        # weight the loss.
         delivery, self._delivery = self._delivery, None
-        samples = delivery.samples if delivery is not None else count_rows(batch)
+        counted = self._count_samples(batch, delivery) if self._count is None else self._count(batch)
+        replication = self.loader.dataset.topology.replication
+        if not self.has_padding or replication == 1:
+            return counted
+        # Composer knows of no ranks that share their samples: of a padded batch it takes off a whole one, and it wants
+        # whole numbers in a microbatch.
+        return round(counted * replication) if delivery is None else counted + 1 - 1 / replication
+
+    def _count_samples(self, batch: Any, delivery: _Delivery | None) -> int | float:
+        """Samples of a batch or microbatch; of ranks that share their samples, each says its part."""
+        # Only what is handed out is known from the plan: a microbatch is what its shape says.
+        samples = count_rows(batch) if delivery is None else delivery.rows if self.has_padding else delivery.samples
         replication = self.loader.dataset.topology.replication
         return samples if replication == 1 else samples / replication
 
@@ -218,28 +240,6 @@ class StreamingDataSpec(DataSpec):
         return tokens * (peer + 1) // topology.replication - tokens * peer // topology.replication
 
 
-class _Deliveries:
-    """Knows what a loader handed out, from its position and its plan."""
-
-    def __init__(self, loader: StreamingDataLoader) -> None:
-        self._loader = loader
-        self._pass: tuple[int, int] | None = None
-        self._plan: BatchPlan | None = None
-
-    def last(self) -> _Delivery | None:
-        """The batch that was handed out last on this rank; None before the first."""
-        progress, topology = self._loader.dataset.progress, self._loader.dataset.topology
-        epoch, start = progress.current(rank=topology.rank)
-        end = cast('int', self._loader.state_dict()['sample_in_epoch'])
-        if end <= start or not progress.begun(rank=topology.rank):
-            return None
-        if self._plan is None or self._pass != (epoch, start) or self._plan.topology != topology:
-            self._pass, self._plan = (epoch, start), self._loader.plan(epoch, start)
-        plan = self._plan
-        number = (end - start - 1) // plan.global_batch_size
-        return _Delivery(rows=len(plan.positions(number)), samples=plan.own_samples(number))
-
-
 class _Delivery(NamedTuple):
     """A batch of one rank."""
 
@@ -247,6 +247,45 @@ class _Delivery(NamedTuple):
     """Rows that were read; the same on every rank."""
     samples: int
     """Those of them that are no padding; padding comes last."""
+
+    @classmethod
+    def last_of(cls, loader: StreamingDataLoader) -> _Delivery:
+        """What a loader handed out last, from its plan; nothing before the first batch."""
+        if loader.handed_out is None:
+            return cls(rows=0, samples=0)
+        plan, number = loader.handed_out
+        return cls(rows=len(plan.positions(number)), samples=plan.own_samples(number))
+
+
+class _PaddingSampler(DistributedSampler[Any]):
+    """What keeps padding from the metrics: in Composer's words, the loader's sampler.
+
+    Composer knows that the last ranks of a `DistributedSampler` have a repeated sample at the end of the last batch. It
+    cuts it off the last microbatch, and where nothing else is left there runs the model, as other ranks may wait for
+    it, but updates no metric. So every rank runs the model equally often. Here other ranks have the padding, at most
+    one row each as well; so each rank says for itself that all ranks' batches are padded, or none. The number of
+    samples is said to be 0, so that Composer asks at every batch.
+    """
+
+    def __init__(self, spec: StreamingDataSpec) -> None:
+        # PyTorch's constructor wants to know the ranks, and is not needed.
+        self._spec = weakref.ref(spec)  # in a cycle, the garbage collector would decide when workers end
+        self.dataset = ()  # pyright: ignore[reportAttributeAccessIssue] - of length 0
+
+    @property
+    def total_size(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Ranks whose last batch is padded, as far as this rank is concerned: all or none."""
+        spec = self._spec()
+        return dist.get_world_size() if spec is not None and spec.has_padding else 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take no word on the epoch: evaluation has but one."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
 
 
 def _loader(

@@ -4,10 +4,12 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.local import LocalDataset
+from headrace.dataset.padding import PADDING, without_padding
 from headrace.dataset.stream import Stream
 from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
 __all__ = [
+    'PADDING',
     'CSVWriter',
     'JSONWriter',
     'LocalDataset',
@@ -19,4 +21,5 @@ __all__ = [
     'Writer',
     'XSVWriter',
     'detect_topology',
+    'without_padding',
 ]

@@ -15,6 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.epoch_file import EpochFiles
+from headrace.dataset.padding import check_columns, marked_sample
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.stream import Stream
@@ -72,7 +73,8 @@ class StreamingDataset(IterableDataset[Any]):
         replication: consecutive ranks that get the same samples.
         stream_name, stream_config: accepted for compatibility; streams are made by `headrace.mixing`.
         remainder: what happens to the samples after the last full global batch: 'repeat' gives them out, repeating a
-            few where ranks would get unequal numbers; 'drop' leaves them out.
+            few where ranks would get unequal numbers; 'exact' does so too, and marks the repeats in every batch under
+            `headrace.PADDING`; 'drop' leaves them out. None: 'repeat', or what evaluates the dataset chooses.
         schedule: proportions that change in the course of the run, in the place of the streams' weights: points with
             `at` (samples of the run so far), `proportions` (by stream name) and `change` ('step', or 'linear' for a
             ramp from the point before).
@@ -116,7 +118,7 @@ class StreamingDataset(IterableDataset[Any]):
         replication: int | None = None,
         stream_name: str = 'stream',
         stream_config: dict[str, Any] | None = None,
-        remainder: Remainder = 'repeat',
+        remainder: Remainder | None = None,
         schedule: Schedule | Sequence[SchedulePoint | Mapping[str, Any]] = (),
         when_exhausted: Exhaustion = 'repeat',
         on_mixture_change: MixtureChange = 'refuse',
@@ -143,7 +145,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.batch_size = batch_size
         self.predownload = predownload
         self.replication = replication
-        self.remainder: Remainder = remainder
+        self.remainder: Remainder | None = remainder
         self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
@@ -156,6 +158,8 @@ class StreamingDataset(IterableDataset[Any]):
             keep_zip=keep_zip,
         )
         self.shards: list[ShardInfo] = [info for stream in self.streams for info in stream.shards]
+        if remainder == 'exact':
+            self.check_columns()
         self._sizes = [stream.size() for stream in self.streams]
         self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
         asked = OrderConfig(
@@ -210,6 +214,15 @@ class StreamingDataset(IterableDataset[Any]):
         for stream in self.streams:
             stream.first_shard = first
             first += len(stream.shards)
+
+    def check_columns(self) -> None:
+        """Check that padding can be marked in batches.
+
+        Raises:
+            ConfigError: a column has the name of the mark.
+        """
+        for schema in {id(info.schema): info.schema for info in self.shards}.values():
+            check_columns(schema.names)
 
     def _warn_about_blocks(self) -> None:
         largest = int(max(info.samples for info in self.shards))
@@ -330,7 +343,7 @@ class StreamingDataset(IterableDataset[Any]):
             epoch: which epoch.
             start: number of samples of its global sequence to leave out at its start.
             global_batch_size: samples of a batch over all ranks; by default `batch_size` for each.
-            remainder: see the class.
+            remainder: see the class; by default the dataset's.
             topology: for which rank; by default this one.
 
         Raises:
@@ -345,8 +358,20 @@ class StreamingDataset(IterableDataset[Any]):
                 )
             global_batch_size = self.batch_size * topology.replicas
         return self.run.plan(
-            epoch, start, topology, global_batch_size=global_batch_size, remainder=remainder or self.remainder
+            epoch,
+            start,
+            topology,
+            global_batch_size=global_batch_size,
+            remainder=remainder or self.remainder or 'repeat',
         )
+
+    @property
+    def evaluation_remainder(self) -> Remainder:
+        """What evaluation does with the samples after the last full global batch: what was asked for, or 'exact'.
+
+        Where nothing was asked for, the compatible orders repeat: they do not say which samples they repeat.
+        """
+        return self.remainder or ('repeat' if self.order_config.is_compatible else 'exact')
 
     # -- the position ----------------------------------------------------------------------------------------------
 
@@ -437,6 +462,7 @@ class StreamingDataset(IterableDataset[Any]):
         number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         epoch, start = self._progress.begin(rank=topology.rank, worker=number)
         plan = self.plan(epoch=epoch, start=start, topology=topology)
+        is_marked = self.remainder == 'exact'
         self.pool.prefetch(
             ((k, self.locate(plan.ids(k))[0]) for k in range(number, plan.num_batches, count)),
             first=number,
@@ -445,8 +471,10 @@ class StreamingDataset(IterableDataset[Any]):
         try:
             for k in range(number, plan.num_batches, count):
                 self.pool.advance(k)
-                for sample_id in plan.ids(k).tolist():
-                    yield self[sample_id]
+                own_samples = plan.own_samples(k)
+                for row, sample_id in enumerate(plan.ids(k).tolist()):
+                    sample = self[sample_id]
+                    yield marked_sample(sample, is_padding=row >= own_samples) if is_marked else sample
         finally:
             self._progress.end(epoch)
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.padding import marked
 from headrace.dataset.progress import Progress
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, Remainder, ResumeState, Topology
@@ -77,8 +78,13 @@ class _BatchReader(Dataset[Any]):
         self._dataset.pool.advance(key.number)
         ids = self._ids(key.number)
         if self._is_columnar:
-            return self._dataset.pool.batch(ids)
-        return (self._collate_fn or default_collate)([self._dataset[sample_id] for sample_id in ids.tolist()])
+            batch = self._dataset.pool.batch(ids)
+        else:
+            batch = (self._collate_fn or default_collate)([self._dataset[sample_id] for sample_id in ids.tolist()])
+        if self._remainder == 'exact':
+            assert self._plan is not None
+            batch = marked(batch, rows=len(ids), own_samples=self._plan.own_samples(key.number))
+        return batch
 
     def _begin(self, key: _BatchKey) -> None:
         worker = torch.utils.data.get_worker_info()
@@ -147,9 +153,11 @@ class StreamingDataLoader(DataLoader[Any]):
         sampler, batch_sampler, shuffle: must be None or False; the dataset's plan decides.
         topology: which rank of how many this is, if the dataset does not say or find so.
         fixed_epoch: give this epoch's batches in every pass, as evaluation wants; None goes from epoch to epoch.
+        remainder: what happens to the samples after the last full global batch, in place of what the dataset says.
 
     Raises:
-        ValueError: two different batch sizes, or none; a sampler or shuffle.
+        ValueError: two different batch sizes, or none; a sampler or shuffle; `drop_last` and ``remainder='exact'``; a
+            column with the name of the mark of padding.
         TypeError: `dataset` is no StreamingDataset.
     """
 
@@ -176,6 +184,7 @@ class StreamingDataLoader(DataLoader[Any]):
         pin_memory_device: str = '',
         topology: Topology | None = None,
         fixed_epoch: int | None = None,
+        remainder: Remainder | None = None,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f'A StreamingDataLoader reads a StreamingDataset, but got a {type(dataset).__name__}.')
@@ -198,6 +207,12 @@ class StreamingDataLoader(DataLoader[Any]):
                 f'`batch_size` is given twice with different values: {dataset.batch_size} to StreamingDataset and '
                 f'{batch_size} to StreamingDataLoader. Give it once, in samples per device.'
             )
+        if drop_last and (remainder or dataset.remainder) == 'exact':
+            raise ConfigError(
+                "`drop_last=True` leaves out what remainder 'exact' hands out to the last sample; give one of them."
+            )
+        if remainder == 'exact':
+            dataset.check_columns()
         if topology is not None:
             dataset.bind(topology)
         super().__init__(
@@ -218,10 +233,12 @@ class StreamingDataLoader(DataLoader[Any]):
         # Trainers that make a loader anew pass on what PyTorch put in the place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
         self.fixed_epoch = fixed_epoch
-        self._hint = _EpochHint(dataset.progress)
+        self._hint: object = _EpochHint(dataset.progress)
         self._feed: DataLoader[Any] | None = None
         self._feed_key: object = None
         self._position: tuple[int, int] | None = None
+        self._remainder: Remainder | None = remainder
+        self._handed_out: tuple[BatchPlan, int] | None = None
 
     @property
     def sampler(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -237,7 +254,7 @@ class StreamingDataLoader(DataLoader[Any]):
     @property
     def remainder(self) -> Remainder:
         """What happens to the samples after the last full global batch."""
-        return 'drop' if self.drop_last else self.dataset.remainder
+        return 'drop' if self.drop_last else self._remainder or self.dataset.remainder or 'repeat'
 
     @property
     def global_batch_size(self) -> int:
@@ -274,6 +291,7 @@ class StreamingDataLoader(DataLoader[Any]):
         try:
             for number, batch in enumerate(batches):
                 self._position = epoch, plan.end(number)
+                self._handed_out = plan, number
                 yield batch
             is_whole = True
         finally:
@@ -283,6 +301,23 @@ class StreamingDataLoader(DataLoader[Any]):
             if not is_whole and not self.persistent_workers and owner == os.getpid():
                 # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
                 getattr(batches, '_shutdown_workers', lambda: None)()
+
+    @property
+    def handed_out(self) -> tuple[BatchPlan, int] | None:
+        """The batch that was handed out last: the plan of its pass, and its number in it. None before the first."""
+        return self._handed_out
+
+    @property
+    def own_samples(self) -> int:
+        """Rows of the batch handed out last, on this rank, that are no padding; padding comes last. 0 before the first.
+
+        For batches that are no dicts, which cannot hold the mark of ``remainder='exact'``. What workers have
+        prefetched makes no difference. Who holds several batches asks the plan: `plan().own_samples(number)`.
+        """
+        if self._handed_out is None:
+            return 0
+        plan, number = self._handed_out
+        return plan.own_samples(number)
 
     def next_pass(self) -> tuple[int, int]:
         """Epoch and first sample of the pass that will be begun next."""

@@ -191,7 +191,7 @@ class StreamingDataModule(LightningDataModule):
         batch_size = self._batch_size_of(source)
         source.dataset.batch_size = batch_size
         self.position.global_batch_size = batch_size * source.dataset.topology.replicas
-        self.position.remainder = 'drop' if source.options['drop_last'] else source.dataset.remainder
+        self.position.remainder = 'drop' if source.options['drop_last'] else source.dataset.remainder or 'repeat'
 
     def _batch_size_of(self, source: LoaderSource) -> int:
         assert source.dataset is not None
@@ -255,7 +255,13 @@ class StreamingDataModule(LightningDataModule):
         for source in sources:
             assert source.dataset is not None
             batch_size = self._batch_size_of(source)
-            loaders.append(StreamingDataLoader(source.dataset, fixed_epoch=0, batch_size=batch_size, **source.options))
+            options = source.options
+            remainder = None if options['drop_last'] else source.dataset.evaluation_remainder
+            loaders.append(
+                StreamingDataLoader(
+                    source.dataset, fixed_epoch=0, batch_size=batch_size, remainder=remainder, **options
+                )
+            )
         return loaders[0] if len(loaders) == 1 else loaders
 
     # -- the position ----------------------------------------------------------------------------------------------

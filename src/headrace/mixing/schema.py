@@ -188,8 +188,9 @@ class DatasetConfig(TransferConfig):
     replication: Annotated[int, AtLeast(1)] | None = None
     """Neighbouring ranks that get the same samples, such as the tensor-parallel degree. Left out: 1."""
 
-    remainder: Literal['repeat', 'drop'] = 'repeat'
-    """Samples after the last full global batch: hand them out, repeating a few so that ranks get as many; or drop."""
+    remainder: Literal['repeat', 'exact', 'drop'] | None = None
+    """Samples after the last full global batch: hand them out, repeating a few so that ranks get as many; the same, and
+    mark the repeats in the batch (`exact`); or drop. Left out: `repeat`; for evaluation under Lightning `exact`."""
 
     def broken_rules(self) -> Iterator[BrokenRule]:
         """The rules between this loader's keys that do not hold, its streams' own excepted."""
@@ -293,6 +294,9 @@ class LoaderConfig(DatasetConfig):
         """The rules between this loader's keys that do not hold, its streams' own excepted."""
         yield from DatasetConfig.broken_rules(self)
         yield from _broken_batch_size_rules(self)
+        if self.remainder == 'exact' and self.loader.drop_last:
+            rule = '`remainder: exact` and `drop_last: true` exclude each other; keep one'
+            yield BrokenRule(('remainder', 'loader'), rule, inner=('drop_last',))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

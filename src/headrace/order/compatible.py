@@ -114,7 +114,8 @@ class CompatiblePlan:
 
         Raises:
             TopologyError: the replicas cannot share the global batch equally, or the order does not exist for them.
-            ConfigError: start or remainder is out of range, or streams are too small for the batching.
+            ConfigError: start or remainder is out of range, remainder is ``exact``, or streams are too small for the
+                batching.
             ResumeError: start is beyond the epoch's end.
         """
         check_batch_size(global_batch_size, topology)
@@ -122,6 +123,12 @@ class CompatiblePlan:
             raise ConfigError(f'start must be at least 0, got {start}.')
         if remainder not in get_args(Remainder):
             raise ConfigError(f'remainder must be one of {list(get_args(Remainder))}, got {remainder!r}.')
+        if remainder == 'exact':
+            raise ConfigError(
+                f"remainder 'exact' needs shuffle_algo 'native', got {order.config.algorithm!r}: MosaicML Streaming's "
+                f'orders repeat samples anywhere in the last batches, as samples like others. Choose remainder '
+                f"'repeat' or 'drop', or the native order."
+            )
         self.order, self.topology, self.global_batch_size = order, topology, global_batch_size
         self.start, self.initial_nodes = start, initial_nodes
         self.remainder: Remainder = remainder

@@ -93,7 +93,7 @@ def make_plan(
 
     Raises:
         TopologyError: the replicas cannot share the global batch equally.
-        ConfigError: start or remainder is out of range.
+        ConfigError: start or remainder is out of range, or the order does not have that remainder.
     """
     if isinstance(order, CompatibleOrder):
         return CompatiblePlan(order, topology, global_batch_size, start, remainder, initial_nodes)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ['BatchPlan', 'Plan', 'Remainder', 'check_batch_size']
 
-Remainder: TypeAlias = Literal['repeat', 'drop']
+Remainder: TypeAlias = Literal['repeat', 'exact', 'drop']
 
 
 class BatchPlan(Protocol):
@@ -117,7 +117,9 @@ class Plan:
     """Position of the sequence where batch 0 begins, 0 <= start <= len(order)."""
     remainder: Remainder = 'repeat'
     """What becomes of the samples after the last full batch. ``drop``: they are not delivered. ``repeat``: they are a
-    last, smaller batch, padded to a multiple of the replicas with the sequence's last samples, latest first."""
+    last, smaller batch, padded to a multiple of the replicas with the sequence's last samples, latest first; so a
+    replica has at most one row of padding, its last. ``exact``: the same rows, and a promise that the order keeps too:
+    what `own_samples` counts is each sample of the epoch once."""
 
     def __post_init__(self) -> None:
         check_batch_size(self.global_batch_size, self.topology)

@@ -1,0 +1,84 @@
+"""Rows of a batch of any shape: how many it has, and some of them.
+
+A batch is a tree. Tensors and arrays hold a row at each place of their first dimension. A mapping holds columns, which
+agree on the number of rows. A list or tuple is either rows, as a column of texts or of ragged values is, or columns,
+as ``(inputs, labels)`` is; where its parts leave both open, it is rows in a mapping and columns elsewhere. Numbers,
+texts and None belong to every row.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard, cast
+
+import numpy as np
+import torch
+
+__all__ = ['cut_rows', 'has_rows', 'outline', 'possible_rows']
+
+
+def possible_rows(part: Any, *, is_column: bool = False) -> list[int] | None:
+    """The numbers of rows that a part can be read to have, the likeliest first; None: it says nothing of rows."""
+    if has_rows(part):
+        return [int(part.shape[0])]
+    if isinstance(part, Mapping):
+        columns = [possible_rows(value, is_column=True) for value in cast('Mapping[Any, Any]', part).values()]
+        return _common([column for column in columns if column is not None])
+    if _is_sequence(part):
+        inner = [possible_rows(value) for value in part]
+        if not part or any(found is None for found in inner):
+            return [len(part)]
+        as_columns = _common([found for found in inner if found is not None]) or []
+        both = [len(part), *as_columns] if is_column else [*as_columns, len(part)]
+        return list(dict.fromkeys(both))
+    return None
+
+
+def _common(columns: list[list[int]]) -> list[int] | None:
+    """What all columns agree on, in the order of the one that leaves the least open."""
+    if not columns:
+        return None
+    return [rows for rows in min(columns, key=len) if all(rows in column for column in columns)]
+
+
+def cut_rows(part: Any, begin: int, end: int, rows: int, *, is_column: bool = False) -> Any:
+    """Rows [begin, end) of the ``rows`` that a part has. Tensors are views of the part's; mappings become dicts."""
+    if has_rows(part):
+        return part[begin:end]
+    if isinstance(part, Mapping):
+        columns = cast('Mapping[Any, Any]', part)
+        return {key: cut_rows(value, begin, end, rows, is_column=True) for key, value in columns.items()}
+    if not _is_sequence(part):
+        return part
+    inner = [possible_rows(value) for value in part]
+    can_be_columns = bool(part) and all(found is not None and rows in found for found in inner)
+    if len(part) == rows and (is_column or not can_be_columns):
+        cut: Any = part[begin:end]
+        return list(cut) if hasattr(part, '_fields') else cut
+    values = [cut_rows(value, begin, end, rows) for value in part]
+    if hasattr(part, '_fields'):  # a named tuple
+        return cast('Any', type(part))(*values)
+    return tuple(values) if isinstance(part, tuple) else values
+
+
+def has_rows(part: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a part is a tensor or array with a row at each place of its first dimension."""
+    return isinstance(part, (torch.Tensor, np.ndarray)) and part.ndim > 0
+
+
+def _is_sequence(part: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(part, (list, tuple))
+
+
+def outline(batch: Any) -> str:
+    """A batch's structure, for messages."""
+    if has_rows(batch):
+        return f'{type(batch).__name__}{list(batch.shape)}'
+    if isinstance(batch, Mapping):
+        items = itertools.islice(cast('Mapping[Any, Any]', batch).items(), 8)
+        return '{' + ', '.join(f'{key}: {outline(value)}' for key, value in items) + '}'
+    if _is_sequence(batch):
+        first = outline(batch[0]) if batch else ''
+        return f'{type(batch).__name__} of {len(batch)} ({first}{", …" if len(batch) > 1 else ""})'
+    return type(batch).__name__
