@@ -6,7 +6,9 @@ each node, and every interleaving uses each of them once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import bisect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -35,6 +37,10 @@ class Interleave(Protocol):
 
         The slot may be the one past the node's last.
         """
+        ...
+
+    def slot_of(self, node: int, stream: int, turn: int) -> int:
+        """Return the slot of a node in which a stream has a turn: the inverse of `at`."""
         ...
 
 
@@ -72,6 +78,10 @@ class SequentialInterleave:
     def turns_before(self, node: int, slot: int) -> IntArray:
         """Return how many turns each stream has before a slot of a node, int64[streams]."""
         return np.clip(slot - self._begins[:, node], 0, self._ends[:, node] - self._begins[:, node])
+
+    def slot_of(self, node: int, stream: int, turn: int) -> int:
+        """Return the slot of a node in which a stream has a turn."""
+        return int(self._begins[stream, node]) + turn
 
 
 class WindowTable:
@@ -122,6 +132,13 @@ class WindowTable:
         begins, streams = self._arrange(node, window)
         return begins + np.bincount(streams[:offset], minlength=len(begins))
 
+    def find(self, node: int, stream: int, turn: int, num_windows: int) -> tuple[int, int]:
+        """Return the window of a node, and the offset into it, at which a stream has a turn."""
+        begins = _TurnsBefore(lambda window: int(self._arrange(node, window)[0][stream]), num_windows)
+        window = bisect.bisect_right(begins, turn) - 1
+        before, streams = self._arrange(node, window)
+        return window, int((streams == stream).nonzero()[0][turn - before[stream]])
+
     def _look_up(self, nodes: IntArray, odd: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
         row = self._row[nodes, odd]
         streams = self._streams[row, offsets].astype(np.int64)
@@ -157,6 +174,19 @@ class WindowTable:
                 for table in (self._streams, self._draws, self._begins)
             )
         return row
+
+
+class _TurnsBefore(Sequence[int]):
+    """The turns before each window, evaluated where a search looks."""
+
+    def __init__(self, evaluate: Callable[[int], int], length: int) -> None:
+        self._evaluate, self._length = evaluate, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, window: Any) -> Any:
+        return self._evaluate(window)
 
 
 class RandomInterleave:
@@ -200,6 +230,12 @@ class RandomInterleave:
         total, windows = int(self._slots[node]), int(self._windows[node])
         window = min(max((slot + 1) * windows - 1, 0) // total, windows - 1)
         return self._table.turns_before(node, window, slot - window * total // windows)
+
+    def slot_of(self, node: int, stream: int, turn: int) -> int:
+        """Return the slot of a node in which a stream has a turn."""
+        windows = int(self._windows[node])
+        window, offset = self._table.find(node, stream, turn, windows)
+        return window * int(self._slots[node]) // windows + offset
 
     def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
         begins, counts = self._counts(node, window), self._counts(node, window + 1)

@@ -19,6 +19,8 @@ import numpy as np
 from headrace.order.origin import StreamPosition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from headrace.order.course import Course
     from headrace.order.mixture import IntArray
 
@@ -102,6 +104,15 @@ class Passes:
         while self.begin(k + 1)[node] <= turn:
             k += 1
         return k
+
+    def spanned(self, first: IntArray, last: IntArray) -> Iterator[int]:
+        """Yield the passes, in order, that any turns from first on and below last, int64[nodes], belong to."""
+        k = int(first.sum()) // self._size
+        while k > self._first_inherited and (self.begin(k) > first).any():
+            k -= 1
+        while (self.begin(k) < last).any():
+            yield k
+            k += 1
 
     def block_size(self, k: int) -> int:
         """Return the samples over which pass k is shuffled."""

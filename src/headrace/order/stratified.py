@@ -147,6 +147,12 @@ class StratifiedInterleave:
         window = min(slot // (self._per_window * self._rows), last)
         return self._table.turns_before(node, window, slot - window * self._per_window * self._rows)
 
+    def slot_of(self, node: int, stream: int, turn: int) -> int:
+        """Return the slot of a node in which a stream has a turn."""
+        windows = -(-self._batches // self._per_window)
+        window, offset = self._table.find(node, stream, turn, windows)
+        return window * self._per_window * self._rows + offset
+
     def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
         first = window * self._per_window
         batches = np.arange(first, min(first + self._per_window, self._batches))

@@ -31,6 +31,8 @@ from headrace.order.shuffle.lanes import CellTable, Parts
 from headrace.order.stratified import StratifiedInterleave
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from headrace.order.config import OrderConfig
     from headrace.order.mixture import IntArray, Mixture, StreamSize
 
@@ -67,7 +69,7 @@ class NativeOrder:
             raise ConfigError(f'this mixture took over in epoch {origin.epoch}, got epoch {epoch} of another one.')
         self.num_canonical_nodes = nodes = config.num_canonical_nodes or 1
         self.mixture = mixture
-        self._size, self._epoch = mixture.epoch_size, epoch
+        self._size, self.epoch = mixture.epoch_size, epoch
         self.first = origin.sample if epoch == origin.epoch else 0
         key = derive(_VERSION_KEY, config.seed)
         course = Course(mixture, config)
@@ -194,13 +196,47 @@ class NativeOrder:
         self._latest_start = np.zeros(places, np.int64)
         self._latest_begin = np.zeros(places, np.int64)
 
+    def find(self, sample_id: int) -> Iterator[int]:
+        """Yield the positions of a sample in this epoch, pass after pass; nearly in rising order.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if not 0 <= sample_id < self.mixture.num_samples:
+            raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
+        s = int(self._offsets.searchsorted(sample_id, 'right')) - 1
+        sample, stream = sample_id - int(self._offsets[s]), self._streams[s]
+        nodes = slice(s * self.num_canonical_nodes, (s + 1) * self.num_canonical_nodes)
+        first, last = (segment.turns[nodes] for segment in (self._segments[0], self._segments[-1]))
+        last = last + self._segments[-1].quotas[s]
+        for k in stream.passes.spanned(first, last):
+            for node in stream.nodes_of(sample, k) if self._is_shuffled else range(self.num_canonical_nodes):
+                begin, end, turn = stream.stretch(node, k)
+                if self._is_shuffled:
+                    cell = self._table.add(*stream.parts(begin, end, node, k))
+                    place = int(self._table.find(np.array([cell]), np.array([sample]))[0])
+                else:
+                    place = sample - begin if sample < end else -1
+                if place >= 0 and first[node] <= turn + place < last[node]:
+                    yield self._position_of(s, node, turn + place)
+        self._forget()
+
+    def _position_of(self, s: int, node: int, turn: int) -> int:
+        """The position of this epoch at which a stream has a turn, counted from its first draw ever."""
+        place = s * self.num_canonical_nodes + node
+        segment = next(
+            segment for segment in self._segments if 0 <= turn - segment.turns[place] < segment.quotas[s, node]
+        )
+        slot = segment.interleave.slot_of(node, s, turn - int(segment.turns[place]))
+        return segment.begin + (node - segment.begin) % self.num_canonical_nodes + slot * self.num_canonical_nodes
+
     def origin_at(self, position: int) -> Origin:
         """Return where another mixture takes over from this one, if it does at a position of this epoch."""
         turns = self.turns_before(position)
         positions = dict(self.mixture.origin.positions)
         for stream, row in zip(self._streams, turns, strict=True):
             positions[stream.name] = stream.passes.position(row, stream.fingerprint)
-        return Origin(epoch=self._epoch, sample=position, positions=positions)
+        return Origin(epoch=self.epoch, sample=position, positions=positions)
 
     def turns_before(self, position: int) -> IntArray:
         """Return the turns before a position of this epoch, since the streams' first draws ever.
@@ -229,7 +265,8 @@ class _Segment:
         """Take the streams' turns int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
         self._segment = segment = course.segments(epoch)[number]
         self.begin = segment.begin
-        self._quotas = course.quotas[course.numbers(epoch)[number]]
+        self.quotas = course.quotas[course.numbers(epoch)[number]]
+        """int64[streams, nodes], turns in the segment."""
         self._num_nodes = course.num_nodes
         self._config, self._key = config, derive(key, segment.begin)
         draws_before, turns_before = course.before(epoch, number)
@@ -242,17 +279,17 @@ class _Segment:
         """How the streams share the slots."""
         segment, config = self._segment, self._config
         if np.count_nonzero(segment.counts) == 1:
-            return SequentialInterleave(self._quotas)
+            return SequentialInterleave(self.quotas)
         if segment.is_stratified:
             assert config.global_batch_size is not None
             return StratifiedInterleave(segment.counts, config.global_batch_size, self._num_nodes, self._key)
         # A stratified epoch's last, smaller batch is mixed, too.
         is_mixed = config.shuffle or config.batching == 'stratified'
-        return RandomInterleave(self._quotas, self._key) if is_mixed else SequentialInterleave(self._quotas)
+        return RandomInterleave(self.quotas, self._key) if is_mixed else SequentialInterleave(self.quotas)
 
     @cached_property
     def _dealing(self) -> Dealing:
-        return Dealing(self._quotas)
+        return Dealing(self.quotas)
 
     def draws_of(self, streams: IntArray, nodes: IntArray, places: IntArray, turns: IntArray) -> IntArray:
         """Return which of its streams' draws since the first ever turns of this segment are; int64[n] each."""
@@ -293,6 +330,15 @@ class _Stream:
             self._cuts = k, np.cumsum(self.passes.begin(k + 1) - begins)
         end = int(self._cuts[1][node])
         return (int(self._cuts[1][node - 1]) if node else 0), end, int(begins[node])
+
+    def nodes_of(self, sample: int, k: int) -> range:
+        """Return the nodes whose stretch of pass k has rows of the shard that holds a sample."""
+        shards, sizes, _, _, ends = self._line
+        shard = int(np.cumsum(self._sizes_as_stored).searchsorted(sample, 'right'))
+        place = int((shards == shard).nonzero()[0][0])
+        cuts = np.cumsum(self.passes.begin(k + 1) - self.passes.begin(k))
+        begin, end = int(ends[place] - sizes[place]), int(ends[place])
+        return range(int(cuts.searchsorted(begin, 'right')), int(cuts.searchsorted(end - 1, 'right')) + 1)
 
     def parts(self, begin: int, end: int, node: int, k: int) -> tuple[Parts, int, int]:
         """Return the parts of shards in a node's stretch of pass k, their block size, and the pass's key there."""
