@@ -20,7 +20,7 @@ from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.stream import Stream
 from headrace.errors import ConfigError, TopologyError
-from headrace.format import ShardInfo, bytes_to_int, number_abbrev_to_int
+from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
     BatchPlan,
     Mixture,
@@ -144,7 +144,7 @@ class StreamingDataset(IterableDataset[Any]):
             validate_hash=validate_hash,
             keep_zip=keep_zip,
         )
-        self.shards: list[ShardInfo] = [info for stream in self.streams for info in stream.shards]
+        self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
         self._sizes = [stream.size() for stream in self.streams]
         self._asked_size = (None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None
         self._asked_order = OrderConfig(
@@ -199,7 +199,7 @@ class StreamingDataset(IterableDataset[Any]):
         return Mixture.resolve(self._sizes, epoch_size=self._asked_size, seed=config.seed)
 
     def _warn_about_blocks(self) -> None:
-        largest = int(max(info.samples for info in self.shards))
+        largest = int(self.mixture.shard_sizes.max())
         block = self.order_config.block_size
         if self.order_config.shuffle and block is not None and block < largest:
             warnings.warn(
