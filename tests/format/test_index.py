@@ -6,7 +6,9 @@ import contextlib
 import copy
 import gc
 import json
+import math
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +17,15 @@ from hypothesis import strategies as st
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError
 from headrace.format import JSONEncoder, MDSEncoder, XSVEncoder, dump_index, parse_index
+from headrace.format import index as index_module
+
+
+@pytest.fixture(autouse=True, scope='module', params=[math.inf, 0], ids=['one by one', 'with stencils'])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways to read an index follow the same rules."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_module, 'LARGE', request.param)
+        yield
 
 
 def mds_entry(number: int = 0) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.stream import Stream
 from headrace.errors import ConfigError, TopologyError
-from headrace.format import ShardInfo, bytes_to_int, number_abbrev_to_int
+from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
     BatchPlan,
     Exhaustion,
@@ -157,7 +157,7 @@ class StreamingDataset(IterableDataset[Any]):
             validate_hash=validate_hash,
             keep_zip=keep_zip,
         )
-        self.shards: list[ShardInfo] = [info for stream in self.streams for info in stream.shards]
+        self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
         if remainder == 'exact':
             self.check_columns()
         self._sizes = [stream.size() for stream in self.streams]
@@ -221,11 +221,12 @@ class StreamingDataset(IterableDataset[Any]):
         Raises:
             ConfigError: a column has the name of the mark.
         """
-        for schema in {id(info.schema): info.schema for info in self.shards}.values():
-            check_columns(schema.names)
+        for stream in self.streams:
+            for schema in stream.shards.schemas:
+                check_columns(schema.names)
 
     def _warn_about_blocks(self) -> None:
-        largest = int(max(info.samples for info in self.shards))
+        largest = int(self.mixture.shard_sizes.max())
         config = self.run.config(1, None)
         block = config.block_size
         if config.shuffle and block is not None and block < largest:

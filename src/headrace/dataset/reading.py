@@ -40,9 +40,8 @@ class ShardPool:
         self._is_limited = is_limited
         self._held: OrderedDict[int, tuple[Lease, ShardReader]] = OrderedDict()
         self._prefetcher: Prefetcher | None = None
-        schemas = {id(info.schema): info.schema for stream in streams for info in stream.shards}
-        distinct = list(schemas.values())
-        self._schema = distinct[0] if all(schema == distinct[0] for schema in distinct[1:]) else None
+        schemas = list(dict.fromkeys(schema for stream in streams for schema in stream.shards.schemas))
+        self._schema = schemas[0] if len(schemas) == 1 else None
 
     def place(self, shard: int) -> tuple[Stream, int]:
         """The stream of a shard, and the shard's number in it."""

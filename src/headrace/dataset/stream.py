@@ -6,7 +6,6 @@ import hashlib
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.index_file import INDEX, IndexFile
 from headrace.errors import ObjectNotFoundError, StreamError
-from headrace.format import ShardInfo, parse_index, unpack_file, verify_file
+from headrace.format import ShardTable, unpack_file, verify_file
 from headrace.order import StreamSize
 from headrace.storage import CacheEntry, CacheLimit, CachePart, Retry, ShardCache, StoreOptions, open_store
 
 __all__ = ['Stream']
-
-INDEX = 'index.json'
 
 
 class Stream:
@@ -94,10 +92,9 @@ class Stream:
         self.region = region
         self.anonymous = anonymous
         self.requester_pays = requester_pays
-        self.shards: list[ShardInfo] = []
+        self.shards = ShardTable.empty()
         self.fingerprint = ''
         self.first_shard = 0  # number of this stream's first shard in the dataset
-        self._shard_of_file: dict[str, int] | None = None
         self._cache: ShardCache | None = None
 
     @property
@@ -157,27 +154,22 @@ class Stream:
                 f'Remove it, or set `local` to a folder of your own.'
             )
         _claim_folder(self)
-        index = folder / INDEX
         if self.is_local:
-            if not index.exists():
-                raise _missing_index(self, index)
+            found = IndexFile(str(folder / INDEX), allow_unsafe_types=allow_unsafe_types)
+            if not (folder / INDEX).exists():
+                raise _missing_index(self, folder / INDEX)
+            found.read(folder / INDEX)
         else:
+            found = IndexFile(f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types, cache=folder)
             try:
-                index = self.cache(limit).fetch_file(INDEX, validate=self._check_index(allow_unsafe_types))
+                self.cache(limit).fetch_file(INDEX, validate=found.read)
             except ObjectNotFoundError as error:
                 raise ObjectNotFoundError(
                     f'No such file or directory: the index of stream {self.title}: {error}'
                 ) from None
-        data = index.read_bytes()
-        self.shards = parse_index(data, source=str(index), allow_unsafe_types=allow_unsafe_types)
-        self.fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
+            found.keep()
+        self.shards, self.fingerprint = found.shards, found.fingerprint
         self.cache(limit)
-
-    def _check_index(self, allow_unsafe_types: bool) -> Callable[[Path], None]:
-        def check(path: Path) -> None:
-            parse_index(path.read_bytes(), source=f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types)
-
-        return check
 
     def cache(self, limit: CacheLimit | None = None) -> ShardCache:
         """The cache over the stream's folder, made at the first call."""
@@ -202,15 +194,7 @@ class Stream:
 
     def _entry_of(self, name: str) -> CacheEntry | None:
         """The entry to which a file of the folder belongs."""
-        if self._shard_of_file is None:
-            self._shard_of_file = {
-                info.basename: shard
-                for shard, entry in enumerate(self.shards)
-                for file in entry.files
-                for info in (file.raw, file.zip)
-                if info is not None
-            }
-        shard = self._shard_of_file.get(name)
+        shard = self.shards.find(name)
         return None if shard is None else self.entry(shard)
 
     def entry(self, shard: int) -> CacheEntry:
@@ -247,7 +231,7 @@ class Stream:
 
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """Samples of each shard, int64."""
-        return np.fromiter((info.samples for info in self.shards), np.int64, len(self.shards))
+        return self.shards.samples
 
 
 def _verify(path: Path, *, info: Any, algorithm: str | None) -> None:

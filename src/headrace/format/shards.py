@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -12,7 +13,10 @@ from headrace.format.encodings import fixed_array_type
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ['ColumnBatch', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
+__all__ = ['NO_HASHES', 'ColumnBatch', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
+
+NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
+"""The hashes of files that have none: one object for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,13 @@ class Schema:
     def columns(self) -> dict[str, str]:
         """Column name to encoding."""
         return dict(zip(self.names, self.encodings, strict=True))
+
+    @property
+    def least_size(self) -> int:
+        """Bytes that a sample has at least in its shard's data file."""
+        if self.format == 'mds':
+            return sum(4 if size is None else size for size in self.sizes)
+        return len(self.newline.encode('utf-8'))
 
     def allocate(self, n: int) -> ColumnBatch:
         """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None."""

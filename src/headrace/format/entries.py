@@ -1,0 +1,266 @@
+"""The rules for one shard of ``index.json``: which keys it has, what they hold, and which file names are allowed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from headrace.errors import ConfigError, FormatError
+from headrace.format.compression import is_compression
+from headrace.format.encodings import get_mds_encoded_size, get_mds_encoding, is_mds_encoding_safe
+from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
+from headrace.format.size_text import bytes_to_int
+
+__all__ = ['INDEX_NAME', 'MAX_OFFSET', 'EntryParser', 'show']
+
+INDEX_NAME: Final = 'index.json'
+
+_SEPARATORS: Final = {'csv': ',', 'tsv': '\t'}
+_PLAIN_ENCODINGS: Final = ('str', 'int', 'float')  # of json and the separated formats
+_COMMON_KEYS: Final = {'version', 'format', 'compression', 'hashes', 'size_limit', 'samples', 'raw_data', 'zip_data'}
+_META_KEYS: Final = {'raw_meta', 'zip_meta', 'newline'}
+_XSV_KEYS: Final = _COMMON_KEYS | _META_KEYS | {'column_names', 'column_encodings'}
+_KEYS: Final[dict[str, frozenset[str]]] = {
+    'mds': frozenset(_COMMON_KEYS | {'column_names', 'column_encodings', 'column_sizes'}),
+    'json': frozenset(_COMMON_KEYS | _META_KEYS | {'columns'}),
+    'csv': frozenset(_XSV_KEYS),
+    'tsv': frozenset(_XSV_KEYS),
+    'xsv': frozenset(_XSV_KEYS | {'separator'}),
+}
+_OWN_KEYS: Final = {'samples', 'raw_data', 'zip_data', 'raw_meta', 'zip_meta'}  # differ from shard to shard
+_FILE_KEYS: Final = frozenset({'basename', 'bytes', 'hashes'})
+# What nearly all names are; others are looked at part by part.
+_PLAIN_NAME: Final = re.compile(r'(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*')
+MAX_OFFSET: Final = (1 << 32) - 1  # offsets inside shards are 32 bits
+_MAX_BYTES: Final = (1 << 63) - 1
+
+
+def _is_utf8(text: str) -> bool:
+    """False for text with lone surrogates, which JSON can hold and file systems cannot."""
+    try:
+        text.encode('utf-8')
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def show(value: Any) -> str:
+    """What a message says of a value: its beginning, if it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + '...'
+
+
+class _Common(NamedTuple):
+    """What most shards of an index have in common."""
+
+    schema: Schema
+    least: int
+    """Bytes that a sample has at least."""
+    compression: str | None
+    hashes: tuple[str, ...]
+    size_limit: int | None
+
+
+class EntryParser:
+    """Checks the shards of one index, one after the other; the messages count them."""
+
+    def __init__(self, source: str, allow_unsafe_types: bool) -> None:
+        self.source = source
+        self.allow_unsafe_types = allow_unsafe_types
+        self.count = 0
+        self.names: set[str] = set()
+        self.schemas: dict[Any, Schema] = {}
+        self.last: dict[str, Any] = {'format': None}
+        self.common = _Common(Schema('mds', (), ()), 0, None, (), None)
+
+    def fail(self, message: str) -> FormatError:
+        """The error for the shard at hand."""
+        return FormatError(f'Shard {self.count} of the index {self.source}: {message}')
+
+    def parse(self, entry: Any) -> ShardInfo:
+        """The shard of one JSON object."""
+        if not isinstance(entry, dict):
+            raise self.fail(f'a shard is a JSON object, but this is {show(entry)}.')
+        common = self._common(entry)
+        samples = entry['samples']
+        if type(samples) is not int or samples < 0:
+            raise self.fail(f'`samples` is a count of 0 or more, but this is {show(samples)}.')
+        name, compression = common.schema.format, common.compression
+        data = self._file(entry, 'data', compression)
+        files = (data,) if name == 'mds' else (data, self._file(entry, 'meta', compression))
+        # A count, then 4 bytes for the beginning of each sample and 4 for the end of the last.
+        table, table_size = files[-1].raw, 8 + 4 * samples
+        if max(table.bytes, data.raw.bytes) > MAX_OFFSET or table.bytes < table_size:
+            raise self.fail(
+                f'{samples} samples need a table of {table_size} bytes in a file below 4 GiB, but {table.basename!r} '
+                f'has {table.bytes} bytes and {data.raw.basename!r} has {data.raw.bytes}.'
+            )
+        if samples * common.least + (table_size if name == 'mds' else 0) > data.raw.bytes:
+            raise self.fail(
+                f'{samples} samples of at least {common.least} bytes do not fit into {data.raw.basename!r}, which has '
+                f'{data.raw.bytes} bytes.'
+            )
+        self.count += 1
+        return ShardInfo(name, samples, files, compression, common.hashes, common.size_limit, common.schema)
+
+    def _wrong_keys(self, entry: Mapping[str, Any], keys: frozenset[str], what: str) -> str:
+        missing, unknown = sorted(keys - entry.keys()), sorted(entry.keys() - keys)
+        parts = [f'lacks {", ".join(missing)}'] if missing else []
+        parts += [f'has the unknown {show(", ".join(unknown))}'] if unknown else []
+        return f'{what} has the keys {", ".join(sorted(keys))}, but this one {" and ".join(parts)}.'
+
+    def _common(self, entry: dict[str, Any]) -> _Common:
+        """Check all but the counts and files, unless that is as in the shard before."""
+        last = self.last
+        keys = _KEYS.get(last['format'])
+        if entry.keys() == keys and last.items() <= entry.items():
+            return self.common
+        name = entry.get('format')
+        keys = _KEYS.get(name) if isinstance(name, str) else None
+        if keys is None or not isinstance(name, str):
+            raise self.fail(f'`format` is one of {", ".join(_KEYS)}, but this is {show(name)}.')
+        if entry.keys() != keys:
+            raise self.fail(self._wrong_keys(entry, keys, 'a shard of format ' + name))
+        version = entry['version']
+        if isinstance(version, bool) or version != 2:
+            raise self.fail(f'`version` is 2, but this is {show(version)}.')
+        schema = self._schema(name, entry)
+        self.common = _Common(schema, schema.least_size, *self._writer_options(entry))
+        self.last = {key: entry[key] for key in keys - _OWN_KEYS}
+        return self.common
+
+    def _schema(self, name: str, entry: Mapping[str, Any]) -> Schema:
+        """The schema, shared by all shards that have the same."""
+        if name == 'json':
+            columns = entry['columns']
+            if not isinstance(columns, dict):
+                raise self.fail(f'`columns` is an object, but this is {show(columns)}.')
+            names, encodings, sizes = list(columns), list(columns.values()), []
+        else:
+            lists = [entry['column_names'], entry['column_encodings'], entry.get('column_sizes', [])]
+            if not all(isinstance(values, list) for values in lists):
+                raise self.fail(f'`column_names`, `column_encodings` and `column_sizes` are lists, not {show(lists)}.')
+            names, encodings, sizes = lists
+        newline = entry.get('newline', '')
+        separator = _SEPARATORS.get(name) or entry.get('separator', '')
+        for text in (*names, *encodings, newline, separator):
+            if not isinstance(text, str) or (name != 'mds' and not _is_utf8(text)):
+                raise self.fail(
+                    f'column names, encodings, newline and separator are texts (Unicode), but one is {show(text)}.'
+                )
+        key = name, tuple(names), tuple(encodings), newline, separator
+        schema = self.schemas.get(key)
+        if schema is None:
+            schema = self._new_schema(*key)
+        if name == 'mds':
+            self._check_sizes(schema, sizes)
+        self.schemas[key] = schema
+        return schema
+
+    def _check_sizes(self, schema: Schema, sizes: list[Any]) -> None:
+        if len(sizes) != len(schema.names):
+            raise self.fail(f'there is one size for each of {len(schema.names)} columns, but there are {len(sizes)}.')
+        for column, encoding, size, fixed in zip(schema.names, schema.encodings, sizes, schema.sizes, strict=True):
+            if isinstance(size, bool) or (size or None) != fixed:
+                raise self.fail(f'values of encoding {encoding!r} have size {fixed}, but {column!r} has {show(size)}.')
+
+    def _new_schema(
+        self, name: str, names: tuple[str, ...], encodings: tuple[str, ...], newline: str, separator: str
+    ) -> Schema:
+        if len(set(names)) != len(names):
+            raise self.fail(f'column names differ from one another, but these are {show(names)}.')
+        if len(names) != len(encodings):
+            raise self.fail(
+                f'there is one encoding for each column name, but there are {len(names)} names and {len(encodings)} '
+                f'encodings.'
+            )
+        columns = list(zip(names, encodings, strict=True))
+        if name == 'mds':
+            sizes = tuple(self._fixed_size(column, encoding) for column, encoding in columns)
+            return Schema(name, names, encodings, sizes)
+        if not newline or (name != 'json' and not separator):
+            raise self.fail('`newline` and `separator` are texts of at least one character, but one is empty.')
+        for column, encoding in columns:
+            if encoding not in _PLAIN_ENCODINGS:
+                raise self.fail(
+                    f'columns of format {name} have the encodings {", ".join(_PLAIN_ENCODINGS)}, but {column!r} has '
+                    f'{show(encoding)}.'
+                )
+        return Schema(name, names, encodings, (), newline, separator)
+
+    def _fixed_size(self, column: str, encoding: str) -> int | None:
+        try:
+            get_mds_encoding(encoding)
+        except ConfigError as error:
+            raise self.fail(f'column {column!r}: {error}') from None
+        if not self.allow_unsafe_types and not is_mds_encoding_safe(encoding):
+            raise self.fail(
+                f'column {column!r} contains an unsafe type: {encoding!r} runs code when it is read. If you trust the '
+                f'data, set `allow_unsafe_types=True`.'
+            )
+        return get_mds_encoded_size(encoding)
+
+    def _writer_options(self, entry: Mapping[str, Any]) -> tuple[str | None, tuple[str, ...], int | None]:
+        compression, hashes, size_limit = entry['compression'], entry['hashes'], entry['size_limit']
+        if compression is not None and not (isinstance(compression, str) and is_compression(compression)):
+            raise self.fail(f'{show(compression)} is not a supported compression algorithm. Write the shard again.')
+        if not isinstance(hashes, list) or not all(isinstance(algorithm, str) for algorithm in hashes):
+            raise self.fail(f'`hashes` is a list of texts, but this is {show(hashes)}.')
+        if isinstance(size_limit, str):
+            try:
+                size_limit = bytes_to_int(size_limit)
+            except ConfigError as error:
+                raise self.fail(f'`size_limit`: {error}') from None
+        if size_limit is not None and (type(size_limit) is not int or size_limit < 0):
+            raise self.fail(f'`size_limit` is null or a number of bytes, but this is {show(size_limit)}.')
+        return compression, tuple(hashes), size_limit or None
+
+    def _file(self, entry: Mapping[str, Any], part: str, compression: str | None) -> ShardFile:
+        raw = self._info('raw_' + part, entry['raw_' + part])
+        packed = entry['zip_' + part]
+        if packed is None:
+            return ShardFile(raw, None)
+        if compression is None:
+            raise self.fail(f'`zip_{part}` is null where `compression` is null, but this is {show(packed)}.')
+        return ShardFile(raw, self._info('zip_' + part, packed))
+
+    def _info(self, key: str, value: Any) -> FileInfo:
+        if not isinstance(value, dict):
+            raise self.fail(f'`{key}` is a JSON object, but this is {show(value)}.')
+        if value.keys() != _FILE_KEYS:
+            raise self.fail(self._wrong_keys(value, _FILE_KEYS, f'`{key}`'))
+        name, size, hashes = value['basename'], value['bytes'], value['hashes']
+        if not isinstance(name, str):
+            raise self.fail(f'`basename` is a text, but this is {show(name)}.')
+        if not _PLAIN_NAME.fullmatch(name) or name.endswith(INDEX_NAME):
+            self._check_name(name)
+        if name in self.names:
+            raise self.fail(f'each shard file has its own name, but {name!r} is used twice.')
+        self.names.add(name)
+        if type(size) is not int or not 0 <= size <= _MAX_BYTES:
+            raise self.fail(f'`bytes` is a size of 0 or more, but {name!r} has {show(size)}.')
+        if not hashes:
+            hashes = NO_HASHES if hashes == {} else hashes
+        elif isinstance(hashes, dict):
+            for digest in hashes.values():
+                if not isinstance(digest, str):
+                    raise self.fail(f'a hash is a text, but {name!r} has {show(digest)}.')
+        if not isinstance(hashes, dict | MappingProxyType):
+            raise self.fail(f'`hashes` of a file is an object, but {name!r} has {show(hashes)}.')
+        return FileInfo(name, size, hashes)
+
+    def _check_name(self, name: str) -> None:
+        parts = name.split('/')
+        if (
+            '\\' in name
+            or '\0' in name
+            or not _is_utf8(name)
+            or parts[-1] == INDEX_NAME
+            or any(part in ('', '.', '..') for part in parts)
+        ):
+            raise self.fail(
+                f'a file name is a relative path with `/` between its parts, without `.`, `..`, backslashes and NUL, '
+                f'and not {INDEX_NAME}; but this is {show(name)}. Nothing outside the dataset folder is read.'
+            )

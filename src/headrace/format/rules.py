@@ -1,0 +1,64 @@
+"""The rules for what is a shard's own, applied to all shards of a table at once.
+
+No file's name leads out of the dataset's folder, no name is there twice, no count is larger than the file it counts in.
+These are the rules of `entries`, which explains what is wrong; here the answer is only yes, or that one has to look
+more closely.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.format.entries import INDEX_NAME, MAX_OFFSET
+from headrace.format.names import NameFinder
+from headrace.format.table import Kind, ShardTable
+
+__all__ = ['keeps_the_rules']
+
+# All names stand in one text, each between two '/', so that parts of names do, too.
+_FORBIDDEN: Final = (b'//', b'/./', b'/../', b'\\', b'\0', f'/{INDEX_NAME}/'.encode())
+
+
+def keeps_the_rules(table: ShardTable) -> bool:
+    """Whether a table, whose columns fit one another, is surely one that `EntryParser` would accept."""
+    return (
+        _names_stay_inside(table)
+        and bool((table.samples >= 0).all())
+        and bool((table.sizes >= 0).all())
+        and all(_counts_fit(table, number, kind) for number, kind in enumerate(table.kinds))
+        and NameFinder(table.names, table.name_starts).all_differ
+    )
+
+
+def _names_stay_inside(table: ShardTable) -> bool:
+    names = table.names.tobytes()
+    # Each name has its own '/' before and behind it, and something between them.
+    if names[:1] != b'/' or bool((np.diff(table.name_starts) < 2).any()):
+        return False
+    if bool((table.names[table.name_starts - 1] != ord('/')).any()) or any(text in names for text in _FORBIDDEN):
+        return False
+    try:
+        names.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _counts_fit(table: ShardTable, number: int, kind: Kind) -> bool:
+    shards = slice(None) if len(table.kinds) == 1 else np.flatnonzero(table.kind_of == number)
+    samples = table.samples[shards]
+    files = table.first_files[:-1][shards]
+    data: npt.NDArray[np.int64] = table.sizes[files]
+    # The last raw file has the table of offsets: a count, then 4 bytes for each sample and 4 for the last one's end.
+    last_packed = kind.files[-1][1] is not None
+    offsets: npt.NDArray[np.int64] = table.sizes[files + len(kind.algorithms) - (2 if last_packed else 1)]
+    if bool((np.maximum(data, offsets) > MAX_OFFSET).any()) or bool((samples > MAX_OFFSET).any()):
+        return False
+    if bool((offsets < 8 + 4 * samples).any()):
+        return False
+    room = data - (8 + 4 * samples) if kind.schema.format == 'mds' else data
+    least = min(kind.schema.least_size, MAX_OFFSET + 1)  # no overflow; more does not fit into any file
+    return not bool((samples * least > room).any())

@@ -1,0 +1,142 @@
+"""Shards whose JSON texts differ in nothing but their own counts, names and digests, read by comparing texts.
+
+The objects of an index were written by one program with one configuration. After one of them has been parsed and
+checked, the text of the next is compared with it: a *stencil* is a regular expression that is the first one's text,
+with a hole for each value that is the shard's own. What it matches is the same JSON with other values in the holes,
+since a hole takes only what is one JSON number or one JSON text without escapes. That is several times faster than
+parsing.
+
+Nothing is refused here, and file names and sizes are not even looked at: see `rules`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from headrace.format.entries import EntryParser
+from headrace.format.scan import Elements, decode, expect, skip
+from headrace.format.shards import ShardInfo
+from headrace.format.table import Kind, Row
+from headrace.format.table_builder import TableBuilder
+
+__all__ = ['read_with_stencils']
+
+_NUMBER: Final = '(0|[1-9][0-9]{0,17})'  # fits an int64
+_TEXT: Final = r'"([^"\\\x00-\x1f]*)"'
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[ \t\n\r]+|[^ \t\n\r{}\[\],:"]+')
+_LONGEST: Final = 1 << 16  # characters of an object; a longer one is not made a stencil of
+_MOST: Final = 8  # stencils made for one list, and looked at for one object
+_RUN: Final = 1 << 14  # shards taken at once
+
+
+def read_with_stencils(elements: Elements, parser: EntryParser, builder: TableBuilder) -> None:
+    """Read the list of shards.
+
+    Raises:
+        FormatError: a shard that was parsed breaks a rule; the number that the message gives it is wrong.
+        json.JSONDecodeError: the list is no JSON.
+    """
+    text = elements.text
+    at = skip(text, elements.at + 1)
+    if text[at : at + 1] == ']':
+        elements.at = at + 1
+        return
+    stencils: list[_Stencil] = []
+    tries, between = 0, ','
+    while True:
+        for number, stencil in enumerate(stencils):
+            rows, end = stencil.run(text, at, between)
+            if rows:
+                builder.add_rows(stencil.kind, rows)
+                stencils.insert(0, stencils.pop(number))  # the next shards are most likely like these
+                break
+        else:
+            value, end = decode(text, at)
+            info = parser.parse(value)
+            builder.add(info)
+            if tries < _MOST and end - at <= _LONGEST:
+                tries += 1
+                stencil = _Stencil.of(text[at:end], info)
+                stencils += [] if stencil is None else [stencil]
+        at = skip(text, end)
+        if expect(text, at, ',]') == ']':
+            break
+        at = skip(text, at + 1)
+        between = text[end:at]
+    elements.at = at + 1
+
+
+class _Stencil:
+    """The text of one shard's object, with holes."""
+
+    def __init__(self, pattern: re.Pattern[str], groups: list[int], kind: Kind) -> None:
+        self.kind = kind
+        self._match = pattern.match
+        self._groups = groups  # the hole of each value of a row
+
+    @classmethod
+    def of(cls, text: str, info: ShardInfo) -> _Stencil | None:
+        """The stencil of an object that was parsed; None if it has keys twice, or escapes where holes would be."""
+        kind = Kind.of(info)
+        wanted = set(kind.slots)
+        parts: list[str] = []
+        holes: list[tuple[str | None, ...]] = []
+        for token, path in _values(text):
+            if path in wanted:
+                holes.append(path)
+                parts.append(_TEXT if token[0] == '"' else _NUMBER)
+            else:
+                parts.append(re.escape(token))
+        if len(holes) != len(wanted) or set(holes) != wanted:
+            return None
+        pattern = re.compile(''.join(parts))
+        stencil = cls(pattern, [holes.index(slot) + 1 for slot in kind.slots], kind)
+        rows, _ = stencil.run(text, 0, ',')
+        return stencil if rows == [tuple(map(str, Kind.row(info)))] else None
+
+    def run(self, text: str, at: int, between: str) -> tuple[list[Row], int]:
+        """Match objects from position `at` on.
+
+        Args:
+            text: the index.
+            at: where an object begins.
+            between: what is expected between two objects.
+
+        Returns:
+            The rows of the objects that match, and the position behind the last of them.
+        """
+        rows: list[Row] = []
+        match, groups, step, end = self._match, self._groups, len(between), at
+        found = match(text, at)
+        while found is not None:
+            rows.append(found.group(*groups))
+            end = found.end()
+            if len(rows) == _RUN or not text.startswith(between, end):
+                break
+            found = match(text, end + step)
+        return rows, end
+
+
+def _values(text: str) -> Iterator[tuple[str, tuple[str | None, ...]]]:
+    """The tokens of a JSON object, and for those that are a value, the keys that lead to it (None: a list)."""
+    path: list[str | None] = []
+    is_key = False
+    for token in _TOKEN.findall(text):
+        first = token[0]
+        value: tuple[str | None, ...] = ()
+        if first in '{[':
+            path.append('' if first == '{' else None)
+            is_key = first == '{'
+        elif first in '}]':
+            path.pop()
+        elif first == ',':
+            is_key = path[-1] is not None
+        elif first == '"' and is_key:
+            path[-1] = json.loads(token)
+            is_key = False
+        elif first not in ': \t\n\r':
+            value = tuple(path)
+        yield token, value

@@ -1,0 +1,240 @@
+"""The shards of an index as columns: a quarter of a million are a few arrays, and become objects when asked for.
+
+Shards whose files have the same parts, hashes and columns are of one `Kind`; a table holds each kind once, and of each
+shard only what is its own: number of samples, and name, size and digests of its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.format.names import NameFinder
+from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
+
+__all__ = ['JoinedShards', 'Kind', 'Row', 'ShardTable']
+
+IntArray: TypeAlias = 'npt.NDArray[np.int64]'
+Row: TypeAlias = 'tuple[Any, ...]'
+"""What is a shard's own: samples, names of its files, their sizes, their digests; numbers are int or decimal digits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What many shards have in common."""
+
+    schema: Schema
+    compression: str | None
+    hashes: tuple[str, ...]
+    """Names of the hash algorithms that the writer was asked for."""
+    size_limit: int | None
+    files: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...]
+    """For each file of a shard the hash algorithms of the raw file and of the compressed one, None if there is none."""
+    algorithms: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
+    """The same for each stored file: raw data, compressed data, raw meta, compressed meta, as far as they exist."""
+    num_digests: int = field(init=False, repr=False, compare=False)
+    """Digests of all files of a shard."""
+
+    def __post_init__(self) -> None:
+        stored = tuple(algorithms for file in self.files for algorithms in file if algorithms is not None)
+        object.__setattr__(self, 'algorithms', stored)
+        object.__setattr__(self, 'num_digests', sum(map(len, stored)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Kind, (self.schema, self.compression, self.hashes, self.size_limit, self.files)
+
+    @classmethod
+    def of(cls, info: ShardInfo) -> Kind:
+        """The kind of a shard."""
+        files = tuple(
+            (tuple(file.raw.hashes), None if file.zip is None else tuple(file.zip.hashes)) for file in info.files
+        )
+        return cls(info.schema, info.compression, info.hashes, info.size_limit, files)
+
+    @property
+    def slots(self) -> list[tuple[str, ...]]:
+        """Where the values of a `Row` stand in a shard's JSON object: the keys that lead there."""
+        parts = [
+            part
+            for (_, packed), name in zip(self.files, ('data', 'meta'), strict=False)
+            for part in (f'raw_{name}', *(() if packed is None else (f'zip_{name}',)))
+        ]
+        return [
+            ('samples',),
+            *((part, 'basename') for part in parts),
+            *((part, 'bytes') for part in parts),
+            *(
+                (part, 'hashes', algorithm)
+                for part, algorithms in zip(parts, self.algorithms, strict=True)
+                for algorithm in algorithms
+            ),
+        ]
+
+    @staticmethod
+    def row(info: ShardInfo) -> Row:
+        """What is a shard's own."""
+        stored = [part for file in info.files for part in (file.raw, file.zip) if part is not None]
+        return (
+            info.samples,
+            *(part.basename for part in stored),
+            *(part.bytes for part in stored),
+            *(digest for part in stored for digest in part.hashes.values()),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ShardTable(Sequence[ShardInfo]):
+    """The shards of an index, in order; made by `parse_index`. Compares equal to any sequence of equal shards."""
+
+    kinds: tuple[Kind, ...]
+    """At least one shard is of each."""
+    kind_of: npt.NDArray[np.uint32]
+    """uint32[shards], number of each shard's kind."""
+    samples: IntArray
+    """int64[shards]"""
+    sizes: IntArray
+    """int64[files], bytes of the stored files, shard after shard; their number in a shard is its kind's."""
+    name_starts: IntArray
+    """int64[files + 1], where each file's name begins in `names`, and the end of the last."""
+    names: npt.NDArray[np.uint8]
+    """uint8[bytes], a '/', then all names in UTF-8, each with a '/' behind it."""
+    digest_starts: IntArray
+    """int64[digests + 1], where each digest begins in `digests`, and the end of the last."""
+    digests: npt.NDArray[np.uint8]
+    """uint8[bytes], all digests in UTF-8 (lone surrogates allowed), without anything between them."""
+    first_files: IntArray = field(init=False, repr=False)
+    """int64[shards + 1], number of each shard's first file, and of all files."""
+    first_digests: IntArray = field(init=False, repr=False)
+    """int64[shards + 1], number of each shard's first digest, and of all digests."""
+    _finder: list[NameFinder] = field(init=False, repr=False, default_factory=list[NameFinder])
+    """Made when it is first needed."""
+
+    def __post_init__(self) -> None:
+        for name, counts in (
+            ('first_files', [len(kind.algorithms) for kind in self.kinds]),
+            ('first_digests', [kind.num_digests for kind in self.kinds]),
+        ):
+            firsts = np.zeros(len(self.samples) + 1, np.int64)
+            np.cumsum(np.array(counts, np.int64)[self.kind_of], out=firsts[1:])
+            object.__setattr__(self, name, firsts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        columns = self.kind_of, self.samples, self.sizes, self.name_starts, self.names, self.digest_starts, self.digests
+        return ShardTable, (self.kinds, *columns)
+
+    @classmethod
+    def empty(cls) -> ShardTable:
+        """A table without shards."""
+        none = np.zeros(0, np.int64)
+        return cls(
+            kinds=(),
+            kind_of=np.zeros(0, np.uint32),
+            samples=none,
+            sizes=none,
+            name_starts=np.ones(1, np.int64),
+            names=np.frombuffer(b'/', np.uint8),
+            digest_starts=np.zeros(1, np.int64),
+            digests=np.zeros(0, np.uint8),
+        )
+
+    @property
+    def schemas(self) -> list[Schema]:
+        """The different schemas of the shards."""
+        return list(dict.fromkeys(kind.schema for kind in self.kinds))
+
+    def find(self, name: str) -> int | None:
+        """The number of the shard that has a file, raw or compressed, of this name; None if there is none."""
+        if not self._finder:
+            self._finder.append(NameFinder(self.names, self.name_starts))
+        file = self._finder[0].find(name)
+        return None if file is None else int(self.first_files.searchsorted(file, 'right')) - 1
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShardInfo]: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
+        if isinstance(index, slice):
+            return [self._shard(shard) for shard in range(*index.indices(len(self)))]
+        return self._shard(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        return map(self._shard, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return _equal(self, other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def _shard(self, shard: int) -> ShardInfo:
+        kind = self.kinds[self.kind_of[shard]]
+        file, digest = int(self.first_files[shard]), int(self.first_digests[shard])
+        stored: list[FileInfo] = []
+        for algorithms in kind.algorithms:
+            hashes = NO_HASHES
+            if algorithms:
+                hashes = {name: self._digest(digest + i) for i, name in enumerate(algorithms)}
+                digest += len(algorithms)
+            stored.append(FileInfo(self._name(file), int(self.sizes[file]), hashes))
+            file += 1
+        rest = iter(stored)
+        files = tuple(ShardFile(next(rest), None if packed is None else next(rest)) for _, packed in kind.files)
+        return ShardInfo(
+            kind.schema.format,
+            int(self.samples[shard]),
+            files,
+            kind.compression,
+            kind.hashes,
+            kind.size_limit,
+            kind.schema,
+        )
+
+    def _name(self, file: int) -> str:
+        return self.names[self.name_starts[file] : self.name_starts[file + 1] - 1].tobytes().decode()
+
+    def _digest(self, digest: int) -> str:
+        begin, end = self.digest_starts[digest], self.digest_starts[digest + 1]
+        return self.digests[begin:end].tobytes().decode('utf-8', 'surrogatepass')
+
+
+class JoinedShards(Sequence[ShardInfo]):
+    """The shards of several tables, one table after the other. Compares equal to any sequence of equal shards."""
+
+    def __init__(self, tables: Sequence[ShardTable]) -> None:
+        self._tables = list(tables)
+        self._ends = np.cumsum([len(table) for table in tables])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    @overload
+    def __getitem__(self, index: int) -> ShardInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ShardInfo]: ...
+    def __getitem__(self, index: int | slice) -> ShardInfo | list[ShardInfo]:
+        if isinstance(index, slice):
+            return [self[shard] for shard in range(*index.indices(len(self)))]
+        shard = range(len(self))[index]
+        table = int(self._ends.searchsorted(shard, 'right'))
+        return self._tables[table][shard - int(self._ends[table])]  # counted from the table's end
+
+    def __iter__(self) -> Iterator[ShardInfo]:
+        return (info for table in self._tables for info in table)
+
+    def __eq__(self, other: object) -> bool:
+        return _equal(self, other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def _equal(shards: Sequence[ShardInfo], other: object) -> bool:
+    if not isinstance(other, Sequence):
+        return NotImplemented
+    return len(shards) == len(other) and all(a == b for a, b in zip(shards, other, strict=True))
