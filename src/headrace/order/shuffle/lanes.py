@@ -4,7 +4,8 @@ The algorithm, for a node with M positions (a *cell*). It bounds the shards in u
 and no state between positions:
 
 1. The node's parts of shards are permuted. A part above 1.5 times the mean is split into equal units.
-2. K lanes run side by side, as many as py1e has shards open on average: the sum of max(part, block), divided by M.
+2. K lanes run side by side, as many as py1e has shards open on average: the sum of max(part, block), divided by M and
+   rounded up.
    Units go to the first free lane, and give one sample to each row. The first unit of each lane is drawn in proportion
    to size, from equal distances along the line of units, and the lane begins a fraction (l + phase) / K of it before
    row 0: lanes then look as if they had run for ever, and begin and end their units at different times.
@@ -45,7 +46,7 @@ _ROW_BITS = 40  # a lane's units are searched by (lane, row) in one int64
 _ROW_MASK = (1 << _ROW_BITS) - 1
 _ROW_STEP = np.array(0x2545F4914F6CDD1D, np.int64)  # odd
 _PHASES = 16
-_SLACK = 32  # a lane more is not worth while for 1/32 of one
+_SLACK = 32  # 1/32 of a lane is not rounded up: a single shard below the block shall not double the shards in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class CellTable:
     def find(self, cells: IntArray, samples: IntArray) -> IntArray:
         """Return the positions within cells at which samples stand, int64[n]; -1 where a sample is not the cell's.
 
-        The inverse of `at`. A cell's first call sorts its units, and keeps about 40 bytes a unit.
+        The inverse of `at`. A cell's first call sorts its units, and keeps 24 bytes a unit and 16 a lane.
 
         Args:
             cells: int64[n], numbers of cells.

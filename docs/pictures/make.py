@@ -1,0 +1,64 @@
+"""Draw the pictures of docs/shuffle_quality.md, into this folder. They need matplotlib.
+
+usage: python docs/pictures/make.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use('Agg')
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from headrace.order.mixture import IntArray
+from headrace.testing.order_quality import node_use, sequence_of
+
+ALGORITHMS = ('native', 'py1e', 'py1br', 'py1b', 'py1s', 'naive')
+BLOCK = 8000
+BINS = 128
+FOLDER = Path(__file__).parent
+
+
+def draw_samples(axes: Axes, samples: IntArray) -> None:
+    """Draw how many samples of each stretch of ids int64[N] stand in each stretch of positions, darker for more."""
+    counts = np.histogram2d(np.arange(len(samples)), samples, BINS)[0]
+    extent = (0, len(samples), 0, len(samples))
+    axes.imshow(counts.T, cmap='Greys', origin='lower', extent=extent, aspect='auto', interpolation='nearest')
+    axes.set(xlabel='position in the epoch', ylabel='sample number')
+
+
+def draw_open(axes: Axes, shards: IntArray) -> None:
+    """Draw the shards open at each position of a sequence of shard numbers int64[N]."""
+    axes.plot(node_use(shards, 512).open, color='black', linewidth=0.8)
+    axes.set(xlabel='position in the epoch', ylabel='shards open', xlim=(0, len(shards)), ylim=(0, None))
+
+
+def save(name: str, algorithm: str, sizes: IntArray) -> None:
+    """Draw an order of one canonical node over shards of sizes int64[shards]."""
+    sequence = sequence_of(algorithm, sizes, 1, BLOCK, seed=1)
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout='constrained')
+    draw_samples(left, sequence.samples)
+    draw_open(right, sequence.shards)
+    figure.suptitle(algorithm)
+    # No version of matplotlib in the file: the same picture is the same bytes.
+    figure.savefig(FOLDER / f'{name}.png', dpi=80, metadata={'Software': None})
+    plt.close(figure)
+
+
+def main() -> None:
+    """Draw all of them."""
+    equal = np.full(64, 1000)
+    uneven = np.random.default_rng(2).integers(100, 1901, 64)
+    for algorithm in ALGORITHMS:
+        save(algorithm, algorithm, equal)
+    for algorithm in ('native', 'py1e'):
+        save(f'{algorithm}_uneven', algorithm, uneven)
+
+
+if __name__ == '__main__':
+    main()
