@@ -74,12 +74,14 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'allow_unsafe_types': True,
         'replication': 2,
         'remainder': 'drop',
+        'skip': [[1, 2], ['3ba', '4ba']],
     }
     arguments = recorded(config(tmp_path, **keys))
     (stream,) = arguments.pop('streams')
     assert stream.local == str(tmp_path)
     assert stream.name is None
     expected = {**keys, 'cache_limit': 2**30, 'shuffle_block_size': 1000, 'batch_size': 8, 'topology': None}
+    expected['skip'] = ((1, 2), ('3ba', '4ba'))
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
     assert set(keys) == own

@@ -195,7 +195,11 @@ CASES = [
             'did you mean "stratified"?'
         ),
     ),
-    ('unknown remainder', changed(train__remainder='pad'), "train.remainder: got 'pad'; must be one of repeat, exact, drop"),
+    (
+        'unknown remainder',
+        changed(train__remainder='pad'),
+        "train.remainder: got 'pad'; must be one of repeat, exact, drop",
+    ),
     ('text for a mapping', changed(train__loader=4), 'train.loader: got 4; must be a mapping of keys'),
     ('list for a mapping', changed(train=[1]), 'train: got [1]; must be a mapping of keys'),
     # Streams.

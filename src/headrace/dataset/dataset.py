@@ -30,9 +30,11 @@ from headrace.order import (
     Remainder,
     ResumeState,
     SampleMap,
+    SkipRange,
     Topology,
     make_order,
     make_plan,
+    parse_skip,
     resolved_from_state,
 )
 from headrace.storage import CacheLimit
@@ -74,6 +76,10 @@ class StreamingDataset(IterableDataset[Any]):
         remainder: what happens to the samples after the last full global batch: 'repeat' gives them out, repeating a
             few where ranks would get unequal numbers; 'exact' does so too, and marks the repeats in every batch under
             `headrace.PADDING`; 'drop' leaves them out. None: 'repeat', or what evaluates the dataset chooses.
+        skip: ranges of the run's global sequence to leave out, after a loss spike: pairs [begin, end) of numbers of
+            samples from the run's beginning (4096 or '4096sp'), or of global batches at the present global batch size,
+            as a trainer counts its steps when nothing is left out ('1200ba'). The position counts what is left out, so
+            ranges may be added and removed at every resumption. Not with MosaicML Streaming's orders.
         topology: rank, world size and nodes; by default found at the first `len` or `iter`.
 
     Raises:
@@ -111,6 +117,7 @@ class StreamingDataset(IterableDataset[Any]):
         stream_name: str = 'stream',
         stream_config: dict[str, Any] | None = None,
         remainder: Remainder | None = None,
+        skip: Sequence[SkipRange] = (),
         topology: Topology | None = None,
     ) -> None:
         super().__init__()
@@ -135,6 +142,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.predownload = predownload
         self.replication = replication
         self.remainder: Remainder | None = remainder
+        self.skip = parse_skip(skip)
         self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
@@ -343,6 +351,8 @@ class StreamingDataset(IterableDataset[Any]):
             start=start,
             remainder=remainder or self.remainder or 'repeat',
             initial_nodes=self._initial_nodes,
+            skip=self.skip,
+            epoch=epoch,
         )
 
     @property
@@ -379,7 +389,8 @@ class StreamingDataset(IterableDataset[Any]):
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
 
         Args:
-            num_samples: samples that all ranks together have had of the current epoch.
+            num_samples: samples that all ranks together have had of the current epoch, those left out (`skip`)
+                included.
             from_beginning: whether they are counted from the epoch's start, or from where the pass was resumed.
         """
         epoch, start = self._progress.current(rank=self.topology.rank)
