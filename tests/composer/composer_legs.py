@@ -48,6 +48,7 @@ class Leg:
     fits: int = 1
     plain: bool = False
     microbatch: int | None = None
+    skip: tuple[tuple[int | str, int | str], ...] = ()
 
 
 class Linear(ComposerModel):
@@ -137,7 +138,12 @@ def train_spec(leg: Leg) -> Any:
         dataset = StreamingDataset(local=leg.data, shuffle=True, batch_size=leg.global_batch // ranks, shuffle_seed=7)
         return DataLoader(dataset, batch_size=leg.global_batch // ranks, num_workers=leg.workers)
     dataset = WithNoise(
-        local=leg.data, shuffle=True, batch_size=leg.global_batch // ranks, remainder=leg.remainder, shuffle_seed=7
+        local=leg.data,
+        shuffle=True,
+        batch_size=leg.global_batch // ranks,
+        remainder=leg.remainder,
+        shuffle_seed=7,
+        skip=leg.skip,
     )
     loader = StreamingDataLoader(dataset, num_workers=leg.workers, collate_fn=_collate)
     return streaming_data_spec(loader)

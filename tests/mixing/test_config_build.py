@@ -76,6 +76,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'remainder': 'drop',
         'when_exhausted': 'repeat',
         'on_mixture_change': 'continue',
+        'skip': [[1, 2], ['3ba', '4ba']],
     }
     arguments = recorded(config(tmp_path, **keys))
     (stream,) = arguments.pop('streams')
@@ -89,6 +90,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'batch_size': 8,
         'topology': None,
     }
+    expected['skip'] = ((1, 2), ('3ba', '4ba'))
     assert arguments == expected
     own = {field.name for field in dataclasses.fields(LoaderConfig)} & set(arguments)
     assert {*keys, 'schedule'} == own

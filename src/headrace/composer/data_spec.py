@@ -14,7 +14,7 @@ from composer.utils import dist
 from torch.utils.data import DistributedSampler
 
 from headrace.composer.batches import count_rows, count_tokens, first_rows, split_rows
-from headrace.composer.position import is_followed
+from headrace.composer.position import is_followed, knows_skips
 from headrace.composer.topology import bind_topology, composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
@@ -185,6 +185,7 @@ class StreamingDataSpec(DataSpec):
         """Whether the batch handed out last has a row in the trainer's hands that must not count, its last."""
         self._delivery: _Delivery | None = None
         self._warned = False
+        knows_skips(loader)
         super().__init__(
             loader,
             num_samples=loader.plan(0).epoch_samples,
@@ -219,7 +220,11 @@ class StreamingDataSpec(DataSpec):
         # weight the loss.
         delivery, self._delivery = self._delivery, None
         counted = self._count_samples(batch, delivery) if self._count is None else self._count(batch)
-        replication = self.loader.dataset.topology.replication
+        topology = self.loader.dataset.topology
+        replication = topology.replication
+        if delivery is not None and delivery.skipped and not self.is_evaluation and topology.replica == 0:
+            # What is left out belongs to the position. One replica counts it for all.
+            counted += delivery.skipped if replication == 1 else delivery.skipped / replication
         if not self.has_padding or replication == 1:
             return counted
         # Composer knows of no ranks that share their samples: of a padded batch it takes off a whole one, and it wants
@@ -247,6 +252,8 @@ class _Delivery(NamedTuple):
     """Rows that were read; the same on every rank."""
     samples: int
     """Those of them that are no padding; padding comes last."""
+    skipped: int = 0
+    """Positions of the sequence that all ranks pass over with it because they are left out."""
 
     @classmethod
     def last_of(cls, loader: StreamingDataLoader) -> _Delivery:
@@ -254,7 +261,7 @@ class _Delivery(NamedTuple):
         if loader.handed_out is None:
             return cls(rows=0, samples=0)
         plan, number = loader.handed_out
-        return cls(rows=len(plan.positions(number)), samples=plan.own_samples(number))
+        return cls(rows=len(plan.positions(number)), samples=plan.own_samples(number), skipped=plan.skipped(number))
 
 
 class _PaddingSampler(DistributedSampler[Any]):

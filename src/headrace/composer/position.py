@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 
     from headrace.order import BatchPlan
 
-__all__ = ['StreamingPosition', 'is_followed']
+__all__ = ['StreamingPosition', 'is_followed', 'knows_skips']
 
 _followed: WeakSet[DataLoader[Any]] = WeakSet()
+_counted: WeakSet[DataLoader[Any]] = WeakSet()
+
+
+def knows_skips(loader: DataLoader[Any]) -> None:
+    """Say that a loader's `DataSpec` counts the samples that the dataset leaves out, as Composer's position must."""
+    _counted.add(loader)
 
 
 def is_followed(loader: DataLoader[Any]) -> bool:
@@ -59,6 +65,7 @@ class StreamingPosition(Callback):
         self._loaded_rng = b''
         self._rng: list[dict[str, Any]] | None = None
         self._batches_of_epoch: Time[int] | None = None
+        self._subset: int | None = None
         self._is_checked = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,7 +85,17 @@ class StreamingPosition(Callback):
         if loader is None or dataset is None:
             return
         _check(state, dataset)
+        if dataset.skip and loader not in _counted:
+            raise ConfigError(
+                'A dataset that leaves samples out (`skip`) needs `streaming_data_spec(...)`: Composer would count its '
+                'position without them.'
+            )
         _followed.add(loader)
+        if self._subset is None and dataset.skip:
+            # Composer tells a subset from a whole epoch no more; epochs differ, and it asked for the length of one.
+            whole = {_plan(loader, dataset, epoch, 0).total_batches for epoch in (0, int(state.timestamp.epoch))}
+            length = int(state.dataloader_len or 0)
+            self._subset = -1 if length in whole else length
         self._is_checked = False
         # A loader that is new while the time is not is another one than before, or its state was left out of the
         # load: Composer's `spin_dataloaders` decides whether to skip in it.
@@ -90,12 +107,25 @@ class StreamingPosition(Callback):
             epoch, sample = dataset.mixture.origin.epoch, 0
         dataset.progress.load(epoch, sample)
         state.dataset_resumption['train'] = True
+        self._set_length(state, dataset)
         if sample:
             self._shorten(state, _plan(loader, dataset, epoch, sample))
         loaded, self._loaded_rng = self._loaded_rng, b''
         # At the beginning of an epoch Composer restores its own copy.
         if loaded and self.restore_rng and int(state.timestamp.batch_in_epoch):
             self._rng = _unpacked(loaded)
+
+    def epoch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Have Composer take all batches of this epoch: one of which something is left out has fewer than others."""
+        _, dataset = _train(state)
+        if dataset is not None:
+            self._set_length(state, dataset)
+
+    def _set_length(self, state: State, dataset: StreamingDataset) -> None:
+        if dataset.skip and self._subset is not None:
+            with warnings.catch_warnings():
+                warnings.filterwarnings('ignore', 'DataloaderNumBatchesWarning')  # of a subset that the epoch has not
+                state.dataloader_len = self._subset
 
     def _shorten(self, state: State, rest: BatchPlan) -> None:
         """Count the batches that the resumed epoch has behind it, and let it have only the others."""

@@ -34,7 +34,9 @@ from headrace.order import (
     SampleMap,
     Schedule,
     SchedulePoint,
+    SkipRange,
     Topology,
+    parse_skip,
 )
 from headrace.storage import CacheLimit
 
@@ -82,6 +84,10 @@ class StreamingDataset(IterableDataset[Any]):
             pass, 'stop' ends the epoch, 'drop_stream' goes on without it.
         on_mixture_change: what happens when a checkpoint was written under another mixture: 'refuse' raises, 'continue'
             goes on with the mixture of now, each stream where it was.
+        skip: ranges of the run's global sequence to leave out, after a loss spike: pairs [begin, end) of numbers of
+            samples from the run's beginning (4096 or '4096sp'), or of global batches at the present global batch size,
+            as a trainer counts its steps when nothing is left out ('1200ba'). The position counts what is left out, so
+            ranges may be added and removed at every resumption. Not with MosaicML Streaming's orders.
         topology: rank, world size and nodes; by default found at the first `len` or `iter`.
 
     Raises:
@@ -122,6 +128,7 @@ class StreamingDataset(IterableDataset[Any]):
         schedule: Schedule | Sequence[SchedulePoint | Mapping[str, Any]] = (),
         when_exhausted: Exhaustion = 'repeat',
         on_mixture_change: MixtureChange = 'refuse',
+        skip: Sequence[SkipRange] = (),
         topology: Topology | None = None,
     ) -> None:
         super().__init__()
@@ -146,6 +153,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.predownload = predownload
         self.replication = replication
         self.remainder: Remainder | None = remainder
+        self.skip = parse_skip(skip)
         self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
@@ -364,6 +372,7 @@ class StreamingDataset(IterableDataset[Any]):
             topology,
             global_batch_size=global_batch_size,
             remainder=remainder or self.remainder or 'repeat',
+            skip=self.skip,
         )
 
     @property
@@ -389,7 +398,8 @@ class StreamingDataset(IterableDataset[Any]):
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
 
         Args:
-            num_samples: samples that all ranks together have had of the current epoch.
+            num_samples: samples that all ranks together have had of the current epoch, those left out (`skip`)
+                included.
             from_beginning: whether they are counted from the epoch's start, or from where the pass was resumed.
         """
         epoch, start = self._progress.current(rank=self.topology.rank)

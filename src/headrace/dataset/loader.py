@@ -239,6 +239,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self._position: tuple[int, int] | None = None
         self._remainder: Remainder | None = remainder
         self._handed_out: tuple[BatchPlan, int] | None = None
+        self._epoch_under_way: int | None = None
 
     @property
     def sampler(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -270,8 +271,12 @@ class StreamingDataLoader(DataLoader[Any]):
         return self._reader().plan(self._current()[0] if epoch is None else epoch, start)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, the same on every rank and in every epoch."""
-        return self.plan(0).total_batches
+        """Batches of a whole epoch, the same on every rank.
+
+        It is that of the pass under way, until its last batch is handed out; else of the next pass. Only what a dataset
+        leaves out (`skip`) makes epochs differ.
+        """
+        return self.plan(self.next_pass()[0] if self._epoch_under_way is None else self._epoch_under_way).total_batches
 
     # -- iteration -------------------------------------------------------------------------------------------------
 
@@ -288,16 +293,20 @@ class StreamingDataLoader(DataLoader[Any]):
         keys = (_BatchKey(epoch, start, number) for number in range(plan.num_batches))
         batches = self._workers(reader, keys) if self.num_workers else self._here(reader, keys)
         is_whole, owner = False, os.getpid()
+        self._epoch_under_way = epoch
         try:
             for number, batch in enumerate(batches):
                 self._position = epoch, plan.end(number)
                 self._handed_out = plan, number
+                if number == plan.num_batches - 1:
+                    self._epoch_under_way = None
                 yield batch
             is_whole = True
         finally:
             # A pass that was left is copied into workers that are forked afterwards; it is not theirs to end.
             if owner == os.getpid():
                 self.dataset.progress.end(epoch)
+                self._epoch_under_way = None
             if not is_whole and not self.persistent_workers and owner == os.getpid():
                 # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
                 getattr(batches, '_shutdown_workers', lambda: None)()

@@ -9,7 +9,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
-from headrace.lightning.counters import rewrite, trained_batches, trained_epochs
+from headrace.lightning.counters import catch_up, pass_over, rewrite, set_batches, trained_batches, trained_epochs
 from headrace.lightning.rng import random_state, restore_random_state
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ class PositionCallback(Callback):
         self._save_rng = save_rng
         self._random_state: dict[str, Any] | None = None
         self._begin_epoch_loop = False
+        self.empty_epochs = 0
+        """Epochs that the data passed over before training starts, and that Lightning does not count yet."""
+        self._is_behind = False
 
     @property
     @override
@@ -97,11 +100,35 @@ class PositionCallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._pass_over(trainer, self.empty_epochs)
+        self.empty_epochs = 0
         if self._begin_epoch_loop:
             trainer.fit_loop.epoch_loop.restarting = False
             self._begin_epoch_loop = False
             # A new epoch draws the seeds of its loader's workers; the rest of an epoch must not draw them again.
             self._restore_random_state()
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Lightning asks for the number of batches once. An epoch of which something is left out has fewer.
+        position = self._datamodule.position
+        if self._is_behind:
+            catch_up(trainer.fit_loop)
+            self._is_behind = False
+        batches = None if position is None else position.batches_of_next_epoch()
+        if batches is not None:
+            set_batches(trainer, batches)
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        position = self._datamodule.position
+        if position is not None:
+            self._pass_over(trainer, position.pass_over_empty_epochs())
+
+    def _pass_over(self, trainer: Trainer, epochs: int) -> None:
+        if epochs:
+            pass_over(trainer.fit_loop, epochs)
+            self._is_behind = True
 
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

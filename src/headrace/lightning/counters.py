@@ -9,9 +9,12 @@ the whole run (`total`), as ready >= started >= processed >= completed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ['Restart', 'rewrite', 'trained_batches', 'trained_epochs']
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+__all__ = ['Restart', 'catch_up', 'pass_over', 'rewrite', 'set_batches', 'trained_batches', 'trained_epochs']
 
 Counters = dict[str, Any]
 
@@ -82,6 +85,29 @@ def trained_epochs(fit_loop: Counters, *, is_epoch_start: bool) -> int:
 def trained_batches(fit_loop: Counters) -> int:
     """Batches trained in all epochs, for a checkpoint that does not say so itself."""
     return int(fit_loop['epoch_loop.batch_progress']['total']['processed'])
+
+
+def pass_over(fit_loop: Any, epochs: int) -> None:
+    """Count epochs as processed that have no batches: Lightning ends by this count. `catch_up` follows."""
+    for counts in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
+        counts.processed += epochs
+
+
+def catch_up(fit_loop: Any) -> None:
+    """Have the other counts of epochs agree with the one of those processed, while an epoch begins."""
+    for counts in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
+        # An epoch's number is that of the completed ones: until now it was, for all hooks, that of the last epoch.
+        counts.ready = counts.processed + 1
+        counts.started = counts.completed = counts.processed
+
+
+def set_batches(trainer: Trainer, batches: int) -> None:
+    """Have the epoch that begins end after so many batches, and its validations follow in the same proportion."""
+    fit_loop: Any = trainer.fit_loop
+    fit_loop.max_batches = batches
+    fit_loop._combined_loader.limits = [batches]
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
+        trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
 
 
 def _is_between_validation_and_next_batch(current: Counters, state: Counters, restart: Restart) -> bool:

@@ -223,6 +223,7 @@ class StreamingDataModule(LightningDataModule):
         assert self.position is not None
         assert source.dataset is not None
         self._set_up_position(source)
+        self._callback.empty_epochs += self.position.pass_over_empty_epochs()
         return PassLoader(
             source.dataset,
             witness=self.position,

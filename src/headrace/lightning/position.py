@@ -86,7 +86,7 @@ class TrainPosition:
         # as soon as it has that batch, which may fail yet.
         is_ended = progress.is_last_batch and 0 < begun.handed_out <= trained
         if trained >= plan.num_batches or is_ended:
-            return begun.epoch + 1, 0, trained
+            return self._from_epoch(begun.epoch + 1), 0, trained
         trained -= min(trained, progress.current.processed % self.trainer.accumulate_grad_batches)
         return begun.epoch, plan.end(trained - 1) if trained else begun.start, trained
 
@@ -103,7 +103,7 @@ class TrainPosition:
         self._pass = None
         epoch, start = self.next()
         if not resume.is_stale and not self._batches_left(epoch, start):
-            self._dataset.progress.load(epoch + 1, 0)
+            self._dataset.progress.load(self._from_epoch(epoch + 1), 0)
         before = state.get('global_batch_size', self.global_batch_size)
         if before != self.global_batch_size:
             rank_zero_warn(
@@ -129,6 +129,28 @@ class TrainPosition:
             accumulate=self.trainer.accumulate_grad_batches,
         )
 
+    def batches_of_next_epoch(self) -> int | None:
+        """Batches that Lightning takes from the epoch begun next; None where all epochs have the same number."""
+        return self._batches_left(self.next()[0], 0) if self._dataset.skip else None
+
+    def pass_over_empty_epochs(self) -> int:
+        """Have the next pass begin in an epoch of which something is left, since Lightning ends at an empty one.
+
+        Returns:
+            How many epochs that passes over. They count among Lightning's.
+        """
+        epoch, start = self.next()
+        there = epoch if start else self._from_epoch(epoch)
+        if there != epoch:
+            self._dataset.progress.load(there, 0)
+        return there - epoch
+
+    def _from_epoch(self, epoch: int) -> int:
+        """The first epoch from this one on that `skip` does not leave out as a whole."""
+        while self._dataset.skip and self._plan(epoch, 0).is_left_out:
+            epoch += 1
+        return epoch
+
     def next(self) -> tuple[int, int]:
         """Epoch and first position of the pass that will be begun next."""
         return self._dataset.progress.next(rank=self._dataset.topology.rank)
@@ -138,7 +160,7 @@ class TrainPosition:
         batches, limit = self._plan(epoch, start).num_batches, self.trainer.limit_train_batches
         if isinstance(limit, float):
             limit = int(limit * self._plan(epoch, 0).num_batches)
-        return min(batches, max(limit - start // self.global_batch_size, 0))
+        return min(batches, max(limit - self._plan(epoch, start).batches_before, 0))
 
     def _plan(self, epoch: int, start: int) -> BatchPlan:
         return self._dataset.plan(

@@ -347,7 +347,9 @@ def _given(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         if field.name == 'name' or value == field.default:
             continue
-        if isinstance(value, tuple):
+        if isinstance(value, tuple) and not dataclasses.is_dataclass(cast('tuple[Any, ...]', value)[0]):
+            value = [list(item) for item in cast('tuple[tuple[Any, ...], ...]', value)]
+        elif isinstance(value, tuple):
             named = {item.name: _given(item) for item in cast('tuple[Any, ...]', value)}
             single = list(named) == [field.name] and isinstance(value[0], LoaderConfig)
             value = named[field.name] if single else named
@@ -359,4 +361,6 @@ def _escaped(value: Any) -> Any:
     """Text that happens to look like an interpolation, such that it is read back as text."""
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in cast('dict[str, Any]', value).items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in cast('list[Any]', value)]
     return value.replace('${', '\\${') if isinstance(value, str) else value

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from headrace.mixing import schema
-from headrace.mixing.validate import Named, choices_of, describe_number, field_types, unwrap
+from headrace.mixing.validate import Named, Ranges, choices_of, describe_number, field_types, unwrap
 
 __all__ = ['field_texts', 'updated']
 
@@ -66,6 +66,8 @@ def _kind(hint: Any) -> str:
     if isinstance(mark, Named):
         single = f'a {mark.what}, or ' if mark.or_single else ''
         return f'{single}{mark.what}s by name'
+    if isinstance(mark, Ranges):
+        return 'a list of pairs'
     if choices := choices_of(hint, mark):
         return ', '.join(f'`{choice}`' for choice in choices)
     if hint in (int, float):

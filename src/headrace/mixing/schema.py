@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from headrace.format import get_hashes
-from headrace.mixing.validate import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf
+from headrace.mixing.validate import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Ranges
 from headrace.order.shuffle import ALGORITHMS
 
 if TYPE_CHECKING:
@@ -191,6 +191,10 @@ class DatasetConfig(TransferConfig):
     remainder: Literal['repeat', 'exact', 'drop'] | None = None
     """Samples after the last full global batch: hand them out, repeating a few so that ranks get as many; the same, and
     mark the repeats in the batch (`exact`); or drop. Left out: `repeat`; for evaluation under Lightning `exact`."""
+
+    skip: Annotated[tuple[tuple[int | str, int | str], ...], Ranges()] = ()
+    """Ranges of the run's global sequence to leave out, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the
+    run's beginning, or global batches of the present size; the end is the first that is kept."""
 
     def broken_rules(self) -> Iterator[BrokenRule]:
         """The rules between this loader's keys that do not hold, its streams' own excepted."""

@@ -23,8 +23,21 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, cast, get_
 
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
+from headrace.order.skip import read_range
 
-__all__ = ['AtLeast', 'BrokenRule', 'Bytes', 'Count', 'MoreThan', 'Named', 'OneOf', 'Problem', 'Validator', 'dotted']
+__all__ = [
+    'AtLeast',
+    'BrokenRule',
+    'Bytes',
+    'Count',
+    'MoreThan',
+    'Named',
+    'OneOf',
+    'Problem',
+    'Ranges',
+    'Validator',
+    'dotted',
+]
 
 Path = tuple[str | int, ...]
 """Where a value stands: the keys from the root, an integer for an item of a list."""
@@ -77,6 +90,11 @@ class OneOf:
     """Mark of a text: the names allowed, where another package owns their list; ``Literal`` elsewhere."""
 
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranges:
+    """Mark of a tuple of pairs: ranges of a run's sequence, as `headrace.order.parse_skip` reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +212,8 @@ class Validator:
             return self._named(hint, mark, value, path)
         if isinstance(mark, (Count, Bytes)):
             return self._sized(mark, value, path)
+        if isinstance(mark, Ranges):
+            return self._ranges(value, path)
         if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
             if not isinstance(value, Mapping):
                 return self._wrong(path, value, 'must be a mapping of keys')
@@ -247,6 +267,15 @@ class Validator:
         if not _is_number(number, (int, float)) or number < mark.least or number != int(number):
             return self._wrong(path, value, f'must be {describe_number(int, mark)}')
         return int(number)
+
+    def _ranges(self, value: Any, path: Path) -> Any:
+        if not isinstance(value, list):
+            return self._wrong(path, value, 'must be a list of ranges [begin, end]')
+        ranges: list[Any] = []
+        for index, item in enumerate(cast('list[Any]', value)):
+            found = read_range(item)
+            ranges.append(self._wrong((*path, index), item, found) if isinstance(found, str) else tuple(item))
+        return _INVALID if _INVALID in ranges else tuple(ranges)
 
     def _named(self, hint: Any, mark: Named, value: Any, path: Path) -> Any:
         item_type: type[Any] = get_args(hint)[0]

@@ -6,6 +6,7 @@
 3. `plan`: a `BatchPlan` cuts the sequence into global batches and says which rows are this rank's (`topology`).
    MosaicML Streaming's orders have their own (`compatible`): `permutation` is what `Order.at` looks up, made by
    `sampling`, `resampling` and `shuffle`; `partition` and `batching` say which positions make a batch.
+   `skip` says which positions a plan leaves out.
 4. `locate`: a `SampleMap` finds shard and row of the ids.
 5. `state`: a `ResumeState` is a position of the sequence and what the sequence was made from; `origin` is where one
    mixture took over from another.
@@ -22,6 +23,7 @@ from headrace.order.permutation import fill_permutation, permutation_key
 from headrace.order.plan import BatchPlan, Plan, Remainder
 from headrace.order.run import MixtureChange, Run
 from headrace.order.schedule import Schedule, SchedulePoint
+from headrace.order.skip import Skip, SkipRange, parse_skip
 from headrace.order.state import ResumeState, resolved_from_state
 from headrace.order.topology import Topology
 
@@ -39,11 +41,14 @@ __all__ = [
     'SampleMap',
     'Schedule',
     'SchedulePoint',
+    'Skip',
+    'SkipRange',
     'StreamSize',
     'Topology',
     'fill_permutation',
     'make_order',
     'make_plan',
+    'parse_skip',
     'permutation_key',
     'resolved_from_state',
 ]

@@ -186,6 +186,16 @@ class CompatiblePlan:
         return self._from(0).num_batches
 
     @property
+    def batches_before(self) -> int:
+        """Whole batches before ``start``."""
+        return self.start // self.global_batch_size
+
+    @property
+    def is_left_out(self) -> bool:
+        """False: these orders leave nothing out."""
+        return False
+
+    @property
     def stop(self) -> int:
         """The position after the last batch of any rank."""
         return self.end(self._num_rows - 1) if self._num_rows else self.start
@@ -201,6 +211,10 @@ class CompatiblePlan:
             raise IndexError(f'batches are numbered from 0 to {self._num_rows - 1}, got {k}.')
         before = self.start + k * self.global_batch_size
         return before + (self.global_batch_size if k < self._num_rows - 1 else self._samples_of(k))
+
+    def skipped(self, k: int) -> int:  # noqa: ARG002
+        """Nothing: these orders leave nothing out."""
+        return 0
 
     def positions(self, k: int) -> IntArray:
         """This replica's positions of batch k, int64[rows]."""

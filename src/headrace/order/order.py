@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.compatible import CompatibleOrder, CompatiblePlan
-from headrace.order.plan import BatchPlan, Plan, Remainder
+from headrace.order.plan import BatchPlan, Plan, Remainder, check_batch_size
 from headrace.order.shuffle import ALGORITHMS
 from headrace.order.shuffle.native import NativeOrder
+from headrace.order.skip import Skip, skipped_in_epoch
 
 if TYPE_CHECKING:
     from headrace.order.compatible import LoadPermutation
@@ -80,6 +81,8 @@ def make_plan(
     start: int = 0,
     remainder: Remainder = 'repeat',
     initial_nodes: int | None = None,
+    skip: Skip = (),
+    epoch: int = 0,
 ) -> BatchPlan:
     """Return the global batches of an order, as each kind of order has them cut.
 
@@ -90,11 +93,23 @@ def make_plan(
         start: position where batch 0 begins, as a state says it.
         remainder: what becomes of the samples after the last full batch.
         initial_nodes: nodes of the parallel world that the run began on; matters to the compatible orders only.
+        skip: ranges of the run that are left out; not with a compatible order.
+        epoch: which epoch of the run it is; matters to ``skip`` only.
 
     Raises:
         TopologyError: the replicas cannot share the global batch equally.
-        ConfigError: start or remainder is out of range, or the order does not have that remainder.
+        ConfigError: start, remainder or skip is out of range, or the order does not have that remainder or skip.
     """
     if isinstance(order, CompatibleOrder):
+        if skip:
+            ranges = ', '.join(f'[{begin}, {end}]' for begin, end in skip)
+            raise ConfigError(
+                f"skip needs shuffle_algo 'native', got {order.config.algorithm!r} and skip {ranges}: a position of "
+                f"MosaicML Streaming's orders is no place in one sequence. Remove skip, or begin with the native order."
+            )
         return CompatiblePlan(order, topology, global_batch_size, start, remainder, initial_nodes)
-    return Plan(order, topology, global_batch_size, start, remainder)
+    check_batch_size(global_batch_size, topology)
+    whole, rest = divmod(len(order), global_batch_size)
+    batches = whole + (rest > 0 and remainder != 'drop')
+    ranges = skipped_in_epoch(skip, epoch, epoch_size=len(order), global_batch_size=global_batch_size, batches=batches)
+    return Plan(order, topology, global_batch_size, start, remainder, ranges)

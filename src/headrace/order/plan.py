@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
+from headrace.order.skip import Kept, Ranges, merged
 
 if TYPE_CHECKING:
     from headrace.order.mixture import IntArray
@@ -48,6 +49,16 @@ class BatchPlan(Protocol):
         ...
 
     @property
+    def batches_before(self) -> int:
+        """Whole batches that the samples before the position make."""
+        ...
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
+        ...
+
+    @property
     def stop(self) -> int:
         """What a checkpoint says after the last batch."""
         ...
@@ -59,6 +70,10 @@ class BatchPlan(Protocol):
 
     def end(self, k: int) -> int:
         """Return what a checkpoint says after batch k."""
+        ...
+
+    def skipped(self, k: int) -> int:
+        """Return how much further than by its samples batch k moves the position: over what is left out."""
         ...
 
     def positions(self, k: int) -> IntArray:
@@ -104,9 +119,13 @@ class Plan:
     canonical nodes c ≡ node (mod P) where P divides the order's number of canonical nodes. A replica's rows of a batch
     are in the sequence's order.
 
+    Where ranges are left out (``skip``), batch k is the k-th run of G *kept* positions from ``start``. In a batch that
+    lies on both sides of such a range the rows after it are dealt as if they followed directly, so that replicas get
+    equally many; all other batches are dealt as ever.
+
     Raises:
         TopologyError: the replicas cannot share the global batch equally.
-        ConfigError: start or remainder is out of range.
+        ConfigError: start, remainder or skip is out of range.
     """
 
     order: Order
@@ -121,22 +140,44 @@ class Plan:
     replica has at most one row of padding, its last. ``exact``: the same rows, and a promise that the order keeps too:
     what `own_samples` counts is each sample of the epoch once."""
 
+    skip: Ranges = ()
+    """Positions that no batch holds: what `headrace.order.skip.skipped_in_epoch` gives. They are positions all the
+    same, so that ``start``, `end` and `stop` mean the same whatever is left out."""
+    _kept: Kept = field(init=False, repr=False, compare=False)
+    _first: int = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
         check_batch_size(self.global_batch_size, self.topology)
         if not 0 <= self.start <= len(self.order):
             raise ConfigError(f'start must be a position in [0, {len(self.order)}], got {self.start}.')
         if self.remainder not in get_args(Remainder):
             raise ConfigError(f'remainder must be one of {list(get_args(Remainder))}, got {self.remainder!r}.')
+        if self.skip != merged(self.skip) or (
+            self.skip and not 0 <= self.skip[0][0] < self.skip[-1][1] <= len(self.order)
+        ):
+            raise ConfigError(f'skip must be merged ranges in [0, {len(self.order)}], got {self.skip}.')
+        object.__setattr__(self, '_kept', Kept(len(self.order), self.skip))
+        object.__setattr__(self, '_first', self._kept.before(self.start))
 
     @property
     def num_batches(self) -> int:
         """Batches from ``start`` to the end of the epoch."""
-        return self._batches_in(len(self.order) - self.start)
+        return self._batches_in(self._kept.size - self._first)
 
     @property
     def total_batches(self) -> int:
         """Batches of a whole epoch, from position 0."""
-        return self._batches_in(len(self.order))
+        return self._batches_in(self._kept.size)
+
+    @property
+    def batches_before(self) -> int:
+        """Whole batches that positions from 0 to ``start`` make."""
+        return self._first // self.global_batch_size
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
+        return bool(self.skip) and not self.total_batches
 
     @property
     def stop(self) -> int:
@@ -146,12 +187,20 @@ class Plan:
     @property
     def epoch_samples(self) -> int:
         """Number of positions that a whole epoch, from position 0, delivers. Padding does not count."""
-        return min(self.total_batches * self.global_batch_size, len(self.order))
+        return min(self.total_batches * self.global_batch_size, self._kept.size)
 
     def end(self, k: int) -> int:
-        """The position after batch k, 0 <= k < num_batches; at most the epoch's size. Padding does not count."""
-        self._check(k)
-        return min(self.start + (k + 1) * self.global_batch_size, len(self.order))
+        """The position after batch k, 0 <= k < num_batches, and after the range left out that follows directly.
+
+        It is at most the epoch's size. Padding does not count.
+        """
+        begin, rows = self._numbers(k)
+        return len(self.order) if begin + rows == self._kept.size else self._kept.position(begin + rows)
+
+    def skipped(self, k: int) -> int:
+        """Positions that the run passes over in batch k because they are left out: before, within or right after it."""
+        before = self.end(k - 1) if k else self.start
+        return self.end(k) - before - self._numbers(k)[1]
 
     def positions(self, k: int) -> IntArray:
         """This replica's positions of batch k, int64[rows]; every replica has the same number of rows."""
@@ -167,8 +216,8 @@ class Plan:
 
     def own_samples(self, k: int) -> int:
         """Number of this replica's rows of batch k that are no padding."""
-        begin, replicas = self.start + k * self.global_batch_size, self.topology.replicas
-        return len(range(begin + (self._residue - begin) % replicas, self.end(k), replicas))
+        begin, rows = self._numbers(k)
+        return len(self._rows_of(begin, rows, self._residue, self.topology.replicas))
 
     def ids(self, k: int) -> IntArray:
         """This replica's global sample ids of batch k, int64[rows]."""
@@ -194,17 +243,24 @@ class Plan:
     def _batches_in(self, samples: int) -> int:
         return samples // self.global_batch_size if self.remainder == 'drop' else -(-samples // self.global_batch_size)
 
-    def _check(self, k: int) -> None:
+    def _numbers(self, k: int) -> tuple[int, int]:
+        """The first of the kept positions that make up batch k, and how many they are."""
         if not 0 <= k < self.num_batches:
             raise IndexError(f'batches are numbered from 0 to {self.num_batches - 1}, got {k}.')
+        begin = self._first + k * self.global_batch_size
+        return begin, min(self.global_batch_size, self._kept.size - begin)
+
+    def _rows_of(self, begin: int, rows: int, residue: int, stride: int) -> range:
+        """Which of a batch's first ``rows`` rows are ``residue`` modulo ``stride``; its row 0 is where it begins."""
+        return range((residue - self._kept.position(begin)) % stride, rows, stride)
 
     def _strided(self, k: int, residue: int, stride: int) -> IntArray:
-        """Positions of batch k that are ``residue`` modulo ``stride``, padding included."""
-        end, n = self.end(k), len(self.order)
-        begin = self.start + k * self.global_batch_size
-        padded = begin - (begin - end) // self.topology.replicas * self.topology.replicas
-        positions = np.arange(begin + (residue - begin) % stride, padded, stride, dtype=np.int64)
-        if padded > n:
-            beyond = positions >= n
-            positions[beyond] = n - 1 - (positions[beyond] - n) % n
-        return positions
+        """Positions of batch k that are dealt to ``residue`` modulo ``stride``, padding included."""
+        begin, rows = self._numbers(k)
+        padded = -(-rows // self.topology.replicas) * self.topology.replicas
+        numbers = np.array(self._rows_of(begin, padded, residue, stride), np.int64) + begin
+        size = self._kept.size
+        if padded > rows:
+            beyond = numbers >= size
+            numbers[beyond] = size - 1 - (numbers[beyond] - size) % size
+        return self._kept.at(numbers)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.plan import BatchPlan, Remainder
     from headrace.order.schedule import Schedule
+    from headrace.order.skip import Skip
     from headrace.order.topology import Topology
 
 __all__ = ['MixtureChange', 'Run']
@@ -131,9 +132,16 @@ class Run:
         return self._order[1]
 
     def plan(
-        self, epoch: int, start: int, topology: Topology, *, global_batch_size: int, remainder: Remainder
+        self,
+        epoch: int,
+        start: int,
+        topology: Topology,
+        *,
+        global_batch_size: int,
+        remainder: Remainder,
+        skip: Skip = (),
     ) -> BatchPlan:
-        """The global batches of an epoch from a position on, and this rank's rows of them.
+        """The global batches of an epoch from a position on, and this rank's rows of them; arguments as `make_plan`'s.
 
         Raises:
             ConfigError: as `make_plan`; or stratified batches shall have another size in the middle of the run.
@@ -151,6 +159,8 @@ class Run:
             start=start,
             remainder=remainder,
             initial_nodes=self._initial_nodes,
+            skip=skip,
+            epoch=epoch,
         )
 
     def state(self, epoch: int, sample: int, nodes: int, global_batch_size: int | None) -> ResumeState:

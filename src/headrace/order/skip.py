@@ -1,0 +1,171 @@
+"""Ranges of a run's global sequence that are left out, and the positions of an epoch that are kept.
+
+A run's sequence is that of epoch 0, then that of epoch 1, and so on. Positions count its slots, those left out
+included, so that a position means the same whatever is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+import numpy as np
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.order.mixture import IntArray
+
+__all__ = ['Bound', 'Kept', 'Ranges', 'Skip', 'SkipRange', 'merged', 'parse_skip', 'read_range', 'skipped_in_epoch']
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Ranges [begin, end) of an epoch's positions: sorted, not empty, with a gap between any two."""
+
+SkipRange: TypeAlias = Sequence[int | str]
+"""What a user writes: begin, inclusive, and end, exclusive. A number or ``'4096sp'``: samples; ``'1200ba'``: global
+batches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A place in a run's sequence."""
+
+    count: int
+    unit: Literal['sp', 'ba']
+    """``sp``: samples from the run's beginning. ``ba``: global batches from there, as a trainer counts its steps that
+    leaves nothing out and keeps one global batch size; a smaller last batch of an epoch counts, a dropped one not."""
+
+    def __str__(self) -> str:
+        return f'{self.count}{self.unit}'
+
+    def sample(self, *, epoch_size: int, global_batch_size: int, batches: int) -> int:
+        """The sample of the run where it lies.
+
+        Args:
+            epoch_size: samples of an epoch.
+            global_batch_size: samples of a batch over all ranks.
+            batches: batches of an epoch of which nothing is left out.
+        """
+        if self.unit == 'sp':
+            return self.count
+        epoch, batch = divmod(self.count, max(batches, 1))
+        return epoch * epoch_size + min(batch * global_batch_size, epoch_size)
+
+
+Skip: TypeAlias = tuple[tuple[Bound, Bound], ...]
+"""Ranges of a run as they were written: begin and end of each."""
+
+
+def parse_skip(ranges: Iterable[SkipRange]) -> Skip:
+    """Read ranges as users write them: ``[[4096, 8192], ['1200ba', '1250ba']]``.
+
+    Raises:
+        ConfigError: a range is no pair, a bound is no count of samples or batches, or a range is empty or reversed.
+    """
+    if isinstance(ranges, (str, bytes)) or not isinstance(cast('object', ranges), Iterable):
+        raise ConfigError(f'skip must be a list of ranges [begin, end], got {ranges!r}.')
+    parsed: list[tuple[Bound, Bound]] = []
+    for given in ranges:
+        found = read_range(given)
+        if isinstance(found, str):
+            raise ConfigError(f'a range of skip {found}, got {given!r}.')
+        parsed.append(found)
+    return tuple(parsed)
+
+
+def read_range(given: object) -> tuple[Bound, Bound] | str:
+    """One range as users write it; or, as text, the rule that it breaks."""
+    if isinstance(given, (str, bytes)) or not isinstance(given, Sequence) or len(cast('SkipRange', given)) != 2:
+        return "must be a pair [begin, end], such as [4096, 8192] or ['1200ba', '1250ba']"
+    begin, end = (_bound(part) for part in cast('SkipRange', given))
+    if begin is None or end is None:
+        return (
+            "must have bounds that are numbers of samples of at least 0, or text such as '4096sp' (samples) or "
+            "'1200ba' (global batches)"
+        )
+    return _EMPTY if begin.unit == end.unit and begin.count >= end.count else (begin, end)
+
+
+_EMPTY = 'must end after it begins; its end is the first that is not left out'
+
+
+def _bound(given: int | str) -> Bound | None:
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return Bound(given, 'sp')
+    found = re.fullmatch(r'(\d+)(sp|ba)', given.strip(), re.ASCII) if isinstance(given, str) else None
+    return None if found is None else Bound(int(found[1]), 'sp' if found[2] == 'sp' else 'ba')
+
+
+def skipped_in_epoch(skip: Skip, epoch: int, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
+    """The positions of an epoch that are left out.
+
+    Args:
+        skip: ranges of the run.
+        epoch: which epoch.
+        epoch_size: samples of an epoch.
+        global_batch_size: samples of a batch over all ranks, as it is now.
+        batches: batches of an epoch of which nothing is left out.
+
+    Raises:
+        ConfigError: a range with bounds of two units is empty or reversed.
+    """
+    cut: list[tuple[int, int]] = []
+    for bounds in skip:
+        begin, end = (
+            bound.sample(epoch_size=epoch_size, global_batch_size=global_batch_size, batches=batches)
+            for bound in bounds
+        )
+        if begin >= end:
+            got = f'[{bounds[0]}, {bounds[1]}], which is samples [{begin}, {end}]'
+            raise ConfigError(f'a range of skip {_EMPTY}, got {got} in global batches of {global_batch_size}.')
+        cut.append((max(begin - epoch * epoch_size, 0), min(end - epoch * epoch_size, epoch_size)))
+    return merged(cut)
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """The same positions in ranges that are sorted and neither overlap nor touch; empty ones are left out."""
+    out: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if begin >= end:
+            continue
+        if out and begin <= out[-1][1]:
+            out[-1] = out[-1][0], max(out[-1][1], end)
+        else:
+            out.append((begin, end))
+    return tuple(out)
+
+
+class Kept:
+    """The positions of an epoch that are not left out, numbered from 0: its kept ones."""
+
+    __slots__ = ('_begins', '_ends', '_firsts', 'size')
+
+    def __init__(self, length: int, skip: Ranges) -> None:
+        """Take the epoch's size, and what `merged` gives, within it."""
+        edges = np.array([0, *(edge for gap in skip for edge in gap), length], np.int64)
+        # Runs of kept positions, those without any left out; their numbers follow each other.
+        begins, ends = edges[::2], edges[1::2]
+        there = begins < ends
+        self._begins, self._ends = begins[there], ends[there]
+        lengths = self._ends - self._begins
+        self._firsts = np.cumsum(lengths) - lengths
+        self.size = int(lengths.sum())
+
+    def at(self, numbers: IntArray) -> IntArray:
+        """Positions int64[n] of kept ones int64[n], each in [0, size)."""
+        runs = np.searchsorted(self._firsts, numbers, side='right') - 1
+        return self._begins[runs] + (numbers - self._firsts[runs])
+
+    def before(self, position: int) -> int:
+        """How many are before a position."""
+        run = int(np.searchsorted(self._ends, position, side='right'))
+        if run == len(self._ends):
+            return self.size
+        return int(self._firsts[run]) + max(position - int(self._begins[run]), 0)
+
+    def position(self, number: int) -> int:
+        """The position of a kept one, in [0, size)."""
+        run = int(np.searchsorted(self._firsts, number, side='right')) - 1
+        return int(self._begins[run]) + number - int(self._firsts[run])

@@ -1,0 +1,109 @@
+"""Ranges left out of a training: Composer's position counts them, and its epochs end where the data does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from composer_legs import Leg, Linear, run
+from composer_runs import launch, lines, trained
+
+from composer import Trainer
+from headrace.composer import StreamingPosition
+from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.errors import ConfigError
+
+pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
+
+# 96 samples an epoch, in batches of 8. Epoch 0 is short, epoch 1 left out, epoch 2 short in another way.
+SKIP = (('2ba', '4ba'), (70, 75), (96, 200), (230, 235))
+RANGES = [(16, 32), (70, 75), (96, 200), (230, 235)]
+
+
+def expected(data: str, skip: list[tuple[int, int]], epochs: int, start: int = 0) -> list[list[int]]:
+    dataset = StreamingDataset(local=data, shuffle=True, batch_size=8, shuffle_seed=7)
+    batches: list[list[int]] = []
+    for epoch in range(epochs):
+        first = 96 * epoch
+        kept = [s for s in range(first, first + 96) if not any(a <= s < b for a, b in skip) and s >= start]
+        ids = dataset.order(epoch).at(np.array(kept, np.int64) - first).tolist()
+        batches += [sorted(ids[k : k + 8]) for k in range(0, len(ids), 8)]
+    return batches
+
+
+def batches(leg: Leg, ranks: int = 1) -> list[list[int]]:
+    return list(trained(leg, ranks).values())
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_what_is_left_out_counts_in_the_position(data: str, tmp_path: Path, workers: int) -> None:
+    leg = Leg('whole', data, str(tmp_path), skip=SKIP, duration='4ep', workers=workers)
+    run(leg)
+    assert batches(leg) == expected(data, RANGES, 4)
+    found = lines(leg)
+    assert [line['epoch'] for line in found] == [0] * 10 + [2] * 11 + [3] * 12
+    assert [line['len'] for line in found] == [10] * 10 + [11] * 11 + [12] * 12
+    assert [line['sample_in_epoch'] for line in found[:10]] == [0, 8, 32, 40, 48, 56, 64, 77, 85, 93]
+    assert [line['sample_in_epoch'] for line in found[10:12]] == [0, 16]
+
+
+@pytest.mark.parametrize(('kind', 'behind'), [('mid', 5), ('eighth', 8), ('boundary', 10), ('second', 17)])
+def test_a_run_goes_on_on_other_ranks_and_workers(data: str, tmp_path: Path, kind: str, behind: int) -> None:
+    first = Leg('first', data, str(tmp_path), skip=SKIP, duration='4ep', save=True)
+    rest = Leg('rest', data, str(tmp_path), skip=SKIP, duration='4ep', workers=1, load=f'{tmp_path}/first-{kind}.pt')
+    run(first)
+    run(rest)
+    assert batches(rest) == expected(data, RANGES, 4)[behind:]
+
+    # The number of the batch in its epoch is that of the uninterrupted run.
+    def numbers(leg: Leg) -> list[int]:
+        return [line['batch_in_epoch'] for line in lines(leg)]
+
+    assert numbers(rest) == numbers(first)[behind:]
+
+
+@pytest.mark.parametrize(('skip', 'ranges'), [((), []), (((60, 90), (100, 120)), [(60, 90), (100, 120)])])
+def test_ranges_may_change_at_a_resume(data: str, tmp_path: Path, skip: Any, ranges: Any) -> None:
+    first = Leg('first', data, str(tmp_path), skip=SKIP, duration='5ba', save=True)
+    rest = Leg('rest', data, str(tmp_path), skip=skip, load=f'{tmp_path}/first-mid.pt', duration='2ep')
+    run(first)
+    run(rest)
+    # Two batches, then two that are left out, then three.
+    assert batches(rest) == expected(data, ranges, 2, start=56)
+
+
+def test_a_subset_counts_what_is_trained(data: str, tmp_path: Path) -> None:
+    leg = Leg('subset', data, str(tmp_path), skip=SKIP, duration='4ep', subset=9)
+    run(leg)
+    every = expected(data, RANGES, 4)
+    assert batches(leg) == every[:9] + every[10:19] + every[21:30]
+
+
+def test_two_ranks(data: str, tmp_path: Path) -> None:
+    first = Leg('first', data, str(tmp_path), skip=SKIP, duration='3ep', save=True)
+    rest = Leg('rest', data, str(tmp_path), skip=SKIP, duration='3ep', load=f'{tmp_path}/first-eighth.pt')
+    launch(['composer', '-n', '2'], [first, rest])
+    every = expected(data, RANGES, 3)
+    # Batches that the ranks cannot share repeat a sample on one of them.
+    assert [sorted(set(batch)) for batch in batches(first, 2)] == every
+    assert [sorted(set(batch)) for batch in batches(rest, 2)] == every[8:]
+    assert [line['sample_in_epoch'] for line in lines(first)][:10] == [0, 8, 32, 40, 48, 56, 64, 77, 85, 93]
+
+
+def test_a_loader_whose_samples_composer_counts_itself_is_refused(data: str) -> None:
+    model = Linear()
+    loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=8, skip=[[0, 8]]))
+    trainer = Trainer(
+        model=model,
+        train_dataloader=loader,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        max_duration='1ep',
+        callbacks=[StreamingPosition()],
+        device='cpu',
+        progress_bar=False,
+    )
+    with pytest.raises(ConfigError, match='needs `streaming_data_spec'):
+        trainer.fit()
