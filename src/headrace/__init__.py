@@ -11,6 +11,7 @@ from headrace.dataset import (
     StreamingDataLoader,
     StreamingDataset,
     TSVWriter,
+    Where,
     XSVWriter,
 )
 from headrace.order import Topology
@@ -27,5 +28,6 @@ __all__ = [
     'StreamingDataset',
     'TSVWriter',
     'Topology',
+    'Where',
     'XSVWriter',
 ]

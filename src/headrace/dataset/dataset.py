@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -16,8 +16,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.epoch_file import EpochFiles
+from headrace.dataset.predicate import Predicate
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
+from headrace.dataset.selection import Fraction, Subset
 from headrace.dataset.stream import Stream
 from headrace.errors import ConfigError, TopologyError
 from headrace.format import ShardInfo, bytes_to_int, number_abbrev_to_int
@@ -50,6 +52,8 @@ class StreamingDataset(IterableDataset[Any]):
         streams: the streams to mix. Or give one by `remote`, `local` and `split`.
         remote, local, split: see `Stream`; with `streams`, defaults for them.
         download_retry, download_timeout, validate_hash, keep_zip: see `Stream`; defaults for all streams.
+        subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
+            the samples that are offered.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
         predownload: how many samples ahead each worker has shards fetched; None looks ahead by shards.
         cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
@@ -91,6 +95,10 @@ class StreamingDataset(IterableDataset[Any]):
         download_timeout: float = 60,
         validate_hash: str | None = None,
         keep_zip: bool = False,
+        subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
+        fraction: Fraction | Sequence[float | str] | None = None,
+        fraction_seed: int | None = None,
+        where: Predicate | Mapping[str, Any] | None = None,
         epoch_size: int | str | None = None,
         predownload: int | None = None,
         cache_limit: int | str | None = None,
@@ -143,6 +151,10 @@ class StreamingDataset(IterableDataset[Any]):
             download_timeout=download_timeout,
             validate_hash=validate_hash,
             keep_zip=keep_zip,
+            subset=subset,
+            fraction=fraction,
+            fraction_seed=fraction_seed,
+            where=where,
         )
         self.shards: list[ShardInfo] = [info for stream in self.streams for info in stream.shards]
         self._sizes = [stream.size() for stream in self.streams]
@@ -165,7 +177,7 @@ class StreamingDataset(IterableDataset[Any]):
         self._initial_nodes: int | None = None
         self._origin: ResumeState | None = None
         self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
-        self._sample_map = SampleMap.of(self.mixture)
+        self._sample_map = SampleMap.of(self.mixture, [stream.kept for stream in self.streams])
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
@@ -199,7 +211,7 @@ class StreamingDataset(IterableDataset[Any]):
         return Mixture.resolve(self._sizes, epoch_size=self._asked_size, seed=config.seed)
 
     def _warn_about_blocks(self) -> None:
-        largest = int(max(info.samples for info in self.shards))
+        largest = int(self.mixture.shard_sizes.max())
         block = self.order_config.block_size
         if self.order_config.shuffle and block is not None and block < largest:
             warnings.warn(
@@ -213,7 +225,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def num_samples(self) -> int:
-        """Samples in all streams, whatever an epoch takes of them."""
+        """Samples that all streams offer, whatever an epoch takes of them."""
         return self._sample_map.num_samples
 
     @property
@@ -223,7 +235,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def size(self) -> int:
-        """Samples in all streams; the number of ids that `dataset[i]` takes."""
+        """Samples that all streams offer; the number of ids that `dataset[i]` takes."""
         return self.num_samples
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.format.encodings import fixed_array_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = ['ColumnBatch', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
 
@@ -103,11 +103,17 @@ class Schema:
         """Column name to encoding."""
         return dict(zip(self.names, self.encodings, strict=True))
 
-    def allocate(self, n: int) -> ColumnBatch:
-        """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None."""
+    def allocate(self, n: int, names: Collection[str] | None = None) -> ColumnBatch:
+        """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None.
+
+        Args:
+            n: how many samples.
+            names: the columns to make room for; only these are read. None: all.
+        """
         columns: dict[str, np.ndarray[Any, Any] | list[Any]] = {}
         for name, array in zip(self.names, self.arrays, strict=True):
-            columns[name] = [None] * n if array is None else np.empty((n, *array[1]), array[0])
+            if names is None or name in names:
+                columns[name] = [None] * n if array is None else np.empty((n, *array[1]), array[0])
         return ColumnBatch(columns)
 
     def config(self) -> dict[str, Any]:
