@@ -11,10 +11,10 @@ from headrace.dataset import (
     StreamingDataLoader,
     StreamingDataset,
     TSVWriter,
-    Where,
     XSVWriter,
 )
 from headrace.order import Topology
+from headrace.selection import Where
 
 __version__ = '0.1.0'
 

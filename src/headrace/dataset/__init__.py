@@ -4,7 +4,6 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.local import LocalDataset
-from headrace.dataset.predicate import Where
 from headrace.dataset.stream import Stream
 from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
@@ -17,7 +16,6 @@ __all__ = [
     'StreamingDataLoader',
     'StreamingDataset',
     'TSVWriter',
-    'Where',
     'Writer',
     'XSVWriter',
     'detect_topology',

@@ -16,10 +16,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.epoch_file import EpochFiles
-from headrace.dataset.predicate import Predicate
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
-from headrace.dataset.selection import Fraction, Subset
 from headrace.dataset.stream import Stream
 from headrace.errors import ConfigError, TopologyError
 from headrace.format import ShardInfo, bytes_to_int, number_abbrev_to_int
@@ -36,6 +34,7 @@ from headrace.order import (
     make_plan,
     resolved_from_state,
 )
+from headrace.selection import Fraction, Predicate, Subset
 from headrace.storage import CacheLimit
 
 __all__ = ['StreamingDataset']

@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.machine_file import claim_private_folder, private_folder, publish
 from headrace.errors import CacheError
 from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
 from headrace.storage.locks import held, lock_file, try_lock_file
+from headrace.storage.machine_file import claim_private_folder, private_folder, publish
 
 __all__ = ['EpochFiles']
 

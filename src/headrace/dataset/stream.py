@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.machine_file import claim_private_folder, private_folder
-from headrace.dataset.predicate import Predicate
-from headrace.dataset.selection import Fraction, Selection, Shards, Subset
 from headrace.errors import ObjectNotFoundError, StreamError
 from headrace.format import ShardInfo, ShardReader, open_shard, parse_index, unpack_file, verify_file
 from headrace.order import Kept, StreamSize
+from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
 from headrace.storage import CacheEntry, CacheLimit, CachePart, Retry, ShardCache, StoreOptions, open_store
+from headrace.storage.machine_file import claim_private_folder, private_folder
 
 __all__ = ['Stream']
 

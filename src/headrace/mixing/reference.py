@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from headrace.mixing import schema
-from headrace.mixing.validate import Named, choices_of, describe_number, field_types, unwrap
+from headrace.mixing.validate import Named, Parsed, choices_of, describe_number, field_types, unwrap
 
 __all__ = ['field_texts', 'updated']
 
@@ -19,6 +19,7 @@ _TABLES = {
     'top level': (schema.Config, schema.FileDirectives),
     'loader': (schema.LoaderConfig, schema.DatasetConfig),
     'stream': (schema.StreamConfig,),
+    'selection': (schema.SelectionConfig,),
     'transfer': (schema.TransferConfig,),
     'workers': (schema.WorkerConfig,),
 }
@@ -64,6 +65,8 @@ def _kind(hint: Any) -> str:
     if isinstance(mark, Named):
         single = f'a {mark.what}, or ' if mark.or_single else ''
         return f'{single}{mark.what}s by name'
+    if isinstance(mark, Parsed):
+        return mark.what
     if choices := choices_of(hint, mark):
         return ', '.join(f'`{choice}`' for choice in choices)
     if hint in (int, float):

@@ -16,14 +16,27 @@ import difflib
 import functools
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
+from headrace.selection import Mistake
 
-__all__ = ['AtLeast', 'BrokenRule', 'Bytes', 'Count', 'MoreThan', 'Named', 'OneOf', 'Problem', 'Validator', 'dotted']
+__all__ = [
+    'AtLeast',
+    'BrokenRule',
+    'Bytes',
+    'Count',
+    'MoreThan',
+    'Named',
+    'OneOf',
+    'Parsed',
+    'Problem',
+    'Validator',
+    'dotted',
+]
 
 Path = tuple[str | int, ...]
 """Where a value stands: the keys from the root, an integer for an item of a list."""
@@ -86,6 +99,16 @@ class Named:
     """What one item is, for messages."""
     or_single: bool = False
     """Also accept one item in the place of the mapping, named by the key it stands at; then a list is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Mark of a value whose form another package owns."""
+
+    read: Callable[[object, list[Mistake]], Any]
+    """Makes the value; returns None after noting what is wrong."""
+    what: str
+    """What the value is, for the documentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +216,8 @@ class Validator:
             return self._named(hint, mark, value, path)
         if isinstance(mark, (Count, Bytes)):
             return self._sized(mark, value, path)
+        if isinstance(mark, Parsed):
+            return self._parsed(mark, value, path)
         if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
             if not isinstance(value, Mapping):
                 return self._wrong(path, value, 'must be a mapping of keys')
@@ -235,6 +260,13 @@ class Validator:
         if not _is_number(number, (int, float)) or number < mark.least or number != int(number):
             return self._wrong(path, value, f'must be {describe_number(int, mark)}')
         return int(number)
+
+    def _parsed(self, mark: Parsed, value: Any, path: Path) -> Any:
+        mistakes: list[Mistake] = []
+        made = mark.read(value, mistakes)
+        for mistake in mistakes:
+            self._wrong((*path, *mistake.path), mistake.value, mistake.rule)
+        return _INVALID if mistakes else made
 
     def _named(self, hint: Any, mark: Named, value: Any, path: Path) -> Any:
         item_type: type[Any] = get_args(hint)[0]
@@ -344,8 +376,8 @@ def unwrap(hint: Any) -> tuple[Any, Any]:
 
 def _inner_keys(cls: type) -> Iterator[tuple[str, ...]]:
     for name, hint in field_types(cls).items():
-        inner, _ = unwrap(hint)
-        if dataclasses.is_dataclass(inner):
+        inner, mark = unwrap(hint)
+        if dataclasses.is_dataclass(inner) and not isinstance(mark, Parsed):
             inner_cls = cast('type', inner)
             yield from ((name, key) for key in field_types(inner_cls) if key != 'name')
             yield from ((name, *rest) for rest in _inner_keys(inner_cls))

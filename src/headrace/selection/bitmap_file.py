@@ -25,10 +25,10 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from headrace.dataset.machine_file import publish
 from headrace.errors import CacheError
 from headrace.order import KeptBits, count_bits
 from headrace.storage.locks import cannot_write, held, lock_file
+from headrace.storage.machine_file import publish
 
 __all__ = ['BitmapFile']
 

@@ -25,11 +25,11 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.bitmap_file import BitmapFile
-from headrace.dataset.predicate import Conditions, Mistake, Predicate, Where, check_columns, refusal
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.format import ShardInfo, ShardReader, number_abbrev_to_int
 from headrace.order import SPLIT_UNIT, Kept, KeptBits, KeptRanges, KeptSplit, each_kept_row
+from headrace.selection.bitmap_file import BitmapFile
+from headrace.selection.predicate import Conditions, Mistake, Predicate, Where, check_columns, refusal
 
 __all__ = ['Fraction', 'Selection', 'Shards', 'Subset', 'read_where']
 
