@@ -265,7 +265,7 @@ def _is_scalar(value: object) -> bool:
 def _plain_test(test: Test) -> Any:
     plain = {name: _plain_test(operand) if name in ('length', 'not') else operand for name, operand in test}
     plain |= {name: list(operand) for name, operand in plain.items() if name == 'in'}
-    return plain['equals'] if list(plain) == ['equals'] else plain
+    return next(iter(plain.values())) if list(plain) in (['equals'], ['in']) else plain
 
 
 # -- evaluating tests --------------------------------------------------------------------------------------------------
