@@ -28,7 +28,7 @@ __all__ = ['SPLIT_UNIT', 'Kept', 'KeptBits', 'KeptRanges', 'KeptSplit', 'count_b
 SPLIT_UNIT: Final = 1 << 32
 """The whole of a shard, where a split's low and high are given as integers. Shards hold below 2^30 rows."""
 
-_CHUNK: Final = 1 << 20  # rows or words that are worked on at once, so that nothing needs memory per sample
+_CHUNK: Final = 1 << 14  # rows that are worked on at once: what stays in a core's cache is twice as fast
 
 
 class Kept(Protocol):
