@@ -16,6 +16,7 @@ from headrace.dataset import (
     without_padding,
 )
 from headrace.order import Topology
+from headrace.selection import Where
 
 __version__ = '0.1.0'
 
@@ -30,6 +31,7 @@ __all__ = [
     'StreamingDataset',
     'TSVWriter',
     'Topology',
+    'Where',
     'XSVWriter',
     'without_padding',
 ]

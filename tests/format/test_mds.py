@@ -130,6 +130,12 @@ def test_samples_and_batches_are_what_was_written(dataset: Any, data: st.DataObj
         reader.gather(np.array(rows, np.int64), np.array(out_rows, np.int64), batch)
         for row, out in zip(rows, out_rows, strict=True):
             assert batch_row(columns, batch, out) == wanted[row]
+        some = {name: columns[name] for name in columns if data.draw(st.booleans())}
+        part = info.schema.allocate(len(rows) + extra, some)
+        reader.gather(np.array(rows, np.int64), np.array(out_rows, np.int64), part)
+        assert set(part.columns) == set(some)
+        for row, out in zip(rows, out_rows, strict=True):
+            assert batch_row(some, part, out) == {name: wanted[row][name] for name in some}
 
 
 @settings(max_examples=300)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from omegaconf import OmegaConf
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.errors import ConfigError, TopologyError
-from headrace.mixing import LoaderConfig, StreamConfig, WorkerConfig, build_dataset, build_loader, load_config
+from headrace.mixing import LoaderConfig, StreamConfig, WorkerConfig, build_dataset, build_loader, load_config, to_yaml
 from headrace.order import Topology
 
 WriteShards = Callable[..., Path]
@@ -286,3 +288,48 @@ def test_a_configuration_made_in_python_is_held_to_the_same_rules(loader: Loader
     with pytest.raises(ConfigError) as raised:
         build_dataset(loader)
     assert [line.strip() for line in str(raised.value).split('\n')[1:]] == expected
+
+
+SELECTION: dict[str, Any] = {
+    'subset': [['1k', None]],
+    'fraction': [0, 0.95],
+    'fraction_seed': 3,
+    'where': {'lang': ['fr', 'de'], 'id': {'not': {'below': 5}}},
+}
+
+
+def test_a_selection_is_the_stream_s_or_the_loader_s() -> None:
+    streams = {'plain': {'local': '/a'}, 'own': {'local': '/b', 'fraction': [0, 1], 'where': {'id': 5}}}
+    loaded = load_config({'device_batch_size': 8, 'train': {'streams': streams, **SELECTION}})
+    assert load_config(OmegaConf.create(to_yaml(loaded))) == loaded
+    assert loaded.train is not None
+    arguments = recorded(loaded.train)
+    assert not set(SELECTION) & set(arguments)
+    plain, own = arguments['streams']
+    assert plain.subset.plain == [[1000, None]]
+    assert plain.fraction.plain == ['0', '19/20']
+    assert plain.where.plain == {'lang': ['de', 'fr'], 'id': {'not': {'below': 5}}}
+    assert (own.subset, own.fraction_seed) == (plain.subset, 3)
+    assert (own.fraction.plain, own.where.plain) == (['0', '1'], {'id': 5})
+
+
+def test_a_selection_of_a_file_is_that_of_the_constructor(data: Path) -> None:
+    keys: dict[str, Any] = {'subset': [[5, 90]], 'fraction': [0, 0.5], 'where': {'id': {'at_least': 10}}}
+    dataset = build_dataset(config(data, **keys))
+    direct = StreamingDataset(local=str(data), batch_size=8, **keys)
+    assert dataset.streams[0].fingerprint == direct.streams[0].fingerprint
+    assert [dataset[i]['id'] for i in range(dataset.size)] == [direct[i]['id'] for i in range(direct.size)]
+
+
+def test_the_page_s_examples_load() -> None:
+    page = (Path(__file__).parents[2] / 'docs' / 'selection.md').read_text()
+    blocks = re.findall(r'^```yaml\n(.*?)^```$', page, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        train = load_config(OmegaConf.create(block)).train
+        assert train is not None
+        assert all(stream.fraction.plain == ['0', '19/20'] for stream in recorded_streams(train))
+
+
+def recorded_streams(loader: LoaderConfig) -> list[Any]:
+    return recorded(loader, topology=Topology())['streams']

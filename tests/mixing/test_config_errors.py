@@ -429,6 +429,36 @@ def test_one_mistake_gives_one_line(source: dict[str, Any], expected: str) -> No
     assert errors(source) == [expected]
 
 
+def test_mistakes_in_selections_have_their_own_lines(tmp_path: Path) -> None:
+    path = tmp_path / 'mix.yaml'
+    path.write_text(
+        """
+device_batch_size: 4
+train:
+  local: /a
+  fraction: [0.95, 0.9]
+  fraction_seed: -1
+  subset:
+    - [0, 10]
+    - [5, 20]
+  where:
+    lang: [de, 5]
+    size:
+      at_leest: 5
+""".lstrip()
+    )
+    fraction = 'must be [low, high] with 0 <= low < high <= 1, such as [0, 0.95]'
+    subset = 'must begin after the range before, [0, 10]: ranges ascend and do not overlap'
+    operators = 'must be one of equals, in, at_least, below, length, not; did you mean "at_least"?'
+    assert errors(path) == [
+        f'{path}:4: train.fraction: got [0.95, 0.9]; {fraction}',
+        f'{path}:5: train.fraction_seed: got -1; must be an integer of at least 0',
+        f'{path}:8: train.subset[1]: got [5, 20]; {subset}',
+        f"{path}:10: train.where.lang: got ['de', 5]; must be all text or all numbers",
+        f'{path}:12: train.where.size.at_leest: got 5; unknown operator; {operators}',
+    ]
+
+
 def test_a_mapping_that_contains_itself_by_interpolation_ends() -> None:
     (line,) = errors(changed(train__streams__code='${train.streams}'))
     assert 'train.streams.code' in line

@@ -15,6 +15,7 @@ from headrace.mixing import (
     Config,
     DatasetConfig,
     LoaderConfig,
+    SelectionConfig,
     StreamConfig,
     TransferConfig,
     WorkerConfig,
@@ -23,7 +24,16 @@ from headrace.mixing import (
 from headrace.mixing.reference import field_texts, updated
 from headrace.mixing.schema import FileDirectives
 
-CLASSES = (Config, FileDirectives, LoaderConfig, DatasetConfig, StreamConfig, TransferConfig, WorkerConfig)
+CLASSES = (
+    Config,
+    FileDirectives,
+    LoaderConfig,
+    DatasetConfig,
+    StreamConfig,
+    SelectionConfig,
+    TransferConfig,
+    WorkerConfig,
+)
 PAGE = Path(__file__).parents[2] / 'docs' / 'configuration.md'
 
 

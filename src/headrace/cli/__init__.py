@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import headrace
-from headrace.cli import demo
+from headrace.cli import demo, explain
 from headrace.errors import HeadraceError
 
 __all__ = ['COMMANDS', 'Command', 'main']
@@ -33,7 +33,7 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: dict[str, Command] = {'demo': demo}
+COMMANDS: dict[str, Command] = {'demo': demo, 'explain': explain}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from headrace.errors import ConfigError
 
@@ -105,22 +108,23 @@ def _heading(explanation: BatchExplanation, plan: BatchPlan) -> str:
 
 
 def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, arguments: argparse.Namespace) -> int:
-    dataset = loader.dataset
-    start = plan.end(number - 1) if number else plan.start
-    epoch, position = dataset.next_use(arguments.sample, epoch=plan.order.epoch, position=start)
-    plan = loader.plan(epoch)
-    (shard,), (row,) = (column.tolist() for column in dataset.locate_ids([arguments.sample]))
-    stream, in_stream = dataset.pool.place(shard)
-    batch = (position - plan.start) // plan.global_batch_size
-    found = {
-        'id': arguments.sample,
-        'stream': stream.name,
-        'shard': in_stream,
-        'file': dataset.shards[shard].files[0].raw.basename,
-        'shard_row': row,
-        'epoch': epoch,
-        'position': position,
-        'batch': batch,
-    }
-    print(json.dumps(found) if arguments.json else found)
-    return 0
+    from headrace.order import next_use
+
+    dataset, sample = loader.dataset, arguments.sample
+    epoch, start = plan.order.epoch, plan.end(number - 1) if number else plan.start
+    use = next_use(loader.plan, sample, epoch=epoch, position=start)
+    shards, rows = dataset.locate(np.array([sample]))
+    stream, shard = dataset.pool.place(int(shards[0]))
+    file, row = stream.shards[shard].files[0].raw.basename, int(rows[0])
+    if arguments.json:
+        place = {'id': sample, 'stream': stream.name, 'shard': shard, 'file': file, 'shard_row': row}
+        print(json.dumps(place | {'next': None if use is None else dataclasses.asdict(use)}))
+    else:
+        print(f'Sample {sample} is row {row} of shard {shard} ({file}) of stream {stream.name}.')
+        print(
+            'It is not seen in the next 1000 epochs.'
+            if use is None
+            else f'From batch {number} of epoch {epoch} on it is first seen in epoch {use.epoch}, at position '
+            f'{use.position}: global batch {use.batch} of the epoch, row {use.row} of rank {use.rank}.'
+        )
+    return 0 if use is not None else 1

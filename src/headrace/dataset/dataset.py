@@ -22,6 +22,7 @@ from headrace.dataset.stream import Stream
 from headrace.errors import ConfigError, TopologyError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
+    BatchExplanation,
     BatchPlan,
     Exhaustion,
     Mixture,
@@ -38,6 +39,7 @@ from headrace.order import (
     Topology,
     parse_skip,
 )
+from headrace.selection import Fraction, Predicate, Subset
 from headrace.storage import CacheLimit
 
 __all__ = ['StreamingDataset']
@@ -54,6 +56,8 @@ class StreamingDataset(IterableDataset[Any]):
         streams: the streams to mix. Or give one by `remote`, `local` and `split`.
         remote, local, split: see `Stream`; with `streams`, defaults for them.
         download_retry, download_timeout, validate_hash, keep_zip: see `Stream`; defaults for all streams.
+        subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
+            the samples that are offered.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
         predownload: how many samples ahead each worker has shards fetched; None looks ahead by shards.
         cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
@@ -107,6 +111,10 @@ class StreamingDataset(IterableDataset[Any]):
         download_timeout: float = 60,
         validate_hash: str | None = None,
         keep_zip: bool = False,
+        subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
+        fraction: Fraction | Sequence[float | str] | None = None,
+        fraction_seed: int | None = None,
+        where: Predicate | Mapping[str, Any] | None = None,
         epoch_size: int | str | None = None,
         predownload: int | None = None,
         cache_limit: int | str | None = None,
@@ -164,6 +172,10 @@ class StreamingDataset(IterableDataset[Any]):
             download_timeout=download_timeout,
             validate_hash=validate_hash,
             keep_zip=keep_zip,
+            subset=subset,
+            fraction=fraction,
+            fraction_seed=fraction_seed,
+            where=where,
         )
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
         if remainder == 'exact':
@@ -192,7 +204,7 @@ class StreamingDataset(IterableDataset[Any]):
         )
         self._topology = topology
         self._expected_replicas: int | None = None
-        self._sample_map = SampleMap.of(self.mixture)
+        self._sample_map = SampleMap.of(self.mixture, [stream.kept for stream in self.streams])
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
@@ -249,7 +261,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def num_samples(self) -> int:
-        """Samples in all streams, whatever an epoch takes of them."""
+        """Samples that all streams offer, whatever an epoch takes of them."""
         return self._sample_map.num_samples
 
     @property
@@ -259,7 +271,7 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def size(self) -> int:
-        """Samples in all streams; the number of ids that `dataset[i]` takes."""
+        """Samples that all streams offer; the number of ids that `dataset[i]` takes."""
         return self.num_samples
 
     @property
@@ -453,6 +465,10 @@ class StreamingDataset(IterableDataset[Any]):
         if not -total <= at < total:
             raise IndexError(f'A sample id must be at least {-total} and below {total}, but is {at}.')
         return at % total
+
+    def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
+        """Which samples of which shards make up batch k of a plan, on all ranks; reads no data."""
+        return plan.explain(k, self._sample_map)
 
     def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy.typing as npt
 from headrace.errors import CacheError
 from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
 from headrace.storage.locks import held, lock_file, try_lock_file
+from headrace.storage.machine_file import claim_private_folder, private_folder, publish
 
 __all__ = ['EpochFiles']
 
@@ -53,7 +53,7 @@ class EpochFiles:
         """
         if caches:
             return cls(caches[0])
-        return cls(Path(tempfile.gettempdir()) / f'headrace-{os.geteuid()}', is_private=True)
+        return cls(private_folder(), is_private=True)
 
     def load(self, mixture: Mixture, config: OrderConfig, epoch: int) -> npt.NDArray[np.int64]:
         """Return the sample ids of an epoch's positions, int64[epoch size], read-only.
@@ -70,7 +70,7 @@ class EpochFiles:
         name = f'{permutation_key(mixture, config, epoch)}.int64'
         try:
             if self._is_private:
-                self._claim()
+                claim_private_folder(self.folder.parent)
             ids = self._map(name, mixture.epoch_size)
             return self._make(name, mixture.epoch_size, fill) if ids is None else ids
         except (OSError, CacheError) as error:
@@ -80,12 +80,6 @@ class EpochFiles:
                 stacklevel=2,
             )
             return _in_memory(mixture.epoch_size, fill)
-
-    def _claim(self) -> None:
-        folder = self.folder.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
-            raise CacheError(f'{folder} belongs to another user.')
 
     def _map(self, name: str, size: int) -> npt.NDArray[np.int64] | None:
         """Map a file; None if there is none."""
@@ -114,16 +108,7 @@ class EpochFiles:
                 return ids
             self._clear()
             ids = _in_memory(size, fill)
-            temporary = self.folder / f'{name}.tmp'
-            try:
-                with open(temporary, 'xb') as file:
-                    file.write(ids.data)
-                    file.flush()
-                    os.fsync(file.fileno())  # a file that lost its content in a power failure would be a wrong order
-                temporary.replace(self.folder / name)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+            publish(self.folder / name, [ids.data])
             mapped = self._map(name, size)
             return ids if mapped is None else mapped
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
 import weakref
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ import numpy.typing as npt
 
 from headrace.dataset.index_file import INDEX, IndexFile
 from headrace.errors import ObjectNotFoundError, StreamError
-from headrace.format import ShardTable, unpack_file, verify_file
-from headrace.order import StreamSize
+from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
+from headrace.order import Kept, StreamSize
+from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
 from headrace.storage import CacheEntry, CacheLimit, CachePart, Retry, ShardCache, StoreOptions, open_store
+from headrace.storage.machine_file import claim_private_folder, private_folder
 
 __all__ = ['Stream']
 
@@ -44,9 +48,15 @@ class Stream:
         region: region of the store.
         anonymous: send requests unsigned.
         requester_pays: accept that the requester is billed.
+        subset: ranges of the stream's samples in stored order, ``[[0, 1000], [5000, None]]``: only these are offered.
+        fraction: ``[low, high]``, a random part of each shard, from 0 to 1; parts that only touch share no sample.
+        fraction_seed: which random parts; streams that split the same data must have the same. 0 by default.
+        where: tests of columns, ``{'lang': 'de', 'length': {'at_least': 512}}``, or a `Where`: only samples that pass
+            are offered. All samples of `subset` are read for it, once per machine.
 
     Raises:
-        StreamError: more than one weight, a negative weight, or neither `remote` nor `local`.
+        StreamError: more than one weight, a negative weight, neither `remote` nor `local`, or a `subset`, `fraction`
+            or `where` that is none.
     """
 
     def __init__(
@@ -67,6 +77,10 @@ class Stream:
         region: str | None = None,
         anonymous: bool | None = None,
         requester_pays: bool | None = None,
+        subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
+        fraction: Fraction | Sequence[float | str] | None = None,
+        fraction_seed: int | None = None,
+        where: Predicate | Mapping[str, Any] | None = None,
     ) -> None:
         weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
         given = {key: value for key, value in weights.items() if value is not None}
@@ -92,7 +106,10 @@ class Stream:
         self.region = region
         self.anonymous = anonymous
         self.requester_pays = requester_pays
+        self.subset, self.fraction, self.fraction_seed, self.where = subset, fraction, fraction_seed, where
+        self._read_selection()
         self.shards = ShardTable.empty()
+        self.kept: Kept | None = None  # which rows of the shards are offered; None: all
         self.fingerprint = ''
         self.first_shard = 0  # number of this stream's first shard in the dataset
         self._cache: ShardCache | None = None
@@ -146,7 +163,9 @@ class Stream:
             json.JSONDecodeError: the index is no JSON.
             ValueError: the index breaks the format's rules, or holds an unsafe type.
             FileExistsError: the default local folder's name is taken by something that is not a folder.
+            StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
         """
+        selection = self._read_selection()
         folder = self.folder
         if self._given_local is None and folder.exists() and not folder.is_dir():
             raise FileExistsError(
@@ -170,6 +189,36 @@ class Stream:
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
         self.cache(limit)
+        if selection is not None:
+            changed = (folder / INDEX).stat().st_mtime_ns  # data that were written anew can have the same index
+            self.kept, said = selection.keep(self._shards_to_select(f'{self.fingerprint} {changed}'))
+            self.fingerprint += f', {said}'
+
+    def _read_selection(self) -> Selection | None:
+        return Selection.read(
+            subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
+        )
+
+    def _shards_to_select(self, identity: str) -> Shards:
+        folder = self.folder
+        if self.is_local:  # nothing is written into a folder of the user's own
+            folder = private_folder()
+            claim_private_folder(folder)
+            identity = f'{identity} {self.folder.resolve()}'
+        return Shards(
+            infos=self.shards,
+            sizes=self.shard_sizes(),
+            read=self._reading,
+            title=self.title,
+            folder=folder,
+            identity=identity,
+        )
+
+    @contextlib.contextmanager
+    def _reading(self, shard: int) -> Generator[ShardReader]:
+        info = self.shards[shard]
+        with self.cache().acquire(self.entry(shard)) as lease:
+            yield open_shard(info, lease.buffers, source=f'{self.title}: {info.files[0].raw.basename}')
 
     def cache(self, limit: CacheLimit | None = None) -> ShardCache:
         """The cache over the stream's folder, made at the first call."""
@@ -219,10 +268,10 @@ class Stream:
         return CacheEntry(tuple(parts), id=self.first_shard + shard)
 
     def size(self) -> StreamSize:
-        """The stream as the order sees it: numbers of samples and a weight."""
+        """The stream as the order sees it: numbers of samples that are offered, and a weight."""
         return StreamSize(
             name=self.name or '',
-            shard_sizes=self.shard_sizes(),
+            shard_sizes=self.shard_sizes() if self.kept is None else self.kept.counts,
             proportion=self.proportion,
             repeat=self.repeat,
             choose=self.choose,
@@ -230,7 +279,7 @@ class Stream:
         )
 
     def shard_sizes(self) -> npt.NDArray[np.int64]:
-        """Samples of each shard, int64."""
+        """Samples stored in each shard, int64."""
         return self.shards.samples
 
 

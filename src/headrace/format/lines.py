@@ -91,7 +91,8 @@ class LineReader:
         columns = batch.columns
         for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
             for name, value in self.sample(row).items():
-                columns[name][out] = value
+                if name in columns:
+                    columns[name][out] = value
 
     @abstractmethod
     def _parse(self, line: str) -> dict[str, Any]:

@@ -208,7 +208,8 @@ class MDSReader:
             return
         raws = batch.raw
         for column, _, raw in self._fixed:
-            raws[column.name][out_rows] = raw[rows]
+            if column.name in raws:
+                raws[column.name][out_rows] = raw[rows]
 
     def _bytes_as(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """The map as an array whose element ``i`` is the value of ``dtype`` at byte ``i``."""
@@ -221,17 +222,20 @@ class MDSReader:
     def _gather_row(self, row: int, out: int, batch: ColumnBatch) -> None:
         if self._fixed is not None:
             for column, _, raw in self._fixed:
-                batch.raw[column.name][out] = raw[row]
+                if column.name in batch.raw:
+                    batch.raw[column.name][out] = raw[row]
             return
         begin, sizes = self._head(row)
         view, at, variable = self._view, begin + self._layout.head.size, iter(sizes)
         for column in self._layout.columns:
-            if column.raw_type is not None:
-                assert column.size is not None
-                batch.raw[column.name][out] = self._bytes_as(column.raw_type)[at]
-                at += column.size
-                continue
             stop = at + (next(variable) if column.size is None else column.size)
+            if column.name not in batch.columns:
+                at = stop
+                continue
+            if column.raw_type is not None:
+                batch.raw[column.name][out] = self._bytes_as(column.raw_type)[at]
+                at = stop
+                continue
             try:
                 batch.columns[column.name][out] = column.encoding.decode(view[at:stop])
             except FormatError as error:
@@ -263,12 +267,14 @@ class MDSReader:
         view, cut, outs = self._view, self._cut, out_rows.tolist()
         at, variable = begins + layout.head.size, iter(sizes)
         for column in layout.columns:
-            if column.raw_type is not None:
-                assert column.size is not None
-                batch.raw[column.name][out_rows] = self._bytes_as(column.raw_type)[at]
-                at = at + column.size
+            stop = at + (next(variable) if column.size is None else column.size)
+            if column.name not in batch.columns:
+                at = stop
                 continue
-            stop = at + next(variable)
+            if column.raw_type is not None:
+                batch.raw[column.name][out_rows] = self._bytes_as(column.raw_type)[at]
+                at = stop
+                continue
             starts, stops, values = at.tolist(), stop.tolist(), batch.columns[column.name]
             try:
                 if cut is not None and column.is_text:

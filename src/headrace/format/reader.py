@@ -43,7 +43,7 @@ class ShardReader(Protocol):
         out_rows: np.ndarray[Any, np.dtype[np.int64]],
         batch: ColumnBatch,
     ) -> None:
-        """Put samples ``rows`` into the rows ``out_rows`` of a batch that the schema allocated.
+        """Put samples ``rows`` into the rows ``out_rows`` of a batch that the schema allocated, its columns only.
 
         Args:
             rows: int64 ``[k]``, sample numbers of this shard, in any order, repeats allowed.

@@ -11,7 +11,7 @@ import numpy as np
 from headrace.format.encodings import fixed_array_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 __all__ = ['NO_HASHES', 'ColumnBatch', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
 
@@ -114,11 +114,17 @@ class Schema:
             return sum(4 if size is None else size for size in self.sizes)
         return len(self.newline.encode('utf-8'))
 
-    def allocate(self, n: int) -> ColumnBatch:
-        """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None."""
+    def allocate(self, n: int, names: Collection[str] | None = None) -> ColumnBatch:
+        """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None.
+
+        Args:
+            n: how many samples.
+            names: the columns to make room for; only these are read. None: all.
+        """
         columns: dict[str, np.ndarray[Any, Any] | list[Any]] = {}
         for name, array in zip(self.names, self.arrays, strict=True):
-            columns[name] = [None] * n if array is None else np.empty((n, *array[1]), array[0])
+            if names is None or name in names:
+                columns[name] = [None] * n if array is None else np.empty((n, *array[1]), array[0])
         return ColumnBatch(columns)
 
     def config(self) -> dict[str, Any]:

@@ -11,12 +11,21 @@ from __future__ import annotations
 
 from headrace.mixing.build import build_dataset, build_loader
 from headrace.mixing.load import load_config, to_yaml
-from headrace.mixing.schema import Config, DatasetConfig, LoaderConfig, StreamConfig, TransferConfig, WorkerConfig
+from headrace.mixing.schema import (
+    Config,
+    DatasetConfig,
+    LoaderConfig,
+    SelectionConfig,
+    StreamConfig,
+    TransferConfig,
+    WorkerConfig,
+)
 
 __all__ = [
     'Config',
     'DatasetConfig',
     'LoaderConfig',
+    'SelectionConfig',
     'StreamConfig',
     'TransferConfig',
     'WorkerConfig',

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import TopologyError
-from headrace.mixing.schema import DatasetConfig, LoaderConfig, StreamConfig, TransferConfig
+from headrace.mixing.schema import DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig
 from headrace.mixing.validate import field_types, refuse
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def build_dataset(
     arguments = {
         name: getattr(config, name)
         for name in field_types(DatasetConfig)
-        if name not in field_types(TransferConfig) and name not in _SOURCE
+        if name not in field_types(SelectionConfig) and name not in _SOURCE
     }
     if config.loader.drop_last:
         arguments['remainder'] = 'drop'
@@ -114,14 +114,14 @@ def _broken_rules(config: LoaderConfig) -> Iterator[str]:
 
 
 def _streams(config: LoaderConfig) -> list[Stream]:
-    """The streams; what they do not say of transfers, the loader says for them."""
+    """The streams; what they do not say of transfers and of their selection, the loader says for them."""
     from headrace.dataset.stream import Stream
 
     single = StreamConfig(remote=config.remote, local=config.local, split=config.split)
     streams: list[Stream] = []
     for stream in config.streams or (single,):
         arguments: dict[str, Any] = {field.name: getattr(stream, field.name) for field in dataclasses.fields(stream)}
-        for name in field_types(TransferConfig):
+        for name in field_types(SelectionConfig):
             if arguments[name] is None:
                 arguments[name] = getattr(config, name)
         arguments['name'] = stream.name or None  # the dataset names a single stream

@@ -23,6 +23,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from headrace.mixing.schema import Config, FileDirectives, LoaderConfig
 from headrace.mixing.validate import Path, Problem, Validator, as_line, dotted, field_types, refusal, refuse, shown
+from headrace.selection import Conditions, Fraction, Subset
 
 __all__ = ['load_config', 'to_yaml']
 
@@ -353,6 +354,9 @@ def _given(config: Any) -> dict[str, Any]:
             named = {item.name: _given(item) for item in cast('tuple[Any, ...]', value)}
             single = list(named) == [field.name] and isinstance(value[0], LoaderConfig)
             value = named[field.name] if single else named
+        if isinstance(value, (Subset, Fraction, Conditions)):
+            given[field.name] = value.plain
+            continue
         given[field.name] = _given(value) if dataclasses.is_dataclass(value) else value
     return given
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from headrace.mixing import schema
-from headrace.mixing.validate import Named, Ranges, choices_of, describe_number, field_types, unwrap
+from headrace.mixing.validate import Named, Parsed, Ranges, choices_of, describe_number, field_types, unwrap
 
 __all__ = ['field_texts', 'updated']
 
@@ -20,6 +20,7 @@ _TABLES = {
     'loader': (schema.LoaderConfig, schema.DatasetConfig),
     'stream': (schema.StreamConfig,),
     'schedule': (schema.SchedulePointConfig,),
+    'selection': (schema.SelectionConfig,),
     'transfer': (schema.TransferConfig,),
     'workers': (schema.WorkerConfig,),
 }
@@ -68,6 +69,8 @@ def _kind(hint: Any) -> str:
         return f'{single}{mark.what}s by name'
     if isinstance(mark, Ranges):
         return 'a list of pairs'
+    if isinstance(mark, Parsed):
+        return mark.what
     if choices := choices_of(hint, mark):
         return ', '.join(f'`{choice}`' for choice in choices)
     if hint in (int, float):

@@ -14,8 +14,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from headrace.format import get_hashes
-from headrace.mixing.validate import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Ranges
+from headrace.mixing.validate import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed, Ranges
 from headrace.order.shuffle import ALGORITHMS
+from headrace.selection import Conditions, Fraction, Subset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +26,7 @@ __all__ = [
     'DatasetConfig',
     'LoaderConfig',
     'SchedulePointConfig',
+    'SelectionConfig',
     'StreamConfig',
     'TransferConfig',
     'WorkerConfig',
@@ -61,7 +63,24 @@ class TransferConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamConfig(TransferConfig):
+class SelectionConfig(TransferConfig):
+    """Which stored samples are offered; of one stream, or of all streams of a loader that do not say."""
+
+    subset: Annotated[Subset, Parsed(Subset.read, 'a list of ranges')] | None = None
+    """Ranges of the stored samples: `[[0, 1m], [5m, null]]`, the stop exclusive, null the end. Left out: all."""
+
+    fraction: Annotated[Fraction, Parsed(Fraction.read, 'two numbers from 0 to 1')] | None = None
+    """Random part of each shard: `[0, 0.95]` to train with, `[0.95, 1]` to validate. Left out: all."""
+
+    fraction_seed: Annotated[int, AtLeast(0)] | None = None
+    """Which random parts; parts of one split have the same. Left out: 0."""
+
+    where: Annotated[Conditions, Parsed(Conditions.read, 'a mapping from columns to tests')] | None = None
+    """Tests that a sample must pass: `{lang: [de, fr], tokens: {at_least: 512}}`. Left out: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig(SelectionConfig):
     """One stream: where its shards are, and how much of it an epoch takes.
 
     A weight is one of `proportion`, `repeat`, `choose`; a stream without one is taken once.
@@ -122,7 +141,7 @@ class SchedulePointConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetConfig(TransferConfig):
+class DatasetConfig(SelectionConfig):
     """What `StreamingDataset` takes: the streams, the order of their samples, and the cache."""
 
     streams: Annotated[tuple[StreamConfig, ...], Named('stream')] = ()

@@ -17,13 +17,14 @@ import difflib
 import functools
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
 from headrace.order.skip import read_range
+from headrace.selection import Mistake
 
 __all__ = [
     'AtLeast',
@@ -33,6 +34,7 @@ __all__ = [
     'MoreThan',
     'Named',
     'OneOf',
+    'Parsed',
     'Problem',
     'Ranges',
     'Validator',
@@ -105,6 +107,16 @@ class Named:
     """What one item is, for messages."""
     or_single: bool = False
     """Also accept one item in the place of the mapping, named by the key it stands at; then a list is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Mark of a value whose form another package owns."""
+
+    read: Callable[[object, list[Mistake]], Any]
+    """Makes the value; returns None after noting what is wrong."""
+    what: str
+    """What the value is, for the documentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +226,8 @@ class Validator:
             return self._sized(mark, value, path)
         if isinstance(mark, Ranges):
             return self._ranges(value, path)
+        if isinstance(mark, Parsed):
+            return self._parsed(mark, value, path)
         if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
             if not isinstance(value, Mapping):
                 return self._wrong(path, value, 'must be a mapping of keys')
@@ -276,6 +290,13 @@ class Validator:
             found = read_range(item)
             ranges.append(self._wrong((*path, index), item, found) if isinstance(found, str) else tuple(item))
         return _INVALID if _INVALID in ranges else tuple(ranges)
+
+    def _parsed(self, mark: Parsed, value: Any, path: Path) -> Any:
+        mistakes: list[Mistake] = []
+        made = mark.read(value, mistakes)
+        for mistake in mistakes:
+            self._wrong((*path, *mistake.path), mistake.value, mistake.rule)
+        return _INVALID if mistakes else made
 
     def _named(self, hint: Any, mark: Named, value: Any, path: Path) -> Any:
         item_type: type[Any] = get_args(hint)[0]
@@ -385,8 +406,8 @@ def unwrap(hint: Any) -> tuple[Any, Any]:
 
 def _inner_keys(cls: type) -> Iterator[tuple[str, ...]]:
     for name, hint in field_types(cls).items():
-        inner, _ = unwrap(hint)
-        if dataclasses.is_dataclass(inner):
+        inner, mark = unwrap(hint)
+        if dataclasses.is_dataclass(inner) and not isinstance(mark, Parsed):
             inner_cls = cast('type', inner)
             yield from ((name, key) for key in field_types(inner_cls) if key != 'name')
             yield from ((name, *rest) for rest in _inner_keys(inner_cls))

@@ -7,15 +7,18 @@
    MosaicML Streaming's orders have their own (`compatible`): `permutation` is what `Order.at` looks up, made by
    `sampling`, `resampling` and `shuffle`; `partition` and `batching` say which positions make a batch.
    `skip` says which positions a plan leaves out.
-4. `locate`: a `SampleMap` finds shard and row of the ids.
+4. `locate`: a `SampleMap` finds shard and row of the ids; `kept` says which rows a stream with a selection offers.
 5. `state`: a `ResumeState` is a position of the sequence and what the sequence was made from; `origin` is where one
    mixture took over from another.
-6. `run`: a `Run` holds all this together for one dataset.
+6. `explain` says which samples make up a batch, and when a sample is seen next.
+7. `run`: a `Run` holds all this together for one dataset.
 """
 
 from __future__ import annotations
 
 from headrace.order.config import OrderConfig
+from headrace.order.explain import BatchExplanation, SampleUse, explain_batch, next_use
+from headrace.order.kept import SPLIT_UNIT, Kept, KeptBits, KeptRanges, KeptSplit, count_bits, each_kept_row
 from headrace.order.locate import SampleMap
 from headrace.order.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.order import Order, make_order, make_plan
@@ -28,8 +31,14 @@ from headrace.order.state import ResumeState, resolved_from_state
 from headrace.order.topology import Topology
 
 __all__ = [
+    'SPLIT_UNIT',
+    'BatchExplanation',
     'BatchPlan',
     'Exhaustion',
+    'Kept',
+    'KeptBits',
+    'KeptRanges',
+    'KeptSplit',
     'Mixture',
     'MixtureChange',
     'Order',
@@ -39,15 +48,20 @@ __all__ = [
     'ResumeState',
     'Run',
     'SampleMap',
+    'SampleUse',
     'Schedule',
     'SchedulePoint',
     'Skip',
     'SkipRange',
     'StreamSize',
     'Topology',
+    'count_bits',
+    'each_kept_row',
+    'explain_batch',
     'fill_permutation',
     'make_order',
     'make_plan',
+    'next_use',
     'parse_skip',
     'permutation_key',
     'resolved_from_state',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, get_args
 
@@ -9,12 +10,16 @@ import numpy as np
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.batching import BATCHINGS, Batching, Devices
+from headrace.order.explain import BatchExplanation, explain_batch
 from headrace.order.partition import PARTITIONS
 from headrace.order.permutation import fill_permutation
 from headrace.order.plan import Remainder, check_batch_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from headrace.order.config import OrderConfig
+    from headrace.order.locate import SampleMap
     from headrace.order.mixture import IntArray, Mixture
     from headrace.order.topology import Topology
 
@@ -57,6 +62,9 @@ class CompatibleOrder:
     def __len__(self) -> int:
         return self.mixture.epoch_size
 
+    first = 0
+    """Its mixture never changes in the middle of an epoch."""
+
     @property
     def num_canonical_nodes(self) -> int:
         """Parts that the positions are divided into."""
@@ -80,6 +88,16 @@ class CompatibleOrder:
         if len(positions) and (int(positions.min()) < 0 or int(positions.max()) >= len(self)):
             raise IndexError(f'positions must be in [0, {len(self)}), got {positions.min()} to {positions.max()}.')
         return self.ids[positions]
+
+    def find(self, sample_id: int) -> Iterator[int]:
+        """Yield the positions of a global sample id, in rising order.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        if not 0 <= sample_id < self.mixture.num_samples:
+            raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
+        yield from (self.ids == sample_id).nonzero()[0].tolist()
 
     def batches(self, devices: Devices, start: int) -> Batching:
         """The global batches that are left from a position on.
@@ -145,11 +163,18 @@ class CompatiblePlan:
         self._batching = order.batches(self._devices, 0 if self._is_empty else start)
 
     def _from(self, start: int) -> CompatiblePlan:
-        if start == self.start:
-            return self
-        return CompatiblePlan(
-            self.order, self.topology, self.global_batch_size, start, self.remainder, self.initial_nodes
-        )
+        return self if start == self.start else self._made_for(self.topology, start)
+
+    def _made_for(self, topology: Topology, start: int) -> CompatiblePlan:
+        return CompatiblePlan(self.order, topology, self.global_batch_size, start, self.remainder, self.initial_nodes)
+
+    def of_rank(self, rank: int) -> CompatiblePlan:
+        """The same batches, as another rank sees them."""
+        return self._made_for(replace(self.topology, rank=rank), self.start)
+
+    def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
+        """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
+        return explain_batch(self, k, sample_map)
 
     @cached_property
     def _num_rows(self) -> int:

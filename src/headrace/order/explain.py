@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import bisect
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,12 +11,14 @@ import numpy as np
 from headrace.order.locate import SampleMap
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from headrace.order.mixture import IntArray
     from headrace.order.plan import BatchPlan
 
-__all__ = ['BatchExplanation', 'explain_batch']
+__all__ = ['BatchExplanation', 'SampleUse', 'explain_batch', 'next_use']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,11 +59,9 @@ class BatchExplanation:
         return self._taken(self.ranks == first)
 
     def _taken(self, where: NDArray[np.bool_]) -> BatchExplanation:
-        columns = ('ranks', 'rows', 'positions', 'ids', 'streams', 'shards', 'shard_rows', 'is_padding')
-        given = {name: getattr(self, name)[where] for name in columns}
-        return BatchExplanation(
-            epoch=self.epoch, number=self.number, end=self.end, stream_names=self.stream_names, **given
-        )
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays = {name: column[where] for name, column in columns.items() if isinstance(column, np.ndarray)}
+        return replace(self, **arrays)  # pyright: ignore[reportArgumentType]
 
     def to_json(self) -> dict[str, Any]:
         """Plain types: the batch, and a list of its rows."""
@@ -109,15 +110,11 @@ def explain_batch(plan: BatchPlan, k: int, sample_map: SampleMap | None = None) 
     """
     mixture, topology = plan.order.mixture, plan.topology
     sample_map = sample_map or SampleMap.of(mixture)
-    ranks, rows, positions, padding = [], [], [], []
-    for rank in range(0, topology.world_size, topology.replication):
-        of_rank = plan.of_rank(rank)
-        own = of_rank.positions(k) if k < of_rank.num_batches or rank == topology.rank else np.zeros(0, np.int64)
-        positions.append(own)
-        ranks.append(np.full(len(own), rank))
-        rows.append(np.arange(len(own)))
-        padding.append(np.arange(len(own)) >= (of_rank.own_samples(k) if len(own) else 0))
-    all_positions = np.concatenate(positions)
+    plans = {rank: plan.of_rank(rank) for rank in range(0, topology.world_size, topology.replication)}
+    by_rank = {rank: each.positions(k) for rank, each in plans.items()}
+    rows = [np.arange(len(positions)) for positions in by_rank.values()]
+    padding = [row >= each.own_samples(k) for row, each in zip(rows, plans.values(), strict=True)]
+    all_positions = np.concatenate([*by_rank.values()])
     ids = plan.order.at(all_positions)
     shards, shard_rows = sample_map.locate(ids)
     streams = mixture.shard_offsets.searchsorted(shards, 'right') - 1
@@ -126,7 +123,7 @@ def explain_batch(plan: BatchPlan, k: int, sample_map: SampleMap | None = None) 
         number=k,
         end=plan.end(k),
         stream_names=tuple(stream.name for stream in mixture.streams),
-        ranks=np.concatenate(ranks),
+        ranks=np.repeat([*by_rank], [len(positions) for positions in by_rank.values()]),
         rows=np.concatenate(rows),
         positions=all_positions,
         ids=ids,
@@ -135,3 +132,76 @@ def explain_batch(plan: BatchPlan, k: int, sample_map: SampleMap | None = None) 
         shard_rows=shard_rows,
         is_padding=np.concatenate(padding),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleUse:
+    """Where a sample is handed out."""
+
+    epoch: int
+    position: int
+    """In the epoch's sequence."""
+    batch: int
+    """Which batch of the whole epoch it is in."""
+    rank: int
+    """The rank that gets it; with replication, the first of those that do."""
+    row: int
+    """The row of that rank's batch."""
+
+
+def next_use(
+    plan_of: Callable[[int], BatchPlan], sample_id: int, *, epoch: int = 0, position: int = 0, epochs: int = 1000
+) -> SampleUse | None:
+    """Say when a sample is seen next.
+
+    Args:
+        plan_of: gives the plan of a whole epoch, of any rank.
+        sample_id: global sample id.
+        epoch: where to begin.
+        position: of that epoch; uses before it do not count. A compatible order's positions do not follow the batches:
+            there all uses in that epoch count.
+        epochs: how many epochs to look through.
+
+    Returns:
+        The use, or None if the sample is not handed out in those epochs.
+
+    Raises:
+        IndexError: there is no such sample.
+    """
+    for number in range(epoch, epoch + epochs):
+        plan = plan_of(number)
+        uses: list[SampleUse] = []
+        for at in plan.order.find(sample_id):
+            found = _use_of(plan, at) if number > epoch or at >= position or not _is_one_sequence(plan) else None
+            uses += [found] if found is not None else []
+            # Passes follow one another, so that the pass after the first one found is early enough.
+            if len(uses) == 2 and _is_one_sequence(plan):
+                break
+        if uses:
+            return min(uses, key=lambda use: use.batch)
+    return None
+
+
+def _is_one_sequence(plan: BatchPlan) -> bool:
+    """Whether batches follow positions."""
+    return plan.num_batches < 2 or int(plan.global_positions(0).max()) < int(plan.global_positions(1).min())
+
+
+def _use_of(plan: BatchPlan, position: int) -> SampleUse | None:
+    """Where a position is handed out; None if it is left out or dropped."""
+    batches = range(plan.num_batches)
+    if _is_one_sequence(plan):
+        k = bisect.bisect_right(batches, position, key=plan.end)
+        batches = batches[k : k + 1]
+    for k in batches:
+        if position in plan.global_positions(k):
+            explained = plan.explain(k)
+            i = int(((explained.positions == position) & ~explained.is_padding).nonzero()[0][0])
+            return SampleUse(
+                epoch=plan.order.epoch,
+                position=position,
+                batch=k,
+                rank=int(explained.ranks[i]),
+                row=int(explained.rows[i]),
+            )
+    return None

@@ -12,6 +12,8 @@ from headrace.order.shuffle.native import NativeOrder
 from headrace.order.skip import Skip, skipped_in_epoch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from headrace.order.compatible import LoadPermutation
     from headrace.order.config import OrderConfig
     from headrace.order.mixture import IntArray, Mixture
@@ -31,6 +33,21 @@ class Order(Protocol):
         ...
 
     @property
+    def mixture(self) -> Mixture:
+        """The streams and what an epoch draws from each."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch it is the sequence of."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """The first position that there is: 0, but where another mixture took over in the middle of the epoch."""
+        ...
+
+    @property
     def num_canonical_nodes(self) -> int:
         """Position p belongs to canonical node p modulo this."""
         ...
@@ -42,6 +59,14 @@ class Order(Protocol):
 
         Raises:
             IndexError: a position is out of range.
+        """
+        ...
+
+    def find(self, sample_id: int) -> Iterator[int]:
+        """Yield the positions of a global sample id, nearly in rising order.
+
+        Raises:
+            IndexError: there is no such sample.
         """
         ...
 

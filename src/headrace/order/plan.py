@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
+from headrace.order.explain import BatchExplanation, explain_batch
 from headrace.order.skip import Kept, Ranges, merged
 
 if TYPE_CHECKING:
+    from headrace.order.locate import SampleMap
     from headrace.order.mixture import IntArray
     from headrace.order.order import Order
     from headrace.order.topology import Topology
@@ -36,6 +38,11 @@ class BatchPlan(Protocol):
     @property
     def global_batch_size(self) -> int:
         """Samples in a batch of all replicas together."""
+        ...
+
+    @property
+    def start(self) -> int:
+        """The position at which batch 0 begins."""
         ...
 
     @property
@@ -76,8 +83,20 @@ class BatchPlan(Protocol):
         """Return how much further than by its samples batch k moves the position: over what is left out."""
         ...
 
+    def of_rank(self, rank: int) -> BatchPlan:
+        """Return the same batches, as another rank sees them."""
+        ...
+
+    def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
+        """Return which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
+        ...
+
     def positions(self, k: int) -> IntArray:
         """Return this replica's positions of batch k, int64[rows]; only the last batch may have fewer rows."""
+        ...
+
+    def global_positions(self, k: int) -> IntArray:
+        """Return all positions of batch k, int64[rows], padding included."""
         ...
 
     def own_samples(self, k: int) -> int:
@@ -168,6 +187,14 @@ class Plan:
     def total_batches(self) -> int:
         """Batches of a whole epoch, from position 0."""
         return self._batches_in(self._kept.size)
+
+    def of_rank(self, rank: int) -> Plan:
+        """The same batches, as another rank sees them."""
+        return replace(self, topology=replace(self.topology, rank=rank))
+
+    def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
+        """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
+        return explain_batch(self, k, sample_map)
 
     @property
     def batches_before(self) -> int:
@@ -262,5 +289,5 @@ class Plan:
         size = self._kept.size
         if padded > rows:
             beyond = numbers >= size
-            numbers[beyond] = size - 1 - (numbers[beyond] - size) % size
+            numbers[beyond] = size - 1 - (numbers[beyond] - size) % (size - self._kept.before(self.order.first))
         return self._kept.at(numbers)

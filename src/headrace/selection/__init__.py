@@ -1,0 +1,14 @@
+"""Which of its stored samples a stream offers; no torch.
+
+1. `selection` reads `subset`, `fraction` and `where`, in Python or from a file, into values that say what they select.
+2. `predicate` evaluates a `where` on the columns of a shard.
+3. `bitmap_file` keeps what it found, once per machine.
+4. `order.kept`, one layer below, finds the stored rows of what is kept.
+"""
+
+from __future__ import annotations
+
+from headrace.selection.predicate import Conditions, Mistake, Predicate, Where
+from headrace.selection.selection import Fraction, Selection, Shards, Subset
+
+__all__ = ['Conditions', 'Fraction', 'Mistake', 'Predicate', 'Selection', 'Shards', 'Subset', 'Where']

@@ -1,0 +1,161 @@
+"""The bitmap of a selection: worked out once per machine, kept from run to run, mapped by all processes.
+
+A file of ``.headrace-selections`` is, all little-endian::
+
+    'hrbitmap' | u32 version | u32 bytes of a count | u64 samples | u64 words | digest of what it is of, 16 bytes
+    | digest of the rest and of the above, 16 bytes | u64 word[words] | count[words + 1]
+
+and `order.kept.KeptBits` says what words and counts are. It is believed if both digests are right. While one process
+makes it, under the subfolder's lock, the others wait in the kernel; a process that is killed leaves a temporary file,
+which the next maker removes. Finished files stay until somebody deletes the subfolder: they cost an evaluation of all
+samples, and less than 2 bits for each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from typing_extensions import Buffer
+
+from headrace.errors import CacheError
+from headrace.order import KeptBits, count_bits
+from headrace.storage.locks import cannot_write, held, lock_file
+from headrace.storage.machine_file import publish
+
+__all__ = ['BitmapFile']
+
+FOLDER: Final = '.headrace-selections'
+_MAGIC: Final = b'hrbitmap'
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct('<8sIIQQ16s')
+_DIGEST: Final = 16
+_CHUNK: Final = 1 << 17  # words
+
+Words = npt.NDArray[np.uint64]
+
+
+class BitmapFile:
+    """One bitmap over a stream's samples."""
+
+    def __init__(self, folder: Path, key: str, sizes: npt.NDArray[np.int64]) -> None:
+        """Touches no disk.
+
+        Args:
+            folder: the cache folder, or a private one.
+            key: what the bitmap is of: the same key, the same bits.
+            sizes: int64[shards]: stored samples of each shard.
+        """
+        self._key = hashlib.blake2b(key.encode(), digest_size=16).digest()
+        self.path = folder / FOLDER / f'{self._key.hex()}.bits'
+        self._sizes = sizes
+        self._samples = int(sizes.sum())
+        self._words = self._samples // 64 + 1
+
+    def load(self, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[KeptBits, str]:
+        """The bitmap and its digest; made now if there is none that can be believed.
+
+        Args:
+            fill: sets bits of uint8[bytes], which are 0: bit ``i % 8`` of byte ``i // 8`` is sample i.
+
+        Raises:
+            CacheError: the folder cannot be written to.
+        """
+        found = self._open()
+        if found is not None:
+            return found
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise cannot_write(self.path.parent, error) from error
+        with held(folder):
+            lock_file(folder, self.path.parent)
+            found = self._open()
+            if found is not None:
+                return found
+            for left in self.path.parent.glob('*.tmp'):
+                left.unlink(missing_ok=True)  # by processes that were killed: who writes one holds the lock
+            words = np.zeros(self._words, np.dtype('<u8'))
+            fill(words.view(np.uint8))
+            try:
+                self._write(words)
+            except PermissionError as error:
+                raise cannot_write(self.path.parent, error) from error
+            found = self._open()
+            if found is None:
+                raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')
+            return found
+
+    def _write(self, words: Words) -> None:
+        below = np.zeros(len(words) + 1, np.int64)
+        for at in range(0, len(words), _CHUNK):
+            counts = count_bits(words[at : at + _CHUNK])
+            np.cumsum(counts, out=below[at + 1 : at + 1 + len(counts)])
+            below[at + 1 : at + 1 + len(counts)] += below[at]
+        if below[-1] < 1 << 32:
+            below = below.astype('<u4')
+        head = _HEAD.pack(_MAGIC, _VERSION, below.itemsize, self._samples, len(words), self._key)
+        rest = [words.data.cast('B'), below.data.cast('B')]
+        publish(self.path, [head, _digest([head, *rest]), *rest])
+
+    def _open(self) -> tuple[KeptBits, str] | None:
+        """Map the file; None if there is none, or it is not what it should be."""
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            size = os.fstat(handle).st_size
+            if size < _HEAD.size + _DIGEST:
+                return None
+            data = mmap.mmap(handle, size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(handle)
+        magic, version, width, samples, count, key = _HEAD.unpack_from(data)
+        expected = (_MAGIC, _VERSION, self._samples, self._words, self._key)
+        begin = _HEAD.size + _DIGEST
+        if (magic, version, samples, count, key) != expected or width not in (4, 8):
+            return None
+        if size != begin + 8 * count + width * (count + 1):
+            return None
+        view = memoryview(data)
+        digest = _digest([view[: _HEAD.size], view[begin:]])
+        if digest != data[_HEAD.size : begin]:
+            return None
+        words = np.frombuffer(data, '<u8', count, begin)
+        below = np.frombuffer(data, f'<u{width}', count + 1, begin + 8 * count)
+        # The digest of the bits alone does not depend on where they were evaluated.
+        return _MappedBits(self, words, below.view(np.int64) if width == 8 else below), _digest([words.data]).hex()
+
+
+class _MappedBits(KeptBits):
+    """Bits that another process maps as well, instead of getting a copy."""
+
+    def __init__(self, file: BitmapFile, words: Words, below: npt.NDArray[np.int64] | npt.NDArray[np.uint32]) -> None:
+        super().__init__(file._sizes, words, below)
+        self._file = file
+
+    def __reduce__(self) -> tuple[Callable[[BitmapFile], KeptBits], tuple[BitmapFile]]:
+        return _map_again, (self._file,)
+
+
+def _map_again(file: BitmapFile) -> KeptBits:
+    found = file._open()
+    if found is None:
+        raise CacheError(f'{file.path} was changed or deleted while it was in use. Stop what does that; start anew.')
+    return found[0]
+
+
+def _digest(parts: Sequence[Buffer]) -> bytes:
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()

@@ -1,0 +1,17 @@
+"""Where bitmaps go in these tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.dataset import stream
+
+
+@pytest.fixture(autouse=True)
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where bitmaps of local streams are kept."""
+    folder = tmp_path / 'private'
+    monkeypatch.setattr(stream, 'private_folder', lambda: folder)
+    return folder
