@@ -1,10 +1,13 @@
 """How well the orders shuffle and what they need in shards, side by side: the tables of docs/shuffle_quality.md.
 
-usage: python benchmarks/shuffle_quality.py [--seeds N] [--only TEXT] [ALGORITHM ...]
+usage: python benchmarks/shuffle_quality.py [--gains] [--seeds N] [--only TEXT] [ALGORITHM ...]
 
-Each line is the median over seeds of one case and one order. Bits are the entropy of neighbours' differences, of sample
-ids and of shard numbers, in the whole sequence and in a canonical node's (mean over nodes). The rest is of a node (mean
-over nodes): shards open, new shards in a node's batch of 512 samples, and shards of its first batch.
+Each line is the median over seeds of one case and one order; with --gains, one case: how many thousandths of a bit the
+native order has more than py1e, mean over seeds ± its standard error, and means of the rest, native / py1e.
+
+Bits are the entropy of neighbours' differences, of sample ids and of shard numbers, in the whole sequence and in a
+canonical node's (mean over nodes). The rest is of a node (mean over nodes): shards open, new shards in a node's batch of
+512 samples, and shards of its first batch.
 """
 
 from __future__ import annotations
@@ -55,14 +58,32 @@ def measure(algorithm: str, sizes: IntArray, num_nodes: int, block_size: int, se
     return [bits(sequence.samples), bits(sequence.shards), *np.mean(of_nodes, 0)]
 
 
+def print_gains(names: list[str], seeds: int) -> None:
+    print(f'| shards, nodes, block | {" | ".join(COLUMNS)} |\n{"|---" * (len(COLUMNS) + 1)}|')
+    for name, *case in cases():
+        if name not in names:
+            continue
+        native, py1e = (np.array([measure(a, *case, seed) for seed in range(seeds)]) for a in ('native', 'py1e'))
+        gains = 1000 * (native - py1e)[:, :4]
+        errors = gains.std(0, ddof=1) / np.sqrt(seeds)
+        cells = [f'{mean:+.1f} ± {error:.1f}' for mean, error in zip(gains.mean(0), errors, strict=True)]
+        cells += [f'{x:.2f} / {y:.2f}' for x, y in zip(native.mean(0)[4:], py1e.mean(0)[4:], strict=True)]
+        print(f'| {name} | {" | ".join(cells)} |', flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('algorithms', nargs='*', default=list(ALGORITHMS))
     parser.add_argument('--seeds', type=int, default=5)
     parser.add_argument('--only', default='', help='cases whose name has this text')
+    parser.add_argument('--gains', action='store_true', help='native beside py1e')
     args = parser.parse_args()
+    names = [case[0] for case in cases() if args.only in case[0]]
+    if args.gains:
+        print_gains(names, args.seeds)
+        return
     for name, sizes, num_nodes, block_size in cases():
-        if args.only not in name:
+        if name not in names:
             continue
         print(f'\n{name}\n\n| | {" | ".join(COLUMNS)} |\n{"|---" * (len(COLUMNS) + 1)}|')
         for algorithm in args.algorithms:
