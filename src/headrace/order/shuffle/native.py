@@ -212,6 +212,8 @@ class NativeOrder:
         for k in stream.passes.spanned(first, last):
             for node in stream.nodes_of(sample, k) if self._is_shuffled else range(self.num_canonical_nodes):
                 begin, end, turn = stream.stretch(node, k)
+                if begin == end:
+                    continue
                 if self._is_shuffled:
                     cell = self._table.add(*stream.parts(begin, end, node, k))
                     place = int(self._table.find(np.array([cell]), np.array([sample]))[0])
