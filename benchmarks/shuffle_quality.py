@@ -6,8 +6,8 @@ Each line is the median over seeds of one case and one order; with --gains, one 
 native order has more than py1e, mean over seeds ± its standard error, and means of the rest, native / py1e.
 
 Bits are the entropy of neighbours' differences, of sample ids and of shard numbers, in the whole sequence and in a
-canonical node's (mean over nodes). The rest is of a node (mean over nodes): shards open, new shards in a node's batch of
-512 samples, and shards of its first batch.
+canonical node's (mean over nodes). The rest is of a node (mean over nodes): shards open, new shards in a node's batch
+of 512 samples, and shards of its first batch.
 """
 
 from __future__ import annotations

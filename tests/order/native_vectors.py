@@ -1,0 +1,85 @@
+"""The native order's own vectors: the order of a run is the same on every platform for ever.
+
+``python tests/order/native_vectors.py`` writes tests/data/order/native.json. To write it anew is to break every run
+that is under way: give `headrace.order.shuffle.native` another version key then, and keep the old order readable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headrace.order import Mixture, Order, OrderConfig, ResumeState, Schedule, StreamSize, make_order
+
+FILE = Path(__file__).parents[1] / 'data/order/native.json'
+THREE = {'web': [40, 0, 7, 90, 33], 'code': [25] * 6, 'math': [11]}
+
+
+def mixture(weights: dict[str, dict[str, Any]], **options: Any) -> Mixture:
+    """Streams of THREE with weights."""
+    return Mixture.resolve([StreamSize(name=n, shard_sizes=THREE[n], **w) for n, w in weights.items()], **options)
+
+
+def changed() -> Mixture:
+    """A mixture that took over from another one at sample 100 of epoch 1."""
+    before = mixture({'web': {}, 'code': {'repeat': 2}})
+    config = OrderConfig(shuffle=True, num_canonical_nodes=4).resolve_defaults(before)
+    state = ResumeState.of(config, before, epoch=1, sample_in_epoch=100)
+    now = mixture({'code': {'repeat': 0.5}, 'math': {'repeat': 9}, 'web': {}})
+    return state.continued(config, now, may_change_mixture=True)[0]
+
+
+def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
+    """Name, order and positions of each case."""
+    plain = {name: {} for name in THREE}
+    ramp = Schedule.of(
+        [{'at': 0, 'proportions': {'web': 1}}, {'at': 700, 'proportions': {'code': 2, 'math': 1}, 'change': 'linear'}]
+    )
+    mixtures: dict[str, Mixture] = {
+        'one stream': mixture({'web': {}}),
+        'three streams': mixture(plain),
+        'weights': mixture({'web': {'repeat': 0.7}, 'code': {'repeat': 3}, 'math': {'repeat': 40}}),
+        'proportions': mixture({name: {'proportion': i + 1} for i, name in enumerate(THREE)}, epoch_size=500),
+        'stages': mixture({name: {'proportion': 1} for name in THREE}, when_exhausted='drop_stream'),
+        'schedule': mixture(plain, epoch_size=300, schedule=ramp),
+        'changed': changed(),
+    }
+    for name, mix in mixtures.items():
+        for nodes in (1, 4):
+            for batching in ('random', 'stratified'):
+                for shuffle in (True, False):
+                    if name == 'changed' and nodes == 1:
+                        continue
+                    size = 16 if batching == 'stratified' else None
+                    config = OrderConfig(
+                        shuffle=shuffle, seed=2**64 + nodes, num_canonical_nodes=nodes, block_size=60,
+                        batching=batching, global_batch_size=size,
+                    )  # fmt: skip
+                    for epoch in (1, 7):
+                        order = make_order(mix, config, epoch)
+                        kind = f'{name}, {nodes} nodes, {batching}, {"shuffled" if shuffle else "stored"}, {epoch}'
+                        yield kind, order, np.arange(order.first, len(order))
+    large = Mixture.resolve([StreamSize(name=f's{i}', shard_sizes=[4000 + i] * 25_000) for i in range(10)])
+    for batching, size in (('random', None), ('stratified', 1024)):
+        config = OrderConfig(shuffle=True, batching=batching, global_batch_size=size)
+        order = make_order(large, config, 3)
+        positions = np.concatenate(
+            [np.arange(begin, begin + 2048) for begin in (0, len(order) // 3, len(order) - 2048)]
+        )
+        yield f'a thousand million samples, {batching}', order, positions
+
+
+def recorded(order: Order, positions: np.ndarray) -> dict[str, Any]:
+    """What is kept of a case: a digest of the ids, as little-endian int64, and the first of them."""
+    ids = order.at(positions)
+    digest = hashlib.blake2b(ids.astype('<i8').tobytes(), digest_size=16).hexdigest()
+    return {'ids': len(ids), 'digest': digest, 'first': ids[:8].tolist()}
+
+
+if __name__ == '__main__':
+    FILE.write_text(json.dumps({name: recorded(*case) for name, *case in cases()}, indent=1) + '\n')
