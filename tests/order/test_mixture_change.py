@@ -185,3 +185,19 @@ def test_the_whole_of_an_epoch_is_the_same_before_and_after_a_change_of_nothing(
     state = ResumeState.of(config, mix, epoch=1, sample_in_epoch=77)
     same, _ = state.continued(config, mix_of(data, a=1, b=3), may_change_mixture=True)
     assert (whole(make_order(same, config, 1)) == expected).all()
+
+
+@pytest.mark.parametrize('at', [10, 23, 39, 57])
+def test_nodes_that_get_nothing_of_a_stream_any_more_stay_ahead_of_the_others(at: int) -> None:
+    """An epoch of one sample of `a` gives it to one node only: the others' share of the pass can never be had."""
+    data = {'a': [16], 'b': [30]}
+    run = Counter(data, OrderConfig(shuffle=True, num_canonical_nodes=8, block_size=30))
+    before, after = mix_of(data, a=2, b=1), mix_of(data, a=0.07, b=1)
+    run.draw(before, 0, 0, at)
+    changed, epoch, sample = run.change(before, after, 0, at)
+    run.draw(changed, epoch, sample, changed.epoch_size)
+    for later in range(epoch + 1, epoch + 40):
+        run.draw(changed, later, 0, changed.epoch_size)
+    order = make_order(changed, run.config.resolve_defaults(changed), epoch + 40)
+    assert run.counts['a'].sum() == order.turns_before(0)[0].sum()
+    assert run.counts['b'].max() - run.counts['b'].min() <= 2

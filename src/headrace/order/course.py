@@ -215,6 +215,10 @@ class Course:
         dealt = _turns_of(rest - int(self._draws[number, stream]), self.quotas[number, stream])
         return self._turns[number, stream] + past * self._period_turns[stream] + dealt
 
+    def settled_after(self, stream: int) -> int:
+        """Return the draws of a stream after which all of its segments, those of later epochs too, have come once."""
+        return int(self._draws[self._first_alike, stream] + self._period[stream])
+
     @cached_property
     def _endless(self) -> IntArray:
         return np.full(self.num_nodes, 1 << 50)

@@ -30,6 +30,11 @@ _MEMORY = 64  # begins of passes that are kept
 _NEVER = 1 << 62
 
 
+def _ahead(difference: IntArray) -> int:
+    """How many turns nodes have had more than the mixture gives them."""
+    return int(np.maximum(difference, 0).sum())
+
+
 class Passes:
     """The passes over one stream. Turns are counted from the stream's first draw ever."""
 
@@ -70,16 +75,20 @@ class Passes:
         """Add passes to the inherited ones until one begins where the mixture has it begin."""
         k = self._first_inherited + len(self._inherited) - 1
         difference = self._inherited[-1] - self._regular(k)
+        ahead, since = _ahead(difference), k
         while difference.any():
+            # A whole period without any gain, and all nodes that get something in it have got it: it is for ever.
+            if (k - since - 1) * self._size > self._course.settled_after(self._stream):
+                self._difference, self.first_regular = difference, _NEVER
+                return
             k += 1
             regular = self._regular(k)
             needed = np.maximum(regular - self._inherited[-1], 0).cumsum().tolist()
             shares = np.diff([total * self._size // needed[-1] for total in needed], prepend=0)
             self._inherited.append(self._inherited[-1] + shares)
-            before, difference = difference, self._inherited[-1] - regular
-            if (difference == before).all():
-                self._difference, self.first_regular = difference, _NEVER
-                return
+            difference = self._inherited[-1] - regular
+            if _ahead(difference) < ahead:
+                ahead, since = _ahead(difference), k
         self.first_regular = k
 
     def _regular(self, k: int) -> IntArray:
