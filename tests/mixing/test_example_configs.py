@@ -32,7 +32,15 @@ def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_are_examples() -> None:
     names = {path.name for path in FILES}
-    assert {'local.yaml', 'mix.yaml', 'eval.yaml', 'demo.yaml', 'base.yaml', 'finetune.yaml'} <= names
+    assert {
+        'curriculum.yaml',
+        'local.yaml',
+        'mix.yaml',
+        'eval.yaml',
+        'demo.yaml',
+        'base.yaml',
+        'finetune.yaml',
+    } <= names
 
 
 @pytest.mark.parametrize('path', FILES, ids=lambda path: path.stem)

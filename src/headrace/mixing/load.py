@@ -21,7 +21,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from headrace.mixing.schema import Config, FileDirectives, LoaderConfig
+from headrace.mixing.schema import Config, FileDirectives, LoaderConfig, SchedulePointConfig
 from headrace.mixing.validate import Path, Problem, Validator, as_line, dotted, field_types, refusal, refuse, shown
 from headrace.selection import Conditions, Fraction, Subset
 
@@ -350,6 +350,8 @@ def _given(config: Any) -> dict[str, Any]:
             continue
         if isinstance(value, tuple) and not dataclasses.is_dataclass(cast('tuple[Any, ...]', value)[0]):
             value = [list(item) for item in cast('tuple[tuple[Any, ...], ...]', value)]
+        elif isinstance(value, tuple) and isinstance(value[0], SchedulePointConfig):
+            value = [_given(point) for point in cast('tuple[SchedulePointConfig, ...]', value)]
         elif isinstance(value, tuple):
             named = {item.name: _given(item) for item in cast('tuple[Any, ...]', value)}
             single = list(named) == [field.name] and isinstance(value[0], LoaderConfig)
