@@ -26,14 +26,23 @@ __all__ = [
     'sources_of_section',
 ]
 
-Source: TypeAlias = StreamingDataset | LoaderConfig | Mapping[str, Any] | Callable[[], StreamingDataset]
-"""A dataset; or its configuration, its keyword arguments, or a function that makes it, for when the ranks are known."""
+if TYPE_CHECKING:
+    Source: TypeAlias = StreamingDataset | LoaderConfig | Mapping[str, Any] | Callable[[], StreamingDataset]
+    """A dataset; or its configuration, its keyword arguments, or a function that makes it, for when the ranks are
+    known."""
 
-Sources: TypeAlias = Source | Mapping[str, Source] | Sequence[Source]
-"""One source, or several, with names or without."""
+    Sources: TypeAlias = Source | Mapping[str, Source] | Sequence[Source]
+    """One source, or several, with names or without."""
 
-Configuration: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config
-"""A YAML file, its content (OmegaConf's included), or what `headrace.mixing.load_config` made of it."""
+    Configuration: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config
+    """A YAML file, its content (OmegaConf's included), or what `headrace.mixing.load_config` made of it."""
+else:
+    # What is read when the program runs is read by LightningCLI, which makes command line arguments of signatures.
+    # Where a class is named, it makes an object of each mapping: datasets would be opened before the ranks are known,
+    # and a file would be saved as what was made of it.
+    Source = Mapping[str, Any] | Callable[[], StreamingDataset]
+    Sources = Source
+    Configuration = str | Mapping[str, Any]
 
 SECTIONS = ('train', 'val', 'test', 'predict')
 
