@@ -5,6 +5,8 @@
 2. Its loaders (`loaders`) say when a pass over the data begins; `position` counts from there what Lightning trained.
 3. `callbacks.PositionCallback` puts the position into every checkpoint. At a resume it makes Lightning's loop counters
    agree with it (`counters`), and may restore the random generators (`rng`).
+
+Fabric has no loops and no hooks: `fabric.setup` gives it loaders that know their position.
 """
 
 from __future__ import annotations
@@ -21,5 +23,6 @@ except ImportError as error:
 
 from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.datamodule import StreamingDataModule
+from headrace.lightning.fabric import FabricLoader, FabricLoaders, setup
 
-__all__ = ['PositionCallback', 'StreamingDataModule']
+__all__ = ['FabricLoader', 'FabricLoaders', 'PositionCallback', 'StreamingDataModule', 'setup']

@@ -48,12 +48,19 @@ class StreamingDataModule(LightningDataModule):
         overrides: what goes over the configuration, such as `['train.loader.num_workers=8']`.
         train: the training dataset: a `StreamingDataset`, its keyword arguments, a function that makes it, or a
             `headrace.mixing.LoaderConfig`.
-        val, test, predict: the same for evaluation; or several, in a list or by name. Lightning numbers their loaders
-            in this order.
+        val: the same for validation; or several, in a list or by name. Lightning numbers their loaders in this order.
+        test: as `val`, for tests.
+        predict: as `val`, for predictions.
         batch_size: samples per device. An evaluation dataset with a batch size of its own keeps it.
-        num_workers, pin_memory, drop_last, persistent_workers, prefetch_factor, timeout, multiprocessing_context: of
-            all loaders, as PyTorch's.
-        collate_fn, worker_init_fn: of all loaders, as PyTorch's.
+        num_workers: of all loaders, as PyTorch's: processes of each that read.
+        pin_memory: of all loaders, as PyTorch's.
+        drop_last: of all loaders, as PyTorch's: leave out the samples after the last full global batch.
+        persistent_workers: of all loaders, as PyTorch's.
+        prefetch_factor: of all loaders, as PyTorch's: batches that each worker reads ahead.
+        timeout: of all loaders, as PyTorch's: seconds to wait for a batch of a worker.
+        multiprocessing_context: of all loaders, as PyTorch's: how workers are started.
+        collate_fn: of all loaders, as PyTorch's.
+        worker_init_fn: of all loaders, as PyTorch's.
         dataset_class: what to make in place of `StreamingDataset`; it takes the same keywords.
         save_rng: save the random generators of rank 0 in checkpoints, and restore them on every rank.
 
@@ -84,7 +91,7 @@ class StreamingDataModule(LightningDataModule):
         multiprocessing_context: str | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
-        dataset_class: Callable[..., StreamingDataset] | None = None,
+        dataset_class: type[StreamingDataset] | Callable[..., StreamingDataset] | None = None,
         save_rng: bool = False,
     ) -> None:
         self._trainer: Trainer | None = None

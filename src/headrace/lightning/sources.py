@@ -8,22 +8,41 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from headrace.dataset.dataset import StreamingDataset
-from headrace.errors import ConfigError, TopologyError
+from headrace.errors import ConfigError
+from headrace.lightning.topology import with_replication
 from headrace.mixing import Config, LoaderConfig, build_dataset, load_config
 
 if TYPE_CHECKING:
     from headrace.order import Topology
 
-__all__ = ['SECTIONS', 'Configuration', 'LoaderSource', 'Source', 'Sources', 'sources_of_config', 'sources_of_section']
+__all__ = [
+    'SECTIONS',
+    'Configuration',
+    'LoaderSource',
+    'Source',
+    'Sources',
+    'source_of_loader',
+    'sources_of_config',
+    'sources_of_section',
+]
 
-Source: TypeAlias = StreamingDataset | LoaderConfig | Mapping[str, Any] | Callable[[], StreamingDataset]
-"""A dataset; or its configuration, its keyword arguments, or a function that makes it, for when the ranks are known."""
+if TYPE_CHECKING:
+    Source: TypeAlias = StreamingDataset | LoaderConfig | Mapping[str, Any] | Callable[[], StreamingDataset]
+    """A dataset; or its configuration, its keyword arguments, or a function that makes it, for when the ranks are
+    known."""
 
-Sources: TypeAlias = Source | Mapping[str, Source] | Sequence[Source]
-"""One source, or several, with names or without."""
+    Sources: TypeAlias = Source | Mapping[str, Source] | Sequence[Source]
+    """One source, or several, with names or without."""
 
-Configuration: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config
-"""A YAML file, its content (OmegaConf's included), or what `headrace.mixing.load_config` made of it."""
+    Configuration: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config
+    """A YAML file, its content (OmegaConf's included), or what `headrace.mixing.load_config` made of it."""
+else:
+    # What is read when the program runs is read by LightningCLI, which makes command line arguments of signatures.
+    # Where a class is named, it makes an object of each mapping: datasets would be opened before the ranks are known,
+    # and a file would be saved as what was made of it.
+    Source = Mapping[str, Any] | Callable[[], StreamingDataset]
+    Sources = Source
+    Configuration = str | Mapping[str, Any]
 
 SECTIONS = ('train', 'val', 'test', 'predict')
 
@@ -54,7 +73,7 @@ class LoaderSource:
         else:
             if dataset is None:
                 dataset = self._make()
-            dataset.bind(_with_replication(topology, dataset.replication, self.label))
+            dataset.bind(with_replication(topology, dataset.replication, self.label))
         self.dataset, self.topology = dataset, topology
         return dataset
 
@@ -67,6 +86,17 @@ class LoaderSource:
         if not isinstance(made, StreamingDataset):
             raise ConfigError(f'{self.label}: the function must return a StreamingDataset, got {type(made).__name__}.')
         return made
+
+
+def source_of_loader(
+    label: str,
+    config: LoaderConfig,
+    callables: Mapping[str, Any],
+    dataset_class: Callable[..., StreamingDataset] | None,
+) -> LoaderSource:
+    """The source of one loader's configuration."""
+    workers = {field.name: getattr(config.loader, field.name) for field in dataclasses.fields(config.loader)}
+    return LoaderSource(label, config, loader_options({**workers, **callables}), dataset_class)
 
 
 def sources_of_config(
@@ -89,12 +119,7 @@ def sources_of_config(
     }
     return {
         section: [
-            LoaderSource(
-                f'{section} {loader.name}'.rstrip(),
-                loader,
-                loader_options({**_fields(loader), **callables}),
-                dataset_class,
-            )
+            source_of_loader(f'{section} {loader.name}'.rstrip(), loader, callables, dataset_class)
             for loader in loaders
         ]
         for section, loaders in sections.items()
@@ -142,18 +167,3 @@ def _is_source(value: object) -> bool:
     if isinstance(value, type):
         return False
     return isinstance(value, (StreamingDataset, LoaderConfig, Mapping)) or callable(value)
-
-
-def _fields(config: LoaderConfig) -> dict[str, Any]:
-    return {field.name: getattr(config.loader, field.name) for field in dataclasses.fields(config.loader)}
-
-
-def _with_replication(topology: Topology, replication: int | None, label: str) -> Topology:
-    if replication in (None, 1, topology.replication):
-        return topology
-    if topology.replication > 1:
-        raise TopologyError(
-            f'{label}: the trainer has replication {topology.replication}, but the dataset says '
-            f'replication={replication}. Remove the argument: the trainer knows it.'
-        )
-    return dataclasses.replace(topology, replication=replication)

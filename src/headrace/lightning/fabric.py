@@ -1,0 +1,216 @@
+"""Loaders for Lightning Fabric: ranks from the Fabric, batches on its device, the position in its checkpoints."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
+
+from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.loader import StreamingDataLoader
+from headrace.errors import ConfigError
+from headrace.lightning.sources import Configuration, LoaderSource, loader_options, source_of_loader, sources_of_config
+from headrace.lightning.topology import topology_of_fabric, with_replication
+from headrace.mixing import LoaderConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from lightning.fabric import Fabric
+
+    from headrace.order import Topology
+
+__all__ = ['FabricLoader', 'FabricLoaders', 'setup']
+
+Single: TypeAlias = LoaderConfig | StreamingDataset | StreamingDataLoader
+"""What makes one loader."""
+
+
+class FabricLoader:
+    """A `StreamingDataLoader` whose batches lie on a Fabric's device. `setup` makes it.
+
+    What `fabric.setup_dataloaders` returns has no state of its own, so this one holds both: it iterates the one, and
+    saves and restores its position by the other. Put it into the state that `fabric.save` and `fabric.load` get.
+
+    Args:
+        loader: the loader, bound to the Fabric's ranks.
+        fabric: the Fabric, launched.
+        move_to_device: whether batches are moved to the Fabric's device.
+    """
+
+    def __init__(self, loader: StreamingDataLoader, fabric: Fabric, *, move_to_device: bool = True) -> None:
+        self.loader = loader
+        """The loader itself, with its plan and sizes."""
+        # No sampler is wanted: the plan says which samples are this rank's.
+        self._moved = fabric.setup_dataloaders(loader, use_distributed_sampler=False, move_to_device=move_to_device)
+
+    @property
+    def dataset(self) -> StreamingDataset:
+        """The dataset that is read."""
+        return self.loader.dataset
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next `iter` begins, or goes on with after a resume."""
+        return self.loader.next_pass()[0]
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a batch over all ranks."""
+        return self.loader.global_batch_size
+
+    @property
+    def own_samples(self) -> int:
+        """Rows of the batch handed out last that are no padding; see `StreamingDataLoader.own_samples`."""
+        return self.loader.own_samples
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same on every rank."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches of the next epoch, or of the rest of the one that was loaded, on the device."""
+        return iter(self._moved)
+
+    def state_dict(self) -> dict[str, int | str]:
+        """The position after the batch that was handed out last, the same on every rank."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.
+
+        Raises:
+            ResumeError: the state is no state, or belongs to other data, another mixture or another order.
+        """
+        self.loader.load_state_dict(state)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FabricLoaders:
+    """The loaders of a whole configuration."""
+
+    train: FabricLoader | None
+    val: dict[str, FabricLoader]
+    """Those of `eval`, by name; a single one without a name is called by its section: 'val', 'test', 'predict'."""
+    test: dict[str, FabricLoader]
+    predict: dict[str, FabricLoader]
+
+
+@overload
+def setup(
+    fabric: Fabric,
+    data: Single,
+    *,
+    evaluation: bool = ...,
+    replication: int | None = ...,
+    move_to_device: bool = ...,
+    collate_fn: Callable[[list[Any]], Any] | None = ...,
+    worker_init_fn: Callable[[int], None] | None = ...,
+    dataset_class: Callable[..., StreamingDataset] | None = ...,
+    **options: Any,
+) -> FabricLoader: ...
+
+
+@overload
+def setup(
+    fabric: Fabric,
+    data: Configuration,
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = ...,
+    replication: int | None = ...,
+    move_to_device: bool = ...,
+    collate_fn: Callable[[list[Any]], Any] | None = ...,
+    worker_init_fn: Callable[[int], None] | None = ...,
+    dataset_class: Callable[..., StreamingDataset] | None = ...,
+) -> FabricLoaders: ...
+
+
+def setup(
+    fabric: Fabric,
+    data: Single | Configuration,
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    evaluation: bool = False,
+    replication: int | None = None,
+    move_to_device: bool = True,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+    dataset_class: Callable[..., StreamingDataset] | None = None,
+    **options: Any,
+) -> FabricLoader | FabricLoaders:
+    """Loaders for a launched Fabric, in place of `fabric.setup_dataloaders`.
+
+    Ranks and nodes come from the Fabric, never from the environment, and no process group is made. The returned
+    loaders keep their position: `fabric.save(path, {'model': model, 'data': loader})`, and `fabric.load` with the same
+    on any number of ranks, nodes and workers.
+
+    Args:
+        fabric: the Fabric, launched.
+        data: a YAML file, its content as a mapping, or what `headrace.mixing.load_config` returned: all its loaders.
+            Or one loader's `headrace.mixing.LoaderConfig`, a `StreamingDataset`, or a `StreamingDataLoader`.
+        overrides: what goes over a file or a mapping, such as `['train.loader.num_workers=8']`.
+        evaluation: of one loader that is not ready-made: give epoch 0's batches in every pass, and mark what only fills
+            up the last batch, as the evaluation loaders of a file do.
+        replication: consecutive ranks that get the same samples, where the Fabric's strategy does not know it.
+        move_to_device: whether batches are moved to the Fabric's device, as by `fabric.setup_dataloaders`.
+        collate_fn: as PyTorch's; not for a ready-made loader.
+        worker_init_fn: as PyTorch's; not for a ready-made loader.
+        dataset_class: what to make in place of `StreamingDataset`, for configurations.
+        options: `batch_size`, `num_workers` and whatever else `StreamingDataLoader` takes, for a dataset.
+
+    Returns:
+        The loader; for a file, a mapping or a `Config`, all its loaders.
+
+    Raises:
+        ConfigError: the configuration or the arguments break a rule, or the Fabric is not launched.
+        TopologyError: the ranks do not divide the global batch size, or the strategy knows another replication.
+    """
+    if fabric.world_size > 1 and not getattr(fabric, '_launched', True):
+        raise ConfigError('Call `fabric.launch()` before `setup`: until then, no process knows which rank it is.')
+    topology = with_replication(topology_of_fabric(fabric), replication, 'setup')
+    callables = {'collate_fn': collate_fn, 'worker_init_fn': worker_init_fn}
+    beside = {**{name: value for name, value in callables.items() if value is not None}, **options}
+
+    if isinstance(data, StreamingDataLoader):
+        _refuse(data, {**beside, 'overrides': overrides, 'evaluation': evaluation, 'dataset_class': dataset_class})
+        data.dataset.bind(with_replication(topology, data.dataset.replication, 'setup'))
+        return FabricLoader(data, fabric, move_to_device=move_to_device)
+    if isinstance(data, StreamingDataset):
+        _refuse(data, {'overrides': overrides, 'dataset_class': dataset_class})
+        source = LoaderSource('setup', data, loader_options({'num_workers': 0, **beside}))
+        return FabricLoader(_loader(source, topology, evaluation=evaluation), fabric, move_to_device=move_to_device)
+    _refuse(data, options)
+    if isinstance(data, LoaderConfig):
+        _refuse(data, {'overrides': overrides})
+        source = source_of_loader('setup', data, callables, dataset_class)
+        return FabricLoader(_loader(source, topology, evaluation=evaluation), fabric, move_to_device=move_to_device)
+    _refuse(data, {'evaluation': evaluation})
+    sections = sources_of_config(data, overrides=overrides, callables=callables, dataset_class=dataset_class)
+    made = {
+        section: {
+            cast('LoaderConfig', source.source).name or section: FabricLoader(
+                _loader(source, topology, evaluation=section != 'train'), fabric, move_to_device=move_to_device
+            )
+            for source in sources
+        }
+        for section, sources in sections.items()
+    }
+    train = next(iter(made['train'].values()), None)
+    return FabricLoaders(train=train, val=made['val'], test=made['test'], predict=made['predict'])
+
+
+def _loader(source: LoaderSource, topology: Topology, *, evaluation: bool) -> StreamingDataLoader:
+    dataset, options = source.open(topology), dict(source.options)
+    if evaluation:
+        options['fixed_epoch'] = 0
+        if not options.get('drop_last'):
+            options.setdefault('remainder', dataset.evaluation_remainder)
+    return StreamingDataLoader(dataset, **options)
+
+
+def _refuse(data: object, arguments: Mapping[str, Any]) -> None:
+    given = [name for name, value in arguments.items() if value]
+    if given:
+        raise ConfigError(
+            f'setup: {", ".join(given)} cannot be given together with a {type(data).__name__}, which says it itself '
+            f'or has no use for it.'
+        )

@@ -1,0 +1,206 @@
+"""Fabric: the position in its checkpoints, across ranks and workers; what `setup` takes and refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fabric_run import EPOCHS, Leg, global_batches, train
+from lightning.fabric import Fabric
+from test_lightning_processes import environment
+
+from headrace import PADDING, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import ConfigError, ResumeError, TopologyError
+from headrace.lightning import FabricLoader, setup
+from headrace.lightning.topology import topology_of_fabric
+from headrace.mixing import load_config
+
+pytestmark = [pytest.mark.filterwarnings('ignore')]
+
+SAVED = (0, 3, 13, 17)
+"""Batches after which to save, of 13 in an epoch: none, in mid-epoch, all of the epoch, in the next one."""
+
+
+def content(streams: dict[str, str], **more: Any) -> dict[str, Any]:
+    train = {'shuffle': True, 'streams': {name: {'local': folder} for name, folder in streams.items()}}
+    return {'global_batch_size': 8, 'train': train} | more
+
+
+def alone() -> Fabric:
+    return Fabric(accelerator='cpu', devices=1)
+
+
+def launch(legs: Sequence[Leg], folder: Path) -> None:
+    path = folder / f'{legs[0].name}.json'
+    path.write_text(json.dumps([dataclasses.asdict(leg) for leg in legs]))
+    program = str(Path(__file__).with_name('fabric_run.py'))
+    done = subprocess.run(
+        [sys.executable, program, str(path)],
+        env=environment(),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f'{done.stdout[-2000:]}\n{done.stderr[-6000:]}'
+
+
+@pytest.fixture(scope='module')
+def whole(mixes: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> Leg:
+    """The uninterrupted run on two ranks, which leaves checkpoints."""
+    out = tmp_path_factory.mktemp('fabric')
+    leg = Leg(name='whole', out=str(out), config=content(mixes['uneven']), devices=2, save_at=list(SAVED))
+    launch([leg], out)
+    return leg
+
+
+def resumed(whole: Leg, *, devices: int) -> list[Leg]:
+    return [
+        dataclasses.replace(
+            whole,
+            name=f'{devices}x{workers}.{batches}',
+            devices=devices,
+            workers=workers,
+            save_at=[],
+            checkpoint=whole.saved(batches),
+        )
+        for batches in SAVED
+        for workers in (0, 1)
+    ]
+
+
+def test_the_uninterrupted_run_trains_the_plan(whole, mixes):
+    data = setup(alone(), content(mixes['uneven'])).train.dataset
+    expected = []
+    for epoch in range(EPOCHS):
+        plan = data.plan(epoch=epoch, global_batch_size=8)
+        ids = data.order(epoch)
+        batches = [sorted(ids.at(plan.global_positions(k)).tolist()) for k in range(plan.num_batches)]
+        expected += [(len(expected) + k, epoch, batch) for k, batch in enumerate(batches)]
+    assert global_batches(whole) == expected
+
+
+@pytest.mark.parametrize('devices', [1, 4])
+def test_a_checkpoint_of_two_ranks_goes_on_exactly(whole, devices):
+    legs = resumed(whole, devices=devices)
+    if devices == 1:
+        for leg in legs:
+            train(leg, alone())
+    else:
+        launch(legs, Path(whole.out))
+    uninterrupted = global_batches(whole)
+    for leg, batches in zip(legs, [n for n in SAVED for _ in (0, 1)], strict=True):
+        assert global_batches(leg) == uninterrupted[batches:], leg.name
+
+
+def test_every_batch_is_a_place_to_go_on_from(whole, mixes):
+    fabric = alone()
+    ids = [batch for _, _, batch in global_batches(whole)][:13]
+    loader = setup(fabric, content(mixes['uneven'])).train
+    states = [loader.state_dict()]
+    for _ in loader:
+        states.append(loader.state_dict())
+    for k, state in enumerate(states[:-1]):
+        again = setup(fabric, content(mixes['uneven'])).train
+        again.load_state_dict(state)
+        assert [sorted(batch['id'].tolist()) for batch in again] == ids[k:]
+
+
+def test_a_checkpoint_goes_on_at_another_global_batch_size(mixes):
+    loader = setup(alone(), content(mixes['uneven'])).train
+    batches = iter(loader)
+    begun = [i for _ in range(3) for i in next(batches)['id'].tolist()]
+    again = setup(alone(), content(mixes['uneven'], global_batch_size=20)).train
+    again.load_state_dict(loader.state_dict())
+    rest = [batch['id'].tolist() for batch in again]
+    assert [len(ids) for ids in rest] == [20, 20, 20, 17]
+    assert sorted(begun + sum(rest, [])) == list(range(101))
+
+
+@pytest.mark.parametrize('kind', ['file', 'mapping', 'config', 'loader config', 'dataset', 'loader'])
+def test_data_may_be_given_in_any_way(mixes, tmp_path, kind):
+    given: Any = content(mixes['even'])
+    data = dict(given['train'], device_batch_size=8)
+    if kind == 'file':
+        given = tmp_path / 'mix.yaml'
+        given.write_text(json.dumps(content(mixes['even'])))
+    elif kind == 'config':
+        given = load_config(given)
+    elif kind == 'loader config':
+        given = load_config({'train': data}).train
+    elif kind in ('dataset', 'loader'):
+        given = setup(alone(), given).train.dataset
+        given = StreamingDataLoader(given) if kind == 'loader' else given
+    options = {'batch_size': 8} if kind == 'dataset' else {}
+    made = setup(alone(), given, **options)
+    loader = made if isinstance(made, FabricLoader) else made.train
+    expected = setup(alone(), content(mixes['even'])).train
+    assert [batch['id'].tolist() for batch in loader] == [batch['id'].tolist() for batch in expected]
+    assert (len(loader), loader.global_batch_size, loader.epoch) == (12, 8, 1)
+
+
+def test_evaluation_loaders_repeat_themselves_and_mark_padding(mixes):
+    streams = content(mixes['uneven'])['train']
+    loaders = setup(alone(), {**content(mixes['even']), 'eval': {'books': streams}, 'test': streams})
+    assert list(loaders.val) == ['books']
+    assert list(loaders.test) == ['test']
+    first, second = ([batch['id'].tolist() for batch in loaders.val['books']] for _ in range(2))
+    assert first == second
+    assert all(PADDING in batch for batch in loaders.test['test'])
+    assert loaders.test['test'].own_samples == 5
+    data = StreamingDataset(local=mixes['even']['a'], shuffle=True)
+    assert PADDING in next(iter(setup(alone(), data, evaluation=True, batch_size=8)))
+
+
+def test_batches_may_stay_where_they_are(mixes, monkeypatch):
+    fabric = alone()
+    monkeypatch.setattr(type(fabric), 'device', property(lambda self: torch.device('meta')))
+    data = StreamingDataset(local=mixes['even']['a'])
+    assert next(iter(setup(fabric, data, batch_size=8)))['row'].device.type == 'meta'
+    assert next(iter(setup(fabric, data, batch_size=8, move_to_device=False)))['row'].device.type == 'cpu'
+
+
+def ranks(**fields: Any) -> Any:
+    strategy = SimpleNamespace(num_nodes=fields.pop('num_nodes', 1))
+    if 'replicas' in fields:
+        strategy.distributed_sampler_kwargs = {'num_replicas': fields.pop('replicas'), 'rank': fields.pop('replica')}
+    return SimpleNamespace(strategy=strategy, **fields)
+
+
+def test_the_topology_is_the_fabrics(monkeypatch):
+    monkeypatch.setenv('RANK', '5')
+    monkeypatch.setenv('WORLD_SIZE', '64')
+    assert topology_of_fabric(alone()) == Topology()
+    found = topology_of_fabric(ranks(global_rank=5, world_size=8, num_nodes=2, replicas=4, replica=2))
+    assert found == Topology(rank=5, world_size=8, num_nodes=2, replication=2)
+    with pytest.raises(TopologyError, match='must be consecutive'):
+        topology_of_fabric(ranks(global_rank=5, world_size=8, replicas=4, replica=1))
+
+
+def test_wrong_use_is_refused(mixes):
+    data = StreamingDataset(local=mixes['even']['a'])
+    with pytest.raises(ConfigError, match=r'fabric.launch\(\)'):
+        setup(Fabric(accelerator='cpu', devices=2, strategy='ddp'), data, batch_size=8)
+    with pytest.raises(ConfigError, match='batch_size cannot be given together with a dict'):
+        setup(alone(), content(mixes['even']), batch_size=8)
+    with pytest.raises(ConfigError, match='num_workers, evaluation cannot be given'):
+        setup(alone(), StreamingDataLoader(data, batch_size=8), num_workers=1, evaluation=True)
+    with pytest.raises(ConfigError, match='overrides cannot be given'):
+        setup(alone(), data, batch_size=8, overrides=['a=1'])
+    with pytest.raises(TopologyError, match='replication'):
+        setup(alone(), data, batch_size=8, replication=2)
+
+
+def test_a_state_of_other_data_is_refused(mixes):
+    state = setup(alone(), content(mixes['uneven'])).train.state_dict()
+    with pytest.raises(ResumeError, match='epoch_size'):
+        setup(alone(), content(mixes['even'])).train.load_state_dict(state)
