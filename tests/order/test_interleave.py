@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import relaxed
+from order_cases import mixture, relaxed, shuffled, whole
 
 from headrace.order.interleave import RandomInterleave, quotas
 
@@ -57,3 +59,32 @@ def test_shares_hold_in_every_part_of_an_epoch() -> None:
     # And parts of an eighth have their share to within what one window a node leaves open.
     eighths = counts.reshape(8, -1, 4).sum(1)
     assert np.abs(eighths - choose / 8).max() < 4 * 3 * np.sqrt(32768 * 0.25)
+
+
+def _chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
+    """Chi-square and degrees of freedom, of cells that are expected 8 times at least; the others count as one."""
+    large = expected >= 8
+    observed = np.append(observed[large], observed[~large].sum())
+    expected = np.append(expected[large], expected[~large].sum())
+    there = expected > 0
+    return float(((observed - expected)[there] ** 2 / expected[there]).sum()), int(there.sum()) - 1
+
+
+@pytest.mark.parametrize('nodes', [1, 4, 8])
+def test_random_batches_vary_as_random_draws_do(nodes: int) -> None:
+    """How many samples of a stream a batch has, and which stream follows which, by chi-square; 7 seeds together."""
+    shares, batch, batches = (0.5, 0.3, 0.15, 0.05), 64, 2000
+    mix = mixture(*[[100] * 40] * 4, choose=[int(share * batch * batches) for share in shares])
+    counts, pairs = np.zeros((4, batch + 1)), np.zeros((4, 4))
+    for seed in range(7):
+        ids = whole(shuffled(mix, nodes=nodes, seed=seed))
+        streams = np.searchsorted(mix.sample_offsets, ids, 'right') - 1
+        for stream in range(4):
+            counts[stream] += np.bincount((streams.reshape(-1, batch) == stream).sum(1), minlength=batch + 1)
+        np.add.at(pairs, (streams[:-1], streams[1:]), 1)
+    for share, observed in zip(shares, counts, strict=True):
+        binomial = [math.comb(batch, k) * share**k * (1 - share) ** (batch - k) for k in range(batch + 1)]
+        chi, freedom = _chi_square(observed, np.array(binomial) * 7 * batches)
+        assert chi < freedom + 4 * math.sqrt(2 * freedom), (share, chi, freedom)
+    chi, freedom = _chi_square(pairs.reshape(-1), np.outer(shares, shares).reshape(-1) * pairs.sum())
+    assert chi < freedom + 4 * math.sqrt(2 * freedom), (chi, freedom)
