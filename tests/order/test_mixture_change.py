@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from order_cases import relaxed, shard_lists, whole
 
 from headrace.errors import ConfigError, ResumeError, StreamError
-from headrace.order import Mixture, OrderConfig, ResumeState, StreamSize, make_order
+from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, make_order
 from headrace.order.origin import Origin
 
 CONFIG = OrderConfig(shuffle=True, num_canonical_nodes=4, block_size=300)
@@ -185,3 +185,35 @@ def test_the_whole_of_an_epoch_is_the_same_before_and_after_a_change_of_nothing(
     state = ResumeState.of(config, mix, epoch=1, sample_in_epoch=77)
     same, _ = state.continued(config, mix_of(data, a=1, b=3), may_change_mixture=True)
     assert (whole(make_order(same, config, 1)) == expected).all()
+
+
+def test_a_schedule_counts_the_samples_of_the_run_also_where_the_epochs_size_changes() -> None:
+    points = Schedule.of([{'at': 0, 'proportions': {'a': 1}}, {'at': 1_500, 'proportions': {'b': 1}}])
+
+    def mix(epoch_size: int) -> Mixture:
+        streams = [StreamSize(name=name, shard_sizes=[50] * 40) for name in 'ab']
+        return Mixture.resolve(streams, epoch_size=epoch_size, schedule=points)
+
+    data = {'a': [50] * 40, 'b': [50] * 40}
+    for size, at in ((1_000, 300), (1_000, 0), (4_000, 300), (200, 300)):
+        # 1,300 or 1,000 samples of a run with epochs of 1,000; 200 or 500 more are those of a.
+        run = Counter(data, CONFIG)
+        changed, epoch, sample = run.change(mix(1_000), mix(size), 1, at)
+        drawn = 1_000 + at
+        while drawn < 2_000:
+            end = min(sample + 2_000 - drawn, changed.epoch_size)
+            run.draw(changed, epoch, sample, end)
+            # Through a state, which has to know.
+            drawn, state = drawn + end - sample, ResumeState.of(CONFIG, changed, epoch=epoch, sample_in_epoch=end)
+            changed, state = ResumeState.from_dict(state.to_dict()).continued(CONFIG, mix(size))
+            epoch, sample = (epoch, end) if end < changed.epoch_size else (epoch + 1, 0)
+        assert {name: counts.sum() for name, counts in run.counts.items()} == {'a': 500 - at, 'b': 500}, (size, at)
+
+
+def test_a_position_from_before_the_mixture_took_over_is_refused() -> None:
+    data = {'a': [40] * 10}
+    changed, *_ = Counter(data, CONFIG).change(mix_of(data, a=2), mix_of(data, a=1), 3, 100)
+    state = ResumeState.of(CONFIG, changed, epoch=3, sample_in_epoch=100)
+    for epoch, sample in ((3, 99), (2, 300)):
+        with pytest.raises(ResumeError, match=rf'sample 100 of epoch 3, got sample {sample} of epoch {epoch}'):
+            replace(state, epoch=epoch, sample_in_epoch=sample).continued(CONFIG, mix_of(data, a=1))

@@ -55,14 +55,21 @@ class Origin:
     epoch: int = 0
     sample: int = 0
     """Position in that epoch."""
+    begin: int = 0
+    """Samples of the run before that epoch. Epochs before it may have had another size."""
     positions: Mapping[str, StreamPosition] = field(default_factory=dict[str, StreamPosition])
     """By name, the streams that had been drawn from before, also those that are in the mixture no more."""
+
+    def begin_of(self, epoch: int, epoch_size: int) -> int:
+        """Return the samples of the run before an epoch, of those from this one on."""
+        return self.begin + (epoch - self.epoch) * epoch_size
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types, which `of` takes."""
         return {
             'epoch': self.epoch,
             'sample': self.sample,
+            'begin': self.begin,
             'positions': {name: position.to_json() for name, position in sorted(self.positions.items())},
         }
 
@@ -77,7 +84,7 @@ class Origin:
             return cls()
         try:
             positions = {name: StreamPosition.of(position) for name, position in value['positions'].items()}
-            return cls(epoch=value['epoch'], sample=value['sample'], positions=positions)
+            return cls(epoch=value['epoch'], sample=value['sample'], begin=value['begin'], positions=positions)
         except (KeyError, TypeError, AttributeError) as error:
             raise ResumeError(
                 f'the checkpoint says where its streams were in a way that cannot be read: {error!r}.'
