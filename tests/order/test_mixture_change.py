@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -217,3 +218,48 @@ def test_a_position_from_before_the_mixture_took_over_is_refused() -> None:
     for epoch, sample in ((3, 99), (2, 300)):
         with pytest.raises(ResumeError, match=rf'sample 100 of epoch 3, got sample {sample} of epoch {epoch}'):
             replace(state, epoch=epoch, sample_in_epoch=sample).continued(CONFIG, mix_of(data, a=1))
+
+
+@pytest.mark.parametrize('size', [1, 7])
+def test_a_tiny_stream_drawn_often_on_many_nodes_changes_in_little_time_and_space(size: int) -> None:
+    """Its nodes are thousands of passes apart in a random mixture, and come together again."""
+    data = {'big': [1000] * 200, 'tiny': [size]}
+    config = OrderConfig(shuffle=True, num_canonical_nodes=64)
+    before, after = mix_of(data, big=1, tiny=200_000 / size), mix_of(data, big=1, tiny=50_000 / size)
+    run = Counter(data, config)
+    begin = time.perf_counter()
+    changed, epoch, sample = run.change(before, after, 0, 123_456)
+    order = make_order(changed, config.resolve_defaults(changed), epoch)
+    order.at(np.arange(sample, sample + 2048))
+    assert time.perf_counter() - begin < 15  # seconds; one by one these are as many minutes
+    tiny = order._streams[1].passes
+    drawn, passes = tiny.draws, tiny.first_regular - tiny.draws // size
+    assert 0 < passes < 20_000
+    assert len(json.dumps(changed.origin.to_json())) < 150_000
+    assert Origin.of(json.loads(json.dumps(changed.origin.to_json()))) == changed.origin
+    # Of each pass after the change each sample once, whatever the node.
+    counts = np.zeros(size, int)
+    ids = order.at(np.arange(sample, sample + 4096))
+    np.add.at(counts, ids[ids >= 200_000] - 200_000, 1)
+    assert counts.sum() == (order.turns_before(sample + 4096) - order.turns_before(sample))[1].sum()
+    assert drawn > 50_000
+
+
+def test_a_stream_that_some_nodes_never_have_again_goes_on() -> None:
+    """One draw an epoch falls to the same node each time: no pass is ever where the mixture would have it."""
+    data = {'a': [100], 'b': [3]}
+    before, after = mix_of(data, a=1, b=40), mix_of(data, a=1, b=1 / 3)
+    config = OrderConfig(shuffle=True, num_canonical_nodes=4)
+    irregular = 0
+    for at in range(20, 200, 30):
+        run = Counter(data, config)
+        run.draw(before, 0, 0, at)
+        changed, epoch, sample = run.change(before, after, 0, at)
+        for later in range(epoch, epoch + 30):
+            run.draw(changed, later, sample if later == epoch else 0, changed.epoch_size)
+            # Nodes that are ahead of a pass have had its samples, others of the one before have not.
+            assert run.counts['b'].max() - run.counts['b'].min() <= 40
+        last = make_order(changed, config.resolve_defaults(changed), 40)
+        assert run.counts['b'].sum() <= last.turns_before(0).sum(1)[1]
+        irregular += last._streams[1].passes.first_regular > 10**9
+    assert irregular

@@ -213,11 +213,11 @@ class Course:
             grain, left = self._batch_size or end - begin, list(counts)
             head = min((start - begin) % grain, end - begin) if self._batch_size else 0
             first, last = begin + head, end - (end - begin - head) % grain
-            for a, b in pairwise((begin, first, last, end)):
+            for a, b, is_whole in ((begin, first, False), (first, last, True), (last, end, False)):
                 if a < b:
                     part = apportion(b - a, left)
                     left = [n - m for n, m in zip(left, part, strict=True)]
-                    is_stratified = self._batch_size is not None and a == first
+                    is_stratified = is_whole and self._batch_size is not None
                     segments.append(Segment(a, np.array(part, np.int64), is_stratified=is_stratified))
         return segments or [Segment(start, np.zeros(len(self._mixture.streams), np.int64))]
 
@@ -260,7 +260,7 @@ class Course:
 
     @cached_property
     def _endless(self) -> IntArray:
-        return np.full(self.num_nodes, 1 << 50)
+        return np.full(self.num_nodes, 1 << 56)
 
 
 _UNIT = 1 << 80  # of what is owed: finer than any sum of weights

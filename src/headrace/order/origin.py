@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from headrace.errors import ResumeError
@@ -32,18 +33,26 @@ class StreamPosition:
             'fingerprint': self.fingerprint,
             'turns': list(self.turns),
             'pass': self.first_pass,
-            'begins': [list(row) for row in self.begins],
+            'begin': list(self.begins[0]),
+            'shares': [_share(begin, end) for begin, end in pairwise(self.begins)],
             'blocks': list(self.blocks),
         }
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> StreamPosition:
         """Read what `to_json` returned."""
+        begins = [tuple(value['begin'])]
+        for share in value['shares']:
+            turns = enumerate(share) if isinstance(share, list) else share.items()
+            row = list(begins[-1])
+            for node, turn in turns:
+                row[int(node)] += turn
+            begins.append(tuple(row))
         return cls(
             fingerprint=value['fingerprint'],
             turns=tuple(value['turns']),
             first_pass=value['pass'],
-            begins=tuple(tuple(row) for row in value['begins']),
+            begins=tuple(begins),
             blocks=tuple(value['blocks']),
         )
 
@@ -85,7 +94,14 @@ class Origin:
         try:
             positions = {name: StreamPosition.of(position) for name, position in value['positions'].items()}
             return cls(epoch=value['epoch'], sample=value['sample'], begin=value['begin'], positions=positions)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise ResumeError(
                 f'the checkpoint says where its streams were in a way that cannot be read: {error!r}.'
             ) from None
+
+
+def _share(begin: Sequence[int], end: Sequence[int]) -> list[int] | dict[str, int]:
+    """The turns of a pass on each node, or by node, where only a few have any: there are many passes then."""
+    turns = [b - a for a, b in zip(begin, end, strict=True)]
+    few = {str(node): turn for node, turn in enumerate(turns) if turn}
+    return few if 3 * len(few) < len(turns) else turns

@@ -28,6 +28,8 @@ __all__ = ['Passes']
 
 _MEMORY = 64  # begins of passes that are kept
 _NEVER = 1 << 62
+_FAR = 1024  # passes
+_MOST = 1 << 23  # begins of passes of all nodes; 64 MiB
 
 
 class Passes:
@@ -59,7 +61,8 @@ class Passes:
             self._inherited = [np.array(row, np.int64) for row in start.begins]
             self._blocks = dict(enumerate(start.blocks, start.first_pass))
             self._align()
-            self._first_computed = self._first_inherited + len(self._inherited)
+        self._first_computed = self._first_inherited + len(self._inherited)
+        self._begins = np.array(self._inherited, np.int64).reshape(-1, course.num_nodes)
 
     @property
     def draws(self) -> int:
@@ -77,7 +80,9 @@ class Passes:
             shares = np.diff([total * self._size // needed[-1] for total in needed], prepend=0)
             self._inherited.append(self._inherited[-1] + shares)
             before, difference = difference, self._inherited[-1] - regular
-            if (difference == before).all():
+            # Only nodes that have turns wait for the others. Draws may be too few for all nodes to have some.
+            stands = (difference == before).all() and (self._regular(k + _FAR) == regular)[difference > 0].all()
+            if stands or len(self._inherited) * len(regular) > _MOST:
                 self._difference, self.first_regular = difference, _NEVER
                 return
         self.first_regular = k
@@ -96,9 +101,19 @@ class Passes:
             found = self._known[k] = self._regular(k) + self._difference
         return found
 
-    def number(self, turn: int, node: int, near: int) -> int:
-        """Return the pass that a node's turn belongs to, looking for it from a pass ``near`` it."""
-        k = max(near, self._first_inherited)
+    def numbers(self, turns: IntArray, nodes: IntArray, near: IntArray) -> IntArray:
+        """Return the passes that turns on nodes belong to, looking for them near others; int64[n] each."""
+        numbers = near.copy()
+        for node in np.unique(nodes).tolist():
+            where = (nodes == node).nonzero()[0]
+            begins = self._begins[:, node]
+            rows = begins.searchsorted(turns[where], 'right')
+            numbers[where] = self._first_inherited + rows - 1
+            for i in where[rows == len(begins)].tolist():
+                numbers[i] = self._number(int(turns[i]), node, max(int(near[i]), self._first_computed - 1))
+        return numbers
+
+    def _number(self, turn: int, node: int, k: int) -> int:
         while self.begin(k)[node] > turn:
             k -= 1
         while self.begin(k + 1)[node] <= turn:

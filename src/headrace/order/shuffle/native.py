@@ -148,8 +148,10 @@ class NativeOrder:
     def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, turns: IntArray) -> None:
         """Put in the passes of streams that are not yet, or never, where the mixture has them."""
         where = (passes < self._first_regular.take(streams)).nonzero()[0]
-        for i in where.tolist():
-            passes[i] = self._streams[streams[i]].passes.number(int(turns[i]), int(nodes[i]), int(passes[i]))
+        for s in np.unique(streams[where]).tolist():
+            of_stream = where[streams[where] == s]
+            near = passes[of_stream]
+            passes[of_stream] = self._streams[s].passes.numbers(turns[of_stream], nodes[of_stream], near)
 
     def _shares(self, places: IntArray, passes: IntArray) -> tuple[IntArray, IntArray]:
         """Return where the nodes' shares of passes are, and the turns before them; int64[n] each.
