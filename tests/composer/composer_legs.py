@@ -49,6 +49,8 @@ class Leg:
     plain: bool = False
     microbatch: int | None = None
     skip: tuple[tuple[int | str, int | str], ...] = ()
+    epoch_size: int | None = None
+    on_mixture_change: str = 'refuse'
 
 
 class Linear(ComposerModel):
@@ -144,6 +146,8 @@ def train_spec(leg: Leg) -> Any:
         remainder=leg.remainder,
         shuffle_seed=7,
         skip=leg.skip,
+        epoch_size=leg.epoch_size,
+        on_mixture_change=leg.on_mixture_change,
     )
     loader = StreamingDataLoader(dataset, num_workers=leg.workers, collate_fn=_collate)
     return streaming_data_spec(loader)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
-from headrace.order import Mixture, StreamSize
+from headrace.order import Mixture, OrderConfig, StreamSize, make_order
 
 CASES = json.loads((Path(__file__).parents[1] / 'data/order/apply_weights.json').read_text())['cases']
 
@@ -129,3 +129,35 @@ def test_an_epoch_longer_than_all_streams_ends_with_them(when: str) -> None:
 def test_an_unknown_policy_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"one of \['repeat', 'stop', 'drop_stream'\], got 'cycle'"):
         exhausting('cycle')
+
+
+@pytest.mark.parametrize(
+    ('options', 'of_stream', 'named'),
+    [
+        ({'epoch_size': 2 * 10**12}, {'proportion': 1}, 'at most 1,000,000,000,000 samples, got 2,000,000,000,000'),
+        ({}, {'choose': 10**30}, 'at most 1,000,000,000,000 samples'),
+        ({}, {'repeat': 1e300}, 'at most 1,000,000,000,000 samples'),
+        ({'epoch_size': 9}, {'proportion': 1e308}, 'a finite sum, got .1e\\+308, 1e\\+308'),
+    ],
+)
+def test_numbers_beyond_what_an_order_counts_are_refused(options: dict, of_stream: dict, named: str) -> None:
+    with pytest.raises(StreamError, match=named):
+        Mixture.resolve([StreamSize(name=name, shard_sizes=[10], **of_stream) for name in 'ab'], **options)
+
+
+@pytest.mark.parametrize('nodes', [1, 2, 64])
+@pytest.mark.parametrize('batch', [None, 4096])
+def test_the_longest_epoch_is_read_at_any_place(nodes: int, batch: int | None) -> None:
+    size = 10**12
+    mix = Mixture.resolve(
+        [StreamSize(name=name, shard_sizes=[1000] * 20, proportion=p) for name, p in (('a', 1), ('b', 3))],
+        epoch_size=size,
+    )
+    batching = 'stratified' if batch else 'random'
+    config = OrderConfig(shuffle=True, num_canonical_nodes=nodes, batching=batching, global_batch_size=batch)
+    order = make_order(mix, config.resolve_defaults(mix), 3)
+    for begin in (0, size // 3, size - 4096):
+        ids = order.at(np.arange(begin, begin + 4096))
+        assert abs((ids < 20_000).mean() - 0.25) < 0.05
+        before = order.turns_before(begin) - order.turns_before(0)
+        assert np.abs(before.sum(1) - [begin / 4, begin * 3 / 4]).max() < 10_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from order_cases import relaxed, shard_lists, whole
 
 from headrace.errors import ConfigError, ResumeError, StreamError
-from headrace.order import Mixture, OrderConfig, ResumeState, StreamSize, make_order
+from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, make_order
 from headrace.order.origin import Origin
 
 CONFIG = OrderConfig(shuffle=True, num_canonical_nodes=4, block_size=300)
@@ -201,3 +202,80 @@ def test_nodes_that_get_nothing_of_a_stream_any_more_stay_ahead_of_the_others(at
     order = make_order(changed, run.config.resolve_defaults(changed), epoch + 40)
     assert run.counts['a'].sum() == order.turns_before(0)[0].sum()
     assert run.counts['b'].max() - run.counts['b'].min() <= 2
+
+
+def test_a_schedule_counts_the_samples_of_the_run_also_where_the_epochs_size_changes() -> None:
+    points = Schedule.of([{'at': 0, 'proportions': {'a': 1}}, {'at': 1_500, 'proportions': {'b': 1}}])
+
+    def mix(epoch_size: int) -> Mixture:
+        streams = [StreamSize(name=name, shard_sizes=[50] * 40) for name in 'ab']
+        return Mixture.resolve(streams, epoch_size=epoch_size, schedule=points)
+
+    data = {'a': [50] * 40, 'b': [50] * 40}
+    for size, at in ((1_000, 300), (1_000, 0), (4_000, 300), (200, 300)):
+        # 1,300 or 1,000 samples of a run with epochs of 1,000; 200 or 500 more are those of a.
+        run = Counter(data, CONFIG)
+        changed, epoch, sample = run.change(mix(1_000), mix(size), 1, at)
+        drawn = 1_000 + at
+        while drawn < 2_000:
+            end = min(sample + 2_000 - drawn, changed.epoch_size)
+            run.draw(changed, epoch, sample, end)
+            # Through a state, which has to know.
+            drawn, state = drawn + end - sample, ResumeState.of(CONFIG, changed, epoch=epoch, sample_in_epoch=end)
+            changed, state = ResumeState.from_dict(state.to_dict()).continued(CONFIG, mix(size))
+            epoch, sample = (epoch, end) if end < changed.epoch_size else (epoch + 1, 0)
+        assert {name: counts.sum() for name, counts in run.counts.items()} == {'a': 500 - at, 'b': 500}, (size, at)
+
+
+def test_a_position_from_before_the_mixture_took_over_is_refused() -> None:
+    data = {'a': [40] * 10}
+    changed, *_ = Counter(data, CONFIG).change(mix_of(data, a=2), mix_of(data, a=1), 3, 100)
+    state = ResumeState.of(CONFIG, changed, epoch=3, sample_in_epoch=100)
+    for epoch, sample in ((3, 99), (2, 300)):
+        with pytest.raises(ResumeError, match=rf'sample 100 of epoch 3, got sample {sample} of epoch {epoch}'):
+            replace(state, epoch=epoch, sample_in_epoch=sample).continued(CONFIG, mix_of(data, a=1))
+
+
+@pytest.mark.parametrize('size', [1, 7])
+def test_a_tiny_stream_drawn_often_on_many_nodes_changes_in_little_time_and_space(size: int) -> None:
+    """Its nodes are thousands of passes apart in a random mixture, and come together again."""
+    data = {'big': [1000] * 200, 'tiny': [size]}
+    config = OrderConfig(shuffle=True, num_canonical_nodes=64)
+    before, after = mix_of(data, big=1, tiny=200_000 / size), mix_of(data, big=1, tiny=50_000 / size)
+    run = Counter(data, config)
+    begin = time.perf_counter()
+    changed, epoch, sample = run.change(before, after, 0, 123_456)
+    order = make_order(changed, config.resolve_defaults(changed), epoch)
+    order.at(np.arange(sample, sample + 2048))
+    assert time.perf_counter() - begin < 15  # seconds; one by one these are as many minutes
+    tiny = order._streams[1].passes
+    drawn, passes = tiny.draws, tiny.first_regular - tiny.draws // size
+    assert 0 < passes < 20_000
+    assert len(json.dumps(changed.origin.to_json())) < 150_000
+    assert Origin.of(json.loads(json.dumps(changed.origin.to_json()))) == changed.origin
+    # Of each pass after the change each sample once, whatever the node.
+    counts = np.zeros(size, int)
+    ids = order.at(np.arange(sample, sample + 4096))
+    np.add.at(counts, ids[ids >= 200_000] - 200_000, 1)
+    assert counts.sum() == (order.turns_before(sample + 4096) - order.turns_before(sample))[1].sum()
+    assert drawn > 50_000
+
+
+def test_a_stream_that_some_nodes_never_have_again_goes_on() -> None:
+    """One draw an epoch falls to the same node each time: no pass is ever where the mixture would have it."""
+    data = {'a': [100], 'b': [3]}
+    before, after = mix_of(data, a=1, b=40), mix_of(data, a=1, b=1 / 3)
+    config = OrderConfig(shuffle=True, num_canonical_nodes=4)
+    irregular = 0
+    for at in range(20, 200, 30):
+        run = Counter(data, config)
+        run.draw(before, 0, 0, at)
+        changed, epoch, sample = run.change(before, after, 0, at)
+        for later in range(epoch, epoch + 30):
+            run.draw(changed, later, sample if later == epoch else 0, changed.epoch_size)
+            # Nodes that are ahead of a pass have had its samples, others of the one before have not.
+            assert run.counts['b'].max() - run.counts['b'].min() <= 40
+        last = make_order(changed, config.resolve_defaults(changed), 40)
+        assert run.counts['b'].sum() <= last.turns_before(0).sum(1)[1]
+        irregular += last._streams[1].passes.first_regular > 10**9
+    assert irregular

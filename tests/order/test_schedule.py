@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -93,9 +94,12 @@ def test_stratified_steps_begin_with_batches_so_that_each_batch_has_one_mixture(
         ([{'at': 5, 'proportions': {'a': 1}}], r'at 0 that is no ramp, got points at \[5\]'),
         ([{'at': 0, 'proportions': {'a': 1}, 'change': 'linear'}], 'no ramp'),
         ([{'at': 0, 'proportions': {'a': 1}}, {'at': 0, 'proportions': {'a': 1}}], r'must rise, got \[0, 0\]'),
-        ([{'at': 0, 'proportions': {'a': 0}}], r"one above 0, got {'a': 0}"),
+        ([{'at': 0, 'proportions': {'a': 0}}], r"with a finite sum, got {'a': 0}"),
         ([{'at': 0, 'proportions': {'a': math.nan}}], 'finite'),
-        ([{'at': -1, 'proportions': {'a': 1}}], 'at least 0, got -1'),
+        ([{'at': -1, 'proportions': {'a': 1}}], 'at least 0 and at most .*, got -1'),
+        ([{'at': 10**19, 'proportions': {'a': 1}}], 'at most 1,000,000,000,000,000,000, got 10000000000000000000'),
+        ([{'at': 0, 'proportions': {'a': 1e308, 'b': 1e308}}], 'with a finite sum'),
+        ([{'at': 0, 'proportions': None}], "got .*'proportions': None.*has no attribute 'values'"),
         ([{'at': 0, 'proportions': {'a': 1}, 'change': 'cubic'}], "got 'cubic'"),
         ([{'at': 0, 'weights': {'a': 1}}], 'has `at`, `proportions` and `change`'),
         ([{'at': 0, 'proportions': {'z': 1}}], r"got \['z'\]; there are \['a', 'b', 'c'\]"),
@@ -141,3 +145,16 @@ def test_what_is_owed_is_carried_so_that_shares_stay_near(rows: list[list[int]])
         owed = [o - s * 5040 for o, s in zip(owed, shares, strict=True)]
         given_so_far, due = given_so_far + shares, due + length * np.array(weights) / sum(weights)
         assert np.abs(given_so_far - due).max() < 2
+
+
+def test_numbers_of_any_kind_go_through_json() -> None:
+    steps = Schedule.of([{'at': 0, 'proportions': {'a': np.int64(1), 'b': np.float32(0.5)}}])
+    assert Schedule.of(json.loads(json.dumps(steps.to_json()))) == steps
+
+
+def test_a_schedule_may_end_as_late_as_can_be() -> None:
+    points = [{'at': 0, 'proportions': {'a': 1}}, {'at': 10**18, 'proportions': {'b': 1}}]
+    mix = scheduled(Schedule.of(points))
+    for epoch, share in ((10**6, 1), (10**18 // 12_346 + 5, 0)):
+        order = make_order(mix, OrderConfig(shuffle=True, num_canonical_nodes=4), epoch)
+        assert (whole(order) < 3_000).mean() == share

@@ -93,7 +93,8 @@ class StreamingPosition(Callback):
         _followed.add(loader)
         if self._subset is None and dataset.skip:
             # Composer tells a subset from a whole epoch no more; epochs differ, and it asked for the length of one.
-            whole = {_plan(loader, dataset, epoch, 0).total_batches for epoch in (0, int(state.timestamp.epoch))}
+            known = {max(epoch, dataset.mixture.origin.epoch) for epoch in (0, int(state.timestamp.epoch))}
+            whole = {_plan(loader, dataset, epoch, 0).total_batches for epoch in known}
             length = int(state.dataloader_len or 0)
             self._subset = -1 if length in whole else length
         self._is_checked = False
@@ -101,10 +102,11 @@ class StreamingPosition(Callback):
         # load: Composer's `spin_dataloaders` decides whether to skip in it.
         if dataset.progress.fresh:
             return
+        while int(state.timestamp.epoch) < dataset.mixture.origin.epoch:
+            # Another mixture took over, whose epochs are shorter or longer, and with it the next epoch began.
+            state.timestamp = state.timestamp.to_next_epoch()
         time = state.timestamp
         epoch, sample = int(time.epoch), dataset.position_of(int(time.sample_in_epoch))
-        if epoch < dataset.mixture.origin.epoch:  # another mixture took over, whose epochs are shorter or longer
-            epoch, sample = dataset.mixture.origin.epoch, 0
         dataset.progress.load(epoch, sample)
         state.dataset_resumption['train'] = True
         self._set_length(state, dataset)

@@ -344,6 +344,7 @@ class StreamingDataLoader(DataLoader[Any]):
         # prefetched but not handed out is no part of the position.
         dataset = self.dataset
         key = (dataset.topology, dataset.order_config, dataset.initial_nodes, self.batch_size, self.remainder)
+        key = (*key, dataset.mixture.origin)  # a state may bring another one, which persistent workers do not know
         if self._feed is None or self._feed_key != key:
             self._feed = DataLoader(
                 reader,

@@ -7,6 +7,7 @@ counted through all epochs. Turns follow from the mixture and the number of cano
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,6 +20,8 @@ from headrace.order.schedule import Step, allocate, apportion
 from headrace.order.stratified import grid_quotas
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from headrace.order.config import OrderConfig
     from headrace.order.mixture import IntArray, Mixture
 
@@ -80,11 +83,30 @@ def _turns_of(draws: int, turns: IntArray) -> IntArray:
     return dealt
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Epochs:
+    """Epochs in a row with the same segments."""
+
+    first: int
+    """The first of them."""
+    segments: list[Segment]
+    quotas: IntArray
+    """int64[segments, streams, nodes]: turns in each segment."""
+    draws: IntArray
+    """int64[segments + 1, streams]: draws before each segment of an epoch, and in all of it."""
+    turns: IntArray
+    """int64[segments + 1, streams, nodes]: turns, likewise."""
+    draws_before: IntArray
+    """int64[streams]: draws before the first epoch."""
+    turns_before: IntArray
+    """int64[streams, nodes]: turns, likewise."""
+
+
 class Course:
     """The segments of a mixture's run, and each stream's draws and turns before any of them.
 
-    Draws and turns are counted from where the mixture took over, `Mixture.origin`. From some epoch on, all epochs have
-    the same segments, so that nothing grows with the number of epochs.
+    Draws and turns are counted from where the mixture took over, `Mixture.origin`. All epochs that lie in one step of
+    the schedule, or after it, have the same segments, so that nothing grows with the number of epochs.
     """
 
     def __init__(self, mixture: Mixture, config: OrderConfig) -> None:
@@ -93,21 +115,32 @@ class Course:
         self.num_nodes = config.num_canonical_nodes or 1
         self._batch_size = config.global_batch_size if config.batching == 'stratified' else None
         self._size = mixture.epoch_size
-        self._first_epoch = mixture.origin.epoch
-        single = self._scheduled() if mixture.schedule is not None else self._rest()
-        self._num_single = len(single)  # epochs with segments of their own; the others are all alike
-        alike = self._cut(0, [(0, self._size, mixture.choose)] if mixture.schedule else self._stages())
-        self._epochs = [*single, alike]
-        segments = [segment for epoch in self._epochs for segment in epoch]
-        self._first_alike = len(segments) - len(alike)
-        self._begins = np.cumsum([0, *map(len, self._epochs)])
+        self._epochs: list[_Epochs] = []
+        for first, segments in self._scheduled() if mixture.schedule is not None else self._unscheduled():
+            self._append(first, segments)
+        self._firsts = [epochs.first for epochs in self._epochs]
+        self._draws_before = np.array([epochs.draws_before for epochs in self._epochs])
+
+    def _append(self, first: int, segments: list[Segment]) -> None:
+        """Add epochs that have these segments, from the first one on."""
         counts = np.array([segment.counts for segment in segments])
-        self.quotas = np.array([self._quotas(segment) for segment in segments])
-        """int64[segments, streams, nodes]: turns, of the epochs with their own segments and of one of the others."""
-        self._draws = np.cumsum(counts, 0) - counts
-        self._turns = np.cumsum(self.quotas, 0) - self.quotas
-        self._period = counts[self._first_alike :].sum(0)
-        self._period_turns = self.quotas[self._first_alike :].sum(0)
+        node_quotas = np.array([self._quotas(segment) for segment in segments])
+        draws_before, turns_before = np.zeros_like(counts[0]), np.zeros_like(node_quotas[0])
+        if self._epochs:
+            last = self._epochs[-1]
+            draws_before = last.draws_before + (first - last.first) * last.draws[-1]
+            turns_before = last.turns_before + (first - last.first) * last.turns[-1]
+        self._epochs.append(
+            _Epochs(
+                first=first,
+                segments=segments,
+                quotas=node_quotas,
+                draws=np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, 0)]),
+                turns=np.concatenate([np.zeros_like(node_quotas[:1]), np.cumsum(node_quotas, 0)]),
+                draws_before=draws_before,
+                turns_before=turns_before,
+            )
+        )
 
     def _quotas(self, segment: Segment) -> IntArray:
         if segment.is_stratified:
@@ -117,83 +150,96 @@ class Course:
 
     # -- the segments ----------------------------------------------------------------------------------------------
 
-    def _stages(self) -> list[tuple[int, int, tuple[int, ...]]]:
-        """Begin, end and draws of the stages of an epoch."""
-        ends = np.cumsum([0, *(sum(stage) for stage in self._mixture.stages)]).tolist()
-        return [(*span, stage) for span, stage in zip(pairwise(ends), self._mixture.stages, strict=True)]
+    def _unscheduled(self) -> Iterator[tuple[int, list[Segment]]]:
+        """Yield what is left of the epoch in which the mixture took over, and the others; as `_append` takes them."""
+        origin, stages = self._mixture.origin, self._mixture.stages
+        ends = np.cumsum([0, *map(sum, stages)]).tolist()
+        epoch = [(*span, stage) for span, stage in zip(pairwise(ends), stages, strict=True)]
+        if origin.sample:
+            left = [
+                (max(begin, origin.sample), end, apportion(end - max(begin, origin.sample), counts))
+                for begin, end, counts in epoch
+                if end > origin.sample
+            ]
+            yield origin.epoch, self._cut(origin.sample, left)
+        yield origin.epoch + (origin.sample > 0), self._cut(0, epoch)
 
-    def _rest(self) -> list[list[Segment]]:
-        """What is left of the epoch in which the mixture took over."""
-        sample = self._mixture.origin.sample
-        if not sample:
-            return []
-        left = [
-            (max(begin, sample), end, tuple(apportion(end - max(begin, sample), counts)))
-            for begin, end, counts in self._stages()
-            if end > sample
-        ]
-        return [self._cut(sample, left)]
-
-    def _scheduled(self) -> list[list[Segment]]:
-        """The epochs up to the schedule's end."""
+    def _scheduled(self) -> Iterator[tuple[int, list[Segment]]]:
+        """Yield the epochs of the schedule and those after it, as `_append` takes them."""
         schedule, origin, size = self._mixture.schedule, self._mixture.origin, self._size
         assert schedule is not None
         steps = schedule.steps([stream.name for stream in self._mixture.streams])
-        unit = sum(steps[0].weights)
         owed = [0] * len(self._mixture.streams)  # what the streams should have been given more, in units
-        epochs: list[list[Segment]] = []
-        epoch = origin.epoch
-        while epoch * size < schedule.end or (epoch == origin.epoch and origin.sample):
-            start = epoch * size + (origin.sample if epoch == origin.epoch else 0)
-            stages: list[tuple[int, int, tuple[int, ...]]] = []
-            for begin, end, step in self._stretches(steps, start, (epoch + 1) * size):
+        epoch, sample = origin.epoch, origin.sample
+        while True:
+            begin = origin.begin_of(epoch, size)
+            stretches = self._stretches(steps, begin + sample, begin + size)
+            step = stretches[-1][2] if stretches else steps[0]
+            number = bisect.bisect_left(steps, step.begin, key=lambda step: step.begin)
+            is_last = number + 1 == len(steps)
+            alike = 1 if is_last else (steps[number + 1].begin - begin) // size
+            if not sample and len(stretches) == 1 and alike > 0:
+                yield epoch, self._cut(0, [(0, size, apportion(size, step.weights))])
+                if is_last:
+                    return
+                epoch += alike
+                continue
+            stages: list[tuple[int, int, Sequence[int]]] = []
+            for first, end, step in stretches:
                 unit = sum(step.weights)
-                owed = [o + (end - begin) * w * _UNIT // unit for o, w in zip(owed, step.weights, strict=True)]
-                given = allocate(end - begin, owed, _UNIT)
+                owed = [o + (end - first) * w * _UNIT // unit for o, w in zip(owed, step.weights, strict=True)]
+                given = allocate(end - first, owed, _UNIT)
                 owed = [o - g * _UNIT for o, g in zip(owed, given, strict=True)]
-                stages.append((begin - epoch * size, end - epoch * size, tuple(given)))
-            epochs.append(self._cut(start - epoch * size, stages))
-            epoch += 1
-        return epochs
+                stages.append((first - begin, end - begin, given))
+            yield epoch, self._cut(sample, stages)
+            epoch, sample = epoch + 1, 0
 
     def _stretches(self, steps: list[Step], start: int, stop: int) -> list[tuple[int, int, Step]]:
         """The steps between two positions of the run in one epoch, stratified ones moved to where batches begin."""
-        grain, zero = self._batch_size or 1, stop - self._size
-        begins = [zero + (step.begin - zero + grain // 2) // grain * grain for step in steps]
+        grain = self._batch_size or 1
+        first = bisect.bisect_right(steps, start - grain, key=lambda step: step.begin) - 1
+        last = bisect.bisect_left(steps, stop, key=lambda step: step.begin)
+        near = steps[max(first, 0) : max(last, 1)]
+        begins = [start + (step.begin - start + grain // 2) // grain * grain for step in near]
         begins = [min(max(begin, start), stop) for begin in begins]
-        spans = zip(begins, [*begins[1:], stop], steps, strict=True)
+        spans = zip(begins, [*begins[1:], stop], near, strict=True)
         return [(begin, end, step) for begin, end, step in spans if end > begin]
 
-    def _cut(self, start: int, stages: list[tuple[int, int, tuple[int, ...]]]) -> list[Segment]:
-        """Make segments of stages, of which the stratified have whole batches only."""
+    def _cut(self, start: int, stages: Sequence[tuple[int, int, Sequence[int]]]) -> list[Segment]:
+        """Make segments of stages, the first of which begins at start; the stratified have whole batches only."""
         segments: list[Segment] = []
         for begin, end, counts in stages:
-            size = self._batch_size
-            whole = 0 if size is None or begin % size else (end - begin) // size * size
-            main = apportion(whole, counts) if whole < end - begin else list(counts)
-            if whole:
-                segments.append(Segment(begin, np.array(main, np.int64), is_stratified=True))
-            if whole < end - begin:
-                rest = [n - m for n, m in zip(counts, main, strict=True)] if whole else list(counts)
-                segments.append(Segment(begin + whole, np.array(rest, np.int64)))
+            # Up to where a batch begins, whole batches, and the begin of one.
+            grain, left = self._batch_size or end - begin, list(counts)
+            head = min((start - begin) % grain, end - begin) if self._batch_size else 0
+            first, last = begin + head, end - (end - begin - head) % grain
+            for a, b, is_whole in ((begin, first, False), (first, last, True), (last, end, False)):
+                if a < b:
+                    part = apportion(b - a, left)
+                    left = [n - m for n, m in zip(left, part, strict=True)]
+                    is_stratified = is_whole and self._batch_size is not None
+                    segments.append(Segment(a, np.array(part, np.int64), is_stratified=is_stratified))
         return segments or [Segment(start, np.zeros(len(self._mixture.streams), np.int64))]
+
+    def _of(self, epoch: int) -> _Epochs:
+        return self._epochs[bisect.bisect_right(self._firsts, epoch) - 1]
 
     def segments(self, epoch: int) -> list[Segment]:
         """Return the segments of an epoch, in order; what was before the mixture took over is not among them."""
-        return self._epochs[min(epoch - self._first_epoch, self._num_single)]
+        return self._of(epoch).segments
 
-    def numbers(self, epoch: int) -> range:
-        """Return the rows of `quotas` that belong to an epoch's segments."""
-        i = min(epoch - self._first_epoch, self._num_single)
-        return range(int(self._begins[i]), int(self._begins[i + 1]))
+    def quotas(self, epoch: int) -> IntArray:
+        """Return int64[segments, streams, nodes], the turns in an epoch's segments."""
+        return self._of(epoch).quotas
 
     # -- draws and turns -------------------------------------------------------------------------------------------
 
     def before(self, epoch: int, segment: int) -> tuple[IntArray, IntArray]:
         """Return draws int64[streams] and turns int64[streams, nodes] before a segment, counted from 0 in its epoch."""
-        number = self.numbers(epoch)[segment]
-        past = max(epoch - self._first_epoch - self._num_single, 0)
-        return self._draws[number] + past * self._period, self._turns[number] + past * self._period_turns
+        epochs = self._of(epoch)
+        past = epoch - epochs.first
+        draws = epochs.draws_before + past * epochs.draws[-1] + epochs.draws[segment]
+        return draws, epochs.turns_before + past * epochs.turns[-1] + epochs.turns[segment]
 
     def turns_after(self, stream: int, draws: int) -> IntArray:
         """Return int64[nodes], the turns that a stream's first draws are.
@@ -201,27 +247,30 @@ class Course:
         Past its last draw it is dealt to all nodes alike, so that a pass has an end also where a stream leaves the
         mixture in the middle of it.
         """
-        first, last = self._first_alike, len(self._draws)
-        period, start = int(self._period[stream]), int(self._draws[first, stream])
-        if draws < start or not period:
-            past, rest, rows = 0, draws, range(first)
-            if not period and draws >= start:
-                return self._turns[first, stream] + _turns_of(draws - start, self._endless)
-        else:
-            past, rest = divmod(draws - start, period)
-            rest, rows = rest + start, range(first, last)
-        column = self._draws[rows.start : rows.stop, stream]
-        number = rows.start + int(column.searchsorted(rest, 'right')) - 1
-        dealt = _turns_of(rest - int(self._draws[number, stream]), self.quotas[number, stream])
-        return self._turns[number, stream] + past * self._period_turns[stream] + dealt
+        number = int(self._draws_before[:, stream].searchsorted(draws, 'right')) - 1
+        epochs = self._epochs[number]
+        turns, rest = epochs.turns_before[stream], draws - int(epochs.draws_before[stream])
+        period = int(epochs.draws[-1, stream])
+        if not period:  # only the last epochs: before them, others would be nearer
+            return turns + _turns_of(rest, self._endless)
+        past, rest = divmod(rest, period)
+        segment = int(epochs.draws[:-1, stream].searchsorted(rest, 'right')) - 1
+        dealt = _turns_of(rest - int(epochs.draws[segment, stream]), epochs.quotas[segment, stream])
+        return turns + past * epochs.turns[-1, stream] + epochs.turns[segment, stream] + dealt
 
-    def settled_after(self, stream: int) -> int:
-        """Return the draws of a stream after which all of its segments, those of later epochs too, have come once."""
-        return int(self._draws[self._first_alike, stream] + self._period[stream])
+    def period(self, stream: int) -> tuple[IntArray, int]:
+        """Return what all epochs from some one on have of a stream, and when that is so.
+
+        Returns:
+            int64[nodes], turns in each of them, or ones where it is drawn no more; the draws after the first of them.
+        """
+        last = self._epochs[-1]
+        turns = last.turns[-1, stream]
+        return turns if turns.any() else np.ones_like(turns), int((last.draws_before + last.draws[-1])[stream])
 
     @cached_property
     def _endless(self) -> IntArray:
-        return np.full(self.num_nodes, 1 << 50)
+        return np.full(self.num_nodes, 1 << 56)
 
 
 _UNIT = 1 << 80  # of what is owed: finer than any sum of weights

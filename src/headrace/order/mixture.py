@@ -25,6 +25,8 @@ __all__ = ['Exhaustion', 'IntArray', 'Mixture', 'StreamSize']
 
 IntArray: TypeAlias = NDArray[np.int64]
 
+_MOST = 10**12  # samples of an epoch: products of two numbers of its parts fit 64 bits
+
 Exhaustion: TypeAlias = Literal['repeat', 'stop', 'drop_stream']
 """What happens when an epoch has had every sample of a stream. ``repeat``: it goes on with its next pass. ``stop``: the
 epoch ends. ``drop_stream``: the others go on without it, in their proportions."""
@@ -171,12 +173,16 @@ class Mixture:
             total = epoch_size or sum(s.size for s in streams)
             if not sum(shares):
                 raise StreamError('at least one proportion must be above 0, got 0 for every stream.')
+            if not math.isfinite(sum(map(float, shares))):
+                raise StreamError(f'proportions must have a finite sum, got {shares}.')
+            _check_size(total)
             proportions = np.array(shares) / np.sum(shares)
             choose = (total * proportions).astype(np.int64)
             choose[_rounded_up(len(streams), total - int(choose.sum()), seed)] += 1
         else:
-            choose = np.array([_absolute(s) for s in streams], dtype=np.int64)
-            total = int(choose.sum())
+            absolute = [_absolute(s) for s in streams]
+            _check_size(total := sum(absolute))
+            choose = np.array(absolute, dtype=np.int64)
             if not total:
                 raise StreamError('an epoch must draw at least one sample, got repeat or choose of 0 everywhere.')
             proportions = choose / total
@@ -205,7 +211,7 @@ class Mixture:
             raise ConfigError(f"with a schedule when_exhausted must be 'repeat', got {when_exhausted!r}.")
         names = [s.name for s in streams]
         schedule.check_names(names)
-        total = epoch_size or sum(s.size for s in streams)
+        _check_size(total := epoch_size or sum(s.size for s in streams))
         weights = schedule.steps(names)[-1].weights
         return cls(
             streams=streams,
@@ -237,6 +243,11 @@ def _check_streams(streams: tuple[StreamSize, ...], epoch_size: int | None) -> N
             f'epoch_size needs proportions: with repeat or choose the streams add up to the epoch size '
             f'themselves, got epoch_size {epoch_size}. Leave epoch_size out, or use proportion.'
         )
+
+
+def _check_size(epoch_size: int) -> None:
+    if epoch_size > _MOST:
+        raise StreamError(f'an epoch has at most {_MOST:,} samples, got {epoch_size:,}. Use several epochs.')
 
 
 def _absolute(stream: StreamSize) -> int:

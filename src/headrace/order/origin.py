@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from headrace.errors import ResumeError
@@ -32,18 +33,26 @@ class StreamPosition:
             'fingerprint': self.fingerprint,
             'turns': list(self.turns),
             'pass': self.first_pass,
-            'begins': [list(row) for row in self.begins],
+            'begin': list(self.begins[0]),
+            'shares': [_share(begin, end) for begin, end in pairwise(self.begins)],
             'blocks': list(self.blocks),
         }
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> StreamPosition:
         """Read what `to_json` returned."""
+        begins = [tuple(value['begin'])]
+        for share in value['shares']:
+            turns = enumerate(share) if isinstance(share, list) else share.items()
+            row = list(begins[-1])
+            for node, turn in turns:
+                row[int(node)] += turn
+            begins.append(tuple(row))
         return cls(
             fingerprint=value['fingerprint'],
             turns=tuple(value['turns']),
             first_pass=value['pass'],
-            begins=tuple(tuple(row) for row in value['begins']),
+            begins=tuple(begins),
             blocks=tuple(value['blocks']),
         )
 
@@ -55,14 +64,21 @@ class Origin:
     epoch: int = 0
     sample: int = 0
     """Position in that epoch."""
+    begin: int = 0
+    """Samples of the run before that epoch. Epochs before it may have had another size."""
     positions: Mapping[str, StreamPosition] = field(default_factory=dict[str, StreamPosition])
     """By name, the streams that had been drawn from before, also those that are in the mixture no more."""
+
+    def begin_of(self, epoch: int, epoch_size: int) -> int:
+        """Return the samples of the run before an epoch, of those from this one on."""
+        return self.begin + (epoch - self.epoch) * epoch_size
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types, which `of` takes."""
         return {
             'epoch': self.epoch,
             'sample': self.sample,
+            'begin': self.begin,
             'positions': {name: position.to_json() for name, position in sorted(self.positions.items())},
         }
 
@@ -77,8 +93,15 @@ class Origin:
             return cls()
         try:
             positions = {name: StreamPosition.of(position) for name, position in value['positions'].items()}
-            return cls(epoch=value['epoch'], sample=value['sample'], positions=positions)
-        except (KeyError, TypeError, AttributeError) as error:
+            return cls(epoch=value['epoch'], sample=value['sample'], begin=value['begin'], positions=positions)
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise ResumeError(
                 f'the checkpoint says where its streams were in a way that cannot be read: {error!r}.'
             ) from None
+
+
+def _share(begin: Sequence[int], end: Sequence[int]) -> list[int] | dict[str, int]:
+    """The turns of a pass on each node, or by node, where only a few have any: there are many passes then."""
+    turns = [b - a for a, b in zip(begin, end, strict=True)]
+    few = {str(node): turn for node, turn in enumerate(turns) if turn}
+    return few if 3 * len(few) < len(turns) else turns

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.errors import ResumeError
 from headrace.order.origin import StreamPosition
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = ['Passes']
 
 _MEMORY = 64  # begins of passes that are kept
 _NEVER = 1 << 62
+_MOST = 1 << 23  # begins of passes of all nodes; 64 MiB
 
 
 def _ahead(difference: IntArray) -> int:
@@ -64,7 +66,8 @@ class Passes:
             self._inherited = [np.array(row, np.int64) for row in start.begins]
             self._blocks = dict(enumerate(start.blocks, start.first_pass))
             self._align()
-            self._first_computed = self._first_inherited + len(self._inherited)
+        self._first_computed = self._first_inherited + len(self._inherited)
+        self._begins = np.array(self._inherited, np.int64).reshape(-1, course.num_nodes)
 
     @property
     def draws(self) -> int:
@@ -72,24 +75,42 @@ class Passes:
         return int(self.turns.sum())
 
     def _align(self) -> None:
-        """Add passes to the inherited ones until one begins where the mixture has it begin."""
+        """Add passes to the inherited ones until one begins where the mixture has it begin, or as near as ever."""
         k = self._first_inherited + len(self._inherited) - 1
         difference = self._inherited[-1] - self._regular(k)
         ahead, since = _ahead(difference), k
+        period, settled = self._course.period(self._stream)
         while difference.any():
-            # A whole period without any gain, and all nodes that get something in it have got it: it is for ever.
-            if (k - since - 1) * self._size > self._course.settled_after(self._stream):
+            # A whole period without any gain: nodes that are ahead get nothing more. What is behind will be had.
+            if (k - since - 1) * self._size > settled and (difference[period == 0] >= 0).all():
                 self._difference, self.first_regular = difference, _NEVER
                 return
+            if len(self._inherited) * len(difference) > _MOST:
+                raise ResumeError(
+                    f'canonical nodes have had too different numbers of samples of a stream of {self._size} for '
+                    f'another mixture to take over in the middle of an epoch. Change it at the end of one.'
+                )
             k += 1
             regular = self._regular(k)
-            needed = np.maximum(regular - self._inherited[-1], 0).cumsum().tolist()
-            shares = np.diff([total * self._size // needed[-1] for total in needed], prepend=0)
-            self._inherited.append(self._inherited[-1] + shares)
+            needed = np.maximum(regular - self._inherited[-1], 0)
+            self._inherited.append(self._inherited[-1] + needed - self._left_for_later(needed, period))
             difference = self._inherited[-1] - regular
             if _ahead(difference) < ahead:
                 ahead, since = _ahead(difference), k
         self.first_regular = k
+
+    def _left_for_later(self, needed: IntArray, period: IntArray) -> IntArray:
+        """How much of what nodes need of a pass, int64[nodes], must wait for the next, since others have had too much.
+
+        Those wait that will have turns again in every period.
+        """
+        left = np.zeros_like(needed)
+        for may_wait in (period > 0, period == 0):
+            most = np.where(may_wait, needed, 0).cumsum().tolist()
+            wait = min(int(needed.sum()) - int(left.sum()) - self._size, most[-1])
+            if wait > 0:
+                left += np.diff([total * wait // most[-1] for total in most], prepend=0)
+        return left
 
     def _regular(self, k: int) -> IntArray:
         return self.turns + self._course.turns_after(self._stream, k * self._size - self.draws)
@@ -105,9 +126,19 @@ class Passes:
             found = self._known[k] = self._regular(k) + self._difference
         return found
 
-    def number(self, turn: int, node: int, near: int) -> int:
-        """Return the pass that a node's turn belongs to, looking for it from a pass ``near`` it."""
-        k = max(near, self._first_inherited)
+    def numbers(self, turns: IntArray, nodes: IntArray, near: IntArray) -> IntArray:
+        """Return the passes that turns on nodes belong to, looking for them near others; int64[n] each."""
+        numbers = near.copy()
+        for node in np.unique(nodes).tolist():
+            where = (nodes == node).nonzero()[0]
+            begins = self._begins[:, node]
+            rows = begins.searchsorted(turns[where], 'right')
+            numbers[where] = self._first_inherited + rows - 1
+            for i in where[rows == len(begins)].tolist():
+                numbers[i] = self._number(int(turns[i]), node, max(int(near[i]), self._first_computed - 1))
+        return numbers
+
+    def _number(self, turn: int, node: int, k: int) -> int:
         while self.begin(k)[node] > turn:
             k -= 1
         while self.begin(k + 1)[node] <= turn:

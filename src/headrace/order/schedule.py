@@ -15,6 +15,7 @@ __all__ = ['Change', 'Schedule', 'SchedulePoint', 'Step', 'allocate', 'apportion
 Change: TypeAlias = Literal['step', 'linear']
 
 _SCALE = 1 << 40  # a stream's weight is its share in this many parts, so that everything after is integers
+_MOST = 10**18  # samples of a run: 64 bits hold the draws before the last point
 _MAX_STEPS = 256
 _SAMPLES_PER_STEP = 64
 
@@ -35,15 +36,18 @@ class SchedulePoint:
     """How they are reached: at once (``step``), or along a line from the point before (``linear``)."""
 
     def __post_init__(self) -> None:
-        if type(self.at) is not int or self.at < 0:
-            raise ConfigError(f"a schedule's `at` must be a number of samples, an int of at least 0, got {self.at!r}.")
+        if type(self.at) is not int or not 0 <= self.at <= _MOST:
+            raise ConfigError(
+                f"a schedule's `at` must be a number of samples, an int of at least 0 and at most {_MOST:,}, "
+                f'got {self.at!r}.'
+            )
         if self.change not in get_args(Change):
             raise ConfigError(f'the change to a schedule point must be one of {get_args(Change)}, got {self.change!r}.')
         values = self.proportions.values()
-        if not all(math.isfinite(value) and value >= 0 for value in values) or not sum(values):
+        if not all(value >= 0 for value in values) or not 0 < sum(values) < math.inf:
             raise ConfigError(
-                f'proportions of a schedule point must be finite numbers of at least 0, and one above 0, '
-                f'got {dict(self.proportions)}.'
+                f'proportions of a schedule point must be finite numbers of at least 0, and one above 0, with a '
+                f'finite sum, got {dict(self.proportions)}.'
             )
 
 
@@ -79,7 +83,7 @@ class Schedule:
         """Make a schedule of points or of mappings with a point's keys."""
         try:
             return cls(tuple(p if isinstance(p, SchedulePoint) else SchedulePoint(**p) for p in points))
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise ConfigError(f'a schedule point has `at`, `proportions` and `change`, got {points}: {error}') from None
 
     @property
@@ -123,7 +127,11 @@ class Schedule:
     def to_json(self) -> list[dict[str, Any]]:
         """Return what `of` takes, of plain types."""
         return [
-            {'at': point.at, 'proportions': dict(sorted(point.proportions.items())), 'change': point.change}
+            {
+                'at': point.at,
+                'proportions': {name: float(share) for name, share in sorted(point.proportions.items())},
+                'change': point.change,
+            }
             for point in self.points
         ]
 

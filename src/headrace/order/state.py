@@ -187,6 +187,11 @@ class ResumeState:
         then = self.epoch_size
         if then is not None and not config.is_compatible and self.sample_in_epoch > then:
             raise ResumeError(f'sample_in_epoch must not exceed the epoch size {then}, got {self.sample_in_epoch}.')
+        if (self.epoch, self.sample_in_epoch) < (origin.epoch, origin.sample):
+            raise ResumeError(
+                f'the mixture of the checkpoint took over at sample {origin.sample} of epoch {origin.epoch}, got '
+                f'sample {self.sample_in_epoch} of epoch {self.epoch}. Resume from a checkpoint of that time.'
+            )
         if not differing:
             return replace(mixture, origin=origin), self
         assert then is not None
@@ -195,7 +200,7 @@ class ResumeState:
         state = self
         if self.sample_in_epoch > mixture.epoch_size or self.sample_in_epoch == then < mixture.epoch_size:
             state = replace(self, epoch=self.epoch + 1, sample_in_epoch=0)
-            origin = replace(origin, epoch=state.epoch, sample=0)
+            origin = replace(origin, epoch=state.epoch, sample=0, begin=origin.begin + self.sample_in_epoch)
         return replace(mixture, origin=origin), state
 
     def _differing(self, config: OrderConfig, mixture: Mixture) -> dict[str, str]:

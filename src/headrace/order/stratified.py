@@ -19,7 +19,7 @@ Concrete Mathematics, 1994, section 3.5, on such sums).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -46,15 +46,14 @@ def grid_quotas(counts: IntArray, batch_size: int, num_nodes: int) -> IntArray:
         num_nodes: C.
     """
     num_batches = int(counts.sum()) // batch_size
-    ends = np.cumsum(counts)
-    below = np.array([[_below(int(y), c, num_batches, num_nodes) for c in range(num_nodes)] for y in ends])
-    return np.diff(below, axis=0, prepend=0)
-
-
-def _below(y: int, node: int, num_batches: int, num_nodes: int) -> int:
-    """How many numbers below y are a node's."""
-    rows, rest = divmod(y, num_batches * num_nodes)
-    return rows * num_batches + sum(high - low for low, high in _residues(rest, node, num_batches, num_nodes))
+    total = num_batches * num_nodes
+    # As `_residues`, for all ends and nodes at once.
+    rows, rest = np.divmod(np.cumsum(counts)[:, None], total)
+    begins = total - num_batches * np.arange(num_nodes)
+    ends = begins + rest
+    marks = np.minimum(ends, total), np.maximum(ends - total, 0), begins
+    until, wrapped, before = (_first(mark, num_batches, num_nodes) for mark in marks)
+    return np.diff(rows * num_batches + until - before + wrapped, axis=0, prepend=0)
 
 
 def _residues(rest: int, node: int, num_batches: int, num_nodes: int) -> list[tuple[int, int]]:
@@ -67,10 +66,15 @@ def _residues(rest: int, node: int, num_batches: int, num_nodes: int) -> list[tu
     return [(low, high) for low, high in found if high > low]
 
 
-def _first(u: int, num_batches: int, num_nodes: int) -> int:
-    """The least π whose u is not below a number: u(π) = floor(π·(C·nb + g) / nb) rises."""
-    g = math.gcd(num_nodes, num_batches)
-    return min(max(-(-u * num_batches // (num_nodes * num_batches + g)), 0), num_batches)
+_Number = TypeVar('_Number', int, 'IntArray')
+
+
+def _first(u: _Number, num_batches: int, num_nodes: int) -> _Number:
+    """The least π whose u is not below a number in [0, nb·C], or below each of some; u(π) rises from 0."""
+    # With m = nb / g: u(π) = C·π + π div m, so that m of the π take C·m + 1 of the u. Nothing exceeds 64 bits.
+    m = num_batches // math.gcd(num_nodes, num_batches)
+    rounds, rest = u // (num_nodes * m + 1), u % (num_nodes * m + 1)
+    return rounds * m - -rest // num_nodes
 
 
 def _floor_sum(n: int, m: int, a: int, b: int) -> int:

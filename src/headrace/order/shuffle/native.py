@@ -88,7 +88,7 @@ class NativeOrder:
         self._is_regular = not self._first_regular.any()
         self._segments = [
             _Segment(course, epoch, i, config, turns, derive(key, _INTERLEAVE, epoch))
-            for i in range(len(course.numbers(epoch)))
+            for i in range(len(course.segments(epoch)))
         ]
         self._begins = np.array([segment.begin for segment in self._segments])
         self._is_shuffled = config.shuffle
@@ -148,8 +148,10 @@ class NativeOrder:
     def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, turns: IntArray) -> None:
         """Put in the passes of streams that are not yet, or never, where the mixture has them."""
         where = (passes < self._first_regular.take(streams)).nonzero()[0]
-        for i in where.tolist():
-            passes[i] = self._streams[streams[i]].passes.number(int(turns[i]), int(nodes[i]), int(passes[i]))
+        for s in np.unique(streams[where]).tolist():
+            of_stream = where[streams[where] == s]
+            near = passes[of_stream]
+            passes[of_stream] = self._streams[s].passes.numbers(turns[of_stream], nodes[of_stream], near)
 
     def _shares(self, places: IntArray, passes: IntArray) -> tuple[IntArray, IntArray]:
         """Return where the nodes' shares of passes are, and the turns before them; int64[n] each.
@@ -238,7 +240,8 @@ class NativeOrder:
         positions = dict(self.mixture.origin.positions)
         for stream, row in zip(self._streams, turns, strict=True):
             positions[stream.name] = stream.passes.position(row, stream.fingerprint)
-        return Origin(epoch=self.epoch, sample=position, positions=positions)
+        begin = self.mixture.origin.begin_of(self.epoch, len(self))
+        return Origin(epoch=self.epoch, sample=position, begin=begin, positions=positions)
 
     def turns_before(self, position: int) -> IntArray:
         """Return the turns before a position of this epoch, since the streams' first draws ever.
@@ -267,7 +270,7 @@ class _Segment:
         """Take the streams' turns int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
         self._segment = segment = course.segments(epoch)[number]
         self.begin = segment.begin
-        self.quotas = course.quotas[course.numbers(epoch)[number]]
+        self.quotas = course.quotas(epoch)[number]
         """int64[streams, nodes], turns in the segment."""
         self._num_nodes = course.num_nodes
         self._config, self._key = config, derive(key, segment.begin)
