@@ -186,7 +186,7 @@ def ranks_of(*, world_size: int, rank: int = 0, replicas: int | None = None, rep
         global_rank=rank,
         num_nodes=1,
         distributed_sampler_kwargs=sampler,
-        strategy=object(),
+        strategy=SimpleNamespace(checkpoint_io=None),
         callbacks=[],
     )
 

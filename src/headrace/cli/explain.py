@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print it."""
     from headrace.mixing import build_loader, load_config
-    from headrace.order import Topology
+    from headrace.order import Topology, find_state
 
     rank = arguments.rank or 0
     topology = Topology(
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = _chosen(load_config(arguments.config, overrides=arguments.overrides), arguments.loader)
     loader = build_loader(config, topology=topology)
     if arguments.state is not None:
-        loader.load_state_dict(json.loads(arguments.state.read_text()))
+        loader.load_state_dict(dict(find_state(json.loads(arguments.state.read_text()))))
     plan, number = _find_batch(loader, arguments.batch, arguments.epoch)
     if arguments.sample is not None:
         return _print_next_use(loader, plan, number, arguments)

@@ -5,6 +5,7 @@
 2. Its loaders (`loaders`) say when a pass over the data begins; `position` counts from there what Lightning trained.
 3. `callbacks.PositionCallback` puts the position into every checkpoint. At a resume it makes Lightning's loop counters
    agree with it (`counters`), and may restore the random generators (`rng`).
+4. `position_file` writes it beside each checkpoint, for people.
 
 Fabric has no loops and no hooks: `fabric.setup` gives it loaders that know their position.
 """

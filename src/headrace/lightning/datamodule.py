@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.loaders import PassLoader
 from headrace.lightning.position import TrainPosition
+from headrace.lightning.position_file import write_position_files
 from headrace.lightning.sources import (
     SECTIONS,
     Configuration,
@@ -44,7 +45,7 @@ class StreamingDataModule(LightningDataModule):
     Args:
         config: a YAML file, its content as a mapping, or what `headrace.mixing.load_config` returned. It says all
             about the loaders: of the arguments below, only `overrides`, `collate_fn`, `worker_init_fn`,
-            `dataset_class`, `save_rng` and, if it gives no other value, `batch_size` go with it.
+            `dataset_class`, `save_rng`, `position_files` and, if it gives no other value, `batch_size` go with it.
         overrides: what goes over the configuration, such as `['train.loader.num_workers=8']`.
         train: the training dataset: a `StreamingDataset`, its keyword arguments, a function that makes it, or a
             `headrace.mixing.LoaderConfig`.
@@ -63,6 +64,7 @@ class StreamingDataModule(LightningDataModule):
         worker_init_fn: of all loaders, as PyTorch's.
         dataset_class: what to make in place of `StreamingDataset`; it takes the same keywords.
         save_rng: save the random generators of rank 0 in checkpoints, and restore them on every rank.
+        position_files: write the position as JSON beside each checkpoint, for people: `epoch=1-step=120.headrace.json`.
 
     Raises:
         ConfigError: the configuration or the arguments break a rule, or contradict each other.
@@ -93,6 +95,7 @@ class StreamingDataModule(LightningDataModule):
         worker_init_fn: Callable[[int], None] | None = None,
         dataset_class: type[StreamingDataset] | Callable[..., StreamingDataset] | None = None,
         save_rng: bool = False,
+        position_files: bool = True,
     ) -> None:
         self._trainer: Trainer | None = None
         super().__init__()
@@ -132,6 +135,7 @@ class StreamingDataModule(LightningDataModule):
                 setattr(self, name, None)
         self._taken_batch_size: int | None = None
         self._callback = PositionCallback(self, save_rng=save_rng)
+        self._position_files = position_files
         self.position: TrainPosition | None = None
         """The position of the training; None before `setup('fit')`."""
 
@@ -166,6 +170,8 @@ class StreamingDataModule(LightningDataModule):
         if self._callback not in callbacks:
             # First of all, so that it has seen a batch or an exception before ModelCheckpoint saves.
             callbacks[:] = [self._callback, *(other for other in callbacks if not isinstance(other, PositionCallback))]
+        if self._position_files and stage == 'fit':
+            write_position_files(trainer, self._callback.state_key)
         for section in _STAGES[stage]:
             for source in self._sources[section]:
                 is_new = source.dataset is None or source.topology != topology

@@ -27,7 +27,7 @@ from headrace.order.plan import BatchPlan, Plan, Remainder
 from headrace.order.run import MixtureChange, Run
 from headrace.order.schedule import Schedule, SchedulePoint
 from headrace.order.skip import Skip, SkipRange, parse_skip
-from headrace.order.state import ResumeState, resolved_from_state
+from headrace.order.state import ResumeState, find_state, resolved_from_state
 from headrace.order.topology import Topology
 
 __all__ = [
@@ -59,6 +59,7 @@ __all__ = [
     'each_kept_row',
     'explain_batch',
     'fill_permutation',
+    'find_state',
     'make_order',
     'make_plan',
     'next_use',

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from headrace.order.config import OrderConfig
 
-__all__ = ['STATE_VERSION', 'ResumeState', 'pinned_config', 'resolved_from_state']
+__all__ = ['STATE_VERSION', 'ResumeState', 'find_state', 'pinned_config', 'resolved_from_state']
 
 STATE_VERSION = 1
 
@@ -241,6 +241,13 @@ class ResumeState:
             stages=tuple(map(tuple, pinned.get('stages', [choose]))),
             schedule=Schedule.of(pinned['schedule']) if 'schedule' in pinned else None,
         )
+
+
+def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The dataset's state in what holds it: itself, a trainer's around it, or the file beside a checkpoint."""
+    for key in ('state', 'position'):
+        document = document.get(key, document)
+    return document
 
 
 def pinned_config(config: OrderConfig, mixture: Mixture) -> str:
