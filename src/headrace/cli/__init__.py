@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -51,14 +52,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         command.add_arguments(subparser)
-    parsed = parser.parse_args(arguments)
+    parsed, rest = parser.parse_known_args(arguments)
+    # argparse takes all KEY=VALUE from one place only; here they may stand before and after the options.
+    if rest and (not hasattr(parsed, 'overrides') or any(text.startswith('-') for text in rest)):
+        parser.error(f'unrecognized arguments: {" ".join(rest)}')
+    if rest:
+        parsed.overrides += rest
     if threading.current_thread() is threading.main_thread():
         # Ended as by Ctrl-C, so that what a command started ends with it.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return COMMANDS[parsed.command].run(parsed)
+        status = COMMANDS[parsed.command].run(parsed)
+        sys.stdout.flush()
     except HeadraceError as error:
         print(f'headrace: {error}', file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        # Who read the output has seen enough (`| head`). What is left of it goes nowhere, also at the end of Python.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         return 130
+    return status

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -467,8 +468,24 @@ class StreamingDataset(IterableDataset[Any]):
         return at % total
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
-        """Which samples of which shards make up batch k of a plan, on all ranks; reads no data."""
-        return plan.explain(k, self._sample_map)
+        """Which samples of which shards make up batch k of a plan, on all ranks; reads no data.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
+        explained = plan.explain(k, self._sample_map)
+        shards, numbers = np.unique(
+            self.mixture.shard_offsets[explained.streams] + explained.shards, return_inverse=True
+        )
+        names = np.array([self.place(shard)[2] for shard in shards.tolist()])
+        return replace(explained, files=names[numbers])
+
+    def place(self, shard: int) -> tuple[str, int, str]:
+        """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
+        number = int(self.mixture.shard_offsets.searchsorted(shard, 'right')) - 1
+        stream = self.streams[number]
+        local = shard - int(self.mixture.shard_offsets[number])
+        return stream.name or '', local, stream.shards[local].files[0].raw.basename
 
     def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""

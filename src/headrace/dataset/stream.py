@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.index_file import INDEX, IndexFile
-from headrace.errors import ObjectNotFoundError, StreamError
+from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
 from headrace.order import Kept, StreamSize
 from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
@@ -309,7 +309,7 @@ def _claim_folder(stream: Stream) -> None:
 
 def _missing_index(stream: Stream, index: Path) -> Exception:
     if stream.remote is None:
-        return RuntimeError(
+        return EmptyDatasetError(
             f'No `remote` provided, but local file {index} does not exist either. Check `local` and `split`.'
         )
     return ObjectNotFoundError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, get_args
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ['CompatibleOrder', 'CompatiblePlan', 'LoadPermutation']
 
 _SAMPLINGS = ('balanced', 'fixed')
+_SCANNED = 1 << 16  # positions looked through at once
 
 
 class LoadPermutation(Protocol):
@@ -89,15 +91,20 @@ class CompatibleOrder:
             raise IndexError(f'positions must be in [0, {len(self)}), got {positions.min()} to {positions.max()}.')
         return self.ids[positions]
 
-    def find(self, sample_id: int) -> Iterator[int]:
-        """Yield the positions of a global sample id, in rising order.
+    def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
+        """Yield the positions of a global sample id from ``start`` on, in rising order.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: there is no such sample, or no such position.
         """
         if not 0 <= sample_id < self.mixture.num_samples:
             raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
-        yield from (self.ids == sample_id).nonzero()[0].tolist()
+        if not 0 <= start <= len(self):
+            raise IndexError(f'positions must be in [0, {len(self)}], got {start}.')
+        stream = int(self.mixture.sample_offsets.searchsorted(sample_id, 'right')) - 1
+        if not self.mixture.choose[stream]:
+            return iter(())  # without the permutation, which takes its time
+        return iter((start + (self.ids[start:] == sample_id).nonzero()[0]).tolist())
 
     def batches(self, devices: Devices, start: int) -> Batching:
         """The global batches that are left from a position on.
@@ -156,25 +163,47 @@ class CompatiblePlan:
             batch_size=global_batch_size // topology.replicas,
             initial_nodes=initial_nodes,
         )
-        place = topology.node * topology.replicas_per_node + topology.local_replica
-        self._columns = slice(place * self._devices.batch_size, (place + 1) * self._devices.batch_size)
         # Repeats may lead further than MosaicML Streaming can resume; the end of the epoch is a place like another.
         self._is_empty = start > 0 and start == self._from(0).stop
         self._batching = order.batches(self._devices, 0 if self._is_empty else start)
 
     def _from(self, start: int) -> CompatiblePlan:
-        return self if start == self.start else self._made_for(self.topology, start)
-
-    def _made_for(self, topology: Topology, start: int) -> CompatiblePlan:
-        return CompatiblePlan(self.order, topology, self.global_batch_size, start, self.remainder, self.initial_nodes)
+        if start == self.start:
+            return self
+        return CompatiblePlan(
+            self.order, self.topology, self.global_batch_size, start, self.remainder, self.initial_nodes
+        )
 
     def of_rank(self, rank: int) -> CompatiblePlan:
         """The same batches, as another rank sees them."""
-        return self._made_for(replace(self.topology, rank=rank), self.start)
+        plan = copy.copy(self)  # what it knows of the batches is the same for all ranks
+        plan.topology = replace(self.topology, rank=rank)
+        plan.__dict__.pop('_own_rows', None)
+        return plan
+
+    @property
+    def _columns(self) -> slice:
+        place = self.topology.node * self.topology.replicas_per_node + self.topology.local_replica
+        return slice(place * self._devices.batch_size, (place + 1) * self._devices.batch_size)
 
     def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
         """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
         return explain_batch(self, k, sample_map)
+
+    def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
+        """The first batch from ``first`` on that holds a sample on any rank, and its position there; see `Plan.find`.
+
+        Positions do not say when they are used, so that all batches are looked through.
+        """
+        positions = np.array(list(self.order.find(sample_id)), np.int64)
+        chunk = max(1, _SCANNED // self._devices.row_length)
+        for begin in range(first, self._num_rows if len(positions) else 0, chunk):
+            rows = self._batching.rows(np.arange(begin, min(begin + chunk, self._num_rows)))
+            where = np.isin(rows, positions)
+            if where.any():
+                row = int(where.any(1).argmax())
+                return begin + row, int(rows[row, where[row].argmax()])
+        return None
 
     @cached_property
     def _num_rows(self) -> int:

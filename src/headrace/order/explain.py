@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +16,14 @@ if TYPE_CHECKING:
 
     from headrace.order.mixture import IntArray
     from headrace.order.plan import BatchPlan
+    from headrace.order.topology import Topology
 
 __all__ = ['BatchExplanation', 'SampleUse', 'explain_batch', 'next_use']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BatchExplanation:
-    """The rows of one global batch, replica after replica; arrays are int64[rows]."""
+    """The rows of one global batch, replica after replica; arrays have an entry for each row."""
 
     epoch: int
     number: int
@@ -31,6 +31,8 @@ class BatchExplanation:
     end: int
     """The position of the epoch's sequence after it, which a checkpoint would say."""
     stream_names: tuple[str, ...]
+    topology: Topology
+    """The ranks that it is dealt to; which of them this is makes no difference."""
     ranks: IntArray
     """The rank that gets a row; with replication, the first of those that do."""
     rows: IntArray
@@ -44,9 +46,11 @@ class BatchExplanation:
     shards: IntArray
     """Number of the shard within the stream."""
     shard_rows: IntArray
-    """The sample's place in that shard."""
+    """The sample's place in that shard, as it is stored."""
     is_padding: NDArray[np.bool_]
     """bool[rows]: whether the row only fills up, so that ranks have equally many."""
+    files: NDArray[np.str_] | None = None
+    """The shard's file, where that is known."""
 
     def stream_counts(self) -> dict[str, int]:
         """Rows of each stream, padding left out."""
@@ -54,47 +58,60 @@ class BatchExplanation:
         return dict(zip(self.stream_names, counts.tolist(), strict=True))
 
     def of_rank(self, rank: int) -> BatchExplanation:
-        """The rows of one rank only: of the replica that it belongs to."""
-        first = self.ranks[self.ranks <= rank].max(initial=0)
-        return self._taken(self.ranks == first)
+        """The rows of one rank only.
 
-    def _taken(self, where: NDArray[np.bool_]) -> BatchExplanation:
+        Raises:
+            TopologyError: there is no such rank.
+        """
+        topology = replace(self.topology, rank=rank)
+        where = self.ranks == topology.replica * topology.replication
         columns = {field.name: getattr(self, field.name) for field in fields(self)}
-        arrays = {name: column[where] for name, column in columns.items() if isinstance(column, np.ndarray)}
-        return replace(self, **arrays)  # pyright: ignore[reportArgumentType]
+        arrays: dict[str, Any] = {k: column[where] for k, column in columns.items() if isinstance(column, np.ndarray)}
+        return replace(self, **arrays)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """What there is to say of each row, by name, as plain types."""
+        columns: dict[str, NDArray[Any]] = {
+            'rank': self.ranks,
+            'row': self.rows,
+            'position': self.positions,
+            'stream': np.array(self.stream_names)[self.streams],
+            'shard': self.shards,
+        }
+        if self.files is not None:
+            columns['file'] = self.files
+        columns |= {'shard_row': self.shard_rows, 'id': self.ids, 'is_padding': self.is_padding}
+        return {name: column.tolist() for name, column in columns.items()}
 
     def to_json(self) -> dict[str, Any]:
         """Plain types: the batch, and a list of its rows."""
-        columns = {
-            'rank': self.ranks, 'row': self.rows, 'position': self.positions, 'id': self.ids,
-            'stream': np.array(self.stream_names)[self.streams], 'shard': self.shards,
-            'shard_row': self.shard_rows, 'is_padding': self.is_padding,
-        }  # fmt: skip
-        values = zip(*(column.tolist() for column in columns.values()), strict=True)
-        rows = [dict(zip(columns, row, strict=True)) for row in values]
+        columns = self.columns()
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         return {'epoch': self.epoch, 'batch': self.number, 'end': self.end, 'rows': rows}
 
     def __str__(self) -> str:
-        header = ('rank', 'row', 'position', 'stream', 'shard', 'row of shard', 'id')
-        lines = [
-            (*map(str, numbers[:3]), self.stream_names[numbers[3]], *map(str, numbers[4:7]), '  padding' * numbers[7])
-            for numbers in zip(
-                *(
-                    column.tolist()
-                    for column in (
-                        self.ranks, self.rows, self.positions, self.streams, self.shards, self.shard_rows, self.ids,
-                        self.is_padding,
-                    )
-                ),
-                strict=True,
-            )
-        ]  # fmt: skip
-        widths = [max(map(len, column)) for column in zip(header, *(line[:7] for line in lines), strict=True)]
-        texts = ['  '.join(text.rjust(width) for text, width in zip(header, widths, strict=True))]
-        for line in lines:
-            cells = (text.rjust(width) for text, width in zip(line[:7], widths, strict=True))
-            texts.append('  '.join(cells) + line[7])
-        return '\n'.join(texts)
+        columns = self.columns()
+        is_padding = columns.pop('is_padding')
+        cells = [[name, *map(str, column)] for name, column in columns.items()]
+        widths = [max(map(len, column)) for column in cells]
+        lines = ['  '.join(map(str.rjust, line, widths)) for line in zip(*cells, strict=True)]
+        notes = ('', *('  padding' * is_one for is_one in is_padding))
+        return '\n'.join(map(str.__add__, lines, notes))
+
+
+def _rows_of(plan: BatchPlan, k: int) -> tuple[IntArray, IntArray, IntArray, NDArray[np.bool_]]:
+    """Ranks, rows, positions, int64[rows], and which are padding, bool[rows], of batch k on all replicas."""
+    topology = plan.topology
+    ranks = range(0, topology.world_size, topology.replication)
+    plans = [plan.of_rank(rank) for rank in ranks]
+    positions = [each.positions(k) for each in plans]
+    rows = [np.arange(len(of_rank)) for of_rank in positions]
+    return (
+        np.repeat(np.array(ranks), [len(of_rank) for of_rank in positions]),
+        np.concatenate(rows),
+        np.concatenate(positions),
+        np.concatenate([row >= each.own_samples(k) for row, each in zip(rows, plans, strict=True)]),
+    )
 
 
 def explain_batch(plan: BatchPlan, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
@@ -106,31 +123,27 @@ def explain_batch(plan: BatchPlan, k: int, sample_map: SampleMap | None = None) 
         sample_map: where the samples of ids are; None: as if each stream offered all of its shards' rows.
 
     Raises:
-        IndexError: there is no such batch.
+        IndexError: there is no such batch, or it is from before the mixture took over.
     """
-    mixture, topology = plan.order.mixture, plan.topology
-    sample_map = sample_map or SampleMap.of(mixture)
-    plans = {rank: plan.of_rank(rank) for rank in range(0, topology.world_size, topology.replication)}
-    by_rank = {rank: each.positions(k) for rank, each in plans.items()}
-    rows = [np.arange(len(positions)) for positions in by_rank.values()]
-    padding = [row >= each.own_samples(k) for row, each in zip(rows, plans.values(), strict=True)]
-    all_positions = np.concatenate([*by_rank.values()])
-    ids = plan.order.at(all_positions)
-    shards, shard_rows = sample_map.locate(ids)
+    mixture = plan.order.mixture
+    ranks, rows, positions, is_padding = _rows_of(plan, k)
+    ids = plan.order.at(positions)
+    shards, shard_rows = (sample_map or SampleMap.of(mixture)).locate(ids)
     streams = mixture.shard_offsets.searchsorted(shards, 'right') - 1
     return BatchExplanation(
         epoch=plan.order.epoch,
         number=k,
         end=plan.end(k),
         stream_names=tuple(stream.name for stream in mixture.streams),
-        ranks=np.repeat([*by_rank], [len(positions) for positions in by_rank.values()]),
-        rows=np.concatenate(rows),
-        positions=all_positions,
+        topology=plan.topology,
+        ranks=ranks,
+        rows=rows,
+        positions=positions,
         ids=ids,
         streams=streams,
         shards=shards - mixture.shard_offsets[streams],
         shard_rows=shard_rows,
-        is_padding=np.concatenate(padding),
+        is_padding=is_padding,
     )
 
 
@@ -142,7 +155,7 @@ class SampleUse:
     position: int
     """In the epoch's sequence."""
     batch: int
-    """Which batch of the whole epoch it is in."""
+    """Which batch of its plan it is in."""
     rank: int
     """The rank that gets it; with replication, the first of those that do."""
     row: int
@@ -150,58 +163,29 @@ class SampleUse:
 
 
 def next_use(
-    plan_of: Callable[[int], BatchPlan], sample_id: int, *, epoch: int = 0, position: int = 0, epochs: int = 1000
+    plan_of: Callable[[int], BatchPlan], sample_id: int, *, epoch: int = 0, batch: int = 0, epochs: int = 1000
 ) -> SampleUse | None:
     """Say when a sample is seen next.
 
     Args:
-        plan_of: gives the plan of a whole epoch, of any rank.
+        plan_of: gives the plan of an epoch, of any rank.
         sample_id: global sample id.
         epoch: where to begin.
-        position: of that epoch; uses before it do not count. A compatible order's positions do not follow the batches:
-            there all uses in that epoch count.
+        batch: which of that epoch's batches to begin with.
         epochs: how many epochs to look through.
 
     Returns:
-        The use, or None if the sample is not handed out in those epochs.
+        The first use, padding left out, or None if the sample is not handed out in those epochs.
 
     Raises:
         IndexError: there is no such sample.
     """
     for number in range(epoch, epoch + epochs):
         plan = plan_of(number)
-        uses: list[SampleUse] = []
-        for at in plan.order.find(sample_id):
-            found = _use_of(plan, at) if number > epoch or at >= position or not _is_one_sequence(plan) else None
-            uses += [found] if found is not None else []
-            # Passes follow one another, so that the pass after the first one found is early enough.
-            if len(uses) == 2 and _is_one_sequence(plan):
-                break
-        if uses:
-            return min(uses, key=lambda use: use.batch)
-    return None
-
-
-def _is_one_sequence(plan: BatchPlan) -> bool:
-    """Whether batches follow positions."""
-    return plan.num_batches < 2 or int(plan.global_positions(0).max()) < int(plan.global_positions(1).min())
-
-
-def _use_of(plan: BatchPlan, position: int) -> SampleUse | None:
-    """Where a position is handed out; None if it is left out or dropped."""
-    batches = range(plan.num_batches)
-    if _is_one_sequence(plan):
-        k = bisect.bisect_right(batches, position, key=plan.end)
-        batches = batches[k : k + 1]
-    for k in batches:
-        if position in plan.global_positions(k):
-            explained = plan.explain(k)
-            i = int(((explained.positions == position) & ~explained.is_padding).nonzero()[0][0])
-            return SampleUse(
-                epoch=plan.order.epoch,
-                position=position,
-                batch=k,
-                rank=int(explained.ranks[i]),
-                row=int(explained.rows[i]),
-            )
+        found = plan.find(sample_id, batch if number == epoch else 0)
+        if found is not None:
+            k, position = found
+            ranks, rows, positions, is_padding = _rows_of(plan, k)
+            i = int(((positions == position) & ~is_padding).argmax())
+            return SampleUse(epoch=number, position=position, batch=k, rank=int(ranks[i]), row=int(rows[i]))
     return None

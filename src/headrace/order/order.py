@@ -62,11 +62,11 @@ class Order(Protocol):
         """
         ...
 
-    def find(self, sample_id: int) -> Iterator[int]:
-        """Yield the positions of a global sample id, nearly in rising order.
+    def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
+        """Yield the positions of a global sample id from ``start`` on, in rising order: the inverse of `at`.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: there is no such sample, or no such position.
         """
         ...
 

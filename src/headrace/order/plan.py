@@ -91,6 +91,10 @@ class BatchPlan(Protocol):
         """Return which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
         ...
 
+    def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
+        """Return the first batch from ``first`` on that holds a sample, and its position there; None: no batch does."""
+        ...
+
     def positions(self, k: int) -> IntArray:
         """Return this replica's positions of batch k, int64[rows]; only the last batch may have fewer rows."""
         ...
@@ -195,6 +199,26 @@ class Plan:
     def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
         """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
         return explain_batch(self, k, sample_map)
+
+    def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
+        """The first batch from ``first`` on that holds a sample, and its position there; None: no batch does.
+
+        Padding does not count, nor what is dropped or left out.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        number = self._first + first * self.global_batch_size
+        stop = min(self._first + self.num_batches * self.global_batch_size, self._kept.size)
+        while number < stop:
+            position = next(self.order.find(sample_id, self._kept.position(number)), None)
+            if position is None:
+                return None
+            number = self._kept.before(position)
+            if number < stop and self._kept.position(number) == position:
+                return (number - self._first) // self.global_batch_size, position
+            # It is left out: on with what is kept behind it.
+        return None
 
     @property
     def batches_before(self) -> int:

@@ -15,6 +15,7 @@ How position p of an epoch becomes a sample:
 
 from __future__ import annotations
 
+import heapq
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from headrace.order.hashing import derive, hash_text, hashes, keyed_order
 from headrace.order.interleave import Interleave, RandomInterleave, SequentialInterleave
 from headrace.order.origin import Origin
 from headrace.order.passes import Passes
-from headrace.order.permute import column_bits
+from headrace.order.permute import column_bits, unpermute
 from headrace.order.shuffle.lanes import CellTable, Parts
 from headrace.order.stratified import StratifiedInterleave
 
@@ -198,32 +199,50 @@ class NativeOrder:
         self._latest_start = np.zeros(places, np.int64)
         self._latest_begin = np.zeros(places, np.int64)
 
-    def find(self, sample_id: int) -> Iterator[int]:
-        """Yield the positions of a sample in this epoch, pass after pass; nearly in rising order.
+    def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
+        """Yield the positions of a sample in this epoch, from ``start`` on, in rising order.
+
+        Each costs about as much as the set-up of the passes that it lies between, however many passes the epoch has.
 
         Raises:
-            IndexError: there is no such sample.
+            IndexError: there is no such sample, or no such position.
         """
         if not 0 <= sample_id < self.mixture.num_samples:
             raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
+        if not 0 <= start <= self._size:
+            raise IndexError(f'positions must be in [0, {self._size}], got {start}.')
         s = int(self._offsets.searchsorted(sample_id, 'right')) - 1
-        sample, stream = sample_id - int(self._offsets[s]), self._streams[s]
+        return self._find(s, sample_id - int(self._offsets[s]), start)
+
+    def _find(self, s: int, sample: int, start: int) -> Iterator[int]:
+        stream = self._streams[s]
         nodes = slice(s * self.num_canonical_nodes, (s + 1) * self.num_canonical_nodes)
-        first, last = (segment.turns[nodes] for segment in (self._segments[0], self._segments[-1]))
-        last = last + self._segments[-1].quotas[s]
+        first = self._segments[0].turns[nodes] if start <= self.first else self.turns_before(start)[s]
+        last = self._segments[-1].turns[nodes] + self._segments[-1].quotas[s]
+        if (first == last).all():
+            return
+        # Nodes are not equally far in a pass, so that a later one may have the sample at an earlier position. Those
+        # found wait until no pass that is left begins before them.
+        found: list[int] = []
+        before = first
         for k in stream.passes.spanned(first, last):
-            for node in stream.nodes_of(sample, k) if self._is_shuffled else range(self.num_canonical_nodes):
-                begin, end, turn = stream.stretch(node, k)
-                if begin == end:
-                    continue
-                if self._is_shuffled:
-                    cell = self._table.add(*stream.parts(begin, end, node, k))
-                    place = int(self._table.find(np.array([cell]), np.array([sample]))[0])
-                else:
-                    place = sample - begin if sample < end else -1
-                if place >= 0 and first[node] <= turn + place < last[node]:
-                    yield self._position_of(s, node, turn + place)
-        self._forget()
+            while found and (stream.passes.begin(k) >= before).all():
+                yield heapq.heappop(found)
+                before = self.turns_before(found[0])[s] if found else first
+            node = stream.node_of(sample, k, is_shuffled=self._is_shuffled)
+            begin, end, turn = stream.stretch(node, k)
+            if self._is_shuffled:
+                table = CellTable()  # of its own: what `at` goes on with is not driven out
+                cell = table.add(*stream.parts(begin, end, node, k))
+                turn += int(table.find(np.array([cell]), np.array([sample]))[0])
+            else:
+                turn += sample - begin
+            if first[node] <= turn < last[node]:
+                position = self._position_of(s, node, turn)
+                if not found or position < found[0]:
+                    before = self.turns_before(position)[s]
+                heapq.heappush(found, position)
+        yield from sorted(found)
 
     def _position_of(self, s: int, node: int, turn: int) -> int:
         """The position of this epoch at which a stream has a turn, counted from its first draw ever."""
@@ -336,14 +355,19 @@ class _Stream:
         end = int(self._cuts[1][node])
         return (int(self._cuts[1][node - 1]) if node else 0), end, int(begins[node])
 
-    def nodes_of(self, sample: int, k: int) -> range:
-        """Return the nodes whose stretch of pass k has rows of the shard that holds a sample."""
-        shards, sizes, _, _, ends = self._line
-        shard = int(np.cumsum(self._sizes_as_stored).searchsorted(sample, 'right'))
-        place = int((shards == shard).nonzero()[0][0])
+    def node_of(self, sample: int, k: int, *, is_shuffled: bool) -> int:
+        """Return the node whose stretch of pass k has a sample."""
+        place = sample
+        if is_shuffled:
+            shards, sizes, starts, bits, ends = self._line
+            shard = ((starts <= sample) & (sample < starts + sizes)).nonzero()[0]
+            keys = hashes(self._keys(k)[0], shards[shard])
+            # A shard's samples go to the nodes in the order in which they are drawn.
+            number = sample - starts[shard]
+            draw = unpermute(*(a.view(np.uint64) for a in (number, sizes[shard], bits[shard], keys)))
+            place = int((ends - sizes)[shard[0]]) + int(draw[0])
         cuts = np.cumsum(self.passes.begin(k + 1) - self.passes.begin(k))
-        begin, end = int(ends[place] - sizes[place]), int(ends[place])
-        return range(int(cuts.searchsorted(begin, 'right')), int(cuts.searchsorted(end - 1, 'right')) + 1)
+        return int(cuts.searchsorted(place, 'right'))
 
     def parts(self, begin: int, end: int, node: int, k: int) -> tuple[Parts, int, int]:
         """Return the parts of shards in a node's stretch of pass k, their block size, and the pass's key there."""
@@ -352,10 +376,7 @@ class _Stream:
         last = int(line_ends.searchsorted(end, 'left')) + 1
         ends, sizes = line_ends[first:last], sizes[first:last]
         skipped = np.maximum(begin - (ends - sizes), 0)
-        if self._pass_keys[0] != k:
-            key = derive(self._key, _PASS, k)
-            self._pass_keys = k, derive(key, _SHARD), derive(key, _CELL)
-        _, shard_key, cell_key = self._pass_keys
+        shard_key, cell_key = self._keys(k)
         parts = Parts(
             sizes=np.minimum(ends, end) - (ends - sizes) - skipped,
             skipped=skipped,
@@ -365,6 +386,13 @@ class _Stream:
             keys=hashes(shard_key, shards[first:last]),
         )
         return parts, self.passes.block_size(k), derive(cell_key, node)
+
+    def _keys(self, k: int) -> tuple[int, int]:
+        """Return the keys of pass k: of its shards, and of its cells."""
+        if self._pass_keys[0] != k:
+            key = derive(self._key, _PASS, k)
+            self._pass_keys = k, derive(key, _SHARD), derive(key, _CELL)
+        return self._pass_keys[1:]
 
 
 def _block_sizes(mixture: Mixture, block_size: int) -> list[int]:
