@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from composer_runs import launch, lines, trained
 from composer import Trainer
 from headrace.composer import StreamingPosition
 from headrace.dataset import StreamingDataLoader, StreamingDataset
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ResumeError
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 
@@ -68,11 +69,25 @@ def test_a_run_goes_on_on_other_ranks_and_workers(data: str, tmp_path: Path, kin
 @pytest.mark.parametrize(('skip', 'ranges'), [((), []), (((60, 90), (100, 120)), [(60, 90), (100, 120)])])
 def test_ranges_may_change_at_a_resume(data: str, tmp_path: Path, skip: Any, ranges: Any) -> None:
     first = Leg('first', data, str(tmp_path), skip=SKIP, duration='5ba', save=True)
-    rest = Leg('rest', data, str(tmp_path), skip=skip, load=f'{tmp_path}/first-mid.pt', duration='2ep')
+    refused = Leg('refused', data, str(tmp_path), skip=skip, load=f'{tmp_path}/first-mid.pt', duration='2ep')
+    rest = replace(refused, name='rest', on_mixture_change='continue')
     run(first)
+    with pytest.raises(ResumeError, match=r'skip was \[70, 75\], \[96, 200\], \[230, 235\] from the checkpoint on'):
+        run(refused)
     run(rest)
     # Two batches, then two that are left out, then three.
     assert batches(rest) == expected(data, ranges, 2, start=56)
+
+
+def test_batches_of_another_size_are_other_samples(data: str, tmp_path: Path) -> None:
+    """Composer asks the dataset alone, before any batch size is known to it but its own."""
+    first = Leg('first', data, str(tmp_path), skip=(('10ba', '11ba'),), duration='5ba', save=True)
+    rest = Leg('rest', data, str(tmp_path), skip=first.skip, load=f'{tmp_path}/first-mid.pt', global_batch=4)
+    run(first)
+    with pytest.raises(ResumeError, match=r'was \[80, 88\] .* \[40, 44\] now, which brings back \[80, 88\]'):
+        run(rest)
+    run(replace(rest, skip=((80, 88),), duration='1ep'))
+    assert sum(map(len, batches(replace(rest, name='rest')))) == 48
 
 
 def test_a_subset_counts_what_is_trained(data: str, tmp_path: Path) -> None:

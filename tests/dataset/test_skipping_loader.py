@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import yaml
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ResumeError
 from headrace.mixing import build_loader, load_config, to_yaml
 from headrace.testing.oracle import World, check_resume, walk
 
@@ -37,9 +38,8 @@ def make(make_dataset):
     folder = str(make_dataset('data', SIZE))
 
     def make(topology: Topology, workers: int, **options: Any) -> StreamingDataLoader:
-        dataset = StreamingDataset(
-            local=folder, batch_size=GLOBAL_BATCH // topology.replicas, **{'shuffle': True, 'skip': SKIP, **options}
-        )
+        defaults = {'shuffle': True, 'skip': SKIP, 'batch_size': GLOBAL_BATCH // topology.replicas}
+        dataset = StreamingDataset(local=folder, **{**defaults, **options})
         return StreamingDataLoader(dataset, num_workers=workers, topology=topology)
 
     return make
@@ -111,13 +111,13 @@ def test_a_state_at_the_end_goes_over_an_epoch_that_is_left_out(make) -> None:
     ids=str,
 )
 def test_ranges_may_change_at_any_state(make, after, ranges) -> None:
-    def changed(topology: Topology, workers: int) -> StreamingDataLoader:
-        return make(topology, workers, skip=after)
+    def allowed(topology: Topology, workers: int) -> StreamingDataLoader:
+        return make(topology, workers, skip=after, on_mixture_change='continue')
 
     for step in list(walk(make, World(), epochs=1))[:3]:
         expected = ids_of(make, ranges, 4, start=int(step.state['sample_in_epoch']))
         # What is left of epoch 0 may be left out, and the first pass that of epoch 1.
-        got = [now.ids for now in walk(changed, World(ranks=2), epochs=3, state=step.state)]
+        got = [now.ids for now in walk(allowed, World(ranks=2), epochs=3, state=step.state)]
         assert got == expected[: len(got)]
         assert bool(got) == (after != [[0, 200]])
 
@@ -148,3 +148,114 @@ def test_every_wrong_range_of_a_file_is_named(tmp_path) -> None:
     assert 'train.skip[3]: got 7; must be a pair [begin, end]' in lines[3]
     with pytest.raises(ConfigError, match="train.skip: got '1ba'; must be a list of ranges"):
         load_config(path, overrides=['train.skip=1ba'])
+
+
+@pytest.mark.parametrize(
+    ('after', 'brings_back'),
+    [
+        ([], r'is nothing now, which brings back \[30, 35\], \[50, 104\], \[140, 150\]'),
+        (
+            [[0, 33], [50, 104], [140, 150]],
+            r'is \[0, 33\], \[50, 104\], \[140, 150\] now, which brings back \[33, 35\]',
+        ),
+        ([*SKIP[:2], ['6ba', '12ba'], [140, 150]], r'which brings back \[90, 104\]'),
+    ],
+)
+def test_what_a_run_leaves_out_ahead_is_not_brought_back_by_mistake(make, after, brings_back) -> None:
+    state = next(iter(walk(make, World(), epochs=1))).state
+    assert state['sample_in_epoch'] == 24
+    for workers in (0, 1):
+        with pytest.raises(ResumeError, match=r'was \[30, 35\], \[50, 104\], \[140, 150\] from.*' + brings_back):
+            make(Topology(), workers, skip=after).load_state_dict(state)
+    loader = make(Topology(), 0, skip=after, on_mixture_change='continue')
+    loader.load_state_dict(state)
+    # From then on it is as if it had never been.
+    later = next(iter(walk(lambda *_: loader, World(), epochs=1))).state
+    make(Topology(), 0, skip=after).load_state_dict(later)
+
+
+def test_more_may_be_left_out_and_what_is_past_may_be_forgotten(make) -> None:
+    states = [step.state for step in walk(make, World(), epochs=3)]
+    make(Topology(), 0, skip=[[0, 200]]).load_state_dict(states[0])
+    make(Topology(), 0, skip=[*SKIP, [40, 45]]).load_state_dict(states[0])
+    make(Topology(), 0, skip=SKIP[2:]).load_state_dict(states[3])
+    assert (states[-1]['epoch'], states[-1]['sample_in_epoch']) == (2, 50)
+    make(Topology(), 0, skip=()).load_state_dict(states[-1])
+    # What the first batches of a run leave out is in the state of its beginning.
+    begin = make(Topology(), 0).state_dict()
+    with pytest.raises(ResumeError, match=r'was \[8, 24\], \[30, 35\]'):
+        make(Topology(), 0, skip=()).load_state_dict(begin)
+
+
+def test_batches_of_another_size_are_other_samples(make) -> None:
+    """The same text, and not what was left out."""
+    state = make(Topology(), 0, skip=[['3ba', '5ba']]).state_dict()
+    with pytest.raises(ResumeError, match=r'was \[24, 40\].* is \[12, 20\] now, which brings back \[24, 40\]'):
+        make(Topology(world_size=2), 0, skip=[['3ba', '5ba']], batch_size=2).load_state_dict(state)
+    make(Topology(world_size=2), 0, skip=[['6ba', '10ba']], batch_size=2).load_state_dict(state)
+    make(Topology(world_size=2), 0, skip=[[24, 40]], batch_size=2).load_state_dict(state)
+
+
+def test_the_state_says_what_is_left_out_whatever_the_remainder_makes_of_batches(make) -> None:
+    """Dropped batches are not counted; the loader says that it drops them, and not the dataset."""
+
+    def dropping(topology: Topology, workers: int) -> StreamingDataLoader:
+        return StreamingDataLoader(make(topology, workers, skip=[['6ba', '7ba']]).dataset, drop_last=True)
+
+    loader = dropping(Topology(), 0)
+    state = loader.state_dict()
+    assert json.loads(str(state['config']))['skip'] == [[50, 58]]
+    assert loader.dataset.state_dict(0, True)['config'] != state['config']  # no loader has said so yet
+    next(iter(loader))
+    assert loader.dataset.state_dict(0, True)['config'] == state['config']
+    dropping(Topology(), 0).load_state_dict(state)
+    with pytest.raises(ResumeError, match=r'was \[50, 58\].* is \[48, 50\] now'):
+        make(Topology(), 0, skip=[['6ba', '7ba']]).load_state_dict(state)
+
+
+def test_a_dataset_alone_compares_what_it_knows_at_once_and_batches_at_the_first(make) -> None:
+    state = make(Topology(), 0).state_dict()
+    with pytest.raises(ResumeError, match='is nothing now'):
+        make(Topology(), 0, skip=()).dataset.load_state_dict(state)
+    dataset = make(Topology(), 0, skip=SKIP[:2]).dataset
+    dataset.load_state_dict(state)
+    for _ in range(2):  # it does not go away
+        with pytest.raises(ResumeError, match=r'brings back \[50, 104\], \[140, 150\]'):
+            next(iter(dataset))
+    dataset = make(Topology(), 0).dataset
+    dataset.load_state_dict(state)
+    next(iter(dataset))
+
+
+def test_a_state_from_before_states_knew_what_is_left_out_resumes(make) -> None:
+    state = make(Topology(), 0).state_dict()
+    config = json.loads(str(state['config']))
+    del config['skip']
+    make(Topology(), 0, skip=()).load_state_dict({**state, 'config': json.dumps(config)})
+
+
+@pytest.mark.parametrize('remainder', ['repeat', 'exact', 'drop'])
+def test_ranges_after_a_change_of_the_epochs_size(make, remainder) -> None:
+    """Sample 24 of epoch 1 is sample 74 of the run, and stays it; the rest is short enough to be padded twice."""
+    state = make(Topology(), 0).dataset.resume_state(1, 24).to_dict()
+    skip = [[82, 86], [94, 98], [100, 104], [115, 117]]
+    options = {'epoch_size': 31, 'on_mixture_change': 'continue', 'remainder': remainder}
+
+    def changed(topology: Topology, workers: int) -> StreamingDataLoader:
+        return make(topology, workers, skip=skip, **options)
+
+    plain = make(Topology(), 0, skip=(), **options)
+    plain.load_state_dict(state)
+    epoch, sample = plain.next_pass()
+    assert (epoch, sample) == ((2, 0) if remainder == 'drop' else (1, 24))  # 7 samples are no batch
+    order = [plain.dataset.order(1), plain.dataset.order(2), plain.dataset.order(3)]
+    run = [int(order[0].at(np.array([p]))[0]) for p in range(24, 31)]
+    run += [int(i) for later in order[1:] for i in later.at(np.arange(31))]
+    # Of the run: 74 to 81 are the rest of epoch 1, 81 to 112 epoch 2, 112 to 143 epoch 3.
+    epochs = [range(74, 81), range(81, 112), range(112, 143)]
+    kept = [[s for s in of if not any(a <= s < b for a, b in skip)] for of in epochs]
+    slots = [of[k : k + 8] for of in kept for k in range(0, len(of), 8)]
+    expected = [{run[s - 74] for s in batch} for batch in slots if remainder != 'drop' or len(batch) == 8]
+    for world in WORLDS[:2]:
+        steps = list(walk(changed, world, epochs=2 if remainder == 'drop' else 3, state=state))
+        assert [step.ids for step in steps] == expected  # what fills up is the last sample again

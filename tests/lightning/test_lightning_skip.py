@@ -10,6 +10,8 @@ import pytest
 from lightning_oracle import records
 from lightning_run import Crash, Run, dataset, train
 
+from headrace.errors import ResumeError
+
 # 96 samples an epoch, in batches of 8. Epoch 0 is short, epoch 1 left out, epoch 2 short in another way.
 SKIP = [['2ba', '4ba'], [70, 75], [96, 200], [230, 235]]
 
@@ -103,12 +105,26 @@ def test_ranges_may_change_at_a_resume(make, skip, ranges) -> None:
     first = make('first', crash_at=3, on_exception=True)
     with pytest.raises(Crash):
         train(first)
-    # Two batches, then two that are left out, then one.
-    second = make('second', skip=skip, checkpoint=str(first.checkpoints / 'exception.ckpt'), trainer={'max_epochs': 3})
+    # Two batches, then two that are left out, then one. The checkpoint knows what its run would have left out.
+    options = {'checkpoint': str(first.checkpoints / 'exception.ckpt'), 'trainer': {'max_epochs': 3}}
+    with pytest.raises(ResumeError, match=r'skip was \[70, 75\], \[96, 200\], \[230, 235\] from the checkpoint on'):
+        train(make('refused', skip=skip, **options))
+    second = make('second', dataset={'skip': skip, 'on_mixture_change': 'continue'}, **options)
     train(second)
     assert trained(second) == expected(first, ranges, [0, 1, 2], 40)
     validated = [record['epoch'] for record in records(second, 'validation')[0] if not record['validation']]
     assert validated == [0, 1, 2]
+
+
+def test_more_may_be_left_out_at_a_resume(make) -> None:
+    first = make('first', crash_at=3, on_exception=True)
+    with pytest.raises(Crash):
+        train(first)
+    ranges = [*RANGES[1:], (80, 90)]
+    checkpoint = str(first.checkpoints / 'exception.ckpt')
+    second = make('second', skip=[list(r) for r in ranges], checkpoint=checkpoint, trainer={'max_epochs': 3})
+    train(second)
+    assert trained(second) == expected(first, ranges, [0, 2], 40)
 
 
 def test_a_limit_counts_what_is_trained(make) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
@@ -10,7 +12,8 @@ from order_cases import mixture, relaxed, shuffled, whole
 
 from headrace.errors import ConfigError
 from headrace.order import OrderConfig, Plan, Topology, make_order, make_plan, parse_skip
-from headrace.order.skip import Kept, merged, skipped_in_epoch
+from headrace.order.origin import Origin
+from headrace.order.skip import Kept, Ranges, Skip, merged, skipped_in_epoch, skipped_in_run, without
 
 shapes = st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 3, 2), (8, 2, 2), (12, 4, 1)])
 ranges = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), max_size=5).map(
@@ -103,11 +106,16 @@ def test_kept_positions_are_numbered() -> None:
     assert Kept(10, ((0, 10),)).size == 0
 
 
+def in_epoch(skip: Skip, epoch: int, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
+    ranges = skipped_in_run(skip, epoch_size=epoch_size, global_batch_size=global_batch_size, batches=batches)
+    return skipped_in_epoch(ranges, epoch * epoch_size, epoch_size)
+
+
 def test_ranges_of_a_run_become_those_of_its_epochs() -> None:
     skip = parse_skip([[250, 320], ['9ba', '11ba'], [90, '95sp'], (93, 97), [0, '1ba']])
 
     def of(epoch: int, size: int = 16, batches: int = 7) -> object:
-        return skipped_in_epoch(skip, epoch, epoch_size=100, global_batch_size=size, batches=batches)
+        return in_epoch(skip, epoch, epoch_size=100, global_batch_size=size, batches=batches)
 
     # Epochs of 7 batches: batch 9 is the third of epoch 1.
     assert of(0) == ((0, 16), (90, 97))
@@ -117,9 +125,9 @@ def test_ranges_of_a_run_become_those_of_its_epochs() -> None:
     assert of(4) == ()
     # The last batch of an epoch is a smaller one, and the next begins the next epoch; a dropped one is none.
     late = parse_skip([['6ba', '8ba']])
-    assert skipped_in_epoch(late, 0, epoch_size=100, global_batch_size=16, batches=7) == ((96, 100),)
-    assert skipped_in_epoch(late, 1, epoch_size=100, global_batch_size=16, batches=7) == ((0, 16),)
-    assert skipped_in_epoch(late, 1, epoch_size=100, global_batch_size=16, batches=6) == ((0, 32),)
+    assert in_epoch(late, 0, epoch_size=100, global_batch_size=16, batches=7) == ((96, 100),)
+    assert in_epoch(late, 1, epoch_size=100, global_batch_size=16, batches=7) == ((0, 16),)
+    assert in_epoch(late, 1, epoch_size=100, global_batch_size=16, batches=6) == ((0, 32),)
     assert of(1, size=20, batches=5) == ((80, 100),)
 
 
@@ -171,3 +179,21 @@ def test_a_plan_takes_merged_ranges_only() -> None:
     for skip in (((5, 3),), ((0, 4), (4, 8)), ((5, 6), (1, 2)), ((8, 11),), ((-1, 2),)):
         with pytest.raises(ConfigError, match='skip must be merged ranges'):
             Plan(shuffled(mixture([10])), Topology(), 2, skip=skip)
+
+
+def test_ranges_without_others() -> None:
+    ranges = ((0, 10), (20, 30), (40, 50))
+    assert without(ranges, ()) == ranges
+    assert without(ranges, ranges) == ()
+    assert without(ranges, ((0, 100),)) == ()
+    assert without(ranges, ((5, 22), (25, 27), (49, 90))) == ((0, 5), (22, 25), (27, 30), (40, 49))
+
+
+def test_ranges_are_of_the_run_also_where_the_epochs_size_changed() -> None:
+    mix = replace(mixture([100]), origin=Origin(epoch=3, sample=0, begin=730))
+    order, later = (make_order(mix, OrderConfig(shuffle=True), epoch) for epoch in (3, 5))
+    skip = parse_skip([[740, 750], [0, 5], [900, 935]])
+    assert make_plan(order, Topology(), global_batch_size=8, skip=skip, epoch=3).skip == ((10, 20),)
+    assert make_plan(later, Topology(), global_batch_size=8, skip=skip, epoch=5).skip == ((0, 5),)
+    with pytest.raises(ConfigError, match=r'must count samples .* got \[90ba, 91ba\]: epoch 3 begins at sample 730'):
+        make_plan(order, Topology(), global_batch_size=8, skip=parse_skip([['90ba', '91ba']]), epoch=3)

@@ -92,7 +92,8 @@ class StreamingDataset(IterableDataset[Any]):
         skip: ranges of the run's global sequence to leave out, after a loss spike: pairs [begin, end) of numbers of
             samples from the run's beginning (4096 or '4096sp'), or of global batches at the present global batch size,
             as a trainer counts its steps when nothing is left out ('1200ba'). The position counts what is left out, so
-            ranges may be added and removed at every resumption. Not with MosaicML Streaming's orders.
+            ranges may be added at every resumption; those ahead of a checkpoint go only with `on_mixture_change`
+            'continue'. Not with MosaicML Streaming's orders.
         topology: rank, world size and nodes; by default found at the first `len` or `iter`.
 
     Raises:
@@ -201,6 +202,7 @@ class StreamingDataset(IterableDataset[Any]):
             schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,
             when_exhausted=when_exhausted,
             on_mixture_change=on_mixture_change,
+            skip=self.skip,
             load=self._epoch_files.load,
         )
         self._topology = topology
@@ -385,7 +387,6 @@ class StreamingDataset(IterableDataset[Any]):
             topology,
             global_batch_size=global_batch_size,
             remainder=remainder or self.remainder or 'repeat',
-            skip=self.skip,
         )
 
     @property
@@ -403,9 +404,26 @@ class StreamingDataset(IterableDataset[Any]):
         """Which epoch this dataset is in, and where the next pass begins."""
         return self._progress
 
-    def resume_state(self, epoch: int, sample_in_epoch: int, global_batch_size: int | None = None) -> ResumeState:
-        """The state that continues at `sample_in_epoch` of `epoch`."""
-        return self.run.state(epoch, sample_in_epoch, self.topology.nodes, self._devices(global_batch_size)[1])
+    def resume_state(
+        self,
+        epoch: int,
+        sample_in_epoch: int,
+        global_batch_size: int | None = None,
+        remainder: Remainder | None = None,
+    ) -> ResumeState:
+        """The state that continues at `sample_in_epoch` of `epoch`.
+
+        Args:
+            epoch: which epoch.
+            sample_in_epoch: the position in it.
+            global_batch_size: samples of a batch over all ranks; by default as in the last plan.
+            remainder: see the class; by default the dataset's.
+        """
+        size = self._devices(global_batch_size)[1]
+        batches = None if global_batch_size is None else (global_batch_size, remainder or self.remainder or 'repeat')
+        if batches is None and self.skip and self.run.last_batches is None and self.batch_size is not None:
+            batches = self.batch_size * self.topology.replicas, remainder or self.remainder or 'repeat'
+        return self.run.state(epoch, sample_in_epoch, self.topology.nodes, size, batches)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.

@@ -379,7 +379,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
         Valid at any time, also before the first batch; costs microseconds, and talks to no other rank.
         """
-        return self.dataset.resume_state(*self._current(), self.global_batch_size).to_dict()
+        return self.dataset.resume_state(*self._current(), self.global_batch_size, self.remainder).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.

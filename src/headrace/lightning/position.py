@@ -71,7 +71,7 @@ class TrainPosition:
             trainer_epoch = self._pass.trainer_epoch + epoch - self._pass.epoch
             trainer_batches = self._pass.trainer_batches + trained
         return {
-            'position': self._dataset.resume_state(epoch, start, self.global_batch_size).to_dict(),
+            'position': self._dataset.resume_state(epoch, start, self.global_batch_size, self.remainder).to_dict(),
             'global_batch_size': self.global_batch_size,
             'trainer_epoch': trainer_epoch,
             'trainer_batches': trainer_batches,

@@ -9,7 +9,7 @@ from headrace.order.compatible import CompatibleOrder, CompatiblePlan
 from headrace.order.plan import BatchPlan, Plan, Remainder, check_batch_size
 from headrace.order.shuffle import ALGORITHMS
 from headrace.order.shuffle.native import NativeOrder
-from headrace.order.skip import Skip, skipped_in_epoch
+from headrace.order.skip import Ranges, Skip, skipped_in_epoch, skipped_in_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.order.mixture import IntArray, Mixture
     from headrace.order.topology import Topology
 
-__all__ = ['Order', 'make_order', 'make_plan']
+__all__ = ['Order', 'left_out', 'make_order', 'make_plan']
 
 
 class Order(Protocol):
@@ -134,7 +134,24 @@ def make_plan(
             )
         return CompatiblePlan(order, topology, global_batch_size, start, remainder, initial_nodes)
     check_batch_size(global_batch_size, topology)
-    whole, rest = divmod(len(order), global_batch_size)
-    batches = whole + (rest > 0 and remainder != 'drop')
-    ranges = skipped_in_epoch(skip, epoch, epoch_size=len(order), global_batch_size=global_batch_size, batches=batches)
+    ranges = left_out(skip, order.mixture, global_batch_size, remainder)
+    ranges = skipped_in_epoch(ranges, order.mixture.origin.begin_of(epoch, len(order)), len(order))
     return Plan(order, topology, global_batch_size, start, remainder, ranges)
+
+
+def left_out(skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Remainder) -> Ranges:
+    """Return the positions of the run that are left out; arguments as `make_plan`'s.
+
+    Raises:
+        ConfigError: a range is empty or reversed; or it counts batches, and epochs before had another size.
+    """
+    size, origin = mixture.epoch_size, mixture.origin
+    if origin.begin != origin.epoch * size and any(bound.unit == 'ba' for bounds in skip for bound in bounds):
+        ranges = ', '.join(f'[{begin}, {end}]' for begin, end in skip)
+        raise ConfigError(
+            f'ranges of skip must count samples after the epochs have changed their size, got {ranges}: epoch '
+            f'{origin.epoch} begins at sample {origin.begin} of the run, and has {size} samples.'
+        )
+    whole, rest = divmod(size, global_batch_size)
+    batches = whole + (rest > 0 and remainder != 'drop')
+    return skipped_in_run(skip, epoch_size=size, global_batch_size=global_batch_size, batches=batches)

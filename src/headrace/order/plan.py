@@ -9,7 +9,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, TopologyError
 from headrace.order.explain import BatchExplanation, explain_batch
-from headrace.order.skip import Kept, Ranges, merged
+from headrace.order.skip import KeptPositions, Ranges, merged
 
 if TYPE_CHECKING:
     from headrace.order.locate import SampleMap
@@ -166,7 +166,7 @@ class Plan:
     skip: Ranges = ()
     """Positions that no batch holds: what `headrace.order.skip.skipped_in_epoch` gives. They are positions all the
     same, so that ``start``, `end` and `stop` mean the same whatever is left out."""
-    _kept: Kept = field(init=False, repr=False, compare=False)
+    _kept: KeptPositions = field(init=False, repr=False, compare=False)
     _first: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class Plan:
             self.skip and not 0 <= self.skip[0][0] < self.skip[-1][1] <= len(self.order)
         ):
             raise ConfigError(f'skip must be merged ranges in [0, {len(self.order)}], got {self.skip}.')
-        object.__setattr__(self, '_kept', Kept(len(self.order), self.skip))
+        object.__setattr__(self, '_kept', KeptPositions(len(self.order), self.skip))
         object.__setattr__(self, '_first', self._kept.before(self.start))
 
     @property

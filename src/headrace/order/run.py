@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, ResumeError
 from headrace.order.mixture import Exhaustion, Mixture, StreamSize
-from headrace.order.order import Order, make_order, make_plan
+from headrace.order.order import Order, left_out, make_order, make_plan
+from headrace.order.skip import without
 from headrace.order.state import ResumeState, resolved_from_state
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.plan import BatchPlan, Remainder
     from headrace.order.schedule import Schedule
-    from headrace.order.skip import Skip
+    from headrace.order.skip import Ranges, Skip
     from headrace.order.topology import Topology
 
 __all__ = ['MixtureChange', 'Run']
@@ -42,9 +43,10 @@ class Run:
         schedule: Schedule | None = None,
         when_exhausted: Exhaustion = 'repeat',
         on_mixture_change: MixtureChange = 'refuse',
+        skip: Skip = (),
         load: LoadPermutation | None = None,
     ) -> None:
-        """Take what `Mixture.resolve` and `make_order` take.
+        """Take what `Mixture.resolve`, `make_order` and `make_plan` take.
 
         Raises:
             StreamError, ConfigError, EmptyDatasetError: as `Mixture.resolve` and `make_order`.
@@ -57,12 +59,14 @@ class Run:
         self._epoch_size, self._schedule = epoch_size, schedule
         self._when_exhausted: Exhaustion = when_exhausted
         self._may_change_mixture = on_mixture_change == 'continue'
-        self._load = load
+        self._skip, self._load = skip, load
         self.mixture = self._mix(asked)
         """The streams and what an epoch draws from each."""
         self._settled: OrderConfig | None = None
         self._initial_nodes: int | None = None
-        self._start: ResumeState | None = None  # a state of this run, but for the position
+        self._start: tuple[Ranges, ResumeState] | None = None  # a state of this run, but for the position
+        self.last_batches: tuple[int, Remainder] | None = None  # of the last plan: size and remainder
+        self._unchecked: Ranges = ()  # what a checkpoint's run left out, to be compared when batches are known
         self._order: tuple[object, Order] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,12 +143,12 @@ class Run:
         *,
         global_batch_size: int,
         remainder: Remainder,
-        skip: Skip = (),
     ) -> BatchPlan:
         """The global batches of an epoch from a position on, and this rank's rows of them; arguments as `make_plan`'s.
 
         Raises:
             ConfigError: as `make_plan`; or stratified batches shall have another size in the middle of the run.
+            ResumeError: the checkpoint's run left out what this one does not.
         """
         settled = None if self._settled is None else self._settled.global_batch_size
         if (epoch, start) != (0, 0) and settled not in (None, global_batch_size):
@@ -152,31 +156,58 @@ class Run:
                 f'with stratified batching the global batch keeps its size during a run, which began with {settled}, '
                 f"but got {global_batch_size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
             )
-        return make_plan(
+        plan = make_plan(
             self.order(epoch, topology.nodes, global_batch_size),
             topology,
             global_batch_size=global_batch_size,
             start=start,
             remainder=remainder,
             initial_nodes=self._initial_nodes,
-            skip=skip,
+            skip=self._skip,
             epoch=epoch,
         )
+        if self._unchecked:
+            _check_left_out(self._unchecked, left_out(self._skip, self.mixture, global_batch_size, remainder))
+        self._unchecked, self.last_batches = (), (global_batch_size, remainder)
+        return plan
 
-    def state(self, epoch: int, sample: int, nodes: int, global_batch_size: int | None) -> ResumeState:
-        """The state that continues at a position of an epoch; arguments as `config`'s."""
-        start = self._start
-        if start is None:
-            start = ResumeState.of(
-                self.config(nodes, global_batch_size),
-                self.mixture,
-                epoch=0,
-                sample_in_epoch=0,
-                initial_physical_nodes=self.initial_nodes(nodes),
-            )
-            if self._settled is not None:
-                self._start = start
-        return replace(start, epoch=epoch, sample_in_epoch=sample)
+    def state(
+        self,
+        epoch: int,
+        sample: int,
+        nodes: int,
+        global_batch_size: int | None,
+        batches: tuple[int, Remainder] | None = None,
+    ) -> ResumeState:
+        """The state that continues at a position of an epoch.
+
+        Args:
+            epoch: which epoch.
+            sample: the position in it.
+            nodes: as `config`'s.
+            global_batch_size: as `config`'s.
+            batches: samples of a global batch, and what becomes of the remainder; None: as in the last plan.
+        """
+        ranges = self._left_out(self.mixture, batches or self.last_batches) or ()
+        if self._start is not None and self._start[0] == ranges:
+            return replace(self._start[1], epoch=epoch, sample_in_epoch=sample)
+        state = ResumeState.of(
+            self.config(nodes, global_batch_size),
+            self.mixture,
+            epoch=epoch,
+            sample_in_epoch=sample,
+            initial_physical_nodes=self.initial_nodes(nodes),
+            skip=ranges,
+        )
+        if self._settled is not None:
+            self._start = ranges, state
+        return state
+
+    def _left_out(self, mixture: Mixture, batches: tuple[int, Remainder] | None) -> Ranges | None:
+        """The positions of the run that are left out; None: that depends on batches, which are not known."""
+        if batches is None and any(bound.unit == 'ba' for bounds in self._skip for bound in bounds):
+            return None
+        return left_out(self._skip, mixture, *(batches or (1, 'repeat')))
 
     def forget_topology(self) -> None:
         """Have the next state ask the topology again."""
@@ -191,13 +222,34 @@ class Run:
             global_batch_size: the one that it goes on with, if it is known.
 
         Raises:
-            ResumeError: it belongs to other data, another order, or, where that is not wanted, another mixture.
+            ResumeError: it belongs to other data, another order, or, where that is not wanted, another mixture; or its
+                run left out what this one does not.
         """
+        unchecked = () if self._may_change_mixture else state.left_out
         config = resolved_from_state(self._asked, state)
         if config.batching == 'stratified' and not config.is_compatible:
             config = replace(config, global_batch_size=global_batch_size or state.pinned.get('global_batch_size'))
         mixture, state = state.continued(config, self._mix(config), may_change_mixture=self._may_change_mixture)
+        ranges = self._left_out(mixture, None)
+        if ranges is not None:
+            _check_left_out(unchecked, ranges)
+        self._unchecked = unchecked if ranges is None else ()
         self.mixture, self._settled = mixture, config.resolve_defaults(mixture, nodes)
         self._initial_nodes = state.initial_physical_nodes or nodes
         self._start = self._order = None
         return state.epoch, state.sample_in_epoch
+
+
+def _check_left_out(then: Ranges, now: Ranges) -> None:
+    """Check that what a checkpoint's run left out is left out still."""
+    back = without(then, now)
+    if back:
+        raise ResumeError(
+            f'the run of the checkpoint leaves samples out that this one does not: skip was {_text(then)} from the '
+            f'checkpoint on, in samples of the run, and is {_text(now)} now, which brings back {_text(back)}. Put them '
+            f"into skip, or pass on_mixture_change='continue' to train on them."
+        )
+
+
+def _text(ranges: Ranges) -> str:
+    return ', '.join(f'[{begin}, {end}]' for begin, end in ranges) or 'nothing'

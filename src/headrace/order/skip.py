@@ -18,10 +18,22 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from headrace.order.mixture import IntArray
 
-__all__ = ['Bound', 'Kept', 'Ranges', 'Skip', 'SkipRange', 'merged', 'parse_skip', 'read_range', 'skipped_in_epoch']
+__all__ = [
+    'Bound',
+    'KeptPositions',
+    'Ranges',
+    'Skip',
+    'SkipRange',
+    'merged',
+    'parse_skip',
+    'read_range',
+    'skipped_in_epoch',
+    'skipped_in_run',
+    'without',
+]
 
 Ranges: TypeAlias = tuple[tuple[int, int], ...]
-"""Ranges [begin, end) of an epoch's positions: sorted, not empty, with a gap between any two."""
+"""Ranges [begin, end) of positions of an epoch, or of the run: sorted, not empty, with a gap between any two."""
 
 SkipRange: TypeAlias = Sequence[int | str]
 """What a user writes: begin, inclusive, and end, exclusive. A number or ``'4096sp'``: samples; ``'1200ba'``: global
@@ -98,12 +110,11 @@ def _bound(given: int | str) -> Bound | None:
     return None if found is None else Bound(int(found[1]), 'sp' if found[2] == 'sp' else 'ba')
 
 
-def skipped_in_epoch(skip: Skip, epoch: int, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
-    """The positions of an epoch that are left out.
+def skipped_in_run(skip: Skip, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
+    """The positions of the run that are left out.
 
     Args:
-        skip: ranges of the run.
-        epoch: which epoch.
+        skip: ranges as they were written.
         epoch_size: samples of an epoch.
         global_batch_size: samples of a batch over all ranks, as it is now.
         batches: batches of an epoch of which nothing is left out.
@@ -120,8 +131,24 @@ def skipped_in_epoch(skip: Skip, epoch: int, *, epoch_size: int, global_batch_si
         if begin >= end:
             got = f'[{bounds[0]}, {bounds[1]}], which is samples [{begin}, {end}]'
             raise ConfigError(f'a range of skip {_EMPTY}, got {got} in global batches of {global_batch_size}.')
-        cut.append((max(begin - epoch * epoch_size, 0), min(end - epoch * epoch_size, epoch_size)))
+        cut.append((begin, end))
     return merged(cut)
+
+
+def skipped_in_epoch(ranges: Ranges, begin: int, epoch_size: int) -> Ranges:
+    """The positions left out of an epoch, which begins at a position of the run; ``ranges`` are those of the run."""
+    return merged((max(a - begin, 0), min(b - begin, epoch_size)) for a, b in ranges)
+
+
+def without(ranges: Ranges, others: Ranges) -> Ranges:
+    """The positions that are in ``ranges``, but not in ``others``."""
+    left: list[tuple[int, int]] = []
+    for begin, end in ranges:
+        for a, b in others:
+            left.append((begin, min(a, end)))
+            begin = max(begin, b)  # noqa: PLW2901
+        left.append((begin, end))
+    return merged(left)
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
@@ -137,7 +164,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(out)
 
 
-class Kept:
+class KeptPositions:
     """The positions of an epoch that are not left out, numbered from 0: its kept ones."""
 
     __slots__ = ('_begins', '_ends', '_firsts', 'size')

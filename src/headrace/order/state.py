@@ -13,11 +13,13 @@ from headrace.order.mixture import Mixture, StreamSize
 from headrace.order.origin import Origin
 from headrace.order.schedule import Schedule
 from headrace.order.shuffle.native import NativeOrder
+from headrace.order.skip import merged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.order.config import OrderConfig
+    from headrace.order.skip import Ranges
 
 __all__ = ['STATE_VERSION', 'ResumeState', 'find_state', 'pinned_config', 'resolved_from_state']
 
@@ -52,9 +54,16 @@ class ResumeState:
 
     @classmethod
     def of(
-        cls, config: OrderConfig, mixture: Mixture, *, epoch: int, sample_in_epoch: int, initial_physical_nodes: int = 1
+        cls,
+        config: OrderConfig,
+        mixture: Mixture,
+        *,
+        epoch: int,
+        sample_in_epoch: int,
+        initial_physical_nodes: int = 1,
+        skip: Ranges = (),
     ) -> ResumeState:
-        """The state of a run at a position."""
+        """The state of a run at a position; ``skip``: the positions of the run that it leaves out."""
         config = config.resolve_defaults(mixture)
         return cls(
             epoch=epoch,
@@ -63,7 +72,7 @@ class ResumeState:
             shuffle_seed=config.seed,
             initial_physical_nodes=initial_physical_nodes,
             epoch_size=mixture.epoch_size,
-            config=pinned_config(config, mixture),
+            config=pinned_config(config, mixture, skip),
         )
 
     @property
@@ -75,6 +84,15 @@ class ResumeState:
     def pinned(self) -> dict[str, Any]:
         """What `pinned_config` recorded; empty for MosaicML's states."""
         return {} if self.config is None else json.loads(self.config)
+
+    @property
+    def left_out(self) -> Ranges:
+        """The positions of the run from this one on that the configuration left out."""
+        pinned = self.pinned
+        if 'skip' not in pinned:
+            return ()
+        at = Origin.of(pinned.get('origin')).begin_of(self.epoch, self.epoch_size or 0) + self.sample_in_epoch
+        return merged((max(begin, at), end) for begin, end in pinned['skip'])
 
     def to_dict(self) -> dict[str, int | str]:
         """Return a flat dict of fixed keys with int or str values; MosaicML's states as MosaicML writes them."""
@@ -250,8 +268,11 @@ def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return document
 
 
-def pinned_config(config: OrderConfig, mixture: Mixture) -> str:
-    """What a sequence depends on beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII)."""
+def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> str:
+    """What a sequence depends on beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII).
+
+    And what is left out of it, which no position depends on.
+    """
     config = config.resolve_defaults(mixture)
     pinned: dict[str, Any] = {
         'algorithm': config.algorithm,
@@ -274,6 +295,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture) -> str:
         pinned['schedule'] = mixture.schedule.to_json()
     if mixture.origin.positions:
         pinned['origin'] = mixture.origin.to_json()
+    if skip:
+        pinned['skip'] = skip
     return json.dumps(pinned, sort_keys=True, separators=(',', ':'))
 
 
@@ -309,7 +332,7 @@ def _is_json_object(text: object) -> bool:
 
 def _flat(pinned: Mapping[str, Any]) -> dict[str, Any]:
     """Each stream's fields as ``stream 'name' field``, and the streams' order."""
-    flat = {key: value for key, value in pinned.items() if key not in ('streams', 'origin')}
+    flat = {key: value for key, value in pinned.items() if key not in ('streams', 'origin', 'skip')}
     streams = pinned.get('streams', [])
     flat['streams'] = [stream.get('name') for stream in streams]
     for stream in streams:
