@@ -13,7 +13,7 @@ from order_cases import mixture, relaxed, shuffled, whole
 from headrace.errors import ConfigError
 from headrace.order import OrderConfig, Plan, Topology, make_order, make_plan, parse_skip
 from headrace.order.origin import Origin
-from headrace.order.skip import Kept, Ranges, Skip, merged, skipped_in_epoch, skipped_in_run, without
+from headrace.order.skip import KeptPositions, Ranges, Skip, merged, skipped_in_epoch, skipped_in_run, without
 
 shapes = st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 3, 2), (8, 2, 2), (12, 4, 1)])
 ranges = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), max_size=5).map(
@@ -99,11 +99,11 @@ def test_a_node_reads_its_canonical_nodes_where_a_batch_is_one_run(start: int) -
 
 
 def test_kept_positions_are_numbered() -> None:
-    kept = Kept(10, ((0, 2), (4, 7)))
+    kept = KeptPositions(10, ((0, 2), (4, 7)))
     assert kept.size == 5
     assert kept.at(np.arange(5)).tolist() == [kept.position(i) for i in range(5)] == [2, 3, 7, 8, 9]
     assert [kept.before(p) for p in range(11)] == [0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 5]
-    assert Kept(10, ((0, 10),)).size == 0
+    assert KeptPositions(10, ((0, 10),)).size == 0
 
 
 def in_epoch(skip: Skip, epoch: int, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
