@@ -19,6 +19,8 @@ from headrace.order.schedule import Step, allocate, apportion
 from headrace.order.stratified import grid_quotas
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from headrace.order.config import OrderConfig
     from headrace.order.mixture import IntArray, Mixture
 
@@ -214,6 +216,11 @@ class Course:
         number = rows.start + int(column.searchsorted(rest, 'right')) - 1
         dealt = _turns_of(rest - int(self._draws[number, stream]), self.quotas[number, stream])
         return self._turns[number, stream] + past * self._period_turns[stream] + dealt
+
+    def resting(self, stream: int, draws: int) -> NDArray[np.bool_]:
+        """Return bool[nodes], whether a node gets none of a stream's turns any more after its first draws."""
+        is_alike = draws >= int(self._draws[self._first_alike, stream]) and int(self._period[stream]) > 0
+        return (self._period_turns[stream] == 0) & is_alike
 
     @cached_property
     def _endless(self) -> IntArray:

@@ -77,7 +77,10 @@ class Passes:
             shares = np.diff([total * self._size // needed[-1] for total in needed], prepend=0)
             self._inherited.append(self._inherited[-1] + shares)
             before, difference = difference, self._inherited[-1] - regular
-            if (difference == before).all():
+            ahead = difference > 0
+            is_lasting = self._course.resting(self._stream, k * self._size - self.draws)[ahead].all()
+            # Nodes that get no more turns stay ahead, and what the others lag behind may waver by rounding for ever.
+            if (difference == before).all() or (ahead.any() and is_lasting):
                 self._difference, self.first_regular = difference, _NEVER
                 return
         self.first_regular = k
