@@ -110,6 +110,22 @@ def test_a_stream_goes_on_with_its_next_sample_and_a_new_one_begins() -> None:
     assert run.counts['b'].max() == 2
 
 
+def test_nodes_that_are_ahead_and_get_no_more_turns_stay_ahead() -> None:
+    """A stream with fewer draws in an epoch than there are canonical nodes goes to the same few nodes in all epochs."""
+    data = {'a': [66], 'b': [200], 'c': [34], 'd': [150]}
+    config = OrderConfig(shuffle=True, num_canonical_nodes=32, block_size=9)
+    run = Counter(data, config)
+    before = mix_of(data, d=0.26)
+    run.draw(before, 0, 0, 30)
+    mix, epoch, sample = run.change(before, mix_of(data, a=1, b=1, c=1, d=0.05), 0, 30)
+    for _ in range(60):
+        run.draw(mix, epoch, sample, mix.epoch_size)
+        epoch, sample = epoch + 1, 0
+    counts = run.counts['d']
+    assert counts.sum() > 400
+    assert counts.max() - counts.min() <= 2
+
+
 def test_other_data_under_the_same_name_begins_anew() -> None:
     old = Mixture.resolve([StreamSize(name='a', shard_sizes=[40] * 10)])
     grown = Mixture.resolve([StreamSize(name='a', shard_sizes=[40] * 11)])
