@@ -268,11 +268,6 @@ class Course:
         turns = last.turns[-1, stream]
         return turns if turns.any() else np.ones_like(turns), int((last.draws_before + last.draws[-1])[stream])
 
-    def resting(self, stream: int, draws: int) -> NDArray[np.bool_]:
-        """Return bool[nodes], whether a node gets none of a stream's turns any more after its first draws."""
-        is_alike = draws >= int(self._draws[self._first_alike, stream]) and int(self._period[stream]) > 0
-        return (self._period_turns[stream] == 0) & is_alike
-
     @cached_property
     def _endless(self) -> IntArray:
         return np.full(self.num_nodes, 1 << 56)
