@@ -1,7 +1,7 @@
 """The native order's own vectors: the order of a run is the same on every platform for ever.
 
 ``python tests/order/native_vectors.py`` writes tests/data/order/native.json. To write it anew is to break every run
-that is under way: give `headrace.order.shuffle.native` another version key then, and keep the old order readable.
+that is under way. States pin an algorithm by its name: another sequence is another algorithm, beside this one.
 """
 
 from __future__ import annotations
