@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,8 @@ from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.padding import check_columns, marked_sample
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading import ShardPool
-from headrace.dataset.stream import Stream
+from headrace.dataset.samples import Samples
+from headrace.dataset.stream import Stream, open_streams
 from headrace.errors import ConfigError, TopologyError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
@@ -33,7 +31,6 @@ from headrace.order import (
     Remainder,
     ResumeState,
     Run,
-    SampleMap,
     Schedule,
     SchedulePoint,
     SkipRange,
@@ -41,7 +38,6 @@ from headrace.order import (
     parse_skip,
 )
 from headrace.selection import Fraction, Predicate, Subset
-from headrace.storage import CacheLimit
 
 __all__ = ['StreamingDataset']
 
@@ -168,7 +164,10 @@ class StreamingDataset(IterableDataset[Any]):
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
         self.streams = list(streams) if streams is not None else [Stream(remote=remote, local=local, split=split)]
-        self._open_streams(
+        open_streams(
+            self.streams,
+            cache_limit=self.cache_limit,
+            allow_unsafe_types=allow_unsafe_types,
             split=split if streams is not None else None,
             download_retry=download_retry,
             download_timeout=download_timeout,
@@ -182,7 +181,6 @@ class StreamingDataset(IterableDataset[Any]):
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
         if remainder == 'exact':
             self.check_columns()
-        self._sizes = [stream.size() for stream in self.streams]
         self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
         asked = OrderConfig(
             algorithm=shuffle_algo,
@@ -207,7 +205,7 @@ class StreamingDataset(IterableDataset[Any]):
         )
         self._topology = topology
         self._expected_replicas: int | None = None
-        self._sample_map = SampleMap.of(self.mixture, [stream.kept for stream in self.streams])
+        self._samples = Samples(self.streams, self.mixture, is_limited=self.cache_limit is not None)
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
@@ -216,27 +214,6 @@ class StreamingDataset(IterableDataset[Any]):
             self.order(0)  # refuses what it does not know now, and not at the first batch
         self._warn_about_blocks()
         self._progress = Progress()
-        self._pool: ShardPool | None = None
-        self._pool_pid = -1
-
-    def _open_streams(self, **defaults: Any) -> None:
-        for number, stream in enumerate(self.streams):
-            # A stream's name is part of the order's key: it must not depend on where the data lies.
-            stream.name = stream.name or f'stream_{number}'
-            stream.fill_in(defaults)
-        limit = None if self.cache_limit is None else CacheLimit(self.cache_limit)
-
-        def open_one(stream: Stream) -> None:
-            stream.open(allow_unsafe_types=self.allow_unsafe_types, limit=limit)
-
-        # The threads end here: none may be alive when a DataLoader forks its workers.
-        with ThreadPoolExecutor(min(16, len(self.streams))) as pool:
-            for outcome in [pool.submit(open_one, stream) for stream in self.streams]:
-                outcome.result()
-        first = 0
-        for stream in self.streams:
-            stream.first_shard = first
-            first += len(stream.shards)
 
     def check_columns(self) -> None:
         """Check that padding can be marked in batches.
@@ -265,7 +242,7 @@ class StreamingDataset(IterableDataset[Any]):
     @property
     def num_samples(self) -> int:
         """Samples that all streams offer, whatever an epoch takes of them."""
-        return self._sample_map.num_samples
+        return len(self._samples)
 
     @property
     def num_shards(self) -> int:
@@ -465,25 +442,16 @@ class StreamingDataset(IterableDataset[Any]):
 
     @property
     def pool(self) -> ShardPool:
-        """This process' mapped shards. A forked child makes its own: it does not own its parent's locks."""
-        if self._pool is None or self._pool_pid != os.getpid():
-            self._pool = ShardPool(self.streams, self._sample_map, is_limited=self.cache_limit is not None)
-            self._pool_pid = os.getpid()
-        return self._pool
+        """This process' mapped shards."""
+        return self._samples.pool
 
     def __getitem__(self, at: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Any:
         """One sample by its global id, or a list of samples. Negative ids count from the end."""
         if isinstance(at, (int, np.integer)):
-            return self.pool.sample(self._checked(int(at)))
+            return self._samples.read(int(at))
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(self.num_samples))]
         return [self[int(i)] for i in at]
-
-    def _checked(self, at: int) -> int:
-        total = self.num_samples
-        if not -total <= at < total:
-            raise IndexError(f'A sample id must be at least {-total} and below {total}, but is {at}.')
-        return at % total
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
         """Which samples of which shards make up batch k of a plan, on all ranks; reads no data.
@@ -491,23 +459,15 @@ class StreamingDataset(IterableDataset[Any]):
         Raises:
             IndexError: there is no such batch.
         """
-        explained = plan.explain(k, self._sample_map)
-        shards, numbers = np.unique(
-            self.mixture.shard_offsets[explained.streams] + explained.shards, return_inverse=True
-        )
-        names = np.array([self.place(shard)[2] for shard in shards.tolist()])
-        return replace(explained, files=names[numbers])
+        return self._samples.explain(plan, k)
 
     def place(self, shard: int) -> tuple[str, int, str]:
         """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
-        number = int(self.mixture.shard_offsets.searchsorted(shard, 'right')) - 1
-        stream = self.streams[number]
-        local = shard - int(self.mixture.shard_offsets[number])
-        return stream.name or '', local, stream.shards[local].files[0].raw.basename
+        return self._samples.place(shard)
 
     def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
-        return self._sample_map.locate(ids)
+        return self._samples.locate(ids)
 
     def prepare_shard(self, shard: int) -> None:
         """Have a shard fetched and unpacked now."""
@@ -545,6 +505,3 @@ class StreamingDataset(IterableDataset[Any]):
         if self.predownload is None:
             return {'batches_ahead': max(8, 65_536 // batch_size), 'shards_ahead': 8}
         return {'batches_ahead': math.ceil(self.predownload / batch_size), 'shards_ahead': 64}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_pool': None, '_pool_pid': -1}

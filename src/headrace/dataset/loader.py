@@ -3,117 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
+from headrace.dataset.batch_reader import BatchKey, BatchReader, Collate
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.padding import marked
 from headrace.dataset.progress import Progress
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, Remainder, ResumeState, Topology
 
 __all__ = ['StreamingDataLoader']
-
-Collate = Callable[[list[Any]], Any]
-
-_CHUNK = 64  # batches whose ids are worked out together
-
-
-class _BatchKey(NamedTuple):
-    """A batch, by what does not depend on who reads it."""
-
-    epoch: int
-    start: int
-    number: int
-
-
-class _BatchReader(Dataset[Any]):
-    """Reads batches of one rank by their keys: in the main process, or in workers, which get a copy.
-
-    A key says all that changes from batch to batch, so a worker holds no position and needs no word from the main
-    process at a new epoch or after a resume.
-    """
-
-    def __init__(
-        self,
-        dataset: StreamingDataset,
-        topology: Topology,
-        global_batch_size: int,
-        remainder: Remainder,
-        collate_fn: Collate | None,
-    ) -> None:
-        self._dataset = dataset
-        self._topology = topology
-        self._global_batch_size = global_batch_size
-        self._remainder: Remainder = remainder
-        self._collate_fn = collate_fn
-        self._is_columnar = collate_fn is None and type(dataset).__getitem__ is StreamingDataset.__getitem__
-        self._pass: tuple[int, int] | None = None
-        self._rows = global_batch_size // topology.replicas
-        self._stride = 1
-        self._first = 0
-        self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
-        self._plan: BatchPlan | None = None
-
-    def plan(self, epoch: int, start: int) -> BatchPlan:
-        """The plan of a pass."""
-        return self._dataset.plan(
-            epoch=epoch,
-            start=start,
-            global_batch_size=self._global_batch_size,
-            remainder=self._remainder,
-            topology=self._topology,
-        )
-
-    def __getitem__(self, key: _BatchKey) -> Any:
-        if self._pass != key[:2]:
-            self._begin(key)
-        self._dataset.pool.advance(key.number)
-        ids = self._ids(key.number)
-        if self._is_columnar:
-            batch = self._dataset.pool.batch(ids)
-        else:
-            batch = (self._collate_fn or default_collate)([self._dataset[sample_id] for sample_id in ids.tolist()])
-        if self._remainder == 'exact':
-            assert self._plan is not None
-            batch = marked(batch, rows=len(ids), own_samples=self._plan.own_samples(key.number))
-        return batch
-
-    def _begin(self, key: _BatchKey) -> None:
-        worker = torch.utils.data.get_worker_info()
-        self._stride = worker.num_workers if worker is not None else 1
-        self._first = key.number
-        self._pass = key[:2]
-        self._plan = plan = self.plan(*key[:2])
-        self._chunks.clear()
-        upcoming = (
-            (k, self._dataset.locate(self._ids(k))[0]) for k in range(self._first, plan.num_batches, self._stride)
-        )
-        self._dataset.pool.prefetch(upcoming, first=key.number, **self._dataset.look_ahead(self._rows))
-
-    def _ids(self, number: int) -> npt.NDArray[np.int64]:
-        assert self._plan is not None
-        chunk, place = divmod((number - self._first) // self._stride, _CHUNK)
-        ids = self._chunks.get(chunk)
-        if ids is None:
-            first = self._first + chunk * _CHUNK * self._stride
-            batches = range(first, self._plan.num_batches, self._stride)[:_CHUNK]
-            ids = self._plan.order.at(np.concatenate([self._plan.positions(batch) for batch in batches]))
-            self._chunks[chunk] = ids
-            # The reader's chunk and the look-ahead's are kept; more would be memory without use.
-            while len(self._chunks) > 4:
-                self._chunks.popitem(last=False)
-        return ids[place * self._rows : (place + 1) * self._rows]  # the epoch's last batch may be shorter
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_pass': None, '_plan': None, '_chunks': OrderedDict()}
 
 
 class _EpochHint:
@@ -263,8 +166,8 @@ class StreamingDataLoader(DataLoader[Any]):
         assert self.batch_size is not None
         return self.batch_size * self.dataset.topology.replicas
 
-    def _reader(self) -> _BatchReader:
-        return _BatchReader(self.dataset, self.dataset.topology, self.global_batch_size, self.remainder, self._collate)
+    def _reader(self) -> BatchReader:
+        return BatchReader(self.dataset, self.dataset.topology, self.global_batch_size, self.remainder, self._collate)
 
     def plan(self, epoch: int | None = None, start: int = 0) -> BatchPlan:
         """Which samples make up each batch of an epoch, by default of the current one from its start."""
@@ -290,7 +193,7 @@ class StreamingDataLoader(DataLoader[Any]):
         epoch, start = progress.begin(rank=rank, worker=0)
         self._position = epoch, start
         plan = reader.plan(epoch, start)
-        keys = (_BatchKey(epoch, start, number) for number in range(plan.num_batches))
+        keys = (BatchKey(epoch, start, number) for number in range(plan.num_batches))
         batches = self._workers(reader, keys) if self.num_workers else self._here(reader, keys)
         is_whole, owner = False, os.getpid()
         self._epoch_under_way = epoch
@@ -333,13 +236,13 @@ class StreamingDataLoader(DataLoader[Any]):
         epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
         return epoch if self.fixed_epoch is None else self.fixed_epoch, start
 
-    def _here(self, reader: _BatchReader, keys: Iterator[_BatchKey]) -> Iterator[Any]:
+    def _here(self, reader: BatchReader, keys: Iterator[BatchKey]) -> Iterator[Any]:
         if not (self.pin_memory and torch.cuda.is_available()):
             return map(reader.__getitem__, keys)
         pin = torch.utils.data._utils.pin_memory.pin_memory  # pyright: ignore[reportAttributeAccessIssue]
         return (pin(reader[key]) for key in keys)
 
-    def _workers(self, reader: _BatchReader, keys: Iterator[_BatchKey]) -> Iterator[Any]:
+    def _workers(self, reader: BatchReader, keys: Iterator[BatchKey]) -> Iterator[Any]:
         # PyTorch's loader does the processes. It is handed keys, so any worker can read any batch, and what was
         # prefetched but not handed out is no part of the position.
         dataset = self.dataset
@@ -400,7 +303,7 @@ class StreamingDataLoader(DataLoader[Any]):
 class _Keys:
     """The sampler of PyTorch's loader: whatever keys the pass at hand wants."""
 
-    keys: Iterator[_BatchKey] = iter(())
+    keys: Iterator[BatchKey] = iter(())
 
-    def __iter__(self) -> Iterator[_BatchKey]:
+    def __iter__(self) -> Iterator[BatchKey]:
         return self.keys

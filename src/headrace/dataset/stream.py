@@ -8,6 +8,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
 from headrace.storage import CacheEntry, CacheLimit, CachePart, Retry, ShardCache, StoreOptions, open_store
 from headrace.storage.machine_file import claim_private_folder, private_folder
 
-__all__ = ['Stream']
+__all__ = ['Stream', 'open_streams']
 
 
 class Stream:
@@ -281,6 +282,39 @@ class Stream:
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """Samples stored in each shard, int64."""
         return self.shards.samples
+
+
+def open_streams(
+    streams: Sequence[Stream], *, cache_limit: int | None, allow_unsafe_types: bool, **defaults: Any
+) -> None:
+    """Open the streams of one dataset at the same time.
+
+    Args:
+        streams: the streams; those without a name get one, and those without a value the dataset's.
+        cache_limit: bytes that their folders may take together; None: no limit.
+        allow_unsafe_types: whether to open data with pickled columns.
+        defaults: values by the names of a stream's arguments.
+
+    Raises:
+        Exception: as `Stream.open`.
+    """
+    for number, stream in enumerate(streams):
+        # A stream's name is part of the order's key: it must not depend on where the data lies.
+        stream.name = stream.name or f'stream_{number}'
+        stream.fill_in(defaults)
+    limit = None if cache_limit is None else CacheLimit(cache_limit)
+
+    def open_one(stream: Stream) -> None:
+        stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit)
+
+    # The threads end here: none may be alive when a DataLoader forks its workers.
+    with ThreadPoolExecutor(min(16, len(streams))) as pool:
+        for outcome in [pool.submit(open_one, stream) for stream in streams]:
+            outcome.result()
+    first = 0
+    for stream in streams:
+        stream.first_shard = first
+        first += len(stream.shards)
 
 
 def _verify(path: Path, *, info: Any, algorithm: str | None) -> None:

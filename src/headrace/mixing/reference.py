@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from headrace.mixing import schema
-from headrace.mixing.validate import Named, Parsed, Ranges, choices_of, describe_number, field_types, unwrap
+from headrace.mixing.marks import Named, Parsed
+from headrace.mixing.validate import choices_of, describe_number, field_types, unwrap
 
 __all__ = ['field_texts', 'updated']
 
@@ -67,8 +68,6 @@ def _kind(hint: Any) -> str:
     if isinstance(mark, Named):
         single = f'a {mark.what}, or ' if mark.or_single else ''
         return f'{single}{mark.what}s by name'
-    if isinstance(mark, Ranges):
-        return 'a list of pairs'
     if isinstance(mark, Parsed):
         return mark.what
     if choices := choices_of(hint, mark):

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from headrace.format import get_hashes
-from headrace.mixing.validate import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed, Ranges
+from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed, read_skip
 from headrace.order.shuffle import ALGORITHMS
 from headrace.selection import Conditions, Fraction, Subset
 
@@ -211,7 +211,7 @@ class DatasetConfig(SelectionConfig):
     """Samples after the last full global batch: hand them out, repeating a few so that ranks get as many; the same, and
     mark the repeats in the batch (`exact`); or drop. Left out: `repeat`; for evaluation under Lightning `exact`."""
 
-    skip: Annotated[tuple[tuple[int | str, int | str], ...], Ranges()] = ()
+    skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
     """Ranges of the run's global sequence to leave out, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the
     run's beginning, or global batches of the present size; the end is the first that is kept."""
 

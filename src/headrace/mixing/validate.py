@@ -2,7 +2,7 @@
 
 The dataclasses are the only list of keys: names, types, bounds and choices are read from their annotations.
 The annotations understood are ``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, ``X | None``, another
-dataclass, ``Mapping[str, X]``, and ``Annotated[...]`` with one of the marks below. ``null`` in a file means that the
+dataclass, ``Mapping[str, X]``, and ``Annotated[...]`` with one of `marks`. ``null`` in a file means that the
 key is left out.
 
 Rules between keys belong to the dataclass: an optional method ``broken_rules`` yields those that do not hold. A rule
@@ -17,117 +17,21 @@ import difflib
 import functools
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
-from headrace.order.skip import read_range
+from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
 from headrace.selection import Mistake
 
-__all__ = [
-    'AtLeast',
-    'BrokenRule',
-    'Bytes',
-    'Count',
-    'MoreThan',
-    'Named',
-    'OneOf',
-    'Parsed',
-    'Problem',
-    'Ranges',
-    'Validator',
-    'dotted',
-]
+__all__ = ['Problem', 'Validator', 'dotted']
 
 Path = tuple[str | int, ...]
 """Where a value stands: the keys from the root, an integer for an item of a list."""
 
 T = TypeVar('T')
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """Mark of a number: the smallest value allowed, inclusive."""
-
-    bound: int
-
-    def __str__(self) -> str:
-        return f'of at least {self.bound}'
-
-
-@dataclass(frozen=True, slots=True)
-class MoreThan:
-    """Mark of a number: the value that it must exceed, exclusive."""
-
-    bound: int
-
-    def __str__(self) -> str:
-        return f'greater than {self.bound}'
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Mark of an integer that may be written with a unit of 1000: ``100k``, ``64M``, ``1.5b``, ``1t``."""
-
-    least: int = 1
-
-    def __str__(self) -> str:
-        return f"of at least {self.least}, or text like '100k', '64m', '1.5b'"
-
-
-@dataclass(frozen=True, slots=True)
-class Bytes:
-    """Mark of a size in bytes that may be written with a unit of 1024: ``100kb``, ``64mb``, ``1.5gb``."""
-
-    least: int = 1
-
-    def __str__(self) -> str:
-        return f"of at least {self.least}, or text like '100kb', '64mb', '10gb'"
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """Mark of a text: the names allowed, where another package owns their list; ``Literal`` elsewhere."""
-
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Ranges:
-    """Mark of a tuple of pairs: ranges of a run's sequence, as `headrace.order.parse_skip` reads them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """Mark of a tuple of dataclasses with a ``name``: a mapping from names, or a list of items that say their name."""
-
-    what: str
-    """What one item is, for messages."""
-    or_single: bool = False
-    """Also accept one item in the place of the mapping, named by the key it stands at; then a list is refused."""
-
-
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """Mark of a value whose form another package owns."""
-
-    read: Callable[[object, list[Mistake]], Any]
-    """Makes the value; returns None after noting what is wrong."""
-    what: str
-    """What the value is, for the documentation."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenRule:
-    """A rule between keys of one dataclass, broken."""
-
-    keys: tuple[str, ...]
-    """The keys of the dataclass that the rule speaks of; the message points to the first that is given."""
-    rule: str
-    inner: tuple[str, ...] = ()
-    """The keys of dataclasses within it that the rule depends on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +128,6 @@ class Validator:
             return self._named(hint, mark, value, path)
         if isinstance(mark, (Count, Bytes)):
             return self._sized(mark, value, path)
-        if isinstance(mark, Ranges):
-            return self._ranges(value, path)
         if isinstance(mark, Parsed):
             return self._parsed(mark, value, path)
         if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
@@ -281,15 +183,6 @@ class Validator:
         if not _is_number(number, (int, float)) or number < mark.least or number != int(number):
             return self._wrong(path, value, f'must be {describe_number(int, mark)}')
         return int(number)
-
-    def _ranges(self, value: Any, path: Path) -> Any:
-        if not isinstance(value, list):
-            return self._wrong(path, value, 'must be a list of ranges [begin, end]')
-        ranges: list[Any] = []
-        for index, item in enumerate(cast('list[Any]', value)):
-            found = read_range(item)
-            ranges.append(self._wrong((*path, index), item, found) if isinstance(found, str) else tuple(item))
-        return _INVALID if _INVALID in ranges else tuple(ranges)
 
     def _parsed(self, mark: Parsed, value: Any, path: Path) -> Any:
         mistakes: list[Mistake] = []

@@ -102,7 +102,7 @@ class Where:
         # Workers need what was evaluated, not the function, which may be one that cannot be pickled, such as a lambda.
         try:
             pickle.dumps(self.function)
-        except Exception:
+        except (pickle.PicklingError, AttributeError, TypeError):
             return _where, (_not_here, self.name, self.columns)
         return _where, (self.function, self.name, self.columns)
 

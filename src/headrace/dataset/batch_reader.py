@@ -1,0 +1,112 @@
+"""Batches of one rank by their keys, in the main process or in a worker."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import Dataset, default_collate
+
+from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.padding import marked
+from headrace.order import BatchPlan, Remainder, Topology
+
+__all__ = ['BatchKey', 'BatchReader', 'Collate']
+
+Collate = Callable[[list[Any]], Any]
+
+_CHUNK = 64  # batches whose ids are worked out together
+
+
+class BatchKey(NamedTuple):
+    """A batch, by what does not depend on who reads it."""
+
+    epoch: int
+    start: int
+    number: int
+
+
+class BatchReader(Dataset[Any]):
+    """Reads batches of one rank by their keys: in the main process, or in workers, which get a copy.
+
+    A key says all that changes from batch to batch, so a worker holds no position and needs no word from the main
+    process at a new epoch or after a resume.
+    """
+
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        topology: Topology,
+        global_batch_size: int,
+        remainder: Remainder,
+        collate_fn: Collate | None,
+    ) -> None:
+        self._dataset = dataset
+        self._topology = topology
+        self._global_batch_size = global_batch_size
+        self._remainder: Remainder = remainder
+        self._collate_fn = collate_fn
+        self._is_columnar = collate_fn is None and type(dataset).__getitem__ is StreamingDataset.__getitem__
+        self._pass: tuple[int, int] | None = None
+        self._rows = global_batch_size // topology.replicas
+        self._stride = 1
+        self._first = 0
+        self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
+        self._plan: BatchPlan | None = None
+
+    def plan(self, epoch: int, start: int) -> BatchPlan:
+        """The plan of a pass."""
+        return self._dataset.plan(
+            epoch=epoch,
+            start=start,
+            global_batch_size=self._global_batch_size,
+            remainder=self._remainder,
+            topology=self._topology,
+        )
+
+    def __getitem__(self, key: BatchKey) -> Any:
+        if self._pass != key[:2]:
+            self._begin(key)
+        self._dataset.pool.advance(key.number)
+        ids = self._ids(key.number)
+        if self._is_columnar:
+            batch = self._dataset.pool.batch(ids)
+        else:
+            batch = (self._collate_fn or default_collate)([self._dataset[sample_id] for sample_id in ids.tolist()])
+        if self._remainder == 'exact':
+            assert self._plan is not None
+            batch = marked(batch, rows=len(ids), own_samples=self._plan.own_samples(key.number))
+        return batch
+
+    def _begin(self, key: BatchKey) -> None:
+        worker = torch.utils.data.get_worker_info()
+        self._stride = worker.num_workers if worker is not None else 1
+        self._first = key.number
+        self._pass = key[:2]
+        self._plan = plan = self.plan(*key[:2])
+        self._chunks.clear()
+        upcoming = (
+            (k, self._dataset.locate(self._ids(k))[0]) for k in range(self._first, plan.num_batches, self._stride)
+        )
+        self._dataset.pool.prefetch(upcoming, first=key.number, **self._dataset.look_ahead(self._rows))
+
+    def _ids(self, number: int) -> npt.NDArray[np.int64]:
+        assert self._plan is not None
+        chunk, place = divmod((number - self._first) // self._stride, _CHUNK)
+        ids = self._chunks.get(chunk)
+        if ids is None:
+            first = self._first + chunk * _CHUNK * self._stride
+            batches = range(first, self._plan.num_batches, self._stride)[:_CHUNK]
+            ids = self._plan.order.at(np.concatenate([self._plan.positions(batch) for batch in batches]))
+            self._chunks[chunk] = ids
+            # The reader's chunk and the look-ahead's are kept; more would be memory without use.
+            while len(self._chunks) > 4:
+                self._chunks.popitem(last=False)
+        return ids[place * self._rows : (place + 1) * self._rows]  # the epoch's last batch may be shorter
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_pass': None, '_plan': None, '_chunks': OrderedDict()}

@@ -1,0 +1,76 @@
+"""The samples of opened streams, by their global ids: where they are, and reading them one by one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.reading import ShardPool
+from headrace.dataset.stream import Stream
+from headrace.order import BatchExplanation, BatchPlan, Mixture, SampleMap
+
+__all__ = ['Samples']
+
+
+class Samples:
+    """The samples that streams offer, those of stream 0 first. Copies in other processes map shards of their own."""
+
+    def __init__(self, streams: Sequence[Stream], mixture: Mixture, *, is_limited: bool) -> None:
+        """Take opened streams, the mixture of their sizes, and whether their caches have a limit."""
+        self._streams = streams
+        self._is_limited = is_limited
+        self._first_shards = mixture.shard_offsets[:-1]
+        self._map = SampleMap.of(mixture, [stream.kept for stream in streams])
+        self._pool: ShardPool | None = None
+        self._pool_pid = -1
+
+    def __len__(self) -> int:
+        return self._map.num_samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_pool': None, '_pool_pid': -1}
+
+    @property
+    def pool(self) -> ShardPool:
+        """This process' mapped shards. A forked child makes its own: it does not own its parent's locks."""
+        if self._pool is None or self._pool_pid != os.getpid():
+            self._pool = ShardPool(self._streams, self._map, is_limited=self._is_limited)
+            self._pool_pid = os.getpid()
+        return self._pool
+
+    def read(self, at: int) -> dict[str, Any]:
+        """One sample. Negative ids count from the end.
+
+        Raises:
+            IndexError: there is no such sample.
+        """
+        total = len(self)
+        if not -total <= at < total:
+            raise IndexError(f'A sample id must be at least {-total} and below {total}, but is {at}.')
+        return self.pool.sample(at % total)
+
+    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
+        return self._map.locate(ids)
+
+    def place(self, shard: int) -> tuple[str, int, str]:
+        """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
+        number = int(self._first_shards.searchsorted(shard, 'right')) - 1
+        stream, local = self._streams[number], shard - int(self._first_shards[number])
+        return stream.name or '', local, stream.shards[local].files[0].raw.basename
+
+    def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
+        """Which samples of which shards make up batch k of a plan, with the names of the shards' files.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
+        explained = plan.explain(k, self._map)
+        shards, numbers = np.unique(self._first_shards[explained.streams] + explained.shards, return_inverse=True)
+        names = np.array([self.place(shard)[2] for shard in shards.tolist()])
+        return replace(explained, files=names[numbers])
