@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from composer_legs import Leg
 
 from headrace.dataset import MDSWriter, StreamingDataset
+from processes import run_program
 
 
 def make_data(folder: Path, samples: int) -> str:
@@ -30,10 +29,7 @@ def launch(command: list[str], legs: list[Leg], *, killed: bool = False) -> None
     # The launchers lie beside the interpreter.
     command = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
     script = str(Path(__file__).with_name('composer_legs.py'))
-    environ = os.environ | {'OMP_NUM_THREADS': '1'}
-    done = subprocess.run(  # a launcher stops its ranks itself when it is interrupted
-        [*command, script, str(plan)], env=environ, capture_output=True, text=True, timeout=500, check=False
-    )
+    done = run_program([*command, script, str(plan)], timeout=500)
     if (done.returncode == 0) == killed:
         pytest.fail(f'{command} ended with exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}')
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from headrace import MDSWriter
+from processes import run_well
 
 pytestmark = [pytest.mark.composer, pytest.mark.timeout(400)]
 
@@ -25,7 +24,7 @@ def test_metrics_of_several_ranks_are_those_of_the_data(tmp_path: Path, ranks: i
         with MDSWriter(out=str(tmp_path / str(size)), columns={'id': 'int'}, size_limit=300) as writer:
             for number in range(size):
                 writer.write({'id': number * number})
-    done = subprocess.run(
+    run_well(
         [
             str(Path(sys.executable).with_name('composer')),
             '-n',
@@ -35,13 +34,8 @@ def test_metrics_of_several_ranks_are_those_of_the_data(tmp_path: Path, ranks: i
             str(replication),
             *map(str, SIZES),
         ],
-        env=os.environ | {'OMP_NUM_THREADS': '1'},
-        capture_output=True,
-        text=True,
         timeout=380,
-        check=False,
     )
-    assert done.returncode == 0, f'{done.stdout[-2000:]}\n{done.stderr[-6000:]}'
     for rank in range(ranks):
         found = json.loads((tmp_path / f'rank{rank}.json').read_text())
         for size in SIZES:

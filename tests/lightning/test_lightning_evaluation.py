@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lightning.pytorch import LightningModule, Trainer
-from test_lightning_processes import TORCHRUN, environment
 
 from headrace import PADDING, MDSWriter, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning import StreamingDataModule
+from processes import run_well, torchrun
 
 SIZES = (1, 9, 101)  # two ranks with 4 rows each: nothing but padding on one, at once or in the last batch; and a row
 
@@ -30,11 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_metrics_of_two_ranks_are_those_of_the_data(folder: Path) -> None:
     program = str(Path(__file__).with_name('lightning_evaluation.py'))
-    done = subprocess.run(
-        [sys.executable, *TORCHRUN, program, str(folder), *map(str, SIZES)],
-        env=environment(), capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-6000:]
+    run_well([*torchrun(2), program, str(folder), *map(str, SIZES)])
     ranks = [json.loads((folder / f'rank{rank}.json').read_text()) for rank in range(2)]
     for size in SIZES:
         values = [number * number for number in range(size)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +14,13 @@ import pytest
 import torch
 from fabric_run import EPOCHS, Leg, global_batches, train
 from lightning.fabric import Fabric
-from test_lightning_processes import environment
 
 from headrace import PADDING, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.lightning import FabricLoader, setup
 from headrace.lightning.topology import topology_of_fabric
 from headrace.mixing import load_config
+from processes import run_well
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -42,16 +41,7 @@ def launch(legs: Sequence[Leg], folder: Path) -> None:
     path = folder / f'{legs[0].name}.json'
     path.write_text(json.dumps([dataclasses.asdict(leg) for leg in legs]))
     program = str(Path(__file__).with_name('fabric_run.py'))
-    done = subprocess.run(
-        [sys.executable, program, str(path)],
-        env=environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, f'{done.stdout[-2000:]}\n{done.stderr[-6000:]}'
+    run_well([sys.executable, program, str(path)], cwd=folder)
 
 
 @pytest.fixture(scope='module')

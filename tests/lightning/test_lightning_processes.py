@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +15,8 @@ from typing import Any
 import pytest
 from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Crash, Run, train
+
+from processes import Program, run_program, run_well, torchrun
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -29,17 +29,6 @@ KINDS = {
     'validation-end': 'val12',
     'exception': 'exception',
 }
-# What launchers set; a user sets none of them.
-RANK_VARIABLES = (
-    'RANK',
-    'WORLD_SIZE',
-    'LOCAL_RANK',
-    'LOCAL_WORLD_SIZE',
-    'NODE_RANK',
-    'GROUP_RANK',
-    'MASTER_ADDR',
-    'MASTER_PORT',
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,34 +58,19 @@ CHOSEN = {
 } | {Case(a, b, k, False) for a, b, k in (('2x0', '1x0', 'exception'), ('1x0', '2x0', 'exception'))}
 
 
-def environment() -> dict[str, str]:
-    """This process' environment without the variables of a launcher."""
-    environ = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
-    return {**environ, 'OMP_NUM_THREADS': '1'}
+def launch(runs: Sequence[Run], folder: Path, launcher: Sequence[str] = (sys.executable,)) -> int:
+    """Run the rank program over some runs; its exit status."""
+    return run_program(rank_program(runs, folder, launcher), cwd=folder).returncode
 
 
-def launch(runs: Sequence[Run], folder: Path, command: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run the rank program over some runs, with no variable of a launcher in its environment."""
+def launch_well(runs: Sequence[Run], folder: Path, launcher: Sequence[str] = (sys.executable,)) -> None:
+    run_well(rank_program(runs, folder, launcher), cwd=folder)
+
+
+def rank_program(runs: Sequence[Run], folder: Path, launcher: Sequence[str]) -> list[str]:
     path = folder / f'{runs[0].name}.runs.json'
     path.write_text(json.dumps([dataclasses.asdict(run) for run in runs]))
-    program = str(Path(__file__).with_name('lightning_run.py'))
-    return subprocess.run(
-        [sys.executable, *command, program, str(path)],
-        env=environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-
-
-def launch_well(runs: Sequence[Run], folder: Path, command: Sequence[str] = ()) -> None:
-    done = launch(runs, folder, command)
-    assert done.returncode == 0, f'{done.stdout[-2000:]}\n{done.stderr[-6000:]}'
-
-
-TORCHRUN = ('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2')
+    return [*launcher, str(Path(__file__).with_name('lightning_run.py')), str(path)]
 
 
 def run_all(runs: Sequence[Run], folder: Path) -> None:
@@ -109,7 +83,7 @@ def run_all(runs: Sequence[Run], folder: Path) -> None:
                 assert run.crash_at is not None
     pairs = [run for run in runs if run.devices == 2]
     if pairs:
-        launch_well(pairs, folder, TORCHRUN)
+        launch_well(pairs, folder, torchrun(2))
 
 
 @pytest.fixture(scope='module')
@@ -212,8 +186,7 @@ def test_lightnings_launcher_needs_no_environment_and_survives_kill(mixes, tmp_p
         f'global_batch_size: 8\ntrain:\n  shuffle: true\n  loader: {{num_workers: 1}}\n  streams:\n{streams}'
     )
     first = pair(mixes, tmp_path, 'first', every_steps=5, kill_at=13, yaml=str(yaml))
-    killed = launch([first], tmp_path)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr[-4000:]
+    assert launch([first], tmp_path) == -signal.SIGKILL
     checkpoint = first.checkpoints / 'step10.ckpt'
     no_workers = {'overrides': ['train.loader.num_workers=0']}
     second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), yaml=str(yaml), module=no_workers)
@@ -226,7 +199,7 @@ def test_lightnings_launcher_needs_no_environment_and_survives_kill(mixes, tmp_p
 
 def test_a_killed_rank_goes_on_as_two(mixes, tmp_path, table):
     first = Run(name='first', out=str(tmp_path), streams=mixes['even'], every_steps=5, kill_at=13, workers=2)
-    assert launch([first], tmp_path).returncode == -signal.SIGKILL
+    assert launch([first], tmp_path) == -signal.SIGKILL
     checkpoint = first.checkpoints / 'step5.ckpt'
     second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), strategy='ddp_spawn')
     launch_well([second], tmp_path)
@@ -243,7 +216,7 @@ def test_ranks_share_a_remainder_equally(mixes, tmp_path, table):
     first = pair(mixes, tmp_path, 'first', crash_at=17, **common)
     checkpoint = first.checkpoints / 'exception.ckpt'
     second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), **common)
-    launch_well([first, second], tmp_path, TORCHRUN)
+    launch_well([first, second], tmp_path, torchrun(2))
     verdict = judge([(first, checkpoint), (second, None)])
     table.append(f'{"2x0 -> 2x0 exception, 101 samples":<55} {verdict}')
     assert verdict.is_exact
@@ -254,19 +227,14 @@ def test_ranks_share_a_remainder_equally(mixes, tmp_path, table):
 @pytest.mark.slow
 def test_nodes_may_change_at_a_resume(mixes, tmp_path, table):
     first = pair(mixes, tmp_path, 'first', every_steps=5, crash_at=17, devices=1, trainer={'num_nodes': 2})
-    path = tmp_path / 'nodes.json'
-    path.write_text(json.dumps([dataclasses.asdict(first)]))
     with socket.socket() as probe:
         probe.bind(('127.0.0.1', 0))
         port = probe.getsockname()[1]
-    program = str(Path(__file__).with_name('lightning_run.py'))
-    command = [sys.executable, '-m', 'torch.distributed.run', '--nnodes', '2', '--nproc-per-node', '1']
-    endpoint = ['--master-addr', '127.0.0.1', '--master-port', str(port)]
-    nodes = [
-        subprocess.Popen([*command, *endpoint, '--node-rank', str(node), program, str(path)], env=environment())
-        for node in range(2)
-    ]
-    assert [node.wait(280) for node in nodes] == [0, 0]
+    agent = [sys.executable, '-m', 'torch.distributed.run', '--nnodes', '2', '--nproc-per-node', '1']
+    agent += ['--master-addr', '127.0.0.1', '--master-port', str(port)]
+    commands = [rank_program([first], tmp_path, [*agent, '--node-rank', str(node)]) for node in range(2)]
+    with Program(commands[0]) as zero, Program(commands[1]) as one:
+        assert [node.wait().returncode for node in (zero, one)] == [0, 0]
     checkpoint = first.checkpoints / 'step15.ckpt'
     second = dataclasses.replace(
         first, name='second', batch_size=8, strategy='auto', crash_at=None, trainer={}, checkpoint=str(checkpoint)
@@ -296,7 +264,7 @@ def test_tensor_parallel_ranks_share_their_samples(mixes, tmp_path, table):
     first = pair(mixes, tmp_path, 'first', every_steps=5, crash_at=7, **parallel)
     checkpoint = first.checkpoints / 'step5.ckpt'
     second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), **parallel)
-    launch_well([first, second], tmp_path, TORCHRUN)
+    launch_well([first, second], tmp_path, torchrun(2))
     for run in (first, second):
         ours, theirs = records(run)
         assert ours == theirs

@@ -1,0 +1,170 @@
+"""Programs that tests start: none outlives its test, and one that hangs says where it does."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+__all__ = ['Program', 'clean_environment', 'run_program', 'run_well', 'torchrun']
+
+# What launchers set; a user sets none of them.
+_RANK_VARIABLES = (
+    'RANK',
+    'WORLD_SIZE',
+    'LOCAL_RANK',
+    'LOCAL_WORLD_SIZE',
+    'NODE_RANK',
+    'GROUP_RANK',
+    'MASTER_ADDR',
+    'MASTER_PORT',
+)
+_MARK = 'HEADRACE_TEST_PROGRAM'
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """This process' environment without the variables of a launcher."""
+    environ = {name: value for name, value in os.environ.items() if name not in _RANK_VARIABLES}
+    fixed = {
+        # Ranks share the cores.
+        'OMP_NUM_THREADS': '1',
+        # gloo would take the interface that the host name resolves to, whatever that is; tests stay on the loopback.
+        'GLOO_SOCKET_IFNAME': 'lo0' if sys.platform == 'darwin' else 'lo',
+        # SIGABRT then has a process print what its threads are doing.
+        'PYTHONFAULTHANDLER': '1',
+    }
+    return {**environ, **fixed, **variables}
+
+
+def torchrun(ranks: int) -> list[str]:
+    """The command of a launcher on one node, to be followed by a program and its arguments."""
+    return [sys.executable, '-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', str(ranks)]
+
+
+class Program:
+    """A running program with all its descendants; those that are left at the end of the ``with`` block are killed.
+
+    Args:
+        command: the program and its arguments.
+        cwd: where it runs.
+        environ: its environment, by default the clean one.
+    """
+
+    def __init__(
+        self, command: Sequence[str], *, cwd: Path | None = None, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.command = command
+        # Launchers put their ranks into sessions of their own: only what they inherit tells whose they are.
+        self._mark = uuid.uuid4().hex
+        environ = {**(clean_environment() if environ is None else environ), _MARK: self._mark}
+        # Files, because a pipe that is full, or that an orphan holds open, would be one more way to hang.
+        self._files = contextlib.ExitStack()
+        self._output = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - it is one
+        self._errors = self._files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._files.close()
+
+    def wait(self, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+        """Its exit status and what it printed.
+
+        Raises:
+            AssertionError: it did not end in time. The message says what each of its processes was doing.
+        """
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            for pid in self._processes():
+                _send(pid, signal.SIGABRT)
+                time.sleep(0.2)  # one after the other, for the reader
+            self._end()
+            raise AssertionError(
+                f'{" ".join(self.command)}\nstill ran after {timeout:.0f} s; its processes were doing this:\n'
+                f'{_text(self._errors)[-20000:]}'
+            ) from None
+        return subprocess.CompletedProcess(self.command, code, _text(self._output), _text(self._errors))
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + 20
+        while left := [*self._processes()]:
+            for pid in left:
+                _send(pid, signal.SIGKILL)
+            self.process.poll()
+            assert time.monotonic() < deadline, f'processes {left} outlived SIGKILL by 20 seconds'
+            time.sleep(0.01)
+        self.process.wait()
+
+    def _processes(self) -> Iterator[int]:
+        """The living ones; where there is no /proc, only the first, if it lives."""
+        if not Path('/proc/self/environ').exists():
+            if self.process.poll() is None:
+                yield self.process.pid
+            return
+        mark = f'{_MARK}={self._mark}'.encode()
+        for folder in Path('/proc').glob('[0-9]*'):
+            try:
+                is_ours = mark in (folder / 'environ').read_bytes().split(b'\0')  # empty for a zombie
+            except (OSError, ValueError):
+                continue
+            if is_ours:
+                yield int(folder.name)
+
+
+def run_program(
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 280,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, which must come within `timeout` seconds."""
+    with Program(command, cwd=cwd, environ=environ) as program:
+        return program.wait(timeout)
+
+
+def run_well(
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout: float = 280,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, whose exit status must be 0."""
+    done = run_program(command, cwd=cwd, environ=environ, timeout=timeout)
+    assert done.returncode == 0, (
+        f'{" ".join(command)}\nended with exit status {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}'
+    )
+    return done
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors='replace')

@@ -1,0 +1,55 @@
+"""How tests start programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from processes import Program, run_program, run_well
+
+HANGS = """
+import subprocess, sys, time
+child = [sys.executable, '-c', 'import time\\ndef deep_inside(): time.sleep(600)\\ndeep_inside()']
+print(subprocess.Popen(child, start_new_session=True).pid, flush=True)
+def outside(): time.sleep(600)
+outside()
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path('/proc/self/environ').exists(), reason='what descends from a program is found in /proc')
+def test_a_program_that_hangs_says_where_and_leaves_nothing():
+    with Program([sys.executable, '-c', HANGS]) as program:
+        with pytest.raises(AssertionError, match='still ran after 2 s') as failure:
+            program.wait(2)
+        assert 'in outside' in str(failure.value)
+        assert 'in deep_inside' in str(failure.value)
+        child = int(os.pread(program._output.fileno(), 20, 0))
+        assert not is_alive(child)
+
+
+def test_leaving_the_block_ends_a_program():
+    begin = time.monotonic()
+    with Program([sys.executable, '-c', 'import time; time.sleep(600)']) as program:
+        pass
+    assert program.process.returncode == -9
+    assert time.monotonic() - begin < 100
+
+
+def test_what_it_printed_and_its_exit_status_are_told(monkeypatch):
+    monkeypatch.setenv('RANK', '3')
+    code = "import os, sys; print(os.environ.get('RANK')); print('wrong', file=sys.stderr); sys.exit(7)"
+    done = run_program([sys.executable, '-c', code])
+    assert (done.returncode, done.stdout, done.stderr) == (7, 'None\n', 'wrong\n')
+    with pytest.raises(AssertionError, match=r'exit status 7\nNone\n\nwrong'):
+        run_well([sys.executable, '-c', code])
