@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from headrace.dataset.batch_reader import BatchKey, BatchReader, Collate
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.fork_context import worker_context
 from headrace.dataset.progress import Progress
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, Remainder, ResumeState, Topology
@@ -257,7 +258,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 pin_memory=self.pin_memory,
                 timeout=self.timeout,
                 worker_init_fn=self.worker_init_fn,
-                multiprocessing_context=self.multiprocessing_context,
+                multiprocessing_context=worker_context(self.multiprocessing_context),
                 generator=self.generator,
                 prefetch_factor=self.prefetch_factor,
                 persistent_workers=self.persistent_workers,
