@@ -127,6 +127,11 @@ def test_only_loaders_that_were_given_are_defined(run):
 # -- what it refuses --------------------------------------------------------------------------------------------------
 
 
+class Collating(StreamingDataModule):
+    def collate(self, samples, section):
+        return samples
+
+
 def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
     return {
         'nothing': (lambda: StreamingDataModule(), 'needs data'),
@@ -134,7 +139,13 @@ def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
             lambda: StreamingDataModule(train=StreamingDataLoader(dataset(run), batch_size=8)),
             'A source must',
         ),
-        'two for training': (lambda: StreamingDataModule(train=[dataset(run), dataset(run)]), 'one training dataset'),
+        'none for training': (lambda: StreamingDataModule(train=[]), 'names no dataset'),
+        'one dataset twice': (lambda: StreamingDataModule(train=[data := dataset(run), data]), 'a dataset of its own'),
+        'a mode that is none': (
+            lambda: StreamingDataModule(train=dataset(run), train_mode='sequential'),
+            'one of max_size_cycle, max_size, min_size',
+        ),
+        'two ways to collate': (lambda: Collating(train=dataset(run), collate_fn=list), 'overrides `collate`'),
         'workers twice': (lambda: StreamingDataModule(yaml, num_workers=2), 'num_workers'),
         'data twice': (lambda: StreamingDataModule(yaml, train=dataset(run)), 'train'),
         'overrides of nothing': (lambda: StreamingDataModule(train=dataset(run), overrides=['a=1']), 'overrides'),
@@ -148,7 +159,10 @@ def refusals(run: Run, yaml: str) -> dict[str, tuple[Any, str]]:
     [
         'nothing',
         'a loader',
-        'two for training',
+        'none for training',
+        'one dataset twice',
+        'a mode that is none',
+        'two ways to collate',
         'workers twice',
         'data twice',
         'overrides of nothing',
@@ -207,7 +221,7 @@ def test_topology_comes_from_the_trainer(run, monkeypatch):
     module.setup('fit')
     topology = data.topology
     assert (topology.rank, topology.world_size, topology.replication, topology.replica) == (3, 4, 2, 1)
-    assert module.position.global_batch_size == 16
+    assert module.position.loaders[0].global_batch_size == 16
 
 
 def test_replication_of_the_dataset_holds_where_the_trainer_has_none(run):

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from headrace.lightning.counters import catch_up, pass_over, rewrite, set_batches, trained_batches, trained_epochs
+from headrace.lightning.position import is_position, loader_entries
 from headrace.lightning.rng import random_state, restore_random_state
 
 if TYPE_CHECKING:
@@ -48,6 +49,12 @@ class PositionCallback(Callback):
         return 'headrace.position'
 
     @override
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Loaders that were passed by hand were made before there were ranks, in the process that spawned them.
+        if trainer.datamodule is None:  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
+            self._datamodule.bind(trainer)
+
+    @override
     def state_dict(self) -> dict[str, Any]:
         position = self._datamodule.position
         return {} if position is None else position.state()
@@ -56,9 +63,10 @@ class PositionCallback(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         state = self.state_dict()
         loaders = checkpoint['loops']['fit_loop']['state_dict'].get('combined_loader', [])
-        if state and len(loaders) == 1:
-            # Lightning asked the loader, which knows what it handed out, not what was trained.
-            loaders[0] = state['position']
+        entries = loader_entries(state) if state else {}
+        if len(loaders) == len(entries):
+            # Lightning asked the loaders, which know what they handed out, not what was trained.
+            loaders[:] = [entry['position'] for entry in entries.values()]
         if self._save_rng:
             checkpoint[_RNG_KEY] = random_state()
 
@@ -70,11 +78,11 @@ class PositionCallback(Callback):
         position = self._datamodule.position
         loaders = fit_loop['state_dict'].get('combined_loader', [])
         copies = [checkpoint.get(type(self._datamodule).__qualname__), checkpoint['callbacks'].get(self.state_key)]
-        if len(loaders) == 1:
-            # The data module owns the position: what the loader says of itself must not be loaded after it.
+        if len(loaders) == len(position.loaders):
+            # The data module owns the position: what a loader says of itself must not be loaded after it.
             del fit_loop['state_dict']['combined_loader']
-            copies += [{'position': loaders[0]}] if 'sample_in_epoch' in loaders[0] else []
-        state = next((copy for copy in copies if copy and 'position' in copy), None)
+            copies += [{'position': loaders[0]}] if len(loaders) == 1 and 'sample_in_epoch' in loaders[0] else []
+        state = next((copy for copy in copies if copy and is_position(copy)), None)
         if state is None:
             rank_zero_warn(
                 'The checkpoint holds no position of the data: it was saved without a StreamingDataModule. Training '
@@ -87,9 +95,9 @@ class PositionCallback(Callback):
         batches = state.get('trainer_batches', trained_batches(fit_loop))
         if 'trainer_epoch' in state:
             # At the end of an epoch, as a smaller limit may have made it, the position moved to the next one's start.
-            epochs = state['trainer_epoch'] + position.next()[0] - state['position']['epoch']
+            epochs = state['trainer_epoch'] + position.rolled_over
         else:
-            epochs = trained_epochs(fit_loop, is_epoch_start=position.next()[1] == 0)
+            epochs = trained_epochs(fit_loop, is_epoch_start=position.is_epoch_start)
         restart = position.restart(
             epochs=epochs,
             batches=batches,
@@ -115,9 +123,9 @@ class PositionCallback(Callback):
         if self._is_behind:
             catch_up(trainer.fit_loop)
             self._is_behind = False
-        batches = None if position is None else position.batches_of_next_epoch()
-        if batches is not None:
-            set_batches(trainer, batches)
+        lengths = None if position is None else position.lengths_of_next_pass()
+        if lengths is not None:
+            set_batches(trainer, *lengths)
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

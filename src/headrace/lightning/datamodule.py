@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
+from torch.utils.data import default_collate
 from typing_extensions import override
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.callbacks import PositionCallback
-from headrace.lightning.loaders import PassLoader
-from headrace.lightning.position import TrainPosition
+from headrace.lightning.hooks import SampleHooks
+from headrace.lightning.hparams import hyperparameters
+from headrace.lightning.loader_position import LoaderPosition
+from headrace.lightning.loaders import PassLoader, PassLoaders
+from headrace.lightning.position import TrainMode, TrainPosition, is_position
 from headrace.lightning.position_file import write_position_files
 from headrace.lightning.sources import (
     SECTIONS,
@@ -25,12 +29,14 @@ from headrace.lightning.sources import (
     sources_of_config,
     sources_of_section,
 )
-from headrace.lightning.topology import topology_of
+from headrace.lightning.topology import topology_of, with_replication
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
 
 __all__ = ['StreamingDataModule']
+
+_Loader = TypeVar('_Loader', bound=StreamingDataLoader)
 
 _STAGES = {'fit': ('train', 'val'), 'validate': ('val',), 'test': ('test',), 'predict': ('predict',)}
 
@@ -45,14 +51,23 @@ class StreamingDataModule(LightningDataModule):
     Args:
         config: a YAML file, its content as a mapping, or what `headrace.mixing.load_config` returned. It says all
             about the loaders: of the arguments below, only `overrides`, `collate_fn`, `worker_init_fn`,
-            `dataset_class`, `save_rng`, `position_files` and, if it gives no other value, `batch_size` go with it.
+            `dataset_class`, `prepare`, `save_rng`, `position_files` and, if it gives no other value, `batch_size` go
+            with it.
         overrides: what goes over the configuration, such as `['train.loader.num_workers=8']`.
         train: the training dataset: a `StreamingDataset`, its keyword arguments, a function that makes it, or a
-            `headrace.mixing.LoaderConfig`.
-        val: the same for validation; or several, in a list or by name. Lightning numbers their loaders in this order.
+            `headrace.mixing.LoaderConfig`. Or several, in a list or by name: each step gets a batch of each, in a list
+            or a dict, and each keeps a position of its own. (To mix streams in one batch, give one dataset with
+            several streams.)
+        train_mode: when an epoch of several training loaders ends, as Lightning's `CombinedLoader` has it: with the
+            longest, the others beginning anew meanwhile ('max_size_cycle') or giving None ('max_size'), or with the
+            shortest, what is left of the others being left out ('min_size').
+        val: as `train`, for validation. Lightning numbers the loaders of several in their order.
         test: as `val`, for tests.
         predict: as `val`, for predictions.
-        batch_size: samples per device. An evaluation dataset with a batch size of its own keeps it.
+        prepare: called once, on rank 0 of the whole run, before any dataset is opened, while the other ranks wait: to
+            convert data, or to upload it. It runs at every start, and must see for itself what is done already.
+        batch_size: samples per device. An evaluation dataset with a batch size of its own keeps it, and so does one of
+            several training datasets.
         num_workers: of all loaders, as PyTorch's: processes of each that read.
         pin_memory: of all loaders, as PyTorch's.
         drop_last: of all loaders, as PyTorch's: leave out the samples after the last full global batch.
@@ -80,9 +95,11 @@ class StreamingDataModule(LightningDataModule):
         *,
         overrides: Sequence[str] | Mapping[str, Any] = (),
         train: Sources | None = None,
+        train_mode: TrainMode = 'max_size_cycle',
         val: Sources | None = None,
         test: Sources | None = None,
         predict: Sources | None = None,
+        prepare: Callable[[], object] | None = None,
         batch_size: int | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -102,6 +119,13 @@ class StreamingDataModule(LightningDataModule):
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f'`batch_size` must be at least 1 sample per device, got {batch_size}.')
         self.batch_size = batch_size
+        if train_mode not in get_args(TrainMode):
+            raise ConfigError(f'`train_mode` must be one of {", ".join(get_args(TrainMode))}, got {train_mode!r}.')
+        if collate_fn is not None and self._overrides('collate'):
+            raise ConfigError(
+                f'`collate_fn` is given, and {type(self).__name__} overrides `collate`. Only one can make the batches.'
+            )
+        self._collate_fn = collate_fn
         callables = {'collate_fn': collate_fn, 'worker_init_fn': worker_init_fn}
         workers = {
             'num_workers': num_workers,
@@ -133,6 +157,12 @@ class StreamingDataModule(LightningDataModule):
             name = f'{section}_dataloader'
             if not self._sources[section] and getattr(type(self), name) is getattr(StreamingDataModule, name):
                 setattr(self, name, None)
+        self._are_named = {section for section, given in sections.items() if isinstance(given, Mapping)}
+        self._train_mode: TrainMode = train_mode
+        self._prepare = prepare
+        if prepare is not None:
+            self.prepare_data_per_node = False  # what is uploaded is uploaded once
+        self.save_hyperparameters({'headrace': hyperparameters(self._sources, batch_size=batch_size, **workers)})
         self._taken_batch_size: int | None = None
         self._callback = PositionCallback(self, save_rng=save_rng)
         self._position_files = position_files
@@ -157,6 +187,12 @@ class StreamingDataModule(LightningDataModule):
         _refuse_pytorch_lightning()
 
     @override
+    def prepare_data(self) -> None:
+        """Call what was given as `prepare`."""
+        if self._prepare is not None:
+            self._prepare()
+
+    @override
     def setup(self, stage: str) -> None:
         """Open the datasets that a stage needs, on the trainer's ranks.
 
@@ -173,43 +209,62 @@ class StreamingDataModule(LightningDataModule):
         if self._position_files and stage == 'fit':
             write_position_files(trainer, self._callback.state_key)
         for section in _STAGES[stage]:
-            for source in self._sources[section]:
-                is_new = source.dataset is None or source.topology != topology
-                dataset = source.open(topology)
-                if section == 'train':
-                    self._set_up_training(trainer, dataset, is_new=is_new)
+            sources = self._sources[section]
+            is_new = any(source.dataset is None or source.topology != topology for source in sources)
+            for source in sources:
+                source.open(topology)
+            if section == 'train' and sources:
+                self._set_up_training(trainer, is_new=is_new)
         for section in _STAGES[stage]:
             for source in self._sources[section]:
                 self._batch_size_of(source)
 
-    def _set_up_training(self, trainer: Trainer, dataset: StreamingDataset, *, is_new: bool) -> None:
-        if is_new:
+    def bind(self, trainer: Trainer) -> None:
+        """Have the datasets that are open know the ranks of a trainer, and take its position for this module's.
+
+        For loaders that were passed to the trainer by hand: `setup` does it for those of its own data module.
+        """
+        self._trainer, topology = trainer, topology_of(trainer)
+        for section in SECTIONS:
+            for source in self._sources[section]:
+                if source.dataset is not None:
+                    source.dataset.bind(with_replication(topology, source.dataset.replication, source.label))
+                    source.topology = topology
+        if self.position is not None:
+            self.position.trainer = trainer
+            self._set_up_position()
+
+    def _set_up_training(self, trainer: Trainer, *, is_new: bool) -> None:
+        sources = self._sources['train']
+        if is_new and len(sources) == 1:
+            given = sources[0].batch_size
             if self.batch_size is None or self.batch_size == self._taken_batch_size:
-                self.batch_size = self._taken_batch_size = dataset.batch_size
-            elif dataset.batch_size not in (None, self.batch_size):
+                self.batch_size = self._taken_batch_size = given
+            elif given not in (None, self.batch_size):
                 raise ConfigError(
                     f'The batch size is given twice with different values: {self.batch_size} per device to '
-                    f'StreamingDataModule, and {dataset.batch_size} by the dataset or its configuration. Give it once.'
+                    f'StreamingDataModule, and {given} by the dataset or its configuration. Give it once.'
                 )
-        if self.position is None or self.position.trainer is not trainer:
+        if self.position is None or self.position.trainer is not trainer or is_new:
             was_used = self.position is not None
-            self.position = TrainPosition(dataset, trainer)
+            names = [source.name if len(sources) > 1 else '' for source in sources]
+            loaders = [LoaderPosition(_opened(source), name) for source, name in zip(sources, names, strict=True)]
+            self.position = TrainPosition(loaders, trainer, self._train_mode)
             if was_used:  # another trainer trains from the start; the same trainer goes on with the next epoch
                 self.position.reset()
-        self._set_up_position(self._sources['train'][0])
+        self._set_up_position()
 
-    def _set_up_position(self, source: LoaderSource) -> None:
+    def _set_up_position(self) -> None:
         assert self.position is not None
-        assert source.dataset is not None
-        batch_size = self._batch_size_of(source)
-        source.dataset.batch_size = batch_size
-        self.position.global_batch_size = batch_size * source.dataset.topology.replicas
-        self.position.remainder = 'drop' if source.options['drop_last'] else source.dataset.remainder or 'repeat'
+        for source, loader in zip(self._sources['train'], self.position.loaders, strict=True):
+            dataset, batch_size = _opened(source), self._batch_size_of(source)
+            dataset.batch_size = batch_size
+            loader.global_batch_size = batch_size * dataset.topology.replicas
+            loader.remainder = 'drop' if source.options['drop_last'] else dataset.remainder or 'repeat'
 
     def _batch_size_of(self, source: LoaderSource) -> int:
-        assert source.dataset is not None
-        is_train = source in self._sources['train']
-        batch_size = self.batch_size if is_train else source.dataset.batch_size or self.batch_size
+        is_only_train = [source] == self._sources['train']
+        batch_size = self.batch_size if is_only_train else source.batch_size or self.batch_size
         if batch_size is None:
             raise ConfigError(
                 f'No batch size is known for {source.label}. Please pass `batch_size`, in samples per device, to '
@@ -228,23 +283,33 @@ class StreamingDataModule(LightningDataModule):
     # -- the loaders -----------------------------------------------------------------------------------------------
 
     @override
-    def train_dataloader(self) -> StreamingDataLoader:
-        """A loader that goes on with the next epoch, or where a checkpoint was taken."""
-        trainer, source = self._attached(), self._sources['train'][0]
-        if self.position is None or source.dataset is None:
+    def train_dataloader(self) -> StreamingDataLoader | PassLoaders:
+        """A loader that goes on with the next epoch, or where a checkpoint was taken; or several as one."""
+        trainer, sources = self._attached(), self._sources['train']
+        if self.position is None or any(source.dataset is None for source in sources):
             self.setup('fit')
         assert self.position is not None
-        assert source.dataset is not None
-        self._set_up_position(source)
+        self._set_up_position()
         self._callback.empty_epochs += self.position.pass_over_empty_epochs()
-        return PassLoader(
-            source.dataset,
-            witness=self.position,
-            # Lightning fits a few batches again and again: they must be the same ones.
-            fixed_epoch=0 if trainer.overfit_batches > 0 else None,  # pyright: ignore[reportAttributeAccessIssue]
-            batch_size=self.batch_size,
-            **source.options,
-        )
+        # Lightning fits a few batches again and again: they must be the same ones.
+        fixed_epoch = 0 if trainer.overfit_batches > 0 else None  # pyright: ignore[reportAttributeAccessIssue]
+        if len(sources) == 1:
+            return self._loader(PassLoader, sources[0], fixed_epoch=fixed_epoch, witness=self.position)
+        loaders = [self._loader(StreamingDataLoader, source, fixed_epoch=fixed_epoch) for source in sources]
+        return PassLoaders(self._collected('train', loaders), self._train_mode, witness=self.position)
+
+    def _loader(self, loader_class: type[_Loader], source: LoaderSource, **options: Any) -> _Loader:
+        options = {**source.options, **options}
+        if self._overrides('transform') or self._overrides('collate'):
+            options['collate_fn'] = SampleHooks(self, source.section)
+        return loader_class(_opened(source), batch_size=self._batch_size_of(source), **options)
+
+    def _collected(self, section: str, loaders: list[_Loader]) -> dict[str, _Loader] | list[_Loader]:
+        """The loaders of a section by name, if they were given so."""
+        if section not in self._are_named:
+            return loaders
+        names = [source.name for source in self._sources[section]]
+        return dict(zip(names, loaders, strict=True))
 
     @override
     def val_dataloader(self) -> StreamingDataLoader | list[StreamingDataLoader]:
@@ -267,16 +332,40 @@ class StreamingDataModule(LightningDataModule):
             self.setup(stage)
         loaders: list[StreamingDataLoader] = []
         for source in sources:
-            assert source.dataset is not None
-            batch_size = self._batch_size_of(source)
-            options = source.options
-            remainder = None if options['drop_last'] else source.dataset.evaluation_remainder
-            loaders.append(
-                StreamingDataLoader(
-                    source.dataset, fixed_epoch=0, batch_size=batch_size, remainder=remainder, **options
-                )
-            )
+            remainder = None if source.options['drop_last'] else _opened(source).evaluation_remainder
+            loaders.append(self._loader(StreamingDataLoader, source, fixed_epoch=0, remainder=remainder))
         return loaders[0] if len(loaders) == 1 else loaders
+
+    # -- samples ---------------------------------------------------------------------------------------------------
+
+    def transform(self, sample: Any, section: str) -> Any:  # noqa: ARG002 - for subclasses
+        """What is trained on in place of a sample: override it to tokenise, to augment, to choose columns.
+
+        Runs where batches are made, so in the workers where there are some.
+
+        Args:
+            sample: a sample of the dataset, a dict from column to value.
+            section: train, val, test or predict.
+
+        Returns:
+            What `collate` gets; here the sample itself.
+        """
+        return sample
+
+    def collate(self, samples: list[Any], section: str) -> Any:  # noqa: ARG002 - for subclasses
+        """A batch of samples: override it to pad, to pack, to build tensors. Runs where `transform` does.
+
+        Args:
+            samples: what `transform` returned, one for each row.
+            section: train, val, test or predict.
+
+        Returns:
+            The batch; here what `collate_fn` makes of them, by default `torch.utils.data.default_collate`.
+        """
+        return (self._collate_fn or default_collate)(samples)
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(StreamingDataModule, method)
 
     # -- the position ----------------------------------------------------------------------------------------------
 
@@ -293,8 +382,13 @@ class StreamingDataModule(LightningDataModule):
             ResumeError: the state is no state, or belongs to other data, another mixture or another order.
         """
         is_fitting = self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
-        if self.position is not None and is_fitting and 'position' in state_dict:
+        if self.position is not None and is_fitting and is_position(state_dict):
             self.position.load(state_dict)
+
+
+def _opened(source: LoaderSource) -> StreamingDataset:
+    assert source.dataset is not None
+    return source.dataset
 
 
 def _refuse_beside_config(arguments: Mapping[str, Any]) -> None:

@@ -176,12 +176,12 @@ def setup(
         return FabricLoader(data, fabric, move_to_device=move_to_device)
     if isinstance(data, StreamingDataset):
         _refuse(data, {'overrides': overrides, 'dataset_class': dataset_class})
-        source = LoaderSource('setup', data, loader_options({'num_workers': 0, **beside}))
+        source = LoaderSource('setup', '', data, loader_options({'num_workers': 0, **beside}))
         return FabricLoader(_loader(source, topology, evaluation=evaluation), fabric, move_to_device=move_to_device)
     _refuse(data, options)
     if isinstance(data, LoaderConfig):
         _refuse(data, {'overrides': overrides})
-        source = source_of_loader('setup', data, callables, dataset_class)
+        source = source_of_loader('setup', '', data, callables, dataset_class)
         return FabricLoader(_loader(source, topology, evaluation=evaluation), fabric, move_to_device=move_to_device)
     _refuse(data, {'evaluation': evaluation})
     sections = sources_of_config(data, overrides=overrides, callables=callables, dataset_class=dataset_class)

@@ -1,26 +1,28 @@
-"""The loader that the data module hands to Lightning."""
+"""The loaders that the data module hands to Lightning."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lightning.pytorch.utilities import CombinedLoader
 from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from headrace.dataset.dataset import StreamingDataset
+    from headrace.lightning.position import TrainMode
 
-__all__ = ['PassLoader']
+__all__ = ['PassLoader', 'PassLoaders']
 
 
 class Witness(Protocol):
     """Follows the passes over the data."""
 
-    def begin(self, epoch: int, start: int) -> None:
-        """A pass begins, at a position of an epoch."""
+    def begin(self, places: Sequence[tuple[int, int]]) -> None:
+        """A pass begins, at an epoch of each loader and a position in it."""
 
     def hand_out(self) -> None:
         """The next batch of the pass is handed out."""
@@ -44,7 +46,43 @@ class PassLoader(StreamingDataLoader):
 
     @override
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self._witness.begin(*self.next_pass())
+        self._witness.begin([self.next_pass()])
         for batch in super().__iter__():
             self._witness.hand_out()
             yield batch
+
+
+class PassLoaders(CombinedLoader):
+    """Several `StreamingDataLoader`s with a batch of each in every step, as one `PassLoader`.
+
+    Args:
+        loaders: the loaders, in the collection that a step's batches come in.
+        mode: when a pass ends.
+        witness: told when a pass begins, before its first batches are read, and when batches are handed out.
+    """
+
+    def __init__(
+        self,
+        loaders: Mapping[str, StreamingDataLoader] | Sequence[StreamingDataLoader],
+        mode: TrainMode,
+        *,
+        witness: Witness,
+    ) -> None:
+        super().__init__(loaders, mode)
+        self._witness = witness
+        self._is_begun = False
+
+    @override
+    def __iter__(self) -> PassLoaders:
+        super().__iter__()
+        self._is_begun = False
+        return self
+
+    @override
+    def __next__(self) -> Any:
+        if not self._is_begun:
+            self._witness.begin([loader.next_pass() for loader in self.flattened])
+            self._is_begun = True
+        batches = super().__next__()
+        self._witness.hand_out()
+        return batches

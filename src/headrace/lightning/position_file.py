@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
+from headrace.lightning.position import loader_entries
 from headrace.order import ResumeState
 
 if TYPE_CHECKING:
@@ -121,18 +122,37 @@ class PositionFiles(_WrappingCheckpointIO):
 
 
 def _summary(state: Mapping[str, Any], steps: int) -> list[str]:
-    position = ResumeState.from_dict(state['position'])
+    entries = loader_entries(state)
+    lines = ['Epochs, samples and batches count from 0.']
+    lines += [_next_sample(name, entry) for name, entry in entries.items()]
+    sizes = ', '.join(str(entry['global_batch_size']) for entry in entries.values())
+    lines += [
+        f'Next: global batch {state["trainer_batches"]} of the run, of {sizes} samples.',
+        f'Finished: {state["trainer_epoch"]} epochs and {steps} optimizer steps.',
+    ]
+    for name, entry in entries.items():
+        lines += _order_and_streams(name, ResumeState.from_dict(entry['position']))
+    return lines
+
+
+def _next_sample(name: str, entry: Mapping[str, Any]) -> str:
+    position = ResumeState.from_dict(entry['position'])
+    return f'Next: {_of(name)}sample {position.sample_in_epoch} of {position.epoch_size}, epoch {position.epoch}.'
+
+
+def _order_and_streams(name: str, position: ResumeState) -> list[str]:
     pinned = position.pinned
     streams = ', '.join(f'{stream["name"]} ({stream["samples"]} samples)' for stream in pinned['streams'])
     order = f'{pinned["algorithm"]}, seed {position.shuffle_seed}' if pinned['shuffle'] else 'not shuffled'
     return [
-        'Epochs, samples and batches count from 0.',
-        f'Next: sample {position.sample_in_epoch} of {position.epoch_size}, epoch {position.epoch}.',
-        f'Next: global batch {state["trainer_batches"]} of the run, of {state["global_batch_size"]} samples.',
-        f'Finished: {state["trainer_epoch"]} epochs and {steps} optimizer steps.',
-        f'Order: {order}, {position.num_canonical_nodes} canonical nodes.',
-        f'Streams: {streams}.',
+        f'Order: {_of(name)}{order}, {position.num_canonical_nodes} canonical nodes.',
+        f'Streams: {_of(name)}{streams}.',
     ]
+
+
+def _of(name: str) -> str:
+    """What a line about one of several loaders begins with."""
+    return f'{name}: ' if name else ''
 
 
 def _write(path: str, text: str) -> None:

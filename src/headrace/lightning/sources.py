@@ -53,8 +53,10 @@ _OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocess
 class LoaderSource:
     """One loader to be: where its dataset comes from, and how it is read."""
 
-    label: str
-    """What messages call it: the argument, and the name if there are several."""
+    section: str
+    """The argument that it was given by."""
+    name: str
+    """Its name, or number, among several of the section; empty for the only one."""
     source: Source
     options: Mapping[str, Any]
     """Of the loader, other than the batch size."""
@@ -63,6 +65,13 @@ class LoaderSource:
     """The dataset, once it is open."""
     topology: Topology | None = None
     """What it was opened on."""
+    batch_size: int | None = None
+    """Samples per device, as the dataset was given them."""
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return f'{self.section} {self.name}'.rstrip()
 
     def open(self, topology: Topology) -> StreamingDataset:
         """The dataset, bound to the topology. Made at the first call, or when a configuration meets other ranks."""
@@ -74,6 +83,8 @@ class LoaderSource:
             if dataset is None:
                 dataset = self._make()
             dataset.bind(with_replication(topology, dataset.replication, self.label))
+        if dataset is not self.dataset:
+            self.batch_size = dataset.batch_size
         self.dataset, self.topology = dataset, topology
         return dataset
 
@@ -89,14 +100,15 @@ class LoaderSource:
 
 
 def source_of_loader(
-    label: str,
+    section: str,
+    name: str,
     config: LoaderConfig,
     callables: Mapping[str, Any],
     dataset_class: Callable[..., StreamingDataset] | None,
 ) -> LoaderSource:
     """The source of one loader's configuration."""
     workers = {field.name: getattr(config.loader, field.name) for field in dataclasses.fields(config.loader)}
-    return LoaderSource(label, config, loader_options({**workers, **callables}), dataset_class)
+    return LoaderSource(section, name, config, loader_options({**workers, **callables}), dataset_class)
 
 
 def sources_of_config(
@@ -118,10 +130,7 @@ def sources_of_config(
         'predict': config.predict,
     }
     return {
-        section: [
-            source_of_loader(f'{section} {loader.name}'.rstrip(), loader, callables, dataset_class)
-            for loader in loaders
-        ]
+        section: [source_of_loader(section, loader.name, loader, callables, dataset_class) for loader in loaders]
         for section, loaders in sections.items()
     }
 
@@ -137,25 +146,28 @@ def sources_of_section(
     if given is None:
         return []
     if isinstance(given, Mapping) and given and all(_is_source(value) for value in given.values()):
-        named = {f'{section} {name}': value for name, value in given.items()}
-    elif _is_source(given):
-        named = {section: given}
+        named = {str(name): value for name, value in given.items()}
     elif isinstance(given, Sequence) and not isinstance(given, str):
-        named = {f'{section} {number}': value for number, value in enumerate(given)}
+        named = {str(number): value for number, value in enumerate(given)}
     else:
-        named = {section: given}
-    wrong = {label: type(value).__name__ for label, value in named.items() if not _is_source(value)}
+        named = {'': given}
+    wrong = {
+        f'{section} {name}'.rstrip(): type(value).__name__ for name, value in named.items() if not _is_source(value)
+    }
     if wrong:
         raise ConfigError(
             f'A source must be a StreamingDataset, a LoaderConfig, keyword arguments of StreamingDataset, or a '
             f'function that returns one, but got {wrong}.'
         )
-    if section == 'train' and len(named) != 1:
+    if section == 'train' and not named:
+        raise ConfigError('`train` names no dataset. Give one, or several in a list or by name.')
+    datasets = [id(value) for value in named.values() if isinstance(value, StreamingDataset)]
+    if section == 'train' and len(set(datasets)) < len(datasets):
         raise ConfigError(
-            f'There is one training dataset, but got {len(named)}. Mix streams instead: '
-            f'StreamingDataset(streams=[Stream(..., proportion=...), ...]).'
+            'Each training loader needs a dataset of its own, but the same StreamingDataset is given twice: loaders '
+            'that share one share its position. Make it a second time.'
         )
-    return [LoaderSource(label, cast('Source', value), options, dataset_class) for label, value in named.items()]
+    return [LoaderSource(section, name, cast('Source', value), options, dataset_class) for name, value in named.items()]
 
 
 def loader_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ Steps 1 and 2 touch no network, no shard and no torch.
 from __future__ import annotations
 
 from headrace.mixing.build import build_dataset, build_loader
-from headrace.mixing.load import load_config, to_yaml
+from headrace.mixing.load import load_config, to_mapping, to_yaml
 from headrace.mixing.schema import (
     Config,
     DatasetConfig,
@@ -32,5 +32,6 @@ __all__ = [
     'build_dataset',
     'build_loader',
     'load_config',
+    'to_mapping',
     'to_yaml',
 ]

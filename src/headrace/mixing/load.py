@@ -25,7 +25,7 @@ from headrace.mixing.schema import Config, FileDirectives, LoaderConfig, Schedul
 from headrace.mixing.validate import Path, Problem, Validator, as_line, dotted, field_types, refusal, refuse, shown
 from headrace.selection import Conditions, Fraction, Subset
 
-__all__ = ['load_config', 'to_yaml']
+__all__ = ['load_config', 'to_mapping', 'to_yaml']
 
 _DIRECTIVES = tuple(field_types(FileDirectives))
 _MAX_DEPTH = 20  # a mapping that contains an interpolation of itself is deeper than any configuration
@@ -72,7 +72,12 @@ def load_config(
 
 def to_yaml(config: Config) -> str:
     """The configuration as YAML that `load_config` reads back as an equal one; defaults are left out."""
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(_given(config))))
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(to_mapping(config))))
+
+
+def to_mapping(config: Config | LoaderConfig) -> dict[str, Any]:
+    """The configuration as plain values, as YAML would have them; defaults are left out."""
+    return _given(config)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)

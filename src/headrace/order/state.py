@@ -262,10 +262,18 @@ class ResumeState:
 
 
 def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The dataset's state in what holds it: itself, a trainer's around it, or the file beside a checkpoint."""
-    for key in ('state', 'position'):
-        document = document.get(key, document)
-    return document
+    """The dataset's state in what holds it: itself, a trainer's around it, or the file beside a checkpoint.
+
+    Raises:
+        ResumeError: it holds the states of several training loaders.
+    """
+    document = document.get('state', document)
+    if 'loaders' in document:
+        raise ResumeError(
+            f'One state is needed, but here are those of several training loaders: {", ".join(document["loaders"])}. '
+            f"Give the one that is meant, as it stands under 'loaders'."
+        )
+    return document.get('position', document)
 
 
 def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> str:

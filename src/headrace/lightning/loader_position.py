@@ -1,0 +1,111 @@
+"""Where one training loader is in its data, in batches and in samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.order import BatchPlan, Remainder, ResumeState
+
+if TYPE_CHECKING:
+    from headrace.dataset.dataset import StreamingDataset
+
+__all__ = ['LoaderPosition']
+
+
+class LoaderPosition:
+    """Batches and positions of a training dataset, and the place where its next pass begins.
+
+    A *place* is an epoch and a position in it, as a checkpoint has them; at the end of an epoch it is that end.
+
+    Args:
+        dataset: the training dataset, bound to this rank.
+        name: what the loader is called among several; empty for the only one.
+    """
+
+    global_batch_size: int
+    """Samples of a batch on all ranks; set before the first use."""
+    remainder: Remainder
+    """What happens to the samples after the last full global batch; set before the first use."""
+
+    def __init__(self, dataset: StreamingDataset, name: str = '') -> None:
+        self.name = name
+        self._dataset = dataset
+
+    @property
+    def has_skips(self) -> bool:
+        """Whether epochs may differ in length, because something is left out of them."""
+        return bool(self._dataset.skip)
+
+    def next(self) -> tuple[int, int]:
+        """The place where the next pass begins."""
+        return self._dataset.progress.next(rank=self._dataset.topology.rank)
+
+    def move(self, epoch: int, start: int) -> None:
+        """Have the next pass begin at a place."""
+        self._dataset.progress.load(epoch, start)
+
+    def load(self, state: ResumeState) -> None:
+        """Have the next pass begin where a state was taken.
+
+        Raises:
+            ResumeError: it belongs to other data, another mixture or another order.
+        """
+        self._dataset.load_resume_state(state, self.global_batch_size)
+
+    def state(self, epoch: int, start: int) -> dict[str, int | str]:
+        """The state of a place."""
+        return self._dataset.resume_state(epoch, start, self.global_batch_size, self.remainder).to_dict()
+
+    def plan(self, epoch: int, start: int) -> BatchPlan:
+        """The batches from a place to the end of its epoch."""
+        return self._dataset.plan(
+            epoch=epoch, start=start, global_batch_size=self.global_batch_size, remainder=self.remainder
+        )
+
+    def after(self, place: tuple[int, int], batches: int, *, cycles: bool) -> tuple[int, int]:
+        """The place after some batches.
+
+        Args:
+            place: where the first of them begins.
+            batches: how many there are.
+            cycles: whether further epochs follow, as many as it takes; else the end of this one is as far as it goes.
+        """
+        epoch, start = place
+        plan = self.plan(epoch, start)
+        while cycles and batches > plan.num_batches:
+            batches -= plan.num_batches
+            epoch, start = self.first_epoch(epoch + 1), 0
+            plan = self.plan(epoch, start)
+            if not self.has_skips:  # all whole epochs are alike
+                whole = (batches - 1) // plan.num_batches
+                epoch, batches = epoch + whole, batches - whole * plan.num_batches
+                plan = self.plan(epoch, start)
+        batches = min(batches, plan.num_batches)
+        return epoch, plan.end(batches - 1) if batches else start
+
+    def batches_left(self, epoch: int, start: int, limit: int | float) -> int:
+        """Batches that Lightning takes from a place to the end of the epoch, or to its own limit.
+
+        Args:
+            epoch: the place's epoch.
+            start: the place's position.
+            limit: the trainer's ``limit_train_batches``: batches of an epoch, or a share of them.
+        """
+        plan = self.plan(epoch, start)
+        if isinstance(limit, float):
+            limit = int(limit * self.plan(epoch, 0).num_batches)
+        return min(plan.num_batches, max(limit - plan.batches_before, 0))
+
+    def first_epoch(self, epoch: int) -> int:
+        """The first epoch from this one on that ``skip`` does not leave out as a whole."""
+        while self.has_skips and self.plan(epoch, 0).is_left_out:
+            epoch += 1
+        return epoch
+
+    def pass_over_empty_epochs(self) -> int:
+        """Have the next pass begin in an epoch of which something is left; how many epochs that passes over."""
+        epoch, start = self.next()
+        there = epoch if start else self.first_epoch(epoch)
+        if there != epoch:
+            self.move(there, 0)
+        return there - epoch

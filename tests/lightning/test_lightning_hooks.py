@@ -1,0 +1,283 @@
+"""What a subclass does to samples, what is prepared before, what loggers are told; loaders passed by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
+from lightning_oracle import judge
+from lightning_run import EPOCHS, Crash, Model, Run, callbacks, dataset
+
+from headrace import StreamingDataset
+from headrace.lightning import StreamingDataModule
+from headrace.mixing import load_config
+from processes import run_well, torchrun
+
+pytestmark = [pytest.mark.filterwarnings('ignore')]
+
+
+@pytest.fixture
+def run(mixes, tmp_path) -> Run:
+    return Run(name='run', out=str(tmp_path), streams=mixes['even'])
+
+
+def trainer_of(run: Run, **options: Any) -> Trainer:
+    quiet = {'logger': False, 'enable_progress_bar': False, 'enable_model_summary': False, 'max_epochs': EPOCHS}
+    return Trainer(accelerator='cpu', callbacks=callbacks(run), **{**quiet, 'num_sanity_val_steps': 0, **options})
+
+
+# -- samples ----------------------------------------------------------------------------------------------------------
+
+
+class Tokenised(StreamingDataModule):
+    """As a user's would be: a vocabulary of its own, samples of unequal lengths, padded."""
+
+    def __init__(self, *args: Any, vocabulary: dict[str, int], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.vocabulary = vocabulary
+
+    def transform(self, sample: dict[str, Any], section: str) -> dict[str, Any]:
+        tokens = [self.vocabulary[digit] for digit in str(sample['id'])]
+        return {'id': sample['id'], 'tokens': torch.tensor(tokens), 'section': section}
+
+    def collate(self, samples: list[dict[str, Any]], section: str) -> dict[str, Any]:
+        assert {sample['section'] for sample in samples} == {section}
+        tokens = torch.nn.utils.rnn.pad_sequence([sample['tokens'] for sample in samples], batch_first=True)
+        return {'id': torch.tensor([sample['id'] for sample in samples]), 'tokens': tokens, 'section': section}
+
+
+@pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (1, 'spawn')])
+def test_a_subclass_makes_the_batches(run, workers, method):
+    vocabulary = {digit: int(digit) + 1 for digit in '0123456789'}
+    data = Tokenised(
+        train=dataset(run),
+        val=dataset(run),
+        batch_size=8,
+        num_workers=workers,
+        multiprocessing_context=method,
+        vocabulary=vocabulary,
+    )
+    data.trainer = trainer_of(run)
+    plan = dataset(run).plan(epoch=0, global_batch_size=8)
+    for number, batch in enumerate(data.train_dataloader()):
+        ids = plan.ids(number).tolist()
+        assert batch['id'].tolist() == ids
+        assert batch['section'] == 'train'
+        text = [''.join(str(int(token) - 1) for token in row if token) for row in batch['tokens']]
+        assert text == [str(sample_id) for sample_id in ids]
+    assert {batch['section'] for batch in data.val_dataloader()} == {'val'}
+
+
+def test_a_transform_alone_is_collated_as_ever(run):
+    class Doubled(StreamingDataModule):
+        def transform(self, sample, section):
+            return {'twice': 2 * sample['id'], 'row': sample['row']}
+
+    def first_column(samples):
+        return torch.tensor([sample['twice'] for sample in samples])
+
+    ids = dataset(run).plan(epoch=0, global_batch_size=8).ids(0)
+    for collate, read in ((None, lambda batch: batch['twice']), (first_column, lambda batch: batch)):
+        data = Doubled(train=dataset(run), batch_size=8, collate_fn=collate)
+        data.trainer = trainer_of(run)
+        assert read(next(iter(data.train_dataloader()))).tolist() == (2 * ids).tolist()
+
+
+def test_a_subclass_is_resumed_exactly(run):
+    class Shifted(StreamingDataModule):
+        def transform(self, sample, section):
+            return {'id': sample['id'], 'row': sample['row'] + 1}
+
+    def fit(leg: Run, crash_at: int | None, checkpoint: str | None) -> None:
+        leg.crash_at = crash_at
+        trainer_of(leg).fit(Model(leg), Shifted(train=dataset(leg), batch_size=8, num_workers=1), ckpt_path=checkpoint)
+
+    run.every_steps = 5
+    with pytest.raises(Crash):
+        fit(run, 17, None)
+    second = Run(name='second', out=run.out, streams=run.streams)
+    fit(second, None, str(run.checkpoints / 'step15.ckpt'))
+    verdict = judge([(run, run.checkpoints / 'step15.ckpt'), (second, None)])
+    assert verdict.is_exact
+    assert verdict.epochs == EPOCHS
+
+
+# -- before -----------------------------------------------------------------------------------------------------------
+
+PREPARES = """
+import json, os, sys
+import torch
+from pathlib import Path
+from lightning.pytorch import LightningModule, Trainer
+from headrace import MDSWriter
+from headrace.lightning import StreamingDataModule
+
+out = Path(sys.argv[1])
+
+def convert():
+    with open(out / 'prepared', 'a') as file:
+        file.write(os.environ['RANK'] + '\\n')
+    if not (out / 'remote' / 'index.json').exists():
+        places = str(out / 'written'), str(out / 'remote')
+        with MDSWriter(out=places, columns={'id': 'int'}, size_limit=300) as writer:
+            for number in range(64):
+                writer.write({'id': number})
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, batch_idx):
+        with open(out / f'rank{self.global_rank}', 'a') as file:
+            file.write(''.join(f'{i}\\n' for i in batch['id'].tolist()))
+        return self.layer(torch.ones(1))
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+data = StreamingDataModule(
+    train={'remote': str(out / 'remote'), 'local': str(out / 'cache')}, batch_size=8, prepare=convert
+)
+options = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
+trainer = Trainer(accelerator='cpu', devices=2, strategy='ddp', **options)
+trainer.fit(Model(), data)
+"""
+
+
+def test_data_are_converted_and_uploaded_once_before_they_are_read(tmp_path):
+    program = tmp_path / 'program.py'
+    program.write_text(PREPARES)
+    for starts in (1, 2):
+        run_well([*torchrun(2), str(program), str(tmp_path)], cwd=tmp_path)
+        assert (tmp_path / 'prepared').read_text() == '0\n' * starts
+        seen = [int(line) for rank in range(2) for line in (tmp_path / f'rank{rank}').read_text().splitlines()]
+        assert sorted(seen) == sorted([*range(64)] * starts)
+
+
+def test_a_subclass_may_prepare_as_lightning_has_it(run):
+    class Prepared(StreamingDataModule):
+        prepared = 0
+
+        def prepare_data(self):
+            self.prepared += 1
+
+    data = Prepared(train=dataset(run), batch_size=8)
+    assert data.prepare_data_per_node
+    trainer_of(run, max_steps=1).fit(Model(run), data)
+    assert data.prepared == 1
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+def test_loggers_and_checkpoints_are_told_what_was_given(run, tmp_path):
+    config = {
+        'global_batch_size': 8,
+        'train': {'shuffle': True, 'streams': {name: {'local': folder} for name, folder in run.streams.items()}},
+    }
+    made = StreamingDataset(local=run.streams['a'])
+    keywords = {'local': run.streams['a'], 'shuffle': True}
+    modules = {
+        'config': StreamingDataModule(config),
+        'keywords': StreamingDataModule(train=keywords, val={'one': made, 'two': lambda: made}, batch_size=8),
+    }
+    told = {}
+    for name, data in modules.items():
+        logger = CSVLogger(tmp_path / name)
+        saver = ModelCheckpoint(dirpath=tmp_path / name, filename='it', every_n_train_steps=1)
+        options = {'logger': logger, 'limit_val_batches': 0, 'log_every_n_steps': 1}
+        trainer = Trainer(accelerator='cpu', max_steps=1, callbacks=[saver], enable_progress_bar=False, **options)
+        trainer.fit(Model(run), data)
+        told[name] = torch.load(tmp_path / name / 'it.ckpt', weights_only=True)['datamodule_hyper_parameters']
+        assert 'headrace' in Path(logger.log_dir, 'hparams.yaml').read_text()
+    given = told['config']['headrace']
+    assert load_config({'global_batch_size': 8, 'train': given['train']}) == load_config(config)
+    assert told['keywords']['headrace']['train'] == keywords
+    assert told['keywords']['headrace']['batch_size'] == 8
+    assert told['keywords']['headrace']['val']['one']['streams'][0]['local'] == run.streams['a']
+    assert json.dumps(told)
+
+
+def test_a_models_own_batch_size_may_differ(run):
+    class Sized(Model):
+        def __init__(self, run, batch_size):
+            super().__init__(run)
+            self.save_hyperparameters('batch_size')
+
+    logger = CSVLogger(run.out)
+    trainer = trainer_of(run, max_steps=1, logger=logger)
+    trainer.fit(Sized(run, batch_size=16), StreamingDataModule(train=dataset(run), batch_size=8))
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('crash_at', [5, 12, 17])
+def test_a_modules_loaders_may_be_passed_by_hand(run, crash_at):
+    def fit(leg: Run, checkpoint: Path | None) -> None:
+        trainer = trainer_of(leg)
+        data = StreamingDataModule(train=dataset(leg), val=dataset(leg, shuffle_seed=1), batch_size=leg.batch_size)
+        data.trainer = trainer
+        trainer.fit(Model(leg), data.train_dataloader(), data.val_dataloader(), ckpt_path=checkpoint)
+
+    run.on_exception, run.crash_at = True, crash_at
+    with pytest.raises(Crash):
+        fit(run, None)
+    checkpoint = run.checkpoints / 'exception.ckpt'
+    second = Run(name='second', out=run.out, streams=run.streams, batch_size=6)
+    fit(second, checkpoint)
+    verdict = judge([(run, checkpoint), (second, None)])
+    assert verdict.is_exact
+    assert verdict.epochs == EPOCHS
+
+
+BY_HAND = """
+import sys
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from headrace.lightning import StreamingDataModule
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+    def training_step(self, batch, batch_idx):
+        with open(f'rank{self.global_rank}', 'a') as file:
+            file.write(''.join(f'{i}\\n' for i in batch['id'].tolist()))
+        return self.layer(torch.ones(1))
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+if __name__ == '__main__':
+    options = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
+    trainer = Trainer(accelerator='cpu', devices=2, strategy='ddp_spawn', **options)
+    data = StreamingDataModule(train={'local': sys.argv[1]}, batch_size=8)
+    data.trainer = trainer
+    trainer.fit(Model(), data.train_dataloader())
+"""
+
+
+def test_loaders_by_hand_know_the_ranks_that_are_spawned_later(run, tmp_path):
+    program = tmp_path / 'program.py'
+    program.write_text(BY_HAND)
+    run_well([sys.executable, str(program), run.streams['a']], cwd=tmp_path)
+    ranks = [[int(line) for line in (tmp_path / f'rank{rank}').read_text().splitlines()] for rank in range(2)]
+    assert sorted(ranks[0] + ranks[1]) == [*range(60)]
+
+
+def test_a_module_without_a_trainer_says_what_is_missing(run):
+    class Plain(LightningModule):
+        def training_step(self, batch, batch_idx): ...
+        def configure_optimizers(self): ...
+
+    from headrace.errors import ConfigError
+
+    data = StreamingDataModule(train=dataset(run), batch_size=8)
+    with pytest.raises(ConfigError, match='set its `trainer`'):
+        trainer_of(run).fit(Plain(), data.train_dataloader())
