@@ -13,6 +13,7 @@ from headrace.dataset import (
     StreamingDataset,
     TSVWriter,
     XSVWriter,
+    sample_rng,
     without_padding,
 )
 from headrace.order import Topology
@@ -33,5 +34,6 @@ __all__ = [
     'Topology',
     'Where',
     'XSVWriter',
+    'sample_rng',
     'without_padding',
 ]

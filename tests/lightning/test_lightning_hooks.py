@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from lightning_oracle import judge
 from lightning_run import EPOCHS, Crash, Model, Run, callbacks, dataset
 
-from headrace import StreamingDataset
+from headrace import StreamingDataset, sample_rng
 from headrace.lightning import StreamingDataModule
 from headrace.mixing import load_config
 from processes import run_well, torchrun
@@ -73,6 +73,21 @@ def test_a_subclass_makes_the_batches(run, workers, method):
         text = [''.join(str(int(token) - 1) for token in row if token) for row in batch['tokens']]
         assert text == [str(sample_id) for sample_id in ids]
     assert {batch['section'] for batch in data.val_dataloader()} == {'val'}
+
+
+def test_a_transform_draws_the_same_numbers_with_any_workers(run):
+    class Noisy(StreamingDataModule):
+        def transform(self, sample, section):
+            return {'id': sample['id'], 'noise': sample_rng().random()}
+
+    found = []
+    for workers, size in ((0, 8), (2, 8), (1, 6)):
+        data = Noisy(train=dataset(run), batch_size=size, num_workers=workers)
+        data.trainer = trainer_of(run)
+        rows = [zip(batch['id'].tolist(), batch['noise'].tolist(), strict=True) for batch in data.train_dataloader()]
+        found.append(sorted(row for batch in rows for row in batch))
+    assert found[0] == found[1] == found[2]
+    assert len({noise for _, noise in found[0]}) == 96
 
 
 def test_a_transform_alone_is_collated_as_ever(run):

@@ -5,6 +5,7 @@ from headrace.dataset.detect import detect_topology
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.local import LocalDataset
 from headrace.dataset.padding import PADDING, without_padding
+from headrace.dataset.randomness import sample_rng
 from headrace.dataset.stream import Stream
 from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
@@ -21,5 +22,6 @@ __all__ = [
     'Writer',
     'XSVWriter',
     'detect_topology',
+    'sample_rng',
     'without_padding',
 ]

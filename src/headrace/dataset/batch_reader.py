@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, default_collate
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.padding import marked
+from headrace.dataset.randomness import drawing_for, drawing_for_batch
 from headrace.order import BatchPlan, Remainder, Topology
 
 __all__ = ['BatchKey', 'BatchReader', 'Collate']
@@ -73,14 +74,20 @@ class BatchReader(Dataset[Any]):
             self._begin(key)
         self._dataset.pool.advance(key.number)
         ids = self._ids(key.number)
-        if self._is_columnar:
-            batch = self._dataset.pool.batch(ids)
-        else:
-            batch = (self._collate_fn or default_collate)([self._dataset[sample_id] for sample_id in ids.tolist()])
+        batch = self._dataset.pool.batch(ids) if self._is_columnar else self._collated(key.epoch, ids.tolist())
         if self._remainder == 'exact':
             assert self._plan is not None
             batch = marked(batch, rows=len(ids), own_samples=self._plan.own_samples(key.number))
         return batch
+
+    def _collated(self, epoch: int, ids: list[int]) -> Any:
+        seed = self._dataset.shuffle_seed
+        with drawing_for_batch(seed, epoch, ids):
+            samples: list[Any] = []
+            for sample_id in ids:
+                drawing_for(seed, epoch, sample_id)
+                samples.append(self._dataset[sample_id])
+            return (self._collate_fn or default_collate)(samples)
 
     def _begin(self, key: BatchKey) -> None:
         worker = torch.utils.data.get_worker_info()

@@ -15,6 +15,7 @@ from headrace.dataset.detect import detect_topology
 from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.padding import check_columns, marked_sample
 from headrace.dataset.progress import Progress
+from headrace.dataset.randomness import drawing_for
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.samples import Samples
 from headrace.dataset.stream import Stream, open_streams
@@ -495,6 +496,7 @@ class StreamingDataset(IterableDataset[Any]):
                 self.pool.advance(k)
                 own_samples = plan.own_samples(k)
                 for row, sample_id in enumerate(plan.ids(k).tolist()):
+                    drawing_for(self.shuffle_seed, epoch, sample_id)
                     sample = self[sample_id]
                     yield marked_sample(sample, is_padding=row >= own_samples) if is_marked else sample
         finally:

@@ -2,8 +2,8 @@
 
 1. `datamodule.StreamingDataModule` reads its arguments or a YAML file (`sources`), and takes the ranks from the
    trainer (`topology`).
-2. Its loaders (`loaders`) say when a pass over the data begins; `position` counts from there what Lightning trained, and
-   `loader_position` says where that is in the data of each. A subclass may make other samples of them (`hooks`).
+2. Its loaders (`loaders`) say when a pass over the data begins; `position` counts from there what Lightning trained,
+   and `loader_position` says where that is in the data of each. A subclass may make other samples of them (`hooks`).
 3. `callbacks.PositionCallback` puts the position into every checkpoint. At a resume it makes Lightning's loop counters
    agree with it (`counters`), and may restore the random generators (`rng`).
 4. `position_file` writes it beside each checkpoint, for people.

@@ -259,8 +259,8 @@ class StreamingDataModule(LightningDataModule):
         for source, loader in zip(self._sources['train'], self.position.loaders, strict=True):
             dataset, batch_size = _opened(source), self._batch_size_of(source)
             dataset.batch_size = batch_size
-            loader.global_batch_size = batch_size * dataset.topology.replicas
-            loader.remainder = 'drop' if source.options['drop_last'] else dataset.remainder or 'repeat'
+            remainder = 'drop' if source.options['drop_last'] else dataset.remainder or 'repeat'
+            loader.set_batches(batch_size * dataset.topology.replicas, remainder)
 
     def _batch_size_of(self, source: LoaderSource) -> int:
         is_only_train = [source] == self._sources['train']

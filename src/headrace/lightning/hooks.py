@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from headrace.dataset.randomness import each_row
+
 if TYPE_CHECKING:
     from headrace.lightning.datamodule import StreamingDataModule
 
@@ -31,7 +33,8 @@ class SampleHooks:
     def __call__(self, samples: list[Any]) -> Any:
         """A batch of samples."""
         module, section = self._module, self._section
-        return module.collate([module.transform(sample, section) for sample in samples], section)
+        rows = [module.transform(sample, section) for sample, _ in zip(samples, each_row(), strict=False)]
+        return module.collate(rows, section)
 
     def __getstate__(self) -> dict[str, Any]:
         module = copy.copy(self._module)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ['LoaderPosition']
 
+_PLANS = 8
+
 
 class LoaderPosition:
     """Batches and positions of a training dataset, and the place where its next pass begins.
@@ -23,13 +25,19 @@ class LoaderPosition:
     """
 
     global_batch_size: int
-    """Samples of a batch on all ranks; set before the first use."""
+    """Samples of a batch on all ranks."""
     remainder: Remainder
-    """What happens to the samples after the last full global batch; set before the first use."""
+    """What happens to the samples after the last full global batch."""
 
     def __init__(self, dataset: StreamingDataset, name: str = '') -> None:
         self.name = name
         self._dataset = dataset
+        self._plans: dict[tuple[int, int], BatchPlan] = {}  # of the pass under way: states come after every step
+
+    def set_batches(self, global_batch_size: int, remainder: Remainder) -> None:
+        """Say what batches there are, before the first use, and whenever they or the ranks have changed."""
+        self.global_batch_size, self.remainder = global_batch_size, remainder
+        self._plans.clear()
 
     @property
     def has_skips(self) -> bool:
@@ -43,6 +51,7 @@ class LoaderPosition:
     def move(self, epoch: int, start: int) -> None:
         """Have the next pass begin at a place."""
         self._dataset.progress.load(epoch, start)
+        self._plans.clear()
 
     def load(self, state: ResumeState) -> None:
         """Have the next pass begin where a state was taken.
@@ -51,6 +60,7 @@ class LoaderPosition:
             ResumeError: it belongs to other data, another mixture or another order.
         """
         self._dataset.load_resume_state(state, self.global_batch_size)
+        self._plans.clear()
 
     def state(self, epoch: int, start: int) -> dict[str, int | str]:
         """The state of a place."""
@@ -58,9 +68,14 @@ class LoaderPosition:
 
     def plan(self, epoch: int, start: int) -> BatchPlan:
         """The batches from a place to the end of its epoch."""
-        return self._dataset.plan(
-            epoch=epoch, start=start, global_batch_size=self.global_batch_size, remainder=self.remainder
-        )
+        plan = self._plans.get((epoch, start))
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[epoch, start] = self._dataset.plan(
+                epoch=epoch, start=start, global_batch_size=self.global_batch_size, remainder=self.remainder
+            )
+        return plan
 
     def after(self, place: tuple[int, int], batches: int, *, cycles: bool) -> tuple[int, int]:
         """The place after some batches.

@@ -1,0 +1,85 @@
+"""Random numbers for what is done to a sample: the same on any number of ranks, nodes and workers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from contextvars import ContextVar
+
+import numpy as np
+
+from headrace.errors import ConfigError
+
+__all__ = ['drawing_for', 'drawing_for_batch', 'each_row', 'sample_rng']
+
+_NO_SAMPLE = (
+    'Random numbers of a sample are drawn while a batch is read: in `__getitem__` of a StreamingDataset subclass, read '
+    'by a loader, or in `transform` of a StreamingDataModule subclass. Here no sample is being read.'
+)
+
+
+class _Draws:
+    """One sample's random numbers."""
+
+    def __init__(self, *key: int) -> None:
+        self._key = key
+        self._generator: np.random.Generator | None = None
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """Made when it is asked for first: that takes longer than reading a small sample."""
+        if self._generator is None:
+            self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._key)))
+        return self._generator
+
+
+_draws: ContextVar[_Draws | None] = ContextVar('headrace_draws', default=None)
+_batch: ContextVar[tuple[int, int, list[int]] | None] = ContextVar('headrace_batch', default=None)
+
+
+def sample_rng() -> np.random.Generator:
+    """The random numbers of the sample that is being read, for augmentation, masking or cropping.
+
+    They are a function of the dataset's `shuffle_seed`, the epoch and the sample's id alone: a sample gets the same
+    ones on any number of ranks, nodes and workers, after any resumption, and other ones in the next epoch. Calling it
+    again for the same sample goes on with the same generator.
+
+    Returns:
+        A generator of the sample's own (PCG64). For PyTorch's functions that take a generator:
+        ``torch.Generator().manual_seed(int(sample_rng().integers(2**63)))``.
+
+    Raises:
+        ConfigError: no sample is being read.
+    """
+    draws = _draws.get()
+    if draws is None:
+        raise ConfigError(_NO_SAMPLE)
+    return draws.generator
+
+
+@contextlib.contextmanager
+def drawing_for_batch(seed: int, epoch: int, ids: list[int]) -> Generator[None]:
+    """While a batch of these samples is made."""
+    token = _batch.set((seed, epoch, ids))
+    try:
+        yield
+    finally:
+        _batch.reset(token)
+        _draws.set(None)
+
+
+def drawing_for(seed: int, epoch: int, sample_id: int) -> None:
+    """From here on the numbers are those for reading this sample."""
+    _draws.set(_Draws(seed, epoch, sample_id, 0))
+
+
+def each_row() -> Generator[None]:
+    """Before each row of the batch that is being made: the numbers are those for transforming its sample."""
+    batch = _batch.get()
+    if batch is None:  # samples that come from elsewhere
+        while True:
+            yield
+    seed, epoch, ids = batch
+    for sample_id in ids:
+        _draws.set(_Draws(seed, epoch, sample_id, 1))
+        yield
