@@ -14,6 +14,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 # Frameworks, SDKs of clouds, and what only one backend, converter or command needs.
 FOREIGN = {
+    'accelerate',
     'azure',
     'boto3',
     'botocore',

@@ -14,6 +14,7 @@ from headrace.dataset import (
     TSVWriter,
     XSVWriter,
     sample_rng,
+    topology_of_mesh,
     without_padding,
 )
 from headrace.order import Topology
@@ -35,5 +36,6 @@ __all__ = [
     'Where',
     'XSVWriter',
     'sample_rng',
+    'topology_of_mesh',
     'without_padding',
 ]

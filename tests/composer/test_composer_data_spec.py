@@ -17,6 +17,7 @@ from headrace.composer.topology import composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, TopologyError
 from headrace.mixing import load_config
+from headrace.order import Topology
 
 pytestmark = [
     pytest.mark.composer,
@@ -118,6 +119,13 @@ def test_the_topology_is_composers(four_ranks: Any, monkeypatch: pytest.MonkeyPa
     four_ranks(3)
     found = composer_topology(replication=2)
     assert (found.rank, found.world_size, found.num_nodes, found.replicas) == (3, 4, 2, 2)
+
+
+def test_peers_that_are_not_consecutive_are_refused(data: str, four_ranks: Any) -> None:
+    four_ranks(1)
+    apart = Topology(rank=1, world_size=4, num_nodes=2, replication=2, replica_index=1)
+    with pytest.raises(TopologyError, match='rank 1 as replica 1 with replication 2'):
+        streaming_data_spec(StreamingDataset(local=data, batch_size=4, topology=apart))
 
 
 def test_torchruns_name_of_the_node_is_passed_on(four_ranks: Any) -> None:

@@ -20,7 +20,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
-from torch.distributed.tensor import Replicate
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from headrace.dataset import Stream, StreamingDataLoader, StreamingDataset
@@ -44,6 +45,8 @@ class Run:
     devices: int = 1
     workers: int = 0
     strategy: str = 'auto'
+    """As Lightning's; `tensor_parallel` is a mesh of `data_parallel` x the rest of the ranks."""
+    data_parallel: int = 1
     checkpoint: str | None = None
     every_steps: int | None = None
     every_epoch: bool = False
@@ -56,6 +59,8 @@ class Run:
     """Validation batch, counted in this run, to die in."""
     crash_in: str | None = None
     """Hook to die in, as its name, a colon, and how many times it may go well."""
+    signal_in: str | None = None
+    """A hook, a colon, how often it goes without, a colon, and a signal that the process then sends to itself there."""
     skip_at: int | None = None
     """Batch, counted in this run, at which the module skips the rest of the epoch."""
     estimated: bool = False
@@ -68,6 +73,8 @@ class Run:
     by_hand: bool = False
     """Pass loaders to the trainer, and no data module."""
     yaml: str | None = None
+    cache: str | None = None
+    """Below which each node of torchrun keeps what it fetches; `streams` are then remote."""
 
     @property
     def checkpoints(self) -> Path:
@@ -80,6 +87,8 @@ class Model(LightningModule):
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
+        torch.nn.init.constant_(self.layer.weight, 0.1)
+        torch.nn.init.zeros_(self.layer.bias)
         self.run_spec = run
         self.batches = 0
         self.validated = 0
@@ -94,6 +103,10 @@ class Model(LightningModule):
         self.calls[hook] += 1
         if self.run_spec.crash_in == f'{hook}:{self.calls[hook] - 1}':
             raise Crash
+        if self.run_spec.signal_in:
+            where, number, name = self.run_spec.signal_in.split(':')
+            if (where, int(number)) == (hook, self.calls[hook] - 1):
+                signal.raise_signal(signal.Signals[name])
 
     def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
         if self.run_spec.crash_at == self.batches:
@@ -101,6 +114,7 @@ class Model(LightningModule):
         if self.run_spec.kill_at == self.batches:
             os.kill(os.getpid(), signal.SIGKILL)
         self.batches += 1
+        self.called('training_step')
         self.write(
             batch=batch_idx, step=self.trainer.global_step, epoch=self.trainer.current_epoch, ids=batch['id'].tolist()
         )
@@ -110,9 +124,14 @@ class Model(LightningModule):
         if self.run_spec.crash_in_validation == self.validated:
             raise Crash
         self.validated += 1
+        self.called('validation_step')
         self.write(
             validation=batch_idx, loader=dataloader_idx, epoch=self.trainer.current_epoch, ids=batch['id'].tolist()
         )
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.called('optimizer_step')
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         self.called('on_before_batch_transfer')
@@ -135,12 +154,18 @@ class Model(LightningModule):
 
     def on_fit_end(self) -> None:
         loop = self.trainer.fit_loop.epoch_loop
-        self.write(hook='fit_end', step=self.trainer.global_step, logged=loop._batches_that_stepped)
+        whole = [
+            parameter.full_tensor() if isinstance(parameter, DTensor) else parameter for parameter in self.parameters()
+        ]
+        weights = [value for parameter in whole for value in parameter.flatten().tolist()]
+        self.write(hook='fit_end', step=self.trainer.global_step, logged=loop._batches_that_stepped, weights=weights)
 
     def configure_model(self) -> None:
         mesh = self.device_mesh
         if mesh is not None:
             parallelize_module(self.layer, mesh['tensor_parallel'], RowwiseParallel(input_layouts=Replicate()))
+            if self.run_spec.data_parallel > 1:
+                fully_shard(self.layer, mesh=mesh['data_parallel'])
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         if self.run_spec.estimated:
@@ -149,12 +174,20 @@ class Model(LightningModule):
 
 
 def dataset(run: Run, **options: Any) -> StreamingDataset:
-    streams = [Stream(local=folder, name=name) for name, folder in run.streams.items()]
+    if run.cache is None:
+        streams = [Stream(local=folder, name=name) for name, folder in run.streams.items()]
+    else:
+        node = Path(run.cache, f'node{os.environ["GROUP_RANK"]}')
+        streams = [Stream(remote=folder, local=str(node / name), name=name) for name, folder in run.streams.items()]
     return StreamingDataset(streams=streams, shuffle=True, **{**run.dataset, **options})
 
 
-def tensor_parallel(size: int) -> ModelParallelStrategy:
-    return ModelParallelStrategy(data_parallel_size=1, tensor_parallel_size=size, save_distributed_checkpoint=False)
+def model_parallel(run: Run) -> ModelParallelStrategy:
+    return ModelParallelStrategy(
+        data_parallel_size=run.data_parallel,
+        tensor_parallel_size=run.devices // run.data_parallel,
+        save_distributed_checkpoint=False,
+    )
 
 
 def callbacks(run: Run) -> list[Callback]:
@@ -179,7 +212,7 @@ def train(run: Run, model_class: type[Model] = Model) -> tuple[Trainer, Model]:
     trainer = Trainer(
         accelerator='cpu',
         devices=run.devices,
-        strategy=tensor_parallel(run.devices) if run.strategy == 'tensor_parallel' else run.strategy,
+        strategy=model_parallel(run) if run.strategy == 'tensor_parallel' else run.strategy,
         callbacks=found,
         logger=False,
         enable_progress_bar=False,

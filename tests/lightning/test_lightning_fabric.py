@@ -172,8 +172,9 @@ def test_the_topology_is_the_fabrics(monkeypatch):
     assert topology_of_fabric(alone()) == Topology()
     found = topology_of_fabric(ranks(global_rank=5, world_size=8, num_nodes=2, replicas=4, replica=2))
     assert found == Topology(rank=5, world_size=8, num_nodes=2, replication=2)
-    with pytest.raises(TopologyError, match='must be consecutive'):
-        topology_of_fabric(ranks(global_rank=5, world_size=8, replicas=4, replica=1))
+    assert topology_of_fabric(ranks(global_rank=5, world_size=8, replicas=4, replica=1)).replica == 1
+    with pytest.raises(TopologyError, match='3 replicas of 8 ranks'):
+        topology_of_fabric(ranks(global_rank=5, world_size=8, replicas=3, replica=1))
 
 
 def test_wrong_use_is_refused(mixes):

@@ -232,11 +232,12 @@ def test_replication_of_the_dataset_holds_where_the_trainer_has_none(run):
     assert (data.topology.replicas, data.topology.replica) == (2, 1)
 
 
-def test_replicas_that_are_no_neighbours_are_refused(run):
-    module = StreamingDataModule(train=dataset(run), batch_size=8)
+def test_the_strategy_says_which_replica_a_rank_is(run):
+    data = dataset(run)
+    module = StreamingDataModule(train=data, batch_size=8)
     module.trainer = ranks_of(world_size=4, rank=1, replicas=2, replica=1)
-    with pytest.raises(TopologyError, match='must be consecutive'):
-        module.setup('fit')
+    module.setup('fit')
+    assert (data.topology.replicas, data.topology.replica) == (2, 1)
 
 
 def test_other_data_is_refused_before_the_first_step(run, mixes, tmp_path):
@@ -248,6 +249,21 @@ def test_other_data_is_refused_before_the_first_step(run, mixes, tmp_path):
     with pytest.raises(ResumeError, match='epoch_size'):
         train(other)
     assert not Path(tmp_path, 'other.rank0.jsonl').exists()
+
+
+@pytest.mark.parametrize('loader_class', [StreamingDataLoader, torch.utils.data.DataLoader])
+def test_a_sampler_of_ones_own_is_refused_before_the_first_step(loader_class, run):
+    """In the hook of a model, or passed to `fit`: the loader cannot even be made."""
+
+    class Sampling(Model):
+        def train_dataloader(self):
+            data = dataset(run, batch_size=8)
+            sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0)
+            return loader_class(data, batch_size=8, sampler=sampler)
+
+    with pytest.raises(ValueError, match=r'sampler'):
+        quiet(run).fit(Sampling(run))
+    assert not Path(run.out, 'run.rank0.jsonl').exists()
 
 
 def test_a_trainer_of_pytorch_lightning_is_refused(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -65,6 +66,26 @@ def launch(runs: Sequence[Run], folder: Path, launcher: Sequence[str] = (sys.exe
 
 def launch_well(runs: Sequence[Run], folder: Path, launcher: Sequence[str] = (sys.executable,)) -> None:
     run_well(rank_program(runs, folder, launcher), cwd=folder)
+
+
+def launch_on_nodes(runs: Sequence[Run], folder: Path, *, nodes: int, ranks: int) -> None:
+    """Run the rank program on nodes of equally many ranks: one agent of torchrun for each, as on several machines."""
+    agent = [sys.executable, '-m', 'torch.distributed.run', '--nnodes', str(nodes), '--nproc-per-node', str(ranks)]
+    agent += ['--master-addr', '127.0.0.1', '--master-port', str(free_port())]
+    with contextlib.ExitStack() as running:
+        agents = [
+            running.enter_context(Program(rank_program(runs, folder, [*agent, '--node-rank', str(node)]), cwd=folder))
+            for node in range(nodes)
+        ]
+        for agent_of_node in agents:
+            done = agent_of_node.wait()
+            assert done.returncode == 0, f'{done.stdout[-4000:]}\n{done.stderr[-8000:]}'
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return int(probe.getsockname()[1])
 
 
 def rank_program(runs: Sequence[Run], folder: Path, launcher: Sequence[str]) -> list[str]:
@@ -227,14 +248,7 @@ def test_ranks_share_a_remainder_equally(mixes, tmp_path, table):
 @pytest.mark.slow
 def test_nodes_may_change_at_a_resume(mixes, tmp_path, table):
     first = pair(mixes, tmp_path, 'first', every_steps=5, crash_at=17, devices=1, trainer={'num_nodes': 2})
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        port = probe.getsockname()[1]
-    agent = [sys.executable, '-m', 'torch.distributed.run', '--nnodes', '2', '--nproc-per-node', '1']
-    agent += ['--master-addr', '127.0.0.1', '--master-port', str(port)]
-    commands = [rank_program([first], tmp_path, [*agent, '--node-rank', str(node)]) for node in range(2)]
-    with Program(commands[0]) as zero, Program(commands[1]) as one:
-        assert [node.wait().returncode for node in (zero, one)] == [0, 0]
+    launch_on_nodes([first], tmp_path, nodes=2, ranks=1)
     checkpoint = first.checkpoints / 'step15.ckpt'
     second = dataclasses.replace(
         first, name='second', batch_size=8, strategy='auto', crash_at=None, trainer={}, checkpoint=str(checkpoint)

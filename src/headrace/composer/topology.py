@@ -59,3 +59,9 @@ def bind_topology(dataset: StreamingDataset) -> None:
             f'it reads for rank {known.rank} of {known.world_size}. Leave `topology` out, and make the DataSpec after '
             f'the launcher or torch.distributed has said how many ranks there are.'
         )
+    elif known.replica_index is not None:
+        # Which of a sample's ranks counts its tokens follows from their being neighbours, as in Composer's mesh.
+        raise TopologyError(
+            f'Under Composer, ranks that get the same samples must be consecutive, but the topology has rank '
+            f'{known.rank} as replica {known.replica} with replication {known.replication}.'
+        )

@@ -4,6 +4,7 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.local import LocalDataset
+from headrace.dataset.mesh import topology_of_mesh
 from headrace.dataset.padding import PADDING, without_padding
 from headrace.dataset.randomness import sample_rng
 from headrace.dataset.stream import Stream
@@ -23,5 +24,6 @@ __all__ = [
     'XSVWriter',
     'detect_topology',
     'sample_rng',
+    'topology_of_mesh',
     'without_padding',
 ]

@@ -6,7 +6,8 @@
    and `loader_position` says where that is in the data of each. A subclass may make other samples of them (`hooks`).
 3. `callbacks.PositionCallback` puts the position into every checkpoint. At a resume it makes Lightning's loop counters
    agree with it (`counters`), and may restore the random generators (`rng`).
-4. `position_file` writes it beside each checkpoint, for people.
+4. `requeue` has SLURM's signals wait for the end of a batch.
+5. `position_file` writes it beside each checkpoint, for people.
 
 Fabric has no loops and no hooks: `fabric.setup` gives it loaders that know their position.
 """

@@ -20,6 +20,7 @@ from headrace.lightning.loader_position import LoaderPosition
 from headrace.lightning.loaders import PassLoader, PassLoaders
 from headrace.lightning.position import TrainMode, TrainPosition, is_position
 from headrace.lightning.position_file import write_position_files
+from headrace.lightning.requeue import act_on_signals_between_batches
 from headrace.lightning.sources import (
     SECTIONS,
     Configuration,
@@ -29,7 +30,7 @@ from headrace.lightning.sources import (
     sources_of_config,
     sources_of_section,
 )
-from headrace.lightning.topology import topology_of, with_replication
+from headrace.lightning.topology import TopologyOverride, topology_of, with_replication
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
@@ -51,8 +52,8 @@ class StreamingDataModule(LightningDataModule):
     Args:
         config: a YAML file, its content as a mapping, or what `headrace.mixing.load_config` returned. It says all
             about the loaders: of the arguments below, only `overrides`, `collate_fn`, `worker_init_fn`,
-            `dataset_class`, `prepare`, `save_rng`, `position_files` and, if it gives no other value, `batch_size` go
-            with it.
+            `dataset_class`, `prepare`, `topology`, `save_rng`, `position_files` and, if it gives no other value,
+            `batch_size` go with it.
         overrides: what goes over the configuration, such as `['train.loader.num_workers=8']`.
         train: the training dataset: a `StreamingDataset`, its keyword arguments, a function that makes it, or a
             `headrace.mixing.LoaderConfig`. Or several, in a list or by name: each step gets a batch of each, in a list
@@ -78,6 +79,9 @@ class StreamingDataModule(LightningDataModule):
         collate_fn: of all loaders, as PyTorch's.
         worker_init_fn: of all loaders, as PyTorch's.
         dataset_class: what to make in place of `StreamingDataset`; it takes the same keywords.
+        topology: in place of what the trainer's strategy says of nodes and of ranks that share their samples: a
+            `headrace.Topology`; a `DeviceMesh`, whose data-parallel dimensions read different samples; fields, such as
+            `{'replication': 2}`; or a function that returns one of these and is called with the trainer in `setup`.
         save_rng: save the random generators of rank 0 in checkpoints, and restore them on every rank.
         position_files: write the position as JSON beside each checkpoint, for people: `epoch=1-step=120.headrace.json`.
 
@@ -111,6 +115,7 @@ class StreamingDataModule(LightningDataModule):
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         dataset_class: type[StreamingDataset] | Callable[..., StreamingDataset] | None = None,
+        topology: TopologyOverride | None = None,
         save_rng: bool = False,
         position_files: bool = True,
     ) -> None:
@@ -163,6 +168,7 @@ class StreamingDataModule(LightningDataModule):
         if prepare is not None:
             self.prepare_data_per_node = False  # what is uploaded is uploaded once
         self.save_hyperparameters({'headrace': hyperparameters(self._sources, batch_size=batch_size, **workers)})
+        self._topology = topology
         self._taken_batch_size: int | None = None
         self._callback = PositionCallback(self, save_rng=save_rng)
         self._position_files = position_files
@@ -197,17 +203,19 @@ class StreamingDataModule(LightningDataModule):
         """Open the datasets that a stage needs, on the trainer's ranks.
 
         Raises:
-            TopologyError: the ranks do not divide the global batch size.
+            TopologyError: the ranks do not divide the global batch size, or `topology` is of other ranks.
             ConfigError: no batch size is known, or two different ones are given.
         """
         trainer = self._attached()
-        topology = topology_of(trainer)
+        topology = topology_of(trainer, self._topology)
         callbacks: list[Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] — set by a connector
         if self._callback not in callbacks:
             # First of all, so that it has seen a batch or an exception before ModelCheckpoint saves.
             callbacks[:] = [self._callback, *(other for other in callbacks if not isinstance(other, PositionCallback))]
         if self._position_files and stage == 'fit':
             write_position_files(trainer, self._callback.state_key)
+        if stage == 'fit':
+            act_on_signals_between_batches(trainer)
         for section in _STAGES[stage]:
             sources = self._sources[section]
             is_new = any(source.dataset is None or source.topology != topology for source in sources)
@@ -224,7 +232,7 @@ class StreamingDataModule(LightningDataModule):
 
         For loaders that were passed to the trainer by hand: `setup` does it for those of its own data module.
         """
-        self._trainer, topology = trainer, topology_of(trainer)
+        self._trainer, topology = trainer, topology_of(trainer, self._topology)
         for section in SECTIONS:
             for source in self._sources[section]:
                 if source.dataset is not None:

@@ -9,7 +9,7 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.sources import Configuration, LoaderSource, loader_options, source_of_loader, sources_of_config
-from headrace.lightning.topology import topology_of_fabric, with_replication
+from headrace.lightning.topology import TopologyOverride, topology_of_fabric, with_replication
 from headrace.mixing import LoaderConfig
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def setup(
     *,
     evaluation: bool = ...,
     replication: int | None = ...,
+    topology: TopologyOverride | None = ...,
     move_to_device: bool = ...,
     collate_fn: Callable[[list[Any]], Any] | None = ...,
     worker_init_fn: Callable[[int], None] | None = ...,
@@ -117,6 +118,7 @@ def setup(
     *,
     overrides: Sequence[str] | Mapping[str, Any] = ...,
     replication: int | None = ...,
+    topology: TopologyOverride | None = ...,
     move_to_device: bool = ...,
     collate_fn: Callable[[list[Any]], Any] | None = ...,
     worker_init_fn: Callable[[int], None] | None = ...,
@@ -131,6 +133,7 @@ def setup(
     overrides: Sequence[str] | Mapping[str, Any] = (),
     evaluation: bool = False,
     replication: int | None = None,
+    topology: TopologyOverride | None = None,
     move_to_device: bool = True,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
@@ -151,6 +154,8 @@ def setup(
         evaluation: of one loader that is not ready-made: give epoch 0's batches in every pass, and mark what only fills
             up the last batch, as the evaluation loaders of a file do.
         replication: consecutive ranks that get the same samples, where the Fabric's strategy does not know it.
+        topology: in place of what the strategy says of nodes and of ranks that share their samples, as
+            `StreamingDataModule`'s; a function is called with the Fabric.
         move_to_device: whether batches are moved to the Fabric's device, as by `fabric.setup_dataloaders`.
         collate_fn: as PyTorch's; not for a ready-made loader.
         worker_init_fn: as PyTorch's; not for a ready-made loader.
@@ -166,29 +171,29 @@ def setup(
     """
     if fabric.world_size > 1 and not getattr(fabric, '_launched', True):
         raise ConfigError('Call `fabric.launch()` before `setup`: until then, no process knows which rank it is.')
-    topology = with_replication(topology_of_fabric(fabric), replication, 'setup')
+    ranks = with_replication(topology_of_fabric(fabric, topology), replication, 'setup')
     callables = {'collate_fn': collate_fn, 'worker_init_fn': worker_init_fn}
     beside = {**{name: value for name, value in callables.items() if value is not None}, **options}
 
     if isinstance(data, StreamingDataLoader):
         _refuse(data, {**beside, 'overrides': overrides, 'evaluation': evaluation, 'dataset_class': dataset_class})
-        data.dataset.bind(with_replication(topology, data.dataset.replication, 'setup'))
+        data.dataset.bind(with_replication(ranks, data.dataset.replication, 'setup'))
         return FabricLoader(data, fabric, move_to_device=move_to_device)
     if isinstance(data, StreamingDataset):
         _refuse(data, {'overrides': overrides, 'dataset_class': dataset_class})
         source = LoaderSource('setup', '', data, loader_options({'num_workers': 0, **beside}))
-        return FabricLoader(_loader(source, topology, evaluation=evaluation), fabric, move_to_device=move_to_device)
+        return FabricLoader(_loader(source, ranks, evaluation=evaluation), fabric, move_to_device=move_to_device)
     _refuse(data, options)
     if isinstance(data, LoaderConfig):
         _refuse(data, {'overrides': overrides})
         source = source_of_loader('setup', '', data, callables, dataset_class)
-        return FabricLoader(_loader(source, topology, evaluation=evaluation), fabric, move_to_device=move_to_device)
+        return FabricLoader(_loader(source, ranks, evaluation=evaluation), fabric, move_to_device=move_to_device)
     _refuse(data, {'evaluation': evaluation})
     sections = sources_of_config(data, overrides=overrides, callables=callables, dataset_class=dataset_class)
     made = {
         section: {
             cast('LoaderConfig', source.source).name or section: FabricLoader(
-                _loader(source, topology, evaluation=section != 'train'), fabric, move_to_device=move_to_device
+                _loader(source, ranks, evaluation=section != 'train'), fabric, move_to_device=move_to_device
             )
             for source in sources
         }

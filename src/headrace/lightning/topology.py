@@ -3,53 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from torch.distributed.device_mesh import DeviceMesh
+
+from headrace.dataset import topology_of_mesh
 from headrace.errors import TopologyError
 from headrace.order import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from lightning.fabric import Fabric
     from lightning.pytorch import Trainer
 
-__all__ = ['topology_of', 'topology_of_fabric', 'with_replication']
+    TopologyOverride: TypeAlias = (
+        Topology | DeviceMesh | Mapping[str, int] | Callable[[Any], Topology | DeviceMesh | Mapping[str, int]]
+    )
+    """A topology; a device mesh; fields of a topology that are other than the trainer's; or a function that returns one
+    of these for the trainer or the Fabric, when its ranks are known."""
+else:
+    # What LightningCLI makes command line arguments of: fields.
+    TopologyOverride = Mapping[str, int] | Callable[[Any], Any]
+
+__all__ = ['TopologyOverride', 'topology_of', 'topology_of_fabric', 'with_replication']
+
+_FIELDS = frozenset(field.name for field in dataclasses.fields(Topology))
 
 
-def topology_of(trainer: Trainer) -> Topology:
+def topology_of(trainer: Trainer, override: TopologyOverride | None = None) -> Topology:
     """The trainer's topology; ranks that share their samples (tensor parallelism) become `replication`.
 
     Taken from the trainer, never from the environment: Lightning's own launchers set no RANK, and some ranks of a
     `ModelParallelStrategy` must see the same data.
 
+    Args:
+        trainer: the trainer.
+        override: what holds in place of what the trainer's strategy says of replicas and nodes.
+
     Raises:
-        TopologyError: the strategy's replicas are not equally many consecutive ranks.
+        TopologyError: the replicas do not divide the ranks, or the override is of another rank or world.
     """
-    return _topology(
+    given = _called(override, trainer)
+    found = _topology(
         trainer.global_rank,
         trainer.world_size,
         trainer.num_nodes,
-        trainer.distributed_sampler_kwargs,
+        None if isinstance(given, (Topology, DeviceMesh)) else trainer.distributed_sampler_kwargs,
         type(trainer.strategy).__name__,
     )
+    return found if override is None else _overridden(found, given, type(trainer.strategy).__name__)
 
 
-def topology_of_fabric(fabric: Fabric) -> Topology:
+def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None) -> Topology:
     """The topology of a launched Fabric; ranks that share their samples become `replication`.
 
+    Args:
+        fabric: the Fabric, launched.
+        override: what holds in place of what the Fabric's strategy says of replicas and nodes.
+
     Raises:
-        TopologyError: the strategy's replicas are not equally many consecutive ranks.
+        TopologyError: the replicas do not divide the ranks, or the override is of another rank or world.
     """
-    strategy = fabric.strategy
-    return _topology(
+    strategy, given = fabric.strategy, _called(override, fabric)
+    found = _topology(
         fabric.global_rank,
         fabric.world_size,
         # Strategies of a single device have neither.
         getattr(strategy, 'num_nodes', 1),
-        getattr(strategy, 'distributed_sampler_kwargs', None),
+        None if isinstance(given, (Topology, DeviceMesh)) else getattr(strategy, 'distributed_sampler_kwargs', None),
         type(strategy).__name__,
     )
+    return found if override is None else _overridden(found, given, type(strategy).__name__)
 
 
 def with_replication(topology: Topology, replication: int | None, label: str) -> Topology:
@@ -65,7 +89,13 @@ def with_replication(topology: Topology, replication: int | None, label: str) ->
             f'{label}: the trainer has replication {topology.replication}, but the argument says '
             f'replication={replication}. Remove the argument: the trainer knows it.'
         )
-    return dataclasses.replace(topology, replication=replication)
+    return dataclasses.replace(topology, replication=replication, replica_index=None)
+
+
+def _called(override: TopologyOverride | None, runner: object) -> Topology | DeviceMesh | Mapping[str, int] | None:
+    if override is None or isinstance(override, (Topology, DeviceMesh, Mapping)):
+        return override
+    return override(runner)
 
 
 def _topology(rank: int, world_size: int, num_nodes: int, sampler: Mapping[str, Any] | None, strategy: str) -> Topology:
@@ -75,11 +105,36 @@ def _topology(rank: int, world_size: int, num_nodes: int, sampler: Mapping[str, 
             f'the data-parallel replicas must divide the ranks, but {strategy} has {replicas} replicas of '
             f'{world_size} ranks.'
         )
-    topology = Topology(rank=rank, world_size=world_size, num_nodes=num_nodes, replication=world_size // replicas)
-    if sampler is not None and int(sampler['rank']) != topology.replica:
+    return Topology(
+        rank=rank,
+        world_size=world_size,
+        num_nodes=num_nodes,
+        replication=world_size // replicas,
+        replica_index=None if sampler is None else int(sampler['rank']),
+    )
+
+
+def _overridden(found: Topology, given: Topology | DeviceMesh | Mapping[str, int] | None, strategy: str) -> Topology:
+    if isinstance(given, DeviceMesh):
+        topology = topology_of_mesh(given, num_nodes=found.num_nodes)
+    elif isinstance(given, Mapping):
+        unknown = sorted(set(given) - _FIELDS)
+        if unknown:
+            raise TopologyError(f'topology has no {", ".join(unknown)}; it has {", ".join(sorted(_FIELDS))}.')
+        # Another replication leaves nothing of what the strategy says about replicas.
+        topology = dataclasses.replace(found, **{'replica_index': None, **given} if 'replication' in given else given)
+    elif isinstance(given, Topology):
+        topology = given
+    else:
         raise TopologyError(
-            f'ranks that see the same samples must be consecutive, so that rank {rank} of {world_size} is replica '
-            f'{topology.replica} of {replicas}, but {strategy} says {sampler["rank"]}. '
-            f'Make data parallelism the outermost dimension of the device mesh.'
+            f'topology must be a Topology, a DeviceMesh, fields, or a function that returns one of these for the '
+            f'trainer, but got {type(given).__name__}.'
+        )
+    if (topology.rank, topology.world_size) != (found.rank, found.world_size):
+        # A topology that was made before the ranks were started would be the same on all of them.
+        raise TopologyError(
+            f'topology says that this is rank {topology.rank} of {topology.world_size}, but by {strategy} it is rank '
+            f'{found.rank} of {found.world_size}. Leave rank and world_size out, `topology={{"replication": 2}}`, or '
+            f'pass a function, `topology=lambda trainer: ...`, which is called when the ranks are known.'
         )
     return topology

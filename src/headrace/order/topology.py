@@ -13,8 +13,9 @@ __all__ = ['Topology']
 class Topology:
     """Where a rank stands among all ranks. Dataloader workers are no part of it: they take a rank's batches in turn.
 
-    With ``replication`` k, each k consecutive ranks receive the same samples (tensor or sequence parallelism), and
-    everything about order is said of the *parallel* world of ``replicas`` = world_size / k. Its nodes are the physical
+    With ``replication`` k, each k ranks receive the same samples (tensor or sequence parallelism): consecutive ones,
+    unless ``replica_index`` says otherwise. Everything about order is said of the *parallel* world of ``replicas`` =
+    world_size / k. Its nodes are the physical
     ones where a physical node's number of ranks divides the number of replicas, else a single node: MosaicML
     Streaming's rule, so that the two agree on who reads what.
 
@@ -29,12 +30,16 @@ class Topology:
     num_nodes: int = 1
     """Number of physical nodes; each has world_size / num_nodes ranks."""
     replication: int = 1
-    """Number of consecutive ranks that receive the same samples."""
+    """Number of ranks that receive the same samples."""
+    replica_index: int | None = None
+    """The replica that this rank belongs to, where ranks that receive the same samples are not consecutive; None where
+    they are."""
 
     def __post_init__(self) -> None:
-        for name in ('rank', 'world_size', 'num_nodes', 'replication'):
+        for name in ('rank', 'world_size', 'num_nodes', 'replication', 'replica_index'):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
+            is_left_out = name == 'replica_index' and value is None
+            if not is_left_out and (isinstance(value, bool) or not isinstance(value, int)):
                 raise TopologyError(f'{name} must be an int, got {value!r} ({type(value).__name__}).')
         for name in ('world_size', 'num_nodes', 'replication'):
             if getattr(self, name) < 1:
@@ -54,6 +59,10 @@ class Topology:
                 f'replication must divide world_size, got replication {self.replication} '
                 f'and world_size {self.world_size}.'
             )
+        if self.replica_index is not None and not 0 <= self.replica_index < self.replicas:
+            raise TopologyError(f'replica_index must be in [0, {self.replicas}), got {self.replica_index}.')
+        if self.replica_index == self.rank // self.replication:  # so that equal topologies compare equal
+            object.__setattr__(self, 'replica_index', None)
 
     @property
     def replicas(self) -> int:
@@ -63,7 +72,7 @@ class Topology:
     @property
     def replica(self) -> int:
         """The replica that this rank belongs to, 0 <= replica < replicas."""
-        return self.rank // self.replication
+        return self.rank // self.replication if self.replica_index is None else self.replica_index
 
     @property
     def ranks_per_node(self) -> int:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parents[1] / 'examples'
+EXAMPLES = Path(__file__).parents[2] / 'examples'
 
 
 def lines_of(folder: Path, steps: int) -> list[tuple[str, ...]]:
