@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from headrace.dataset import (
     PADDING,
+    STREAM,
     CSVWriter,
     JSONWriter,
+    LoaderStats,
     LocalDataset,
     MDSWriter,
     Stream,
@@ -24,8 +26,10 @@ __version__ = '0.1.0'
 
 __all__ = [
     'PADDING',
+    'STREAM',
     'CSVWriter',
     'JSONWriter',
+    'LoaderStats',
     'LocalDataset',
     'MDSWriter',
     'Stream',

@@ -7,16 +7,21 @@ from headrace.dataset.local import LocalDataset
 from headrace.dataset.mesh import topology_of_mesh
 from headrace.dataset.padding import PADDING, without_padding
 from headrace.dataset.randomness import sample_rng
+from headrace.dataset.statistics import LoaderStats, StreamCount
 from headrace.dataset.stream import Stream
+from headrace.dataset.stream_mark import STREAM
 from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
 __all__ = [
     'PADDING',
+    'STREAM',
     'CSVWriter',
     'JSONWriter',
+    'LoaderStats',
     'LocalDataset',
     'MDSWriter',
     'Stream',
+    'StreamCount',
     'StreamingDataLoader',
     'StreamingDataset',
     'TSVWriter',

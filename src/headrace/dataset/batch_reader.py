@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +15,10 @@ from torch.utils.data import Dataset, default_collate
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.padding import marked
 from headrace.dataset.randomness import drawing_for, drawing_for_batch
+from headrace.dataset.statistics import Delivery
+from headrace.dataset.stream_mark import with_streams
 from headrace.order import BatchPlan, Remainder, Topology
+from headrace.storage import CacheCounts
 
 __all__ = ['BatchKey', 'BatchReader', 'Collate']
 
@@ -35,7 +39,8 @@ class BatchReader(Dataset[Any]):
     """Reads batches of one rank by their keys: in the main process, or in workers, which get a copy.
 
     A key says all that changes from batch to batch, so a worker holds no position and needs no word from the main
-    process at a new epoch or after a resume.
+    process at a new epoch or after a resume. What it gives says beside the batch what its rows are, and what the
+    process has read.
     """
 
     def __init__(
@@ -45,12 +50,17 @@ class BatchReader(Dataset[Any]):
         global_batch_size: int,
         remainder: Remainder,
         collate_fn: Collate | None,
+        *,
+        mark_streams: bool = False,
     ) -> None:
         self._dataset = dataset
         self._topology = topology
         self._global_batch_size = global_batch_size
         self._remainder: Remainder = remainder
         self._collate_fn = collate_fn
+        self._mark_streams = mark_streams
+        self._number_type = np.min_scalar_type(len(dataset.streams) - 1)  # of streams, on their way between processes
+        self._counting: tuple[int, CacheCounts] | None = None  # a worker's process, and what it had read before
         self._is_columnar = collate_fn is None and type(dataset).__getitem__ is StreamingDataset.__getitem__
         self._pass: tuple[int, int] | None = None
         self._rows = global_batch_size // topology.replicas
@@ -69,7 +79,7 @@ class BatchReader(Dataset[Any]):
             topology=self._topology,
         )
 
-    def __getitem__(self, key: BatchKey) -> Any:
+    def __getitem__(self, key: BatchKey) -> Delivery:
         if self._pass != key[:2]:
             self._begin(key)
         self._dataset.pool.advance(key.number)
@@ -78,7 +88,15 @@ class BatchReader(Dataset[Any]):
         if self._remainder == 'exact':
             assert self._plan is not None
             batch = marked(batch, rows=len(ids), own_samples=self._plan.own_samples(key.number))
-        return batch
+        streams = None
+        if len(self._dataset.streams) > 1:
+            streams = self._dataset.mixture.streams_of(ids).astype(self._number_type)
+        if self._mark_streams:
+            batch = with_streams(batch, streams, len(ids))
+        if self._counting is None:
+            return Delivery(batch, len(ids), streams)
+        process, before = self._counting
+        return Delivery(batch, len(ids), streams, process, self._dataset.cache_counts().minus(before))
 
     def _collated(self, epoch: int, ids: list[int]) -> Any:
         seed = self._dataset.shuffle_seed
@@ -92,6 +110,8 @@ class BatchReader(Dataset[Any]):
     def _begin(self, key: BatchKey) -> None:
         worker = torch.utils.data.get_worker_info()
         self._stride = worker.num_workers if worker is not None else 1
+        if worker is not None and self._counting is None:
+            self._counting = os.getpid(), self._dataset.cache_counts()  # a fork goes on with its parent's
         self._first = key.number
         self._pass = key[:2]
         self._plan = plan = self.plan(*key[:2])
@@ -116,4 +136,4 @@ class BatchReader(Dataset[Any]):
         return ids[place * self._rows : (place + 1) * self._rows]  # the epoch's last batch may be shorter
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_pass': None, '_plan': None, '_chunks': OrderedDict()}
+        return {**self.__dict__, '_pass': None, '_plan': None, '_counting': None, '_chunks': OrderedDict()}

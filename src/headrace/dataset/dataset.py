@@ -39,6 +39,7 @@ from headrace.order import (
     parse_skip,
 )
 from headrace.selection import Fraction, Predicate, Subset
+from headrace.storage import CacheCounts
 
 __all__ = ['StreamingDataset']
 
@@ -445,6 +446,10 @@ class StreamingDataset(IterableDataset[Any]):
     def pool(self) -> ShardPool:
         """This process' mapped shards."""
         return self._samples.pool
+
+    def cache_counts(self) -> CacheCounts:
+        """What this process has read of the streams' stores and caches, indexes included."""
+        return self._samples.cache_counts()
 
     def __getitem__(self, at: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Any:
         """One sample by its global id, or a list of samples. Negative ids count from the end."""

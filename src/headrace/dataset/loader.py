@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, default_collate
 
@@ -14,6 +16,8 @@ from headrace.dataset.batch_reader import BatchKey, BatchReader, Collate
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.fork_context import worker_context
 from headrace.dataset.progress import Progress
+from headrace.dataset.statistics import Delivery, LoaderStats, Mix, StreamCount, Tally
+from headrace.dataset.stream_mark import check_stream_columns
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, Remainder, ResumeState, Topology
 
@@ -58,10 +62,12 @@ class StreamingDataLoader(DataLoader[Any]):
         topology: which rank of how many this is, if the dataset does not say or find so.
         fixed_epoch: give this epoch's batches in every pass, as evaluation wants; None goes from epoch to epoch.
         remainder: what happens to the samples after the last full global batch, in place of what the dataset says.
+        mark_streams: put the number of each row's stream into every batch that is a dict, under `headrace.STREAM`,
+            int64[rows].
 
     Raises:
         ValueError: two different batch sizes, or none; a sampler or shuffle; `drop_last` and ``remainder='exact'``; a
-            column with the name of the mark of padding.
+            column with the name of a mark.
         TypeError: `dataset` is no StreamingDataset.
     """
 
@@ -89,6 +95,7 @@ class StreamingDataLoader(DataLoader[Any]):
         topology: Topology | None = None,
         fixed_epoch: int | None = None,
         remainder: Remainder | None = None,
+        mark_streams: bool = False,
     ) -> None:
         if not isinstance(dataset, StreamingDataset):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f'A StreamingDataLoader reads a StreamingDataset, but got a {type(dataset).__name__}.')
@@ -117,6 +124,9 @@ class StreamingDataLoader(DataLoader[Any]):
             )
         if remainder == 'exact':
             dataset.check_columns()
+        if mark_streams:
+            for schema in {schema for stream in dataset.streams for schema in stream.shards.schemas}:
+                check_stream_columns(schema.names)
         if topology is not None:
             dataset.bind(topology)
         super().__init__(
@@ -137,6 +147,7 @@ class StreamingDataLoader(DataLoader[Any]):
         # Trainers that make a loader anew pass on what PyTorch put in the place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
         self.fixed_epoch = fixed_epoch
+        self.mark_streams = mark_streams
         self._hint: object = _EpochHint(dataset.progress)
         self._feed: DataLoader[Any] | None = None
         self._feed_key: object = None
@@ -144,6 +155,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self._remainder: Remainder | None = remainder
         self._handed_out: tuple[BatchPlan, int] | None = None
         self._epoch_under_way: int | None = None
+        self._tally = Tally([stream.name or '' for stream in dataset.streams], dataset.cache_counts())
+        self._mix = Mix()
 
     @property
     def sampler(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -168,7 +181,14 @@ class StreamingDataLoader(DataLoader[Any]):
         return self.batch_size * self.dataset.topology.replicas
 
     def _reader(self) -> BatchReader:
-        return BatchReader(self.dataset, self.dataset.topology, self.global_batch_size, self.remainder, self._collate)
+        return BatchReader(
+            self.dataset,
+            self.dataset.topology,
+            self.global_batch_size,
+            self.remainder,
+            self._collate,
+            mark_streams=self.mark_streams,
+        )
 
     def plan(self, epoch: int | None = None, start: int = 0) -> BatchPlan:
         """Which samples make up each batch of an epoch, by default of the current one from its start."""
@@ -195,16 +215,23 @@ class StreamingDataLoader(DataLoader[Any]):
         self._position = epoch, start
         plan = reader.plan(epoch, start)
         keys = (BatchKey(epoch, start, number) for number in range(plan.num_batches))
+        tally = self._tally
+        tally.begin_pass(new_processes=not self.persistent_workers)
         batches = self._workers(reader, keys) if self.num_workers else self._here(reader, keys)
-        is_whole, owner = False, os.getpid()
+        is_whole, owner, last = False, os.getpid(), plan.num_batches - 1
         self._epoch_under_way = epoch
         try:
-            for number, batch in enumerate(batches):
+            for number, delivery in enumerate(batches):
                 self._position = epoch, plan.end(number)
                 self._handed_out = plan, number
-                if number == plan.num_batches - 1:
+                self._mix.reach(plan, number)
+                own_samples = delivery.rows  # only an epoch's last batch has padding
+                if number == last:
                     self._epoch_under_way = None
-                yield batch
+                    own_samples = plan.own_samples(number)
+                tally.hand_out(delivery, own_samples)
+                yield delivery.batch
+                tally.ask()
             is_whole = True
         finally:
             # A pass that was left is copied into workers that are forked afterwards; it is not theirs to end.
@@ -227,23 +254,46 @@ class StreamingDataLoader(DataLoader[Any]):
         For batches that are no dicts, which cannot hold the mark of ``remainder='exact'``. What workers have
         prefetched makes no difference. Who holds several batches asks the plan: `plan().own_samples(number)`.
         """
-        if self._handed_out is None:
-            return 0
-        plan, number = self._handed_out
-        return plan.own_samples(number)
+        return self._tally.own_samples
+
+    @property
+    def own_streams(self) -> npt.NDArray[np.int64]:
+        """Stream number of each row of the batch handed out last, on this rank, int64[rows]; empty before the first.
+
+        For batches that are no dicts, which cannot hold the mark of `mark_streams`. Padding is of the stream of the
+        sample that it repeats. Numbers are those of `dataset.streams`.
+        """
+        return self._tally.own_streams
+
+    # -- statistics ------------------------------------------------------------------------------------------------
+
+    def stats(self) -> LoaderStats:
+        """What this loader has done on this rank since it was made; takes microseconds, and talks to no other rank.
+
+        Without workers, what was read is what this process read of the dataset's streams, whoever asked for it.
+        """
+        return self._tally.stats(self.dataset.cache_counts() if self.num_workers == 0 else None)
+
+    def mix(self) -> dict[str, StreamCount]:
+        """By stream, the samples of the batches handed out on all ranks, and as many as the mixture promises.
+
+        Since this loader was made, without padding and without asking other ranks: the order is asked now, which takes
+        a millisecond or so.
+        """
+        return self._mix.counts()
 
     def next_pass(self) -> tuple[int, int]:
         """Epoch and first sample of the pass that will be begun next."""
         epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
         return epoch if self.fixed_epoch is None else self.fixed_epoch, start
 
-    def _here(self, reader: BatchReader, keys: Iterator[BatchKey]) -> Iterator[Any]:
+    def _here(self, reader: BatchReader, keys: Iterator[BatchKey]) -> Iterator[Delivery]:
         if not (self.pin_memory and torch.cuda.is_available()):
             return map(reader.__getitem__, keys)
         pin = torch.utils.data._utils.pin_memory.pin_memory  # pyright: ignore[reportAttributeAccessIssue]
         return (pin(reader[key]) for key in keys)
 
-    def _workers(self, reader: BatchReader, keys: Iterator[BatchKey]) -> Iterator[Any]:
+    def _workers(self, reader: BatchReader, keys: Iterator[BatchKey]) -> Iterator[Delivery]:
         # PyTorch's loader does the processes. It is handed keys, so any worker can read any batch, and what was
         # prefetched but not handed out is no part of the position.
         dataset = self.dataset
@@ -255,6 +305,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 batch_size=None,
                 sampler=_Keys(),
                 num_workers=self.num_workers,
+                collate_fn=_as_it_is,
                 pin_memory=self.pin_memory,
                 timeout=self.timeout,
                 worker_init_fn=self.worker_init_fn,
@@ -265,6 +316,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 pin_memory_device=self.pin_memory_device,
             )
             self._feed_key = key
+            self._tally.begin_pass(new_processes=True)
         assert isinstance(self._feed.sampler, _Keys)
         self._feed.sampler.keys = keys
         return iter(self._feed)
@@ -299,6 +351,10 @@ class StreamingDataLoader(DataLoader[Any]):
             resume = replace(resume, epoch=epoch, sample_in_epoch=sample)
             rolled = resume.rolled_over(self.plan(epoch, sample).stop)
             self.dataset.progress.load(rolled.epoch, rolled.sample_in_epoch)
+
+
+def _as_it_is(delivery: Any) -> Any:
+    return delivery
 
 
 class _Keys:

@@ -21,7 +21,16 @@ from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
 from headrace.order import Kept, StreamSize
 from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
-from headrace.storage import CacheEntry, CacheLimit, CachePart, Retry, ShardCache, StoreOptions, open_store
+from headrace.storage import (
+    CacheEntry,
+    CacheLimit,
+    CachePart,
+    CacheStats,
+    Retry,
+    ShardCache,
+    StoreOptions,
+    open_store,
+)
 from headrace.storage.machine_file import claim_private_folder, private_folder
 
 __all__ = ['Stream', 'open_streams']
@@ -155,7 +164,9 @@ class Stream:
             if getattr(self, key) is None:
                 setattr(self, key, value)
 
-    def open(self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None) -> None:
+    def open(
+        self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None, stats: CacheStats | None = None
+    ) -> None:
         """Fetch and read the index.
 
         Raises:
@@ -182,14 +193,14 @@ class Stream:
         else:
             found = IndexFile(f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types, cache=folder)
             try:
-                self.cache(limit).fetch_file(INDEX, validate=found.read)
+                self.cache(limit, stats).fetch_file(INDEX, validate=found.read)
             except ObjectNotFoundError as error:
                 raise ObjectNotFoundError(
                     f'No such file or directory: the index of stream {self.title}: {error}'
                 ) from None
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
-        self.cache(limit)
+        self.cache(limit, stats)
         if selection is not None:
             changed = (folder / INDEX).stat().st_mtime_ns  # data that were written anew can have the same index
             self.kept, said = selection.keep(self._shards_to_select(f'{self.fingerprint} {changed}'))
@@ -221,7 +232,7 @@ class Stream:
         with self.cache().acquire(self.entry(shard)) as lease:
             yield open_shard(info, lease.buffers, source=f'{self.title}: {info.files[0].raw.basename}')
 
-    def cache(self, limit: CacheLimit | None = None) -> ShardCache:
+    def cache(self, limit: CacheLimit | None = None, stats: CacheStats | None = None) -> ShardCache:
         """The cache over the stream's folder, made at the first call."""
         if self._cache is None:
             options = StoreOptions(
@@ -239,6 +250,7 @@ class Stream:
                 entry_of=self._entry_of,
                 keep_packed=bool(self.keep_zip),
                 retry=Retry(attempts=1 + (2 if self.download_retry is None else self.download_retry)),
+                stats=stats,
             )
         return self._cache
 
@@ -303,9 +315,10 @@ def open_streams(
         stream.name = stream.name or f'stream_{number}'
         stream.fill_in(defaults)
     limit = None if cache_limit is None else CacheLimit(cache_limit)
+    stats = CacheStats()  # one for all streams: it is read at every batch
 
     def open_one(stream: Stream) -> None:
-        stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit)
+        stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit, stats=stats)
 
     # The threads end here: none may be alive when a DataLoader forks its workers.
     with ThreadPoolExecutor(min(16, len(streams))) as pool:

@@ -7,7 +7,8 @@
 3. `callbacks.PositionCallback` puts the position into every checkpoint. At a resume it makes Lightning's loop counters
    agree with it (`counters`), and may restore the random generators (`rng`).
 4. `requeue` has SLURM's signals wait for the end of a batch.
-5. `position_file` writes it beside each checkpoint, for people.
+5. `position_file` writes the position beside each checkpoint, for people.
+6. `statistics.DataStatistics` logs what loaders count, by way of `headrace.metrics`.
 
 Fabric has no loops and no hooks: `fabric.setup` gives it loaders that know their position.
 """
@@ -27,5 +28,6 @@ except ImportError as error:
 from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.datamodule import StreamingDataModule
 from headrace.lightning.fabric import FabricLoader, FabricLoaders, setup
+from headrace.lightning.statistics import DataStatistics
 
-__all__ = ['FabricLoader', 'FabricLoaders', 'PositionCallback', 'StreamingDataModule', 'setup']
+__all__ = ['DataStatistics', 'FabricLoader', 'FabricLoaders', 'PositionCallback', 'StreamingDataModule', 'setup']

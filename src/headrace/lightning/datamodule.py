@@ -76,6 +76,7 @@ class StreamingDataModule(LightningDataModule):
         prefetch_factor: of all loaders, as PyTorch's: batches that each worker reads ahead.
         timeout: of all loaders, as PyTorch's: seconds to wait for a batch of a worker.
         multiprocessing_context: of all loaders, as PyTorch's: how workers are started.
+        mark_streams: of all loaders: put the number of each row's stream into the batch, under `headrace.STREAM`.
         collate_fn: of all loaders, as PyTorch's.
         worker_init_fn: of all loaders, as PyTorch's.
         dataset_class: what to make in place of `StreamingDataset`; it takes the same keywords.
@@ -112,6 +113,7 @@ class StreamingDataModule(LightningDataModule):
         prefetch_factor: int | None = None,
         timeout: float = 0,
         multiprocessing_context: str | None = None,
+        mark_streams: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         worker_init_fn: Callable[[int], None] | None = None,
         dataset_class: type[StreamingDataset] | Callable[..., StreamingDataset] | None = None,
@@ -140,6 +142,7 @@ class StreamingDataModule(LightningDataModule):
             'prefetch_factor': prefetch_factor,
             'timeout': timeout,
             'multiprocessing_context': multiprocessing_context,
+            'mark_streams': mark_streams,
         }
         sections = {'train': train, 'val': val, 'test': test, 'predict': predict}
         if config is not None:

@@ -273,7 +273,7 @@ class DatasetConfig(SelectionConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What `torch.utils.data.DataLoader` takes. With no workers, what only concerns workers is ignored."""
+    """What `torch.utils.data.DataLoader` takes, and `mark_streams`. With no workers, what concerns them is ignored."""
 
     num_workers: Annotated[int, AtLeast(0)] = 0
     """Processes that read, per rank. 0: the training process reads."""
@@ -295,6 +295,9 @@ class WorkerConfig:
 
     drop_last: bool = False
     """The same as `remainder: drop`, by its name in PyTorch."""
+
+    mark_streams: bool = False
+    """Put the number of each row's stream into the batch, as `stream_number`, for metrics by stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@
 4. `locate`: a `SampleMap` finds shard and row of the ids; `kept` says which rows a stream with a selection offers.
 5. `state`: a `ResumeState` is a position of the sequence and what the sequence was made from; `origin` is where one
    mixture took over from another.
-6. `explain` says which samples make up a batch, and when a sample is seen next.
+6. `explain` says which samples make up a batch, and when a sample is seen next; `promise`, what the mixture promises
+   of each stream.
 7. `run`: a `Run` holds all this together for one dataset.
 """
 
@@ -24,6 +25,7 @@ from headrace.order.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.order import Order, make_order, make_plan
 from headrace.order.permutation import fill_permutation, permutation_key
 from headrace.order.plan import BatchPlan, Plan, Remainder
+from headrace.order.promise import Promise
 from headrace.order.run import MixtureChange, Run
 from headrace.order.schedule import Schedule, SchedulePoint
 from headrace.order.skip import Skip, SkipRange, parse_skip
@@ -44,6 +46,7 @@ __all__ = [
     'Order',
     'OrderConfig',
     'Plan',
+    'Promise',
     'Remainder',
     'ResumeState',
     'Run',

@@ -91,6 +91,14 @@ class CompatibleOrder:
             raise IndexError(f'positions must be in [0, {len(self)}), got {positions.min()} to {positions.max()}.')
         return self.ids[positions]
 
+    def stream_counts(self, begin: int, end: int) -> IntArray:
+        """Return int64[streams], the samples of each stream at positions from begin on and below end.
+
+        Raises:
+            IndexError: a position is out of range.
+        """
+        return self.mixture.count_streams(self.at(np.arange(begin, end)))
+
     def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
         """Yield the positions of a global sample id from ``start`` on, in rising order.
 
@@ -282,6 +290,22 @@ class CompatiblePlan:
         """Positions of batch k of all replicas of this node, int64[rows]."""
         length = self._devices.ranks * self._devices.batch_size
         return self._taken(k, slice(self.topology.node * length, (self.topology.node + 1) * length))
+
+    def spans(self, first: int, last: int) -> list[tuple[int, int]]:
+        """One range, as long as batches from ``first`` on and below ``last`` together: positions have no sequence."""
+        last = min(last, self._num_rows)
+        begin = self.start + first * self.global_batch_size
+        return [(begin, self.end(last - 1))] if first < last else []
+
+    def stream_counts(self, first: int, last: int) -> IntArray:
+        """Each stream's samples in batches from ``first`` on and below ``last``, repeats included; int64[streams].
+
+        Every sample is looked up.
+        """
+        if len(self.order.mixture.streams) == 1:
+            return np.array([sum(end - begin for begin, end in self.spans(first, last))])
+        rows = self._batching.rows(np.arange(first, min(last, self._num_rows)))
+        return self.order.mixture.count_streams(self.order.at(rows[rows >= 0]))
 
     def own_samples(self, k: int) -> int:
         """Number of this replica's rows of batch k."""

@@ -90,7 +90,7 @@ class WindowTable:
     A window may hold any arrangement of the streams; who knows it gives it here as a callable.
     """
 
-    __slots__ = ('_arrange', '_begins', '_draws', '_held', '_row', '_streams')
+    __slots__ = ('_arrange', '_begins', '_counted', '_draws', '_held', '_row', '_streams')
 
     def __init__(
         self, shape: tuple[int, int], longest: int, arrange: Callable[[int, int], tuple[IntArray, IntArray]]
@@ -111,6 +111,7 @@ class WindowTable:
         self._streams = np.zeros((0, longest), small)
         self._draws = np.zeros((0, longest), small)  # counted from the window's first of the stream
         self._begins = np.zeros((0, num_streams), np.int64)
+        self._counted: dict[int, tuple[int, IntArray, Any]] = {}  # by node, the window counted in last, arranged
 
     def at(self, nodes: IntArray, windows: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
         """Return streams int64[n], and their turns int64[n], at offsets int64[n] into windows int64[n] of nodes."""
@@ -129,7 +130,11 @@ class WindowTable:
 
     def turns_before(self, node: int, window: int, offset: int) -> IntArray:
         """Return how many turns each stream has before an offset of a window, int64[streams]."""
-        begins, streams = self._arrange(node, window)
+        counted = self._counted.get(node)
+        if counted is None or counted[0] != window:
+            begins, streams = self._arrange(node, window)
+            counted = self._counted[node] = window, begins, streams.astype(self._streams.dtype)
+        _, begins, streams = counted
         return begins + np.bincount(streams[:offset], minlength=len(begins))
 
     def find(self, node: int, stream: int, turn: int, num_windows: int) -> tuple[int, int]:

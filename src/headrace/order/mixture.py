@@ -128,6 +128,14 @@ class Mixture:
         """Shards of all streams."""
         return int(self.shard_offsets[-1])
 
+    def streams_of(self, ids: IntArray) -> IntArray:
+        """Numbers of the streams that global sample ids belong to, int64, of the shape of ids."""
+        return self.sample_offsets.searchsorted(ids, 'right') - 1
+
+    def count_streams(self, ids: IntArray) -> IntArray:
+        """How many of global sample ids int64[n] each stream has, int64[streams]."""
+        return np.bincount(self.streams_of(ids), minlength=len(self.streams))
+
     @property
     def repeats(self) -> tuple[float, ...]:
         """How often an epoch draws each sample of a stream, on average."""

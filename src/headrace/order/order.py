@@ -62,6 +62,14 @@ class Order(Protocol):
         """
         ...
 
+    def stream_counts(self, begin: int, end: int) -> IntArray:
+        """Return int64[streams], the samples of each stream at positions from begin on and below end.
+
+        Raises:
+            IndexError: a position is out of range.
+        """
+        ...
+
     def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
         """Yield the positions of a global sample id from ``start`` on, in rising order: the inverse of `at`.
 

@@ -103,6 +103,14 @@ class BatchPlan(Protocol):
         """Return all positions of batch k, int64[rows], padding included."""
         ...
 
+    def spans(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the ranges [begin, end) of positions of batches from ``first`` on and below ``last``, no padding."""
+        ...
+
+    def stream_counts(self, first: int, last: int) -> IntArray:
+        """Return int64[streams], each stream's samples in those batches, on all replicas together."""
+        ...
+
     def own_samples(self, k: int) -> int:
         """Return the number of those rows that are no padding; padding comes last."""
         ...
@@ -264,6 +272,21 @@ class Plan:
     def node_positions(self, k: int) -> IntArray:
         """Positions of batch k of all replicas of this node, int64[rows], padding included."""
         return self._strided(k, self.topology.node, self.topology.nodes)
+
+    def spans(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Ranges [begin, end) of the positions of batches from ``first`` on and below ``last``, without padding."""
+        begin, last = self._first + first * self.global_batch_size, min(last, self.num_batches)
+        return self._kept.spans(begin, min(self._first + last * self.global_batch_size, self._kept.size))
+
+    def stream_counts(self, first: int, last: int) -> IntArray:
+        """Each stream's samples in batches from ``first`` on and below ``last``, on all replicas; int64[streams].
+
+        Padding does not count. See `Order.stream_counts` for what it costs.
+        """
+        counts = np.zeros(len(self.order.mixture.streams), np.int64)
+        for begin, end in self.spans(first, last):
+            counts += self.order.stream_counts(begin, end)
+        return counts
 
     def own_samples(self, k: int) -> int:
         """Number of this replica's rows of batch k that are no padding."""

@@ -192,6 +192,12 @@ class KeptPositions:
             return self.size
         return int(self._firsts[run]) + max(position - int(self._begins[run]), 0)
 
+    def spans(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Ranges of the positions of kept ones from begin on and below end, in [0, size]."""
+        runs = zip(self._begins.tolist(), self._firsts.tolist(), (self._ends - self._begins).tolist(), strict=True)
+        cut = [(at, max(begin - first, 0), min(end - first, length)) for at, first, length in runs]
+        return [(at + low, at + high) for at, low, high in cut if low < high]
+
     def position(self, number: int) -> int:
         """The position of a kept one, in [0, size)."""
         run = int(np.searchsorted(self._firsts, number, side='right')) - 1

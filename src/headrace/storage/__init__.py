@@ -13,8 +13,10 @@ from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, open_store, register_store, split_url
 from headrace.storage.retry import Retry, download
+from headrace.storage.stats import CacheCounts
 
 __all__ = [
+    'CacheCounts',
     'CacheEntry',
     'CacheLimit',
     'CachePart',

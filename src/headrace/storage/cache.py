@@ -51,6 +51,7 @@ class ShardCache:
         retry: Retry | None = None,
         entry_of: Callable[[str], CacheEntry | None] | None = None,
         verify_present: bool = False,
+        stats: CacheStats | None = None,
     ) -> None:
         """Touches no disk and no network.
 
@@ -64,19 +65,20 @@ class ShardCache:
             entry_of: Under a limit, the entry to which a file in the folder belongs (raw or compressed, by its name);
                 only such files count, and may be evicted. None: those that this object was asked for.
             verify_present: Verify a file that was there already when this process first uses it.
+            stats: Where to count; by default in counters of its own.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
         self.store = None if same_folder(store, self.folder) else store
         self.keep_packed = keep_packed
         self.retry = retry or Retry()
         self.verify_present = verify_present
+        self.stats = stats or CacheStats()
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
         self._start()
 
     def _start(self) -> None:
         """Set what belongs to one process."""
-        self.stats = CacheStats()
         self._root = str(self.folder)
         self._reclaimed = False
         self._known: dict[str, CacheEntry] = {}
@@ -87,7 +89,7 @@ class ShardCache:
             self._limit.join(self._shelf)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {'stats', '_root', '_reclaimed', '_known', '_verified', '_shelf'}
+        own = {'_root', '_reclaimed', '_known', '_verified', '_shelf'}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

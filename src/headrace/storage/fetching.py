@@ -95,8 +95,11 @@ class Fetcher:
         store = self.store
         if store is None:
             raise missing(self.folder / key)
+        self.stats.add(requests=1)
         with open(target, 'w+b', buffering=0) as out:
-            count = download(store, key, out, self.retry, max_bytes=size, on_retry=lambda: self.stats.add(retries=1))
+            count = download(
+                store, key, out, self.retry, max_bytes=size, on_retry=lambda: self.stats.add(retries=1, requests=1)
+            )
         self.stats.add(bytes_downloaded=count)
         if size is not None and count != size:
             raise ChecksumError(f'It has {count} bytes, the index gives {size}.')

@@ -1,0 +1,223 @@
+"""What a loader counts: what it handed out, what it read for that, and how long its trainer waited.
+
+Workers send what they count along with each batch, a few integers, so that nothing is shared, and nothing is left
+behind when one is killed. What streams had is worked out from the plan when it is asked for.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.order import BatchPlan, Promise
+from headrace.storage import CacheCounts
+
+__all__ = ['Delivery', 'LoaderStats', 'Mix', 'StreamCount', 'Tally']
+
+_SHORTEST_STALL = 0.001  # seconds
+_STALL_SHARE = 0.05
+_RECENT = 16
+_MOST_UNCOUNTED = 1 << 18  # samples: orders that look each of them up must not do so for a whole epoch at once
+
+
+class Delivery(NamedTuple):
+    """A batch on its way from the process that read it."""
+
+    batch: Any
+    rows: int
+    """Its samples, padding included."""
+    streams: npt.NDArray[np.unsignedinteger[Any]] | None
+    """Stream number of each row, [rows]; None where there is one stream."""
+    process: int = 0
+    """Id of the worker's process that read it; 0: the loader's own."""
+    read: CacheCounts = CacheCounts()
+    """What that worker has read until now, since it began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStats:
+    """What one loader, on one rank, has done since it was made.
+
+    What a worker reads counts when a batch of its arrives, so that what is read ahead is counted a little later.
+    """
+
+    batches: int
+    """Batches handed out."""
+    samples: int
+    """Rows of these that are no padding."""
+    stream_samples: Mapping[str, int]
+    """The same by stream. Of this rank alone: `StreamingDataLoader.mix` counts all ranks'."""
+    seconds_waiting: float
+    """Time that whoever iterates has waited in `next` for a batch, the first ones included."""
+    stalls: int
+    """Batches, first ones of passes excepted, that were waited for more than 1 ms and more than 5 % of the time that a
+    batch lately took the one who iterates, the median of the last 16."""
+    seconds_to_first_batch: float | None
+    """Of the pass begun last: time from its begin to its first batch, workers' start included. None: not there yet."""
+    bytes_downloaded: int
+    """Bytes that came from stores, compressed where shards are; what was fetched in vain included, indexes not."""
+    bytes_unpacked: int
+    """Bytes that these shards have uncompressed, of those that were compressed."""
+    requests: int
+    """Times that an object was asked of a store, also in vain."""
+    shards_fetched: int
+    """Shards that this rank's processes made present in the cache."""
+    cache_hits: int
+    """Shards that were present when they were opened to be read: from before, or fetched ahead."""
+    evictions: int
+    """Shards deleted to make room."""
+    retries: int
+    """Transfers begun again, and files fetched again because they were bad."""
+
+
+class StreamCount(NamedTuple):
+    """What was handed out of a stream, and what was promised."""
+
+    samples: int
+    """Over all ranks, without padding."""
+    promised: float
+    """Expected for as many samples of all streams, by the proportions of the mixture or its schedule."""
+
+
+class Tally:
+    """The counters of one loader, in the process that iterates."""
+
+    def __init__(self, names: Sequence[str], here: CacheCounts) -> None:
+        """Take the streams' names, and what was counted in this process before."""
+        self._names = tuple(names)
+        self._before = here
+        self._read = CacheCounts()
+        self._of_process: dict[int, CacheCounts] = {}
+        self._streams: npt.NDArray[np.int64] = np.zeros(len(names), np.int64)
+        self._batches = self._samples = self._stalls = 0
+        self._seconds_waiting = 0.0
+        self._seconds_to_first_batch: float | None = None
+        self._asked = self._handed_out = 0.0
+        self._busy: deque[float] = deque(maxlen=_RECENT)
+        self.own_samples = 0
+        """Rows of the batch handed out last that are no padding."""
+        self._rows = 0
+        self._own_streams: npt.NDArray[Any] | None = None
+
+    def begin_pass(self, *, new_processes: bool) -> None:
+        """A pass begins, in processes that begin to count, or in those of the last one."""
+        self._asked, self._handed_out = time.perf_counter(), 0.0
+        self._seconds_to_first_batch = None
+        if new_processes:  # ids are used again
+            self._of_process.clear()
+
+    def ask(self) -> None:
+        """The next batch is asked for."""
+        self._asked = time.perf_counter()
+        self._busy.append(self._asked - self._handed_out)
+
+    def hand_out(self, delivery: Delivery, own_samples: int) -> None:
+        """A batch is handed out, of whose rows the first own_samples are no padding."""
+        if delivery.process:
+            self._count(delivery.process, delivery.read)
+        self._batches += 1
+        self._samples += own_samples
+        self.own_samples = own_samples
+        self._rows, self._own_streams = delivery.rows, delivery.streams
+        if delivery.streams is None:
+            self._streams[0] += own_samples
+        else:
+            self._streams += np.bincount(delivery.streams[:own_samples], minlength=len(self._names))
+        self._handed_out = time.perf_counter()
+        waited = self._handed_out - self._asked
+        self._seconds_waiting += waited
+        if self._seconds_to_first_batch is None:
+            self._seconds_to_first_batch = waited
+        elif waited > _SHORTEST_STALL and waited > _STALL_SHARE * statistics.median(self._busy):
+            self._stalls += 1
+
+    @property
+    def own_streams(self) -> npt.NDArray[np.int64]:
+        """Stream number of each row of the batch handed out last, int64[rows], padding included."""
+        return np.zeros(self._rows, np.int64) if self._own_streams is None else self._own_streams.astype(np.int64)
+
+    def _count(self, process: int, read: CacheCounts) -> None:
+        before = self._of_process.get(process, _NOTHING)
+        if read != before:
+            self._read = self._read.plus(read.minus(before))
+            self._of_process[process] = read
+
+    def stats(self, here: CacheCounts | None) -> LoaderStats:
+        """What was counted; here is what this process has read, if it reads."""
+        read = self._read if here is None else here.minus(self._before)
+        return LoaderStats(
+            batches=self._batches,
+            samples=self._samples,
+            stream_samples=dict(zip(self._names, self._streams.tolist(), strict=True)),
+            seconds_waiting=self._seconds_waiting,
+            stalls=self._stalls,
+            seconds_to_first_batch=self._seconds_to_first_batch,
+            bytes_downloaded=read.bytes_downloaded,
+            bytes_unpacked=read.bytes_unpacked,
+            requests=read.requests,
+            shards_fetched=read.fetches,
+            cache_hits=read.hits,
+            evictions=read.evictions,
+            retries=read.retries,
+        )
+
+
+_NOTHING = CacheCounts()
+
+
+class Mix:
+    """What streams had in some batches, on all ranks, beside what was promised: worked out when it is asked for.
+
+    No rank talks to another: the plan knows all ranks' batches.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, StreamCount] = {}
+        self._plan: BatchPlan | None = None
+        self._promise: Promise | None = None
+        self._counted = self._reached = 0
+
+    def reach(self, plan: BatchPlan, number: int, *, is_done: bool = True) -> None:
+        """Batch `number` of a plan is reached, and counts if it is done; of a new plan, those before it do not."""
+        if plan is not self._plan:
+            self._settle()
+            self._plan, self._counted, self._reached = plan, number, number
+        if is_done:
+            self._reached = number + 1
+            if (self._reached - self._counted) * plan.global_batch_size >= _MOST_UNCOUNTED:
+                self._settle()
+
+    def _settle(self) -> None:
+        plan = self._plan
+        if plan is None or self._counted == self._reached:
+            return
+        mixture = plan.order.mixture
+        if self._promise is None or self._promise.mixture is not mixture:
+            self._promise = Promise(mixture)
+        counts = plan.stream_counts(self._counted, self._reached)
+        promised = sum(
+            (self._promise.between(plan.order.epoch, *span) for span in plan.spans(self._counted, self._reached)),
+            start=np.zeros(len(counts)),
+        )
+        for stream, count, share in zip(mixture.streams, counts.tolist(), promised.tolist(), strict=True):
+            had = self._counts.get(stream.name, StreamCount(0, 0.0))
+            self._counts[stream.name] = StreamCount(had.samples + count, had.promised + share)
+        self._counted = self._reached
+
+    def add(self, counts: Mapping[str, StreamCount]) -> None:
+        """Count what was counted elsewhere, such as before a checkpoint."""
+        for name, count in counts.items():
+            had = self._counts.get(name, StreamCount(0, 0.0))
+            self._counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)
+
+    def counts(self) -> dict[str, StreamCount]:
+        """What each stream had, by name."""
+        self._settle()
+        return dict(self._counts)

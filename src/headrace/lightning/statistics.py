@@ -1,0 +1,194 @@
+"""What the data costs and what it is made of, in any Lightning logger and in the progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch import Callback
+from typing_extensions import override
+
+from headrace.dataset.loader import StreamingDataLoader
+from headrace.errors import ConfigError
+from headrace.metrics import DataMeter, count_tokens
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+__all__ = ['DataStatistics']
+
+_TEXT_EVERY = 1.0  # seconds
+
+
+class DataStatistics(Callback):
+    """Logs throughput, waits for data, downloads and the mix of streams, and shows them in the progress bar.
+
+    Figures are those of `headrace.metrics.DataMeter.read`, at the steps at which Lightning logs. Samples, samples per
+    second and streams are those of all ranks, worked out from the plan; they go on after a resume, and count what is
+    trained. Time in validation does not count. With several training loaders figures are sums, and streams are named
+    ``mix/<loader>/<stream>/...``.
+
+    Args:
+        every_n_steps: optimizer steps between two logs; None: the trainer's `log_every_n_steps`.
+        tokens: number of tokens of a batch, an int or a tensor of one element; by default
+            `headrace.metrics.count_tokens`.
+        per_stream: log samples, share and promised share of each stream.
+        progress_bar: show downloads, waits and shares of streams in the trainer's progress bar.
+        sync_dist: add up downloads, requests, hits, stalls, waits and tokens over all ranks, by one reduction at each
+            log. If not, they are those of rank 0, whose tokens stand for every rank's.
+
+    Raises:
+        ConfigError: `every_n_steps` is below 1; or, before the first step, no training loader is headrace's.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int | None = None,
+        *,
+        tokens: Callable[[Any], int | torch.Tensor] | None = None,
+        per_stream: bool = True,
+        progress_bar: bool = True,
+        sync_dist: bool = False,
+    ) -> None:
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ConfigError(f"`every_n_steps` must be at least 1, or None for the trainer's, got {every_n_steps}.")
+        self.every_n_steps = every_n_steps
+        self._count_tokens = tokens
+        self._per_stream = per_stream
+        self._progress_bar = progress_bar
+        self._sync_dist = sync_dist
+        self._meter = DataMeter()
+        self._bar: Any = None
+        self._texts: dict[str, str] = {}
+        self._text_at = 0.0
+
+    # -- the loaders -----------------------------------------------------------------------------------------------
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._follow(trainer)
+        self._meter.begin()
+        if self._progress_bar and trainer.is_global_zero:
+            self._show_in(trainer.progress_bar_callback)
+
+    @override
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._follow(trainer)  # Lightning may have made them anew
+
+    def _follow(self, trainer: Trainer) -> None:
+        loaders = dict(_streaming_loaders(trainer.train_dataloader))
+        if not loaders:
+            raise ConfigError(
+                f'DataStatistics reads the counters of a StreamingDataLoader, but the training data is '
+                f'{type(trainer.train_dataloader).__name__}. Train on a StreamingDataModule or a StreamingDataLoader, '
+                f'or remove the callback.'
+            )
+        self._meter.follow(loaders)
+
+    # -- batches ---------------------------------------------------------------------------------------------------
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        is_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+        self._meter.batch_done(self._tokens_of(batch), is_step=is_step)
+        if self._bar is not None and time.monotonic() - self._text_at >= _TEXT_EVERY:
+            self._texts, self._text_at = self._meter.texts(), time.monotonic()
+        every = self.every_n_steps or _log_every_n_steps(trainer)
+        if is_step and every and (_logged_steps(trainer) + 1) % every == 0 and trainer.loggers:
+            self._log(trainer)
+
+    def _tokens_of(self, batch: Any) -> int | torch.Tensor | None:
+        if self._count_tokens is not None:
+            return self._count_tokens(batch)
+        loaders = self._meter.loaders
+        return count_tokens(batch, loaders[0].own_samples if len(loaders) == 1 else None)
+
+    def _log(self, trainer: Trainer) -> None:
+        is_summed = self._sync_dist and trainer.world_size > 1
+        if not (trainer.is_global_zero or is_summed):
+            return
+
+        def sum_over_ranks(numbers: Sequence[float]) -> list[float]:
+            values = torch.tensor(numbers, dtype=torch.float64, device=trainer.strategy.root_device)
+            return cast('torch.Tensor', trainer.strategy.reduce(values, reduce_op='sum')).tolist()
+
+        figures = self._meter.read(
+            ranks=trainer.world_size,
+            replicas=self._meter.loaders[0].dataset.topology.replicas,
+            sum_over_ranks=sum_over_ranks if is_summed else None,
+            per_stream=self._per_stream,
+        )
+        if trainer.is_global_zero:
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=_logged_steps(trainer))
+
+    @override
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._meter.pause()
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._meter.resume()
+
+    # -- the progress bar ------------------------------------------------------------------------------------------
+
+    def _show_in(self, bar: Any) -> None:
+        """Have a progress bar of any kind show the texts: each of them asks its own `get_metrics` for what to show."""
+        if bar is None or self._bar is bar:
+            return
+        shown = bar.get_metrics
+
+        def get_metrics(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+            return {**self._texts, **shown(trainer, pl_module)}
+
+        bar.get_metrics = get_metrics
+        self._bar = bar
+
+    @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._bar is not None:
+            del self._bar.get_metrics  # of the object; that of its class is there again
+            self._bar = None
+
+    # -- across a resume -------------------------------------------------------------------------------------------
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return 'headrace.statistics'
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self._meter.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._meter.load_state_dict(state_dict)
+
+
+def _streaming_loaders(data: Any, label: str = '') -> list[tuple[str, StreamingDataLoader]]:
+    """The loaders of headrace's in what a trainer trains on, with the keys that lead to them."""
+    if isinstance(data, StreamingDataLoader):
+        return [(label, data)]
+    parts: Mapping[Any, Any] = {}
+    if isinstance(data, Mapping):
+        parts = cast('Mapping[Any, Any]', data)
+    elif isinstance(data, (list, tuple)):
+        parts = dict(enumerate(cast('Sequence[Any]', data)))
+    found: list[tuple[str, StreamingDataLoader]] = []
+    for key, part in parts.items():
+        found += _streaming_loaders(part, f'{label}/{key}' if label else str(key))
+    return [('', found[0][1])] if len(found) == 1 and not label else found
+
+
+def _logged_steps(trainer: Trainer) -> int:
+    # As Lightning's own callbacks: what loggers take for the step, also after a resume.
+    return trainer.fit_loop.epoch_loop._batches_that_stepped
+
+
+def _log_every_n_steps(trainer: Trainer) -> int:
+    return trainer.log_every_n_steps  # pyright: ignore[reportAttributeAccessIssue] — set by a connector

@@ -1,0 +1,277 @@
+"""Rates and shares of what loaders count, between one reading and the next, and since the run began."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from headrace.dataset.loader import StreamingDataLoader
+from headrace.dataset.statistics import LoaderStats, Mix, StreamCount
+
+__all__ = ['DataMeter']
+
+_TEXT_STREAMS = 4  # whose shares fit into a line
+_UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
+
+
+class _Read(NamedTuple):
+    """What is added over loaders, and over ranks."""
+
+    seconds_waiting: float = 0.0
+    stalls: float = 0
+    bytes_downloaded: float = 0
+    requests: float = 0
+    cache_hits: float = 0
+    tokens: float = 0
+    has_tokens: float = 0
+    """Whether batches had any."""
+
+    def plus(self, other: Sequence[float]) -> _Read:
+        return _Read(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: Sequence[float]) -> _Read:
+        return _Read(*(a - b for a, b in zip(self, other, strict=True)))
+
+    @classmethod
+    def of(cls, stats: LoaderStats) -> _Read:
+        return cls(stats.seconds_waiting, stats.stalls, stats.bytes_downloaded, stats.requests, stats.cache_hits)
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A loader, and what it had counted when the meter first saw it."""
+
+    loader: StreamingDataLoader
+    before: _Read
+    mix: Mix
+    is_remote: bool
+
+
+class DataMeter:
+    """Figures of one or several loaders of a rank, for loggers.
+
+    Tell it of every batch when it is trained (`batch_done`), which takes microseconds; ask it for figures (`read`) now
+    and then. It talks to other ranks only through what `read` is given.
+
+    Args:
+        clock: seconds, from anywhere.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._followed: dict[str, _Followed] = {}
+        self._past = _Read()  # of loaders that were replaced, and tokens
+        self._earlier: dict[str, StreamCount] = {}  # before a checkpoint
+        self._tokens: int | Tensor = 0
+        self._has_tokens = False
+        self._paused: float | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Let rates and shares begin now."""
+        now = self._clock()
+        self._since = self._text_since = now
+        self._last, self._last_samples = self._total(), self._samples()
+        self._text_waiting = self._last.seconds_waiting
+
+    def follow(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+        """Read these loaders, by names of theirs ('' if there is one), from now on, and those no more that are gone.
+
+        One that takes the place of another goes on with its counts.
+        """
+        for name, loader in loaders.items():
+            old = self._followed.get(name)
+            if old is not None and old.loader is loader:
+                continue
+            if old is not None:
+                self._past = self._past.plus(_Read.of(old.loader.stats()).minus(old.before))
+            is_remote = any(not stream.is_local for stream in loader.dataset.streams)
+            mix = Mix() if old is None else old.mix
+            self._followed[name] = _Followed(loader, _Read.of(loader.stats()), mix, is_remote)
+        for name in self._followed.keys() - loaders.keys():
+            old = self._followed.pop(name)
+            self._past = self._past.plus(_Read.of(old.loader.stats()).minus(old.before))
+            self._add_earlier(name, old.mix.counts())
+
+    @property
+    def loaders(self) -> list[StreamingDataLoader]:
+        """The loaders that are read."""
+        return [followed.loader for followed in self._followed.values()]
+
+    def batch_done(self, tokens: int | Tensor | None = None, *, is_step: bool = True) -> None:
+        """A batch of each loader was trained.
+
+        Args:
+            tokens: how many tokens it held; None: it holds none.
+            is_step: whether it is in the weights now, with all since the last; if not, it counts when they are.
+        """
+        for followed in self._followed.values():
+            handed_out = followed.loader.handed_out
+            if handed_out is not None:
+                followed.mix.reach(*handed_out, is_done=is_step)
+        if tokens is not None:
+            self._tokens += tokens
+            self._has_tokens = True
+
+    def pause(self) -> None:
+        """Let time stand still, for an evaluation."""
+        self._paused = self._clock()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        if self._paused is not None:
+            away = self._clock() - self._paused
+            self._since, self._text_since, self._paused = self._since + away, self._text_since + away, None
+
+    # -- figures ---------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        *,
+        ranks: int = 1,
+        replicas: int = 1,
+        sum_over_ranks: Callable[[Sequence[float]], Sequence[float]] | None = None,
+        per_stream: bool = True,
+    ) -> dict[str, float]:
+        """The figures since the last reading, and those of the run.
+
+        Args:
+            ranks: number of ranks.
+            replicas: number of ranks that have different samples.
+            sum_over_ranks: adds lists of numbers over all ranks; called once, on each of them. None: waits, stalls,
+                requests, hits and bytes are of this rank alone, and all ranks count as having as many tokens.
+            per_stream: whether to give the figures of each stream, where there are several.
+
+        Returns:
+            By name; samples, tokens and streams of all ranks together:
+
+            - ``data/samples_per_second``, ``data/tokens_per_second`` (if batches have tokens)
+            - ``data/wait_share``: time waiting for data as a share of all time, from 0 to 1; of the mean rank
+            - ``data/samples``: of the run, also before a resume
+            - ``data/stalls``, ``data/bytes_downloaded``, ``data/requests``, ``data/cache_hits``: since the start
+            - ``data/seconds_to_first_batch``: of the pass begun last; the slowest loader's
+            - ``mix/<stream>/samples``, of the run; ``mix/<stream>/share``, from 0 to 1, and what the mixture or its
+              schedule promises for it: ``mix/<stream>/promised``
+        """
+        now, total, samples = self._clock(), self._total(), self._samples()
+        seconds = max(now - self._since, 1e-9)
+        passed = total.minus(self._last)
+        if sum_over_ranks is not None:
+            numbers = sum_over_ranks([*total, *passed])
+            summed, passed = _Read(*numbers[: len(total)]), _Read(*numbers[len(total) :])
+            waiting, tokens = passed.seconds_waiting / ranks, passed.tokens * replicas / ranks
+        else:
+            summed, waiting, tokens = total, passed.seconds_waiting, passed.tokens * replicas
+        figures = {
+            'data/samples_per_second': (samples - self._last_samples) / seconds,
+            'data/wait_share': min(waiting / seconds, 1.0),
+            'data/samples': samples,
+            'data/stalls': summed.stalls,
+            'data/bytes_downloaded': summed.bytes_downloaded,
+            'data/requests': summed.requests,
+            'data/cache_hits': summed.cache_hits,
+        }
+        if summed.has_tokens:
+            figures['data/tokens_per_second'] = tokens / seconds
+        starts = [start for loader in self.loaders if (start := loader.stats().seconds_to_first_batch) is not None]
+        if starts:
+            figures['data/seconds_to_first_batch'] = max(starts)
+        if per_stream:
+            figures.update(self._mix_figures())
+        self._since, self._last, self._last_samples = now, total, samples
+        return figures
+
+    def _mix_figures(self) -> dict[str, float]:
+        counts = self.counts()
+        if len(counts) < 2:
+            return {}
+        figures: dict[str, float] = {}
+        shares = _shares(counts)
+        for name, count in counts.items():
+            share, promised = shares[name]
+            figures[f'mix/{name}/samples'] = count.samples
+            figures[f'mix/{name}/share'], figures[f'mix/{name}/promised'] = share, promised
+        return figures
+
+    def counts(self) -> dict[str, StreamCount]:
+        """Samples of each stream that were trained on in the run, on all ranks, and what was promised.
+
+        With several loaders, the names of streams begin with the loader's, 'loader/stream'.
+        """
+        counts = dict(self._earlier)
+        for label, followed in self._followed.items():
+            for stream, count in followed.mix.counts().items():
+                _add(counts, f'{label}/{stream}' if label else stream, count)
+        return counts
+
+    def _add_earlier(self, label: str, counts: Mapping[str, StreamCount]) -> None:
+        for stream, count in counts.items():
+            _add(self._earlier, f'{label}/{stream}' if label else stream, count)
+
+    def texts(self) -> dict[str, str]:
+        """The state of the data for a progress bar: ``data`` 3.2 GB, ``stall`` 0.1%, ``mix`` 0.40/0.60.
+
+        What was downloaded by this rank, if anything has to be; the time that this rank waited, as a share of the time
+        since the last call; and the shares of the streams, in their order, or with more than four streams the largest
+        difference from what was promised.
+        """
+        now, total = self._clock(), self._total()
+        found: dict[str, str] = {}
+        if any(followed.is_remote for followed in self._followed.values()):
+            found['data'] = _bytes_text(total.bytes_downloaded)
+        share = (total.seconds_waiting - self._text_waiting) / max(now - self._text_since, 1e-9)
+        found['stall'] = f'{min(share, 1):.1%}'
+        self._text_since, self._text_waiting = now, total.seconds_waiting
+        counts = self.counts()
+        if len(counts) > 1:
+            shares = list(_shares(counts).values())
+            if len(counts) <= _TEXT_STREAMS:
+                found['mix'] = '/'.join(f'{share:.2f}' for share, _ in shares)
+            else:
+                found['mix'] = f'±{max(abs(share - promised) for share, promised in shares):.3f}'
+        return found
+
+    def _total(self) -> _Read:
+        total = self._past
+        for followed in self._followed.values():
+            total = total.plus(_Read.of(followed.loader.stats()).minus(followed.before))
+        return total._replace(tokens=float(self._tokens), has_tokens=float(self._has_tokens))
+
+    def _samples(self) -> int:
+        return sum(count.samples for count in self.counts().values())
+
+    # -- across a resume -------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What `read` says of the run: the counts of streams, as ints and floats, the same on every rank."""
+        return {'streams': {name: [count.samples, count.promised] for name, count in self.counts().items()}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken."""
+        self._earlier = {name: StreamCount(int(n), float(m)) for name, (n, m) in state.get('streams', {}).items()}
+        for followed in self._followed.values():
+            followed.mix = Mix()
+        self.begin()
+
+
+def _add(counts: dict[str, StreamCount], name: str, count: StreamCount) -> None:
+    had = counts.get(name, StreamCount(0, 0.0))
+    counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)
+
+
+def _shares(counts: Mapping[str, StreamCount]) -> dict[str, tuple[float, float]]:
+    """Each stream's share of all samples, and the one that was promised."""
+    samples = max(sum(count.samples for count in counts.values()), 1)
+    promised = max(sum(count.promised for count in counts.values()), 1e-9)
+    return {name: (count.samples / samples, count.promised / promised) for name, count in counts.items()}
+
+
+def _bytes_text(count: float) -> str:
+    unit = 0
+    while count >= 1000 and unit < len(_UNITS) - 1:
+        count, unit = count / 1000, unit + 1
+    return f'{count:.1f} {_UNITS[unit]}' if unit else f'{count:.0f} B'

@@ -1,0 +1,59 @@
+"""A metric that leaves out the rows that only fill up a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.wrappers.abstract import WrapperMetric
+
+from headrace.metrics.selected_rows import select_rows
+
+__all__ = ['WithoutPadding']
+
+
+class WithoutPadding(WrapperMetric):
+    """Another metric, of the rows of a batch that count: ``metric.update(scores, labels, is_padding=batch[PADDING])``.
+
+    A rank that has no such row in a batch leaves the metric as it is, and takes part in its synchronisation as ever.
+
+    Args:
+        metric: any metric whose arguments have a row for each sample; it is used itself, and not copied.
+    """
+
+    def __init__(self, metric: Metric) -> None:
+        super().__init__()
+        self.metric = metric
+
+    def update(self, *args: Any, is_padding: Tensor, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update the metric with the rows that count.
+
+        Args:
+            args: what the metric takes, each with a row for each sample: tensors, arrays, lists.
+            is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
+            kwargs: as args; values that are no rows go to the metric as they are.
+
+        Raises:
+            ConfigError: an argument does not have as many rows.
+        """
+        if not bool(is_padding.all()):
+            args, kwargs = select_rows(~is_padding, args, kwargs)
+            self.metric.update(*args, **kwargs)
+
+    def forward(self, *args: Any, is_padding: Tensor, **kwargs: Any) -> Any:
+        """Update the metric, and return its value for the batch; None where all rows are padding."""
+        self._forward_cache = None
+        if not bool(is_padding.all()):
+            args, kwargs = select_rows(~is_padding, args, kwargs)
+            self._forward_cache = self.metric(*args, **kwargs)
+        return self._forward_cache
+
+    def compute(self) -> Any:
+        """The metric's value, over all ranks as the metric itself has it."""
+        return self.metric.compute()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        super().reset()
+        self.metric.reset()

@@ -1,0 +1,179 @@
+"""Metrics with one value for each stream."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import ModuleList
+from torchmetrics import Metric
+from torchmetrics.wrappers.abstract import WrapperMetric
+
+from headrace.errors import ConfigError
+from headrace.metrics.selected_rows import select_rows
+
+__all__ = ['PerStream', 'PerStreamMean']
+
+
+class PerStreamMean(Metric):
+    """The mean of a value by stream, such as the loss: ``{'loss/code': 1.9, 'loss/prose': 2.3}``.
+
+    Made for training: an update never waits for the device, and `compute` talks to other ranks twice, however many
+    streams there are.
+
+    Args:
+        names: names of the streams, in their order in the dataset.
+        prefix: what the names of values begin with, such as 'loss/'.
+
+    Raises:
+        ConfigError: there are no names, or some twice.
+    """
+
+    full_state_update = False
+    total: Tensor
+    rows: Tensor
+
+    def __init__(self, names: Sequence[str], *, prefix: str = '') -> None:
+        super().__init__()
+        self.names, self.prefix = _checked(names), prefix
+        self.add_state('total', torch.zeros(len(names)), dist_reduce_fx='sum')
+        self.add_state('rows', torch.zeros(len(names), dtype=torch.int64), dist_reduce_fx='sum')
+
+    def update(self, values: Tensor, streams: Tensor, is_padding: Tensor | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Count the values of a batch.
+
+        Args:
+            values: float[rows], one for each row.
+            streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``.
+            is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
+
+        Raises:
+            ConfigError: there is not one value for each row.
+        """
+        if values.ndim != 1 or values.shape != streams.shape:
+            raise ConfigError(
+                f'There must be one value for each row, but values have the shape {tuple(values.shape)} and streams '
+                f"{tuple(streams.shape)}. A loss comes by row with reduction='none', averaged over other dimensions."
+            )
+        values = values.detach().to(self.total)
+        streams = streams.to(self.total.device)
+        own = torch.ones_like(streams)
+        if is_padding is not None:
+            is_padding = is_padding.to(self.total.device)
+            values, own = values.masked_fill(is_padding, 0), own.masked_fill(is_padding, 0)
+        self.total.index_add_(0, streams, values)
+        self.rows.index_add_(0, streams, own)
+
+    def compute(self) -> dict[str, Tensor]:
+        """The means by name, over all ranks; NaN for a stream without rows."""
+        means = self.total / self.rows
+        return {self.prefix + name: mean for name, mean in zip(self.names, means, strict=True)}
+
+
+class PerStream(WrapperMetric):
+    """Another metric for each stream: ``{'accuracy/code': 0.8, 'accuracy/prose': 0.7}``.
+
+    Each stream has a copy of the metric, which synchronises over ranks by itself. An update has to know which streams
+    are in the batch, and so waits for the device; for means, `PerStreamMean` does not.
+
+    Args:
+        metric: any metric whose arguments have a row for each sample; it is copied.
+        names: names of the streams, in their order in the dataset.
+        prefix: what the names of values begin with, such as 'accuracy/'.
+
+    Raises:
+        ConfigError: there are no names, or some twice.
+    """
+
+    def __init__(self, metric: Metric, names: Sequence[str], *, prefix: str = '') -> None:
+        super().__init__()
+        self.names, self.prefix = _checked(names), prefix
+        self.metrics = ModuleList(copy.deepcopy(metric) for _ in names)
+        self.rows = _Rows(len(names))
+
+    def update(self, *args: Any, streams: Tensor, is_padding: Tensor | None = None, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update the metrics of the streams that are in a batch.
+
+        Args:
+            args: what the metric takes, each with a row for each sample: tensors, arrays, lists.
+            streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``.
+            is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
+            kwargs: as args; values that are no rows go to the metric as they are.
+
+        Raises:
+            ConfigError: an argument does not have as many rows, or there is no stream of a number.
+        """
+        for number, chosen, named in self._parts(args, kwargs, streams, is_padding):
+            self._metric(number).update(*chosen, **named)
+
+    def forward(self, *args: Any, streams: Tensor, is_padding: Tensor | None = None, **kwargs: Any) -> dict[str, Any]:
+        """Update the metrics, and return the values of the streams in the batch, for it alone."""
+        parts = self._parts(args, kwargs, streams, is_padding)
+        values = {self.prefix + self.names[s]: self._metric(s)(*chosen, **named) for s, chosen, named in parts}
+        self._forward_cache = values
+        return values
+
+    def _metric(self, number: int) -> Any:
+        return self.metrics[number]
+
+    def _parts(
+        self, args: Sequence[Any], kwargs: dict[str, Any], streams: Tensor, is_padding: Tensor | None
+    ) -> Iterator[tuple[int, tuple[Any, ...], dict[str, Any]]]:
+        own = torch.ones_like(streams, dtype=torch.bool) if is_padding is None else ~is_padding.to(streams.device)
+        counts = Counter(streams[own].tolist())
+        unknown = sorted(set(counts) - set(range(len(self.names))))
+        if unknown:
+            raise ConfigError(
+                f'There are {len(self.names)} names of streams, {list(self.names)}, but rows of streams {unknown}. '
+                f'Give the names of all streams, in their order in the dataset.'
+            )
+        self.rows.update(counts)
+        for number in sorted(counts):
+            yield number, *select_rows((streams == number) & own, args, kwargs)
+
+    def compute(self) -> dict[str, Any]:
+        """The values by name, over all ranks; NaN for a stream that had no rows on any of them."""
+        values: dict[str, Any] = {}
+        with warnings.catch_warnings():
+            # A stream may have had rows on other ranks only.
+            warnings.filterwarnings('ignore', r'The ``compute`` method of metric \w+ was called before the ``update``')
+            counts = self.rows.compute().tolist()
+            for number, (name, count) in enumerate(zip(self.names, counts, strict=True)):
+                values[self.prefix + name] = self._metric(number).compute() if count else torch.tensor(torch.nan)
+        return values
+
+    def reset(self) -> None:
+        """Begin anew."""
+        super().reset()
+        self.rows.reset()
+        for number in range(len(self.names)):
+            self._metric(number).reset()
+
+
+class _Rows(Metric):
+    """Rows of each stream on all ranks, so that ranks agree on which metrics have a value."""
+
+    full_state_update = False
+    rows: Tensor
+
+    def __init__(self, streams: int) -> None:
+        super().__init__()
+        self.add_state('rows', torch.zeros(streams, dtype=torch.int64), dist_reduce_fx='sum')
+
+    def update(self, counts: Counter[int]) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for number, count in counts.items():
+            self.rows[number] += count
+
+    def compute(self) -> Tensor:
+        return self.rows
+
+
+def _checked(names: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(names, str) or not names or len(set(names)) != len(names):
+        raise ConfigError(f'`names` must be a list of the different names of all streams, but is {names!r}.')
+    return tuple(names)

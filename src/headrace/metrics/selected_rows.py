@@ -1,0 +1,55 @@
+"""Some rows of a metric's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headrace.dataset.rows import has_rows
+from headrace.errors import ConfigError
+
+__all__ = ['select_rows']
+
+
+def select_rows(
+    where: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The rows of arguments where a mask is True.
+
+    Args:
+        where: bool[rows].
+        args: each with a row for each place of the mask: tensors, arrays, lists or tuples.
+        kwargs: the same, or values that are no rows, which stay as they are.
+
+    Raises:
+        ConfigError: an argument by position has no rows, or any has another number of them.
+    """
+    rows = len(where)
+    for place, value in enumerate(args):
+        if not _is_rows(value) or len(value) != rows:
+            shape = tuple(value.shape) if isinstance(value, (Tensor, np.ndarray)) else type(value).__name__
+            raise ConfigError(
+                f'Every argument must have a value for each of the {rows} rows, but argument {place} has the shape '
+                f"{shape}. A loss comes by row with reduction='none', averaged over other dimensions."
+            )
+    for name, value in kwargs.items():
+        if _is_rows(value) and len(value) != rows:
+            raise ConfigError(f'Argument {name} must have {rows} rows, or none, but has {len(value)}.')
+    chosen = tuple(_select(where, value) for value in args)
+    return chosen, {name: _select(where, value) if _is_rows(value) else value for name, value in kwargs.items()}
+
+
+def _is_rows(value: Any) -> bool:
+    return has_rows(value) or isinstance(value, (list, tuple))
+
+
+def _select(where: Tensor, value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value[where.to(value.device)]
+    if isinstance(value, np.ndarray):
+        return cast('Any', value)[where.cpu().numpy()]
+    return type(value)(value[i] for i in torch.nonzero(where).flatten().tolist())

@@ -1,0 +1,49 @@
+"""How many tokens a batch holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+from torch import Tensor
+
+from headrace.dataset.rows import has_rows
+
+__all__ = ['count_tokens']
+
+_COLUMNS = ('input_ids', 'tokens')
+
+
+def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | None:
+    """The tokens of a batch: those that its attention mask keeps, or all places of its column of tokens.
+
+    Args:
+        batch: a dict with `input_ids` or `tokens`, [rows, length] or a list of ragged rows, and maybe with
+            `attention_mask`, [rows, length], 1 for a token that counts.
+        own_samples: number of rows that count, which come first; None: all.
+
+    Returns:
+        An int; a tensor of one element where the mask is on a device, so that nobody has to wait for it; None for a
+        batch without such a column.
+    """
+    if not isinstance(batch, Mapping):
+        return None
+    columns = cast('Mapping[Any, Any]', batch)
+    name = next((name for name in _COLUMNS if name in columns), None)
+    if name is None:
+        return None
+    mask = columns.get('attention_mask')
+    if has_rows(mask):
+        if own_samples is not None and own_samples < mask.shape[0]:
+            mask = mask[:own_samples]
+        # Of a tensor in memory, numpy counts in a third of the time that PyTorch takes.
+        return int(np.count_nonzero(mask)) if getattr(mask, 'is_cpu', True) else mask.count_nonzero()
+    values = columns[name]
+    if has_rows(values):
+        shape = values[:own_samples].shape
+        return int(shape[0] * shape[1]) if len(shape) > 1 else None
+    if isinstance(values, (list, tuple)):
+        rows = cast('Sequence[Any]', values)[:own_samples]
+        return sum(len(row) for row in rows if not isinstance(row, (str, bytes)) and hasattr(row, '__len__'))
+    return None

@@ -1,0 +1,294 @@
+"""What a loader counts: handed out, read, waited for; whatever its workers."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pickle
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+
+from headrace import PADDING, STREAM, LoaderStats, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.dataset.statistics import Delivery
+from headrace.errors import ConfigError
+from headrace.storage import CacheCounts
+
+SIZES = {'a': 60, 'b': 80, 'c': 30}
+FIRST = {'a': 0, 'b': 1000, 'c': 2000}
+WORKERS = {
+    'none': {},
+    'one': {'num_workers': 1},
+    'fork': {'num_workers': 2, 'multiprocessing_context': 'fork'},
+    'fork-persistent': {'num_workers': 2, 'multiprocessing_context': 'fork', 'persistent_workers': True},
+    'spawn': {'num_workers': 2, 'multiprocessing_context': 'spawn'},
+    'spawn-persistent': {'num_workers': 1, 'multiprocessing_context': 'spawn', 'persistent_workers': True},
+}
+
+
+def stream_of(sample: int) -> str:
+    return max((name for name in FIRST if FIRST[name] <= sample), key=FIRST.__getitem__)
+
+
+@pytest.fixture
+def remote(make_dataset, tmp_path):
+    """Folders of three streams, as remotes, and the bytes of their shards."""
+    folders = {name: make_dataset(name, SIZES[name], first=FIRST[name]) for name in SIZES}
+    sizes = sum(path.stat().st_size for folder in folders.values() for path in folder.glob('*.mds'))
+    return folders, sizes
+
+
+def dataset(folders: dict[str, Path], cache: Path | None = None, **options) -> StreamingDataset:
+    streams = [
+        Stream(local=str(folder), name=name)
+        if cache is None
+        else Stream(remote=str(folder), local=str(cache / name), name=name)
+        for name, folder in folders.items()
+    ]
+    return StreamingDataset(streams=streams, shuffle=True, **options)
+
+
+@pytest.mark.parametrize('workers', WORKERS.values(), ids=WORKERS)
+def test_counts_are_those_of_the_batches_and_bytes_those_of_the_shards(remote, tmp_path, workers):
+    folders, size = remote
+    data = dataset(folders, tmp_path / 'cache', batch_size=8)
+    loader = StreamingDataLoader(data, **workers)
+    assert loader.stats().batches == loader.stats().bytes_downloaded == 0  # the indexes were there before it
+
+    ids: list[int] = []
+    for epoch in range(2):
+        for number, batch in enumerate(loader, 1):
+            ids += batch['id'].tolist()
+            stats = loader.stats()
+            assert stats.batches == number + epoch * 22
+            assert stats.samples == len(ids)
+            assert [data.streams[s].name for s in loader.own_streams] == [stream_of(i) for i in batch['id'].tolist()]
+            assert dict(stats.stream_samples) == {name: sum(stream_of(i) == name for i in ids) for name in SIZES}
+    stats = loader.stats()
+    assert stats.samples == 340
+    assert stats.bytes_downloaded == size
+    assert stats.bytes_unpacked == 0
+    assert stats.requests == stats.shards_fetched == data.num_shards
+    assert stats.retries == stats.evictions == 0
+    assert stats.cache_hits > 0
+    assert 0 < stats.seconds_to_first_batch <= stats.seconds_waiting
+    assert {name: count.samples for name, count in loader.mix().items()} == dict(stats.stream_samples)
+
+
+@pytest.mark.parametrize('workers', [WORKERS['none'], WORKERS['fork']], ids=['none', 'fork'])
+def test_a_second_loader_counts_from_its_own_begin(remote, tmp_path, workers):
+    folders, size = remote
+    data = dataset(folders, tmp_path / 'cache', batch_size=8)
+    first = StreamingDataLoader(data, **workers)
+    list(first)
+    second = StreamingDataLoader(data, **workers)
+    list(second)
+    assert (first.stats().batches, second.stats().batches) == (22, 22)
+    assert second.stats().bytes_downloaded == 0
+    if workers:  # without workers, who reads cannot be told apart
+        assert first.stats().bytes_downloaded == size
+
+
+def test_compressed_shards_count_as_what_came_and_as_what_they_are(make_dataset, tmp_path):
+    folder = make_dataset('z', 100, compression='zstd')
+    index = json.loads((folder / 'index.json').read_text())['shards']
+    data = StreamingDataset(remote=str(folder), local=str(tmp_path / 'cache'), batch_size=10)
+    loader = StreamingDataLoader(data)
+    list(loader)
+    assert loader.stats().bytes_downloaded == sum(shard['zip_data']['bytes'] for shard in index)
+    assert loader.stats().bytes_unpacked == sum(shard['raw_data']['bytes'] for shard in index)
+
+
+def test_an_abandoned_pass_counts_what_was_handed_out(remote):
+    loader = StreamingDataLoader(dataset(remote[0], batch_size=8), num_workers=2)
+    for _ in range(2):
+        for _ in itertools.islice(loader, 3):
+            pass
+    assert (loader.stats().batches, loader.stats().samples) == (6, 48)
+
+
+@pytest.mark.parametrize('ranks', [1, 2, 4])
+@pytest.mark.parametrize('remainder', ['repeat', 'exact', 'drop'])
+def test_ranks_add_up_to_the_mix_that_each_of_them_knows(remote, ranks, remainder):
+    total, mixes, unpadded = Counter(), [], Counter()
+    for rank in range(ranks):
+        loader = StreamingDataLoader(
+            dataset(remote[0], batch_size=16 // ranks, remainder=remainder),
+            topology=Topology(rank=rank, world_size=ranks),
+        )
+        for batch in loader:
+            own = loader.own_samples
+            if remainder == 'exact':
+                assert int(batch[PADDING].sum()) == len(batch['id']) - own
+            unpadded.update(stream_of(i) for i in batch['id'].tolist()[:own])
+        total.update(loader.stats().stream_samples)
+        mixes.append(loader.mix())
+    assert total == unpadded
+    assert all(mix == mixes[0] for mix in mixes)
+    assert {name: count.samples for name, count in mixes[0].items()} == dict(total)
+    assert sum(count.promised for count in mixes[0].values()) == pytest.approx(total.total())
+
+
+def test_what_was_loaded_is_not_counted_again(remote):
+    first = StreamingDataLoader(dataset(remote[0], batch_size=8))
+    for _ in itertools.islice(first, 5):
+        pass
+    second = StreamingDataLoader(dataset(remote[0], batch_size=8))
+    second.load_state_dict(first.state_dict())
+    list(second)
+    assert second.stats().samples == sum(SIZES.values()) - 40
+    both = Counter(first.stats().stream_samples) + Counter(second.stats().stream_samples)
+    assert both == SIZES
+    assert {n: first.mix()[n].samples + second.mix()[n].samples for n in SIZES} == SIZES
+
+
+def test_the_promise_follows_a_schedule(remote):
+    schedule = [
+        {'at': 0, 'proportions': {'a': 1}},
+        {'at': 80, 'proportions': {'a': 1, 'b': 3}},
+    ]
+    loader = StreamingDataLoader(dataset(remote[0], batch_size=8, epoch_size=120, schedule=schedule))
+    promised = []
+    for _ in range(2):
+        for _batch in loader:
+            promised.append({name: count.promised for name, count in loader.mix().items()})
+    assert promised[9] == pytest.approx({'a': 80, 'b': 0, 'c': 0})
+    assert promised[14] == pytest.approx({'a': 90, 'b': 30, 'c': 0})
+    assert promised[29] == pytest.approx({'a': 120, 'b': 120, 'c': 0})
+    for name, count in loader.mix().items():
+        assert abs(count.samples - promised[29][name]) <= 1
+
+
+def test_what_is_left_out_is_neither_counted_nor_promised(remote):
+    loader = StreamingDataLoader(dataset(remote[0], batch_size=10, skip=[[20, 55]]))
+    ids = [i for batch in loader for i in batch['id'].tolist()]
+    assert loader.stats().samples == len(ids) == 135
+    assert {n: c.samples for n, c in loader.mix().items()} == Counter(map(stream_of, ids))
+    assert sum(c.promised for c in loader.mix().values()) == pytest.approx(135)
+
+
+@pytest.mark.parametrize('batching', ['random', 'stratified', 'per_stream'])
+def test_mosaicml_orders_are_counted_as_well(remote, batching):
+    data = dataset(remote[0], batch_size=5, shuffle_algo='py1e', batching_method=batching)
+    loader = StreamingDataLoader(data, topology=Topology(rank=0, world_size=2))
+    other = StreamingDataLoader(
+        dataset(remote[0], batch_size=5, shuffle_algo='py1e', batching_method=batching),
+        topology=Topology(rank=1, world_size=2),
+    )
+    both = Counter(stream_of(i) for each in (loader, other) for batch in each for i in batch['id'].tolist())
+    assert {name: count.samples for name, count in loader.mix().items()} == both
+
+
+class _SlowRead(StreamingDataset):
+    """Takes long over sample 100."""
+
+    def __getitem__(self, at):
+        sample = super().__getitem__(at)
+        if sample['id'] == 100:
+            time.sleep(0.2)
+        return sample
+
+
+def test_a_wait_that_sticks_out_is_a_stall(make_dataset):
+    loader = StreamingDataLoader(_SlowRead(local=str(make_dataset('data', 200)), batch_size=10))
+    stalled = []
+    for _ in loader:
+        stalled.append(loader.stats().stalls)
+        time.sleep(0.1)  # a step: 5 % of it is more than reading ten samples takes
+    assert stalled[9:12] == [stalled[9], stalled[9] + 1, stalled[9] + 1]
+    assert loader.stats().seconds_waiting >= 0.2
+
+
+def test_the_first_batch_of_a_pass_is_no_stall(make_dataset):
+    class SlowStart(StreamingDataset):
+        def __getitem__(self, at):
+            time.sleep(0.05)
+            return super().__getitem__(at)
+
+    loader = StreamingDataLoader(SlowStart(local=str(make_dataset('data', 4)), batch_size=4))
+    assert loader.stats().seconds_to_first_batch is None
+    list(loader)
+    assert loader.stats().stalls == 0
+    assert loader.stats().seconds_to_first_batch >= 0.2
+
+
+def collate_tuple(samples):
+    return torch.tensor([sample['id'] for sample in samples]), np.array([len(samples)])
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_batches_are_what_they_were_whatever_counts_them(remote, workers):
+    loader = StreamingDataLoader(dataset(remote[0], batch_size=8), num_workers=workers, collate_fn=collate_tuple)
+    for batch in loader:
+        assert type(batch) is tuple
+        assert type(batch[1]) is np.ndarray
+        assert [loader.dataset.streams[s].name for s in loader.own_streams] == [stream_of(i) for i in batch[0].tolist()]
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
+@pytest.mark.parametrize('workers', [0, 1])
+def test_page_locked_batches_come_through(remote, workers):
+    loader = StreamingDataLoader(dataset(remote[0], batch_size=8), num_workers=workers, pin_memory=True)
+    batches = list(loader)
+    assert sum(len(batch['id']) for batch in batches) == loader.stats().samples == 170
+    assert all(batch['id'].is_pinned() == torch.cuda.is_available() for batch in batches)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('remainder', ['repeat', 'exact'])
+def test_a_batch_says_the_stream_of_each_row(remote, workers, remainder):
+    data = dataset(remote[0], batch_size=4, remainder=remainder)
+    loader = StreamingDataLoader(data, num_workers=workers, mark_streams=True, topology=Topology(rank=1, world_size=4))
+    for batch in loader:
+        assert batch[STREAM].dtype == torch.int64
+        assert batch[STREAM].tolist() == loader.own_streams.tolist()
+        assert [data.streams[s].name for s in batch[STREAM].tolist()] == [stream_of(i) for i in batch['id'].tolist()]
+        assert (PADDING in batch) == (remainder == 'exact')
+
+
+def test_a_single_stream_is_number_0(make_dataset):
+    loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset()), batch_size=30), mark_streams=True)
+    batches = list(loader)
+    assert [batch[STREAM].tolist() for batch in batches] == [[0] * 30] * 3 + [[0] * 10]
+    assert loader.stats().stream_samples == {'stream_0': 100}
+    assert loader.mix() == {'stream_0': (100, 100.0)}
+
+
+def test_a_column_with_the_name_of_the_mark_is_refused(tmp_path):
+    from headrace import MDSWriter
+
+    with MDSWriter(out=str(tmp_path), columns={STREAM: 'int'}) as writer:
+        writer.write({STREAM: 1})
+    data = StreamingDataset(local=str(tmp_path), batch_size=1)
+    with pytest.raises(ConfigError, match='own_streams'):
+        StreamingDataLoader(data, mark_streams=True)
+    assert next(iter(StreamingDataLoader(data)))[STREAM].tolist() == [1]
+
+
+def test_stats_are_a_value(remote):
+    loader = StreamingDataLoader(dataset(remote[0], batch_size=8))
+    before = loader.stats()
+    next(iter(loader))
+    assert (before.batches, loader.stats().batches) == (0, 1)
+    assert pickle.loads(pickle.dumps(loader.stats())) == loader.stats()
+    assert isinstance(before, LoaderStats)
+
+
+def test_pytorch_page_locks_what_is_in_a_delivery():
+    class Batch:
+        is_locked = False
+
+        def pin_memory(self):
+            self.is_locked = True
+            return self
+
+    streams = np.array([0, 1], np.uint8)
+    sent = Delivery({'x': Batch()}, 2, streams, 5, CacheCounts(hits=3))
+    got = pin_memory(sent)
+    assert got.batch['x'].is_locked
+    assert got[1:] == sent[1:]

@@ -1,0 +1,242 @@
+"""Rates and shares, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.metrics import DataMeter, count_tokens
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def make_loader(make_dataset):
+    folders = {name: make_dataset(name, 50, first=first) for name, first in (('a', 0), ('b', 1000))}
+
+    def make(topology: Topology | None = None, **options) -> StreamingDataLoader:
+        topology = topology or Topology()
+        streams = [
+            Stream(local=str(folder), name=name, proportion=weight)
+            for (name, folder), weight in zip(folders.items(), (0.4, 0.6), strict=True)
+        ]
+        data = StreamingDataset(streams=streams, shuffle=True, batch_size=10 // topology.replicas)
+        return StreamingDataLoader(data, topology=topology, **options)
+
+    return make
+
+
+def test_figures_are_of_the_time_since_the_last_reading(make_loader, clock):
+    loader, meter = make_loader(), DataMeter(clock=clock)
+    meter.follow({'': loader})
+    meter.begin()
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+        meter.batch_done(7)
+    clock.now += 2
+    figures = meter.read()
+    assert figures['data/samples'] == 40
+    assert figures['data/samples_per_second'] == 20
+    assert figures['data/tokens_per_second'] == 14
+    assert figures['mix/a/samples'] + figures['mix/b/samples'] == 40
+    assert figures['mix/a/promised'] == pytest.approx(0.4)
+    assert figures['mix/a/share'] + figures['mix/b/share'] == 1
+
+    next(batches)
+    meter.batch_done(torch.tensor(9))
+    clock.now += 1
+    figures = meter.read(replicas=3)
+    assert figures['data/samples'] == 50
+    assert figures['data/samples_per_second'] == 10
+    assert figures['data/tokens_per_second'] == 27
+    assert meter.read()['data/samples_per_second'] == 0
+
+
+def test_an_evaluation_takes_no_time(make_loader, clock):
+    loader, meter = make_loader(), DataMeter(clock=clock)
+    meter.follow({'': loader})
+    meter.begin()
+    next(iter(loader))
+    meter.batch_done()
+    clock.now += 1
+    meter.pause()
+    clock.now += 50
+    meter.resume()
+    clock.now += 1
+    assert meter.read()['data/samples_per_second'] == 5
+
+
+def test_waits_are_a_share_of_all_time(make_loader, clock):
+    loader, meter = make_loader(), DataMeter(clock=clock)
+    meter.follow({'': loader})
+    meter.begin()
+    list(loader)
+    clock.now += 4 * loader.stats().seconds_waiting
+    assert meter.read()['data/wait_share'] == pytest.approx(0.25)
+    assert 'data/tokens_per_second' not in meter.read()
+
+
+def test_batches_between_two_steps_count_with_the_next_step(make_loader):
+    loader, meter = make_loader(), DataMeter()
+    meter.follow({'': loader})
+    totals = []
+    for number, _ in enumerate(loader):
+        meter.batch_done(is_step=number % 3 == 2)
+        totals.append(meter.read()['data/samples'])
+    assert totals == [0, 0, 30, 30, 30, 60, 60, 60, 90, 90]
+
+
+def test_a_rank_knows_the_samples_of_all(make_loader):
+    loader, meter = make_loader(Topology(rank=1, world_size=2)), DataMeter()
+    meter.follow({'': loader})
+    for _ in itertools.islice(loader, 4):
+        meter.batch_done()
+    assert meter.read()['data/samples'] == 40
+    assert loader.stats().samples == 20
+
+
+def test_what_is_added_up_over_ranks(make_loader, clock):
+    loader, meter = make_loader(), DataMeter(clock=clock)
+    meter.follow({'': loader})
+    meter.begin()
+    for _ in itertools.islice(loader, 4):
+        meter.batch_done(5)
+    clock.now += 10
+
+    def three_alike(numbers):
+        return [3 * number for number in numbers]
+
+    figures = meter.read(ranks=3, replicas=1, sum_over_ranks=three_alike)
+    assert figures['data/tokens_per_second'] == pytest.approx(2)  # three ranks have the same samples
+    assert figures['data/cache_hits'] == 3 * loader.stats().cache_hits
+    assert figures['data/wait_share'] == pytest.approx(loader.stats().seconds_waiting / 10)
+    assert figures['data/samples'] == 40
+
+
+def test_a_loader_in_the_place_of_another_goes_on_with_its_counts(make_loader):
+    meter = DataMeter()
+    hits = 0
+    for _ in range(3):
+        loader = make_loader()
+        meter.follow({'': loader})
+        meter.follow({'': loader})
+        for _ in itertools.islice(loader, 2):
+            meter.batch_done()
+        hits += loader.stats().cache_hits
+        figures = meter.read()
+    assert figures['data/samples'] == 60
+    assert figures['data/cache_hits'] == hits
+
+
+def test_several_loaders_are_added_up_and_their_streams_told_apart(make_loader):
+    meter, loaders = DataMeter(), {'x': make_loader(), 'y': make_loader()}
+    meter.follow(loaders)
+    for _ in zip(loaders['x'], itertools.islice(loaders['y'], 3), strict=False):
+        meter.batch_done()
+    figures = meter.read()
+    assert figures['data/samples'] == 60
+    assert figures['mix/x/a/samples'] + figures['mix/x/b/samples'] == 30
+    meter.follow({'x': loaders['x']})
+    assert meter.read()['data/samples'] == 60
+
+
+def test_counts_go_on_from_a_state(make_loader):
+    first, second = DataMeter(), DataMeter()
+    loader = make_loader()
+    first.follow({'': loader})
+    for _ in itertools.islice(loader, 4):
+        first.batch_done()
+    resumed = make_loader()
+    resumed.load_state_dict(loader.state_dict())
+    second.load_state_dict(first.state_dict())
+    second.follow({'': resumed})
+    for _ in resumed:
+        second.batch_done()
+    whole, meter = make_loader(), DataMeter()
+    meter.follow({'': whole})
+    for _ in whole:
+        meter.batch_done()
+    for name, count in second.counts().items():
+        assert count.samples == meter.counts()[name].samples
+        assert count.promised == pytest.approx(meter.counts()[name].promised)
+    assert all(type(n) in (int, float) for pair in second.state_dict()['streams'].values() for n in pair)
+
+
+def test_texts_fit_into_a_progress_bar(make_dataset, make_loader, tmp_path, clock):
+    meter, loader = DataMeter(clock=clock), make_loader()
+    meter.follow({'': loader})
+    meter.begin()
+    list(loader)
+    for _ in range(1):
+        meter.batch_done()
+    clock.now += 1000 * loader.stats().seconds_waiting
+    texts = meter.texts()
+    assert 'data' not in texts  # nothing has to be downloaded
+    assert texts['stall'] == '0.1%'
+    a, b = map(float, texts['mix'].split('/'))
+    assert a + b == pytest.approx(1)
+
+    remote = StreamingDataset(
+        remote=str(make_dataset('far', 100)), local=str(tmp_path / 'cache'), batch_size=10, shuffle=True
+    )
+    loader = StreamingDataLoader(remote)
+    meter = DataMeter(clock=clock)
+    meter.follow({'': loader})
+    list(loader)
+    texts = meter.texts()
+    assert texts['data'] == f'{loader.stats().bytes_downloaded / 1000:.1f} kB'
+    assert 'mix' not in texts
+
+
+def test_of_many_streams_the_largest_difference_is_shown(make_dataset):
+    folders = [make_dataset(f's{i}', 10) for i in range(6)]
+    data = StreamingDataset(streams=[Stream(local=str(folder)) for folder in folders], batch_size=60)
+    meter, loader = DataMeter(), StreamingDataLoader(data)
+    meter.follow({'': loader})
+    for _ in loader:
+        meter.batch_done()
+    assert meter.texts()['mix'] == '±0.000'
+
+
+@pytest.mark.parametrize(
+    ('batch', 'own', 'tokens'),
+    [
+        ({'input_ids': torch.zeros(3, 5)}, None, 15),
+        ({'input_ids': torch.zeros(3, 5)}, 2, 10),
+        ({'tokens': torch.zeros(2, 4, 8)}, None, 8),
+        ({'tokens': [[1, 2], [3]]}, None, 3),
+        ({'tokens': [[1, 2], [3]]}, 1, 2),
+        ({'tokens': torch.zeros(3)}, None, None),
+        ({'input_ids': torch.zeros(2, 3), 'attention_mask': torch.tensor([[1, 1, 0], [1, 0, 0]])}, None, 3),
+        ({'input_ids': torch.zeros(2, 3), 'attention_mask': torch.tensor([[1, 1, 0], [1, 0, 0]])}, 1, 2),
+        ({'image': torch.zeros(3, 5)}, None, None),
+        ((torch.zeros(3, 5),), None, None),
+    ],
+)
+def test_tokens_of_a_batch(batch, own, tokens):
+    assert count_tokens(batch, own) == tokens
+
+
+def test_torchmetrics_is_imported_only_for_metrics_of_it():
+    program = (
+        'import sys, headrace.metrics\nassert "torchmetrics" not in sys.modules\n'
+        'headrace.metrics.PerStreamMean\nassert "torchmetrics" in sys.modules\n'
+        'assert set(headrace.metrics.__all__) <= {*dir(headrace.metrics), *headrace.metrics._OF_TORCHMETRICS}\n'
+    )
+    subprocess.run([sys.executable, '-c', program], check=True)

@@ -1,0 +1,135 @@
+"""One value for each stream, against a slow computation of the same."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+from torchmetrics import CatMetric, MeanMetric
+from torchmetrics.classification import BinaryAccuracy
+
+from headrace.errors import ConfigError
+from headrace.metrics import PerStream, PerStreamMean
+
+NAMES = ['code', 'prose', 'maths']
+
+
+def batches(count: int = 5, rows: int = 16, streams: int = 2):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        yield (
+            torch.rand(rows, generator=generator),
+            torch.randint(0, streams, (rows,), generator=generator),
+            torch.arange(rows) >= rows - 1,
+        )
+
+
+def expected(seen, stream: int, *, is_padded: bool) -> float:
+    values = [
+        float(value)
+        for row_values, streams, padding in seen
+        for value, number, is_padding in zip(row_values, streams, padding, strict=True)
+        if number == stream and not (is_padded and is_padding)
+    ]
+    return sum(values) / len(values) if values else math.nan
+
+
+@pytest.mark.parametrize('is_padded', [False, True])
+@pytest.mark.parametrize('kind', ['mean', 'wrapped'])
+def test_each_stream_has_the_mean_of_its_rows(kind, is_padded):
+    metric = PerStreamMean(NAMES, prefix='loss/') if kind == 'mean' else PerStream(MeanMetric(), NAMES, prefix='loss/')
+    for _ in range(2):
+        seen = list(batches())
+        for values, streams, padding in seen:
+            metric.update(values, streams=streams, **({'is_padding': padding} if is_padded else {}))
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            result = metric.compute()
+        assert list(result) == ['loss/code', 'loss/prose', 'loss/maths']
+        for number, name in enumerate(NAMES):
+            assert float(result[f'loss/{name}']) == pytest.approx(
+                expected(seen, number, is_padded=is_padded), nan_ok=True
+            )
+        metric.reset()
+
+
+def test_padding_that_is_no_number_does_not_spoil_the_mean():
+    metric = PerStreamMean(['a'])
+    metric.update(torch.tensor([1.0, math.nan]), torch.zeros(2, dtype=torch.int64), torch.tensor([False, True]))
+    assert metric.compute() == {'a': 1}
+
+
+def test_values_hold_no_graph():
+    metric = PerStreamMean(['a'])
+    metric.update(torch.ones(2, requires_grad=True) * 2, torch.zeros(2, dtype=torch.int64))
+    assert not metric.compute()['a'].requires_grad
+
+
+def test_any_metric_with_rows_can_be_had_by_stream():
+    metric = PerStream(BinaryAccuracy(), ['a', 'b'])
+    scores, labels = torch.tensor([0.9, 0.1, 0.9, 0.1]), torch.tensor([1, 1, 1, 0])
+    metric.update(scores, labels, streams=torch.tensor([0, 0, 1, 1]))
+    assert metric.compute() == {'a': 0.5, 'b': 1}
+    value = metric(scores, labels, streams=torch.tensor([1, 1, 1, 1]))
+    assert value == {'b': 0.75}
+    assert metric.compute()['b'] == pytest.approx(5 / 6)
+
+
+def test_rows_of_lists_and_arrays_are_chosen_too():
+    class Texts(CatMetric):
+        def update(self, texts, weights):
+            super().update(torch.tensor([len(text) * weight for text, weight in zip(texts, weights, strict=True)]))
+
+    metric = PerStream(Texts(), ['a', 'b'])
+    metric.update(['x', 'yy', 'zzz'], weights=torch.tensor([1.0, 10, 100]).numpy(), streams=torch.tensor([1, 0, 1]))
+    assert metric.compute()['b'].tolist() == [1, 300]
+
+
+def test_wrong_use_is_refused():
+    streams = torch.tensor([0, 1])
+    with pytest.raises(ConfigError, match="reduction='none'"):
+        PerStream(MeanMetric(), NAMES).update(torch.tensor(1.0), streams=streams)
+    with pytest.raises(ConfigError, match="reduction='none'"):
+        PerStreamMean(NAMES).update(torch.tensor(1.0), streams)
+    with pytest.raises(ConfigError, match="reduction='none'"):
+        PerStreamMean(NAMES).update(torch.ones(2, 3), streams)
+    with pytest.raises(ConfigError, match=r'rows of streams \[5\]'):
+        PerStream(MeanMetric(), NAMES).update(torch.ones(2), streams=torch.tensor([0, 5]))
+    for names in ([], ['a', 'a'], 'code'):
+        with pytest.raises(ConfigError, match='different names'):
+            PerStreamMean(names)
+
+
+RANK_PROGRAM = """
+import json, sys, torch
+from torchmetrics import CatMetric
+from headrace.metrics import PerStream, PerStreamMean
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group('gloo', init_method=f'file://{folder}/store', rank=rank, world_size=2)
+names = ['code', 'prose', 'maths']
+# Rank 0 has rows of stream 0 only, rank 1 of stream 1 only; stream 2 has none.
+metrics = [PerStreamMean(names), PerStream(CatMetric(), names)]
+for metric in metrics:
+    metric.update(torch.tensor([1.0, 2.0]) + 10 * rank, streams=torch.full((2,), rank))
+print(json.dumps([{name: value.flatten().tolist() for name, value in metric.compute().items()} for metric in metrics]))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_ranks_agree_also_where_one_has_no_row_of_a_stream(tmp_path):
+    ranks = [
+        subprocess.Popen([sys.executable, '-c', RANK_PROGRAM, str(rank), str(tmp_path)], stdout=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        mean, wrapped = json.loads(rank.communicate(timeout=250)[0].splitlines()[-1])
+        assert rank.returncode == 0
+        assert (mean['code'], mean['prose']) == ([1.5], [11.5])
+        assert (wrapped['code'], wrapped['prose']) == ([1, 2], [11, 12])
+        assert math.isnan(mean['maths'][0])
+        assert math.isnan(wrapped['maths'][0])
