@@ -13,10 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
+from lightning.pytorch import Trainer
 from lightning_oracle import judge, records
 from lightning_run import Run, train
 from test_lightning_processes import free_port, rank_program
 
+from headrace.lightning.requeue import RequeueCallback, act_on_signals_between_batches
 from processes import Program, clean_environment
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
@@ -125,6 +128,19 @@ def test_sigterm_ends_a_job_at_a_place_to_go_on_from(in_a_job, mixes):
     verdict = judge([(first, checkpoint), (second, None)])
     assert verdict.is_exact, verdict
     assert verdict.epochs == 3
+
+
+def test_signals_are_left_alone_where_no_job_is_requeued(in_a_job, mixes):
+    """Lightning then sets no handler for the one, and its handler of SIGTERM only makes a note."""
+    first = job(mixes, in_a_job, fits=[1, 2])
+    trainer, _ = train(first)
+    assert sum(isinstance(callback, RequeueCallback) for callback in trainer.callbacks) == 1
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    for environment in (SLURMEnvironment(auto_requeue=False), LightningEnvironment()):
+        other = Trainer(accelerator='cpu', devices=1, plugins=[environment], logger=False, enable_checkpointing=False)
+        act_on_signals_between_batches(other)
+        assert not any(isinstance(callback, RequeueCallback) for callback in other.callbacks)
 
 
 def test_tasks_that_are_told_at_different_moments_save_together(mixes, tmp_path):

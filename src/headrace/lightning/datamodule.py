@@ -241,6 +241,7 @@ class StreamingDataModule(LightningDataModule):
                 if source.dataset is not None:
                     source.dataset.bind(with_replication(topology, source.dataset.replication, source.label))
                     source.topology = topology
+        act_on_signals_between_batches(trainer)
         if self.position is not None:
             self.position.trainer = trainer
             self._set_up_position()
