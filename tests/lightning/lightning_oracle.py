@@ -62,18 +62,26 @@ def trained_before(run: Run, checkpoint: Path | None) -> list[tuple[list[int], i
         steps = torch.load(checkpoint, weights_only=True)['global_step']
         ranks = [[record for record in rank if record['step'] < steps] for rank in ranks]
     assert len({len(rank) for rank in ranks}) == 1, 'the ranks trained different numbers of batches'
+    for first in range(0, run.devices, run.tensor_parallel):
+        assert all(ranks[first] == rank for rank in ranks[first : first + run.tensor_parallel]), (
+            'ranks that share a model trained different samples'
+        )
+    ranks = ranks[:: run.tensor_parallel]
     return [
         (sorted(i for record in batch for i in record['ids']), batch[0]['epoch'], batch[0]['batch'])
         for batch in zip(*ranks, strict=True)
     ]
 
 
-def judge(legs: Sequence[tuple[Run, Path | None]], *, limit: int | None = None) -> Verdict:
+def judge(
+    legs: Sequence[tuple[Run, Path | None]], *, limit: int | None = None, fixed_epoch: int | None = None
+) -> Verdict:
     """Walk the plan beside the records.
 
     Args:
         legs: the runs, each with the checkpoint that the next one goes on from; None for the last.
         limit: batches of an epoch that the trainer takes.
+        fixed_epoch: whose batches all epochs have, as with `overfit_batches`.
     """
     verdict = Verdict()
     epoch = start = 0
@@ -81,13 +89,14 @@ def judge(legs: Sequence[tuple[Run, Path | None]], *, limit: int | None = None) 
     seen: Counter[int] = Counter()
     for run, checkpoint in legs:
         data = dataset(run)
-        size = run.batch_size * run.devices
+        size = run.batch_size * run.replicas
         remainder = 'drop' if run.module.get('drop_last') else None
-        topology = Topology(world_size=run.devices)
+        topology = Topology(world_size=run.replicas)
         for batch, its_epoch, number in trained_before(run, checkpoint):
-            plan = data.plan(epoch=epoch, start=start, global_batch_size=size, remainder=remainder, topology=topology)
+            order = epoch if fixed_epoch is None else fixed_epoch
+            plan = data.plan(epoch=order, start=start, global_batch_size=size, remainder=remainder, topology=topology)
             stop = plan.stop if limit is None else min(plan.stop, limit * size)
-            expected = sorted(data.order(epoch).at(plan.global_positions(0)).tolist())
+            expected = sorted(data.order(order).at(plan.global_positions(0)).tolist())
             verdict.wrong_batches += batch != expected
             promised.update(expected)
             seen.update(batch)

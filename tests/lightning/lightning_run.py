@@ -9,17 +9,20 @@ import contextlib
 import dataclasses
 import json
 import os
+import pkgutil
 import signal
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint
-from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint, Timer
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
+from lightning.pytorch.tuner import Tuner
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
@@ -43,18 +46,29 @@ class Run:
     streams: dict[str, str]
     batch_size: int = 8
     devices: int = 1
+    """Ranks, on all nodes."""
+    nodes: int = 1
     workers: int = 0
     strategy: str = 'auto'
-    """As Lightning's; `tensor_parallel` is a mesh of `data_parallel` x the rest of the ranks."""
+    """Lightning's name; or `tensor_parallel`, a mesh of `data_parallel` x the rest of the ranks; or `ddp_forkserver`,
+    which is ddp_spawn with ranks forked from a process that has imported torch already."""
     data_parallel: int = 1
     checkpoint: str | None = None
+    """A file, or a folder, which means the newest one in it."""
     every_steps: int | None = None
     every_epoch: bool = False
     after_validation: bool = False
     on_exception: bool = False
+    save_on_exception: bool = False
+    at_end: bool = False
+    """Save by `trainer.save_checkpoint` after the fit."""
     crash_at: int | None = None
     """Batch, counted from 0 in this run, in whose training step to die, on every rank, before it is recorded."""
     kill_at: int | None = None
+    terminate_at: int | None = None
+    """Batch, counted in this run, in whose training step every rank gets a SIGTERM."""
+    time_out_at: int | None = None
+    """Batch, counted in this run, in whose training step the time of `max_time` is over."""
     crash_in_validation: int | None = None
     """Validation batch, counted in this run, to die in."""
     crash_in: str | None = None
@@ -64,6 +78,11 @@ class Run:
     skip_at: int | None = None
     """Batch, counted in this run, at which the module skips the rest of the epoch."""
     estimated: bool = False
+    manual: bool = False
+    """Optimize in the training step."""
+    unsized: bool = False
+    """Hide the length of the training loader."""
+    find_batch_size: bool = False
     fits: list[int] | None = None
     """`max_epochs` of several fits with one trainer."""
     trainer: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -73,12 +92,36 @@ class Run:
     by_hand: bool = False
     """Pass loaders to the trainer, and no data module."""
     yaml: str | None = None
+    datamodule: str | None = None
+    """What makes the data module of a run in place of headrace's, as `module:function`."""
     cache: str | None = None
     """Below which each node of torchrun keeps what it fetches; `streams` are then remote."""
 
     @property
     def checkpoints(self) -> Path:
         return Path(self.out, self.name)
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Consecutive ranks that share their samples."""
+        return self.devices // self.data_parallel if self.strategy == 'tensor_parallel' else 1
+
+    @property
+    def replicas(self) -> int:
+        return self.devices // self.tensor_parallel
+
+    @property
+    def is_to_die(self) -> bool:
+        return any(
+            told is not None
+            for told in (self.crash_at, self.kill_at, self.terminate_at, self.crash_in_validation, self.crash_in)
+        )
+
+
+def newest(checkpoint: str | Path) -> Path:
+    """A checkpoint, where a folder may stand for the newest one in it."""
+    path = Path(checkpoint)
+    return max(path.glob('*.ckpt'), key=lambda file: file.stat().st_mtime_ns) if path.is_dir() else path
 
 
 class Model(LightningModule):
@@ -90,14 +133,24 @@ class Model(LightningModule):
         torch.nn.init.constant_(self.layer.weight, 0.1)
         torch.nn.init.zeros_(self.layer.bias)
         self.run_spec = run
+        self.automatic_optimization = not run.manual
         self.batches = 0
         self.validated = 0
         self.calls: Counter[str] = Counter()
 
+    @property
+    def record_file(self) -> Path:
+        return Path(self.run_spec.out, f'{self.run_spec.name}.rank{self.trainer.global_rank}.jsonl')
+
     def write(self, **record: Any) -> None:
-        path = Path(self.run_spec.out, f'{self.run_spec.name}.rank{self.trainer.global_rank}.jsonl')
-        with path.open('a') as file:
+        with self.record_file.open('a') as file:
             file.write(json.dumps(record) + '\n')
+
+    def forget(self) -> None:
+        """What was trained until now was a trial."""
+        self.record_file.unlink()
+        self.batches = 0
+        self.calls.clear()
 
     def called(self, hook: str) -> None:
         self.calls[hook] += 1
@@ -113,12 +166,20 @@ class Model(LightningModule):
             raise Crash
         if self.run_spec.kill_at == self.batches:
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.run_spec.terminate_at == self.batches:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if self.run_spec.time_out_at == self.batches:
+            next(found for found in self.trainer.callbacks if isinstance(found, Timer))._offset += 13 * 3600
         self.batches += 1
         self.called('training_step')
         self.write(
             batch=batch_idx, step=self.trainer.global_step, epoch=self.trainer.current_epoch, ids=batch['id'].tolist()
         )
-        return self.layer(batch['row']).mean()
+        loss = self.layer(batch['row']).mean()
+        if self.run_spec.manual:
+            self.manual_backward(loss)
+            self.optimizers().step()
+        return loss
 
     def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         if self.run_spec.crash_in_validation == self.validated:
@@ -126,7 +187,11 @@ class Model(LightningModule):
         self.validated += 1
         self.called('validation_step')
         self.write(
-            validation=batch_idx, loader=dataloader_idx, epoch=self.trainer.current_epoch, ids=batch['id'].tolist()
+            validation=batch_idx,
+            loader=dataloader_idx,
+            epoch=self.trainer.current_epoch,
+            is_sanity_check=self.trainer.sanity_checking,
+            ids=batch['id'].tolist(),
         )
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -182,12 +247,31 @@ def dataset(run: Run, **options: Any) -> StreamingDataset:
     return StreamingDataset(streams=streams, shuffle=True, **{**run.dataset, **options})
 
 
-def model_parallel(run: Run) -> ModelParallelStrategy:
-    return ModelParallelStrategy(
-        data_parallel_size=run.data_parallel,
-        tensor_parallel_size=run.devices // run.data_parallel,
-        save_distributed_checkpoint=False,
-    )
+class Unsized:
+    """A loader without its length, as a generator around one is."""
+
+    def __init__(self, loader: StreamingDataLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.loader
+
+
+class UnsizedDataModule(StreamingDataModule):
+    """A user's, whose loader is wrapped."""
+
+    def train_dataloader(self) -> Any:
+        return Unsized(super().train_dataloader())
+
+
+def strategy(run: Run) -> str | Strategy:
+    if run.strategy == 'tensor_parallel':
+        return ModelParallelStrategy(
+            data_parallel_size=run.data_parallel,
+            tensor_parallel_size=run.tensor_parallel,
+            save_distributed_checkpoint=False,
+        )
+    return DDPStrategy(start_method='forkserver') if run.strategy == 'ddp_forkserver' else run.strategy
 
 
 def callbacks(run: Run) -> list[Callback]:
@@ -199,6 +283,8 @@ def callbacks(run: Run) -> list[Callback]:
         found.append(ModelCheckpoint(**keep, filename='epoch{epoch}', save_on_train_epoch_end=True, mode='max'))
     if run.after_validation:
         found.append(ModelCheckpoint(**keep, filename='val{step}', save_on_train_epoch_end=False))
+    if run.save_on_exception:
+        found.append(ModelCheckpoint(**keep, filename='raised', save_on_exception=True, every_n_epochs=0))
     if run.on_exception:
         found.append(OnExceptionCheckpoint(run.checkpoints, 'exception'))
     return found
@@ -211,33 +297,43 @@ def train(run: Run, model_class: type[Model] = Model) -> tuple[Trainer, Model]:
     model, found = model_class(run), callbacks(run)
     trainer = Trainer(
         accelerator='cpu',
-        devices=run.devices,
-        strategy=model_parallel(run) if run.strategy == 'tensor_parallel' else run.strategy,
+        devices=run.devices // run.nodes,
+        strategy=strategy(run),
         callbacks=found,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in found),
-        **{'max_epochs': EPOCHS, 'num_sanity_val_steps': 0, **run.trainer},
+        **{'max_epochs': EPOCHS, 'num_nodes': run.nodes, 'num_sanity_val_steps': 0, **run.trainer},
     )
     if run.by_hand:
         loader = StreamingDataLoader(dataset(run, batch_size=run.batch_size), num_workers=run.workers)
         data: dict[str, Any] = {'train_dataloaders': loader}
         if run.validate:
             data['val_dataloaders'] = StreamingDataLoader(dataset(run, batch_size=run.batch_size))
+    elif run.datamodule:
+        data = {'datamodule': pkgutil.resolve_name(run.datamodule)(run)}
     elif run.yaml:
         data = {'datamodule': StreamingDataModule(run.yaml, **run.module)}
     else:
         val = {'val': dataset(run, shuffle_seed=1)} if run.validate else {}
+        module = UnsizedDataModule if run.unsized else StreamingDataModule
         data = {
-            'datamodule': StreamingDataModule(
+            'datamodule': module(
                 train=dataset(run), **val, batch_size=run.batch_size, num_workers=run.workers, **run.module
             )
         }
+    if run.find_batch_size:
+        # It ends where it begins: 2, 4, and then the run's own size.
+        found_size = Tuner(trainer).scale_batch_size(model, **data, init_val=2, steps_per_trial=2, max_trials=3)
+        assert found_size == run.batch_size, found_size
+        model.forget()
     for number, epochs in enumerate(run.fits or [None]):
         if epochs is not None:
             trainer.fit_loop.max_epochs = epochs
-        trainer.fit(model, **data, ckpt_path=run.checkpoint if number == 0 else None)
+        trainer.fit(model, **data, ckpt_path=newest(run.checkpoint) if run.checkpoint and number == 0 else None)
+    if run.at_end:
+        trainer.save_checkpoint(run.checkpoints / 'end.ckpt')
     return trainer, model
 
 

@@ -242,6 +242,29 @@ def test_a_resumed_run_continues_exactly(case, mixes, tmp_path, table):
         assert end['step'] == end['logged'] == verdict.trained, 'the loggers count other steps than the optimizer'
 
 
+@pytest.mark.parametrize('accumulate', [1, pytest.param(5, marks=[pytest.mark.slow])])
+def test_a_run_continues_from_any_step(accumulate, mixes, tmp_path, table):
+    first = Run(
+        name='first',
+        out=str(tmp_path),
+        streams=mixes['even'],
+        every_steps=1,
+        trainer={'accumulate_grad_batches': accumulate},
+    )
+    train(first)
+    checkpoints = sorted(first.checkpoints.glob('*.ckpt'))
+    assert len(checkpoints) == EPOCHS * -(-12 // accumulate)
+    wrong: list[str] = []
+    for checkpoint in checkpoints:
+        second = dataclasses.replace(first, name=checkpoint.stem, every_steps=None, checkpoint=str(checkpoint))
+        train(second)
+        verdict = judge([(first, checkpoint), (second, None)])
+        if not verdict.is_exact or (verdict.epochs, verdict.position) != (EPOCHS, 0):
+            wrong.append(f'{checkpoint.stem}: {verdict}')
+    table.append(f'{f"each of {len(checkpoints)} steps, accumulate {accumulate}":<55} {"; ".join(wrong) or "exact"}')
+    assert not wrong
+
+
 def test_a_run_may_crash_again_and_again_at_other_batch_sizes(mixes, tmp_path, table):
     legs: list[tuple[Run, Path | None]] = []
     for number, size in enumerate([8, 16, 7, 7, 4, 10]):
