@@ -29,8 +29,10 @@ def run(mixes, tmp_path) -> Run:
 
 
 def trainer_of(run: Run, **options: Any) -> Trainer:
-    quiet = {'logger': False, 'enable_progress_bar': False, 'enable_model_summary': False, 'max_epochs': EPOCHS}
-    return Trainer(accelerator='cpu', callbacks=callbacks(run), **{**quiet, 'num_sanity_val_steps': 0, **options})
+    quiet = {'logger': False, 'enable_progress_bar': False, 'enable_model_summary': False, 'num_sanity_val_steps': 0}
+    found = callbacks(run)
+    common = {'max_epochs': EPOCHS, 'enable_checkpointing': bool(found), 'default_root_dir': run.out}
+    return Trainer(accelerator='cpu', callbacks=found, **{**quiet, **common, **options})
 
 
 # -- samples ----------------------------------------------------------------------------------------------------------

@@ -319,20 +319,13 @@ def test_a_step_that_takes_its_batches_itself_is_resumed(mixes, tmp_path):
 
 @pytest.mark.parametrize('crash_at', [7, 17])
 def test_manual_optimization_is_resumed(crash_at, mixes, tmp_path):
-    class Manual(Model):
-        automatic_optimization = False
-
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.manual_backward(loss)
-            self.optimizers().step()
-
-    first = Run(name='first', out=str(tmp_path), streams=mixes['even'], on_exception=True, crash_at=crash_at)
+    common = {'out': str(tmp_path), 'streams': mixes['even'], 'manual': True}
+    first = Run(name='first', **common, on_exception=True, crash_at=crash_at)
     with pytest.raises(Crash):
-        train(first, Manual)
+        train(first)
     checkpoint = first.checkpoints / 'exception.ckpt'
     second = dataclasses.replace(first, name='second', crash_at=None, checkpoint=str(checkpoint))
-    train(second, Manual)
+    train(second)
     verdict = judge([(first, checkpoint), (second, None)])
     assert verdict.is_exact, verdict
     assert verdict.epochs == EPOCHS

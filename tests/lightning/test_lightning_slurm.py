@@ -132,11 +132,11 @@ def test_sigterm_ends_a_job_at_a_place_to_go_on_from(in_a_job, mixes):
 
 def test_signals_are_left_alone_where_no_job_is_requeued(in_a_job, mixes):
     """Lightning then sets no handler for the one, and its handler of SIGTERM only makes a note."""
+    before = [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)]
     first = job(mixes, in_a_job, fits=[1, 2])
     trainer, _ = train(first)
     assert sum(isinstance(callback, RequeueCallback) for callback in trainer.callbacks) == 1
-    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)] == before
     for environment in (SLURMEnvironment(auto_requeue=False), LightningEnvironment()):
         other = Trainer(accelerator='cpu', devices=1, plugins=[environment], logger=False, enable_checkpointing=False)
         act_on_signals_between_batches(other)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
 from lightning_statistics import Model, mix, trainer
-from test_lightning_processes import TORCHRUN, environment
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
@@ -23,6 +20,7 @@ from headrace import PADDING, STREAM, StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning import DataStatistics, StreamingDataModule
 from headrace.metrics import PerStreamMean, WithoutPadding
+from processes import run_well, torchrun
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -67,11 +65,7 @@ def test_a_run_is_logged(mixes, tmp_path, workers, by_hand):
 
 def test_ranks_are_logged_together(mixes, tmp_path):
     program = str(Path(__file__).with_name('lightning_statistics.py'))
-    done = subprocess.run(
-        [sys.executable, *TORCHRUN, program, str(tmp_path), '2', *mixes['even'].values()],
-        env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    run_well([*torchrun(2), program, str(tmp_path), '2', *mixes['even'].values()], cwd=tmp_path)
     ranks = [json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in range(2)]
     last = rows(tmp_path)[-1]
     assert last['data/samples'] == 96 == len(ranks[0]['ids'] + ranks[1]['ids'])
