@@ -79,12 +79,21 @@ def test_a_plain_loader_draws_the_same(make_dataset, workers):
     assert sorted(draws(plain)) == ours
 
 
-def test_a_collate_function_goes_on_with_the_last_samples(make_dataset):
-    loader = StreamingDataLoader(
-        StreamingDataset(local=str(make_dataset()), batch_size=8), collate_fn=lambda samples: sample_rng().random()
-    )
-    first = list(loader)
-    assert len(set(first)) == len(first)
+def test_a_batch_as_a_whole_has_none(make_dataset):
+    """What it drew would depend on the rows that one rank happens to have."""
+    dataset = StreamingDataset(local=str(make_dataset()), batch_size=8)
+
+    def draw(samples):
+        return sample_rng().random()
+
+    with pytest.raises(ConfigError, match='no sample is being read'):
+        next(iter(StreamingDataLoader(dataset, collate_fn=draw)))
+    with pytest.raises(ConfigError, match='no sample is being read'):
+        next(iter(DataLoader(Augmented(local=str(make_dataset('b')), batch_size=8), batch_size=8, collate_fn=draw)))
+    iterator = iter(Augmented(local=str(make_dataset('c')), batch_size=8))
+    next(iterator)
+    with pytest.raises(ConfigError, match='no sample is being read'):
+        sample_rng()
 
 
 def test_elsewhere_there_are_none(make_dataset):

@@ -33,6 +33,8 @@ class Several:
     crash_at: int | None = None
     trainer: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
+    skips: dict[str, list[list[int]]] = field(default_factory=dict)
+    """Ranges of samples that loaders leave out."""
 
     def saved(self, steps: int) -> str:
         return str(Path(self.out, self.name, f'step{steps}.ckpt'))
@@ -62,7 +64,13 @@ class Model(LightningModule):
 
 def train(run: Several) -> Model:
     sources: dict[str, Any] = {
-        name: {'local': folder, 'shuffle': True, 'batch_size': run.sizes.get(name), **run.dataset}
+        name: {
+            'local': folder,
+            'shuffle': True,
+            'batch_size': run.sizes.get(name),
+            'skip': run.skips.get(name, ()),
+            **run.dataset,
+        }
         for name, folder in run.sources.items()
     }
     data = StreamingDataModule(train=sources, train_mode=run.mode, batch_size=run.batch_size, num_workers=run.workers)

@@ -63,6 +63,8 @@ def main() -> None:
         devices=int(devices),
         strategy='ddp',
     )
+    if run.global_rank:
+        run.loggers = []  # as where a program makes a logger on rank 0 only
     # Each rank has a cache of its own, so that it downloads by itself.
     cache = Path(out, f'cache{run.global_rank}')
     data = StreamingDataModule(train=mix(dict(zip('ab', folders, strict=True)), cache), batch_size=4)

@@ -7,15 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
-from lightning_oracle import judge
+from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Crash, Model, Run, callbacks, dataset
 
-from headrace import StreamingDataset, sample_rng
+from headrace import PADDING, StreamingDataset, sample_rng
 from headrace.lightning import StreamingDataModule
 from headrace.mixing import load_config
 from processes import run_well, torchrun
@@ -55,7 +56,7 @@ class Tokenised(StreamingDataModule):
         return {'id': torch.tensor([sample['id'] for sample in samples]), 'tokens': tokens, 'section': section}
 
 
-@pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (1, 'spawn')])
+@pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (1, 'spawn'), (1, 'forkserver')])
 def test_a_subclass_makes_the_batches(run, workers, method):
     vocabulary = {digit: int(digit) + 1 for digit in '0123456789'}
     data = Tokenised(
@@ -65,6 +66,8 @@ def test_a_subclass_makes_the_batches(run, workers, method):
         num_workers=workers,
         multiprocessing_context=method,
         vocabulary=vocabulary,
+        prepare=lambda: None,  # which no worker needs, and which cannot be sent to one
+        topology=lambda trainer: {},
     )
     data.trainer = trainer_of(run)
     plan = dataset(run).plan(epoch=0, global_batch_size=8)
@@ -221,6 +224,14 @@ def test_loggers_and_checkpoints_are_told_what_was_given(run, tmp_path):
     assert json.dumps(told)
 
 
+def test_a_subclass_may_take_arrays(run):
+    class Weighted(StreamingDataModule):
+        def __init__(self, weights, **options):
+            super().__init__(**options)
+
+    assert 'headrace' in Weighted(np.ones(3), train=dataset(run), batch_size=8).hparams
+
+
 def test_a_models_own_batch_size_may_differ(run):
     class Sized(Model):
         def __init__(self, run, batch_size):
@@ -252,6 +263,23 @@ def test_a_modules_loaders_may_be_passed_by_hand(run, crash_at):
     verdict = judge([(run, checkpoint), (second, None)])
     assert verdict.is_exact
     assert verdict.epochs == EPOCHS
+
+
+def test_loaders_that_lightning_makes_anew_are_the_same(run):
+    class Keys(Model):
+        def predict_step(self, batch):
+            return sorted(batch)
+
+    data = StreamingDataModule(train=dataset(run), predict=dataset(run), batch_size=40)
+    data.trainer = trainer = trainer_of(run)
+    assert trainer.predict(Keys(run), data.predict_dataloader()) == [sorted({'id', PADDING, 'row'})] * 3
+
+    data = StreamingDataModule(train=dataset(run), batch_size=8)
+    data.trainer = trainer = trainer_of(run, overfit_batches=2, max_epochs=2)
+    trainer.fit(Model(run), data.train_dataloader())
+    batches = [record['ids'] for record in records(run)[0]]
+    assert len(batches) == 4
+    assert batches[:2] == batches[2:]
 
 
 BY_HAND = """

@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_several import Crash, Several, train
 
 from headrace import MDSWriter, StreamingDataset
-from headrace.errors import ResumeError
+from headrace.errors import ConfigError, ResumeError
 from headrace.lightning import StreamingDataModule
 from processes import run_well
 
@@ -38,7 +38,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def batches(run: Several, name: str, epoch: int) -> list[list[int]]:
     """What the plan says, as ids; no trainer is asked."""
-    data = StreamingDataset(local=run.sources[name], shuffle=True, **run.dataset)
+    data = StreamingDataset(local=run.sources[name], shuffle=True, skip=run.skips.get(name, ()), **run.dataset)
     size = run.sizes.get(name, run.batch_size) * run.devices
     plan = data.plan(epoch=epoch, global_batch_size=size)
     first = 1000 * list(SIZES).index(name)
@@ -50,12 +50,18 @@ def expected(run: Several, epochs: int = 2, limit: int | None = None) -> Steps:
     steps: Steps = []
     begun = dict.fromkeys(run.sources, 0)
 
+    def next_epoch(name: str) -> list[list[int]]:
+        while not (found := batches(run, name, begun[name])):
+            begun[name] += 1  # left out as a whole
+        return found
+
     def begin(name: str) -> Iterator[list[int]]:
+        found = next_epoch(name)
         begun[name] += 1
-        return iter(batches(run, name, begun[name] - 1))
+        return iter(found)
 
     for epoch in range(epochs):
-        lengths = [min(len(batches(run, name, begun[name])), limit or 1 << 60) for name in run.sources]
+        lengths = [min(len(next_epoch(name)), limit or 1 << 60) for name in run.sources]
         going = {name: begin(name) for name in run.sources}
         for step in range(min(lengths) if run.mode == 'min_size' else max(lengths)):
             rows: dict[str, list[int] | None] = {}
@@ -106,6 +112,31 @@ def test_a_limit_ends_an_epoch_of_all(sources, tmp_path, mode):
     for at in (2, 4, 5, 6):
         if at < len(steps):
             assert train(dataclasses.replace(run, name=f'from{at}', checkpoint=run.saved(at))).steps == steps[at:]
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize(
+    'skips',
+    [
+        {'short': [[24, 48]]},  # the whole of an epoch that begins in the middle of the other's
+        {'long': [[0, 40]]},  # an epoch that is shorter than the short one's, and later ones that are longer
+        {'short': [[10, 30], [60, 96]], 'long': [[52, 110]]},
+    ],
+    ids=['an epoch', 'a beginning', 'both'],
+)
+def test_every_loader_may_leave_parts_out(sources, tmp_path, mode, skips):
+    run = run_of(sources, tmp_path, mode=mode, skips=skips, trainer={'max_epochs': 3})
+    steps = train(run).steps
+    assert steps == expected(run, epochs=3)
+    for at in range(1, len(steps), 2):
+        again = dataclasses.replace(run, name=f'from{at}', checkpoint=run.saved(at))
+        assert train(again).steps == steps[at:], at
+
+
+def test_a_loader_without_a_batch_is_refused(sources, tmp_path):
+    run = run_of(sources, tmp_path, batch_size=32, dataset={'remainder': 'drop'})
+    with pytest.raises(ConfigError, match='train short has no batch in an epoch: its 24 samples'):
+        train(run)
 
 
 def test_parts_that_are_left_out_end_an_epoch(sources, tmp_path):

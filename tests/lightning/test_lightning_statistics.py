@@ -76,6 +76,22 @@ def test_ranks_are_logged_together(mixes, tmp_path):
     assert last['data/tokens_per_second'] == pytest.approx(10 * last['data/samples_per_second'], rel=1e-3)
 
 
+def test_accumulated_batches_count_where_a_loader_begins_anew(mixes, tmp_path):
+    short, long = mixes['even'].values()
+    data = StreamingDataModule(train={'a': {'local': short}, 'b': {'local': long}}, batch_size=12)  # 5 and 3 batches
+    run = trainer(tmp_path, DataStatistics(1), accumulate_grad_batches=2)
+
+    class OfTwo(Model):
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch['a']['row']).mean()
+
+    run.fit(OfTwo(), data)
+    last = rows(tmp_path)[-1]
+    counts = {name: value for name, value in last.items() if name.endswith('/samples')}
+    assert sorted(value for name, value in counts.items() if name.startswith('mix')) == [60, 60]
+    assert last['data/samples'] == 120
+
+
 @pytest.mark.parametrize('accumulate', [1, 3])
 @pytest.mark.parametrize('is_crash', [False, True], ids=['step', 'exception'])
 def test_a_resumed_run_counts_on_where_the_checkpoint_was(mixes, tmp_path, accumulate, is_crash):

@@ -89,6 +89,14 @@ def test_rows_of_lists_and_arrays_are_chosen_too():
     assert metric.compute()['b'].tolist() == [1, 300]
 
 
+def test_millions_of_rows_lose_nothing():
+    mean = PerStreamMean(['code'])
+    values, streams = torch.full((1 << 12,), 0.4), torch.zeros(1 << 12, dtype=torch.int64)
+    for _ in range(3000):
+        mean.update(values, streams)
+    assert mean.compute()['code'].item() == pytest.approx(0.4, rel=1e-4)
+
+
 def test_wrong_use_is_refused():
     streams = torch.tensor([0, 1])
     with pytest.raises(ConfigError, match="reduction='none'"):
@@ -107,7 +115,7 @@ def test_wrong_use_is_refused():
 RANK_PROGRAM = """
 import json, os, sys, torch
 from pathlib import Path
-from torchmetrics import CatMetric
+from torchmetrics import CatMetric, MeanMetric
 from headrace.metrics import PerStream, PerStreamMean
 rank = int(os.environ['RANK'])
 torch.distributed.init_process_group('gloo')
@@ -116,6 +124,14 @@ names = ['code', 'prose', 'maths']
 metrics = [PerStreamMean(names), PerStream(CatMetric(), names)]
 for metric in metrics:
     metric.update(torch.tensor([1.0, 2.0]) + 10 * rank, streams=torch.full((2,), rank))
+metrics[0].compute(), metrics[1].compute()
+# Since then, streams have rows on one rank only.
+running = PerStream(MeanMetric(), names)
+running.update(torch.tensor([1.0, 2.0]), streams=torch.tensor([0, 1]))
+running.compute()
+running.update(torch.tensor([3.0 + rank]), streams=torch.tensor([rank]))
+then = {name: value.item() for name, value in running.compute().items()}
+assert abs(then['code'] - 5 / 3) + abs(then['prose'] - 8 / 3) < 1e-5, then
 found = [{name: value.flatten().tolist() for name, value in metric.compute().items()} for metric in metrics]
 Path(f'{rank}.json').write_text(json.dumps(found))
 """

@@ -103,8 +103,8 @@ class BatchReader(Dataset[Any]):
         with drawing_for_batch(seed, epoch, ids):
             samples: list[Any] = []
             for sample_id in ids:
-                drawing_for(seed, epoch, sample_id)
-                samples.append(self._dataset[sample_id])
+                with drawing_for(seed, epoch, sample_id):
+                    samples.append(self._dataset[sample_id])
             return (self._collate_fn or default_collate)(samples)
 
     def _begin(self, key: BatchKey) -> None:

@@ -501,8 +501,8 @@ class StreamingDataset(IterableDataset[Any]):
                 self.pool.advance(k)
                 own_samples = plan.own_samples(k)
                 for row, sample_id in enumerate(plan.ids(k).tolist()):
-                    drawing_for(self.shuffle_seed, epoch, sample_id)
-                    sample = self[sample_id]
+                    with drawing_for(self.shuffle_seed, epoch, sample_id):
+                        sample = self[sample_id]
                     yield marked_sample(sample, is_padding=row >= own_samples) if is_marked else sample
         finally:
             self._progress.end(epoch)

@@ -153,6 +153,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self._feed_key: object = None
         self._position: tuple[int, int] | None = None
         self._remainder: Remainder | None = remainder
+        vars(self)['remainder'] = remainder  # where trainers look that make a loader anew; the property goes before it
         self._handed_out: tuple[BatchPlan, int] | None = None
         self._epoch_under_way: int | None = None
         self._tally = Tally([stream.name or '' for stream in dataset.streams], dataset.cache_counts())

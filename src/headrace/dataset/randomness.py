@@ -65,21 +65,28 @@ def drawing_for_batch(seed: int, epoch: int, ids: list[int]) -> Generator[None]:
         yield
     finally:
         _batch.reset(token)
+
+
+@contextlib.contextmanager
+def drawing_for(seed: int, epoch: int, sample_id: int) -> Generator[None]:
+    """While this sample is read."""
+    _draws.set(_Draws(seed, epoch, sample_id, 0))
+    try:
+        yield
+    finally:
         _draws.set(None)
 
 
-def drawing_for(seed: int, epoch: int, sample_id: int) -> None:
-    """From here on the numbers are those for reading this sample."""
-    _draws.set(_Draws(seed, epoch, sample_id, 0))
-
-
 def each_row() -> Generator[None]:
-    """Before each row of the batch that is being made: the numbers are those for transforming its sample."""
+    """For each row of the batch that is being made, until the next: while its sample is transformed."""
     batch = _batch.get()
     if batch is None:  # samples that come from elsewhere
         while True:
             yield
     seed, epoch, ids = batch
-    for sample_id in ids:
-        _draws.set(_Draws(seed, epoch, sample_id, 1))
-        yield
+    try:
+        for sample_id in ids:
+            _draws.set(_Draws(seed, epoch, sample_id, 1))
+            yield
+    finally:
+        _draws.set(None)

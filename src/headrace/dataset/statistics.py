@@ -182,34 +182,42 @@ class Mix:
         self._counts: dict[str, StreamCount] = {}
         self._plan: BatchPlan | None = None
         self._promise: Promise | None = None
-        self._counted = self._reached = 0
+        self._counted = self._reached = self._seen = 0
+        self._pending: list[tuple[BatchPlan, int, int]] = []  # of earlier plans, reached and not done
 
     def reach(self, plan: BatchPlan, number: int, *, is_done: bool = True) -> None:
         """Batch `number` of a plan is reached, and counts if it is done; of a new plan, those before it do not."""
         if plan is not self._plan:
             self._settle()
+            if self._plan is not None and self._reached < self._seen:
+                self._pending.append((self._plan, self._reached, self._seen))
             self._plan, self._counted, self._reached = plan, number, number
+        self._seen = number + 1
         if is_done:
+            for earlier in self._pending:
+                self._count(*earlier)
+            self._pending.clear()
             self._reached = number + 1
             if (self._reached - self._counted) * plan.global_batch_size >= _MOST_UNCOUNTED:
                 self._settle()
 
     def _settle(self) -> None:
-        plan = self._plan
-        if plan is None or self._counted == self._reached:
-            return
+        if self._plan is not None and self._counted < self._reached:
+            self._count(self._plan, self._counted, self._reached)
+            self._counted = self._reached
+
+    def _count(self, plan: BatchPlan, first: int, last: int) -> None:
         mixture = plan.order.mixture
         if self._promise is None or self._promise.mixture is not mixture:
             self._promise = Promise(mixture)
-        counts = plan.stream_counts(self._counted, self._reached)
+        counts = plan.stream_counts(first, last)
         promised = sum(
-            (self._promise.between(plan.order.epoch, *span) for span in plan.spans(self._counted, self._reached)),
+            (self._promise.between(plan.order.epoch, *span) for span in plan.spans(first, last)),
             start=np.zeros(len(counts)),
         )
         for stream, count, share in zip(mixture.streams, counts.tolist(), promised.tolist(), strict=True):
             had = self._counts.get(stream.name, StreamCount(0, 0.0))
             self._counts[stream.name] = StreamCount(had.samples + count, had.promised + share)
-        self._counted = self._reached
 
     def add(self, counts: Mapping[str, StreamCount]) -> None:
         """Count what was counted elsewhere, such as before a checkpoint."""

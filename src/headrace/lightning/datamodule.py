@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
@@ -17,7 +18,7 @@ from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.hooks import SampleHooks
 from headrace.lightning.hparams import hyperparameters
 from headrace.lightning.loader_position import LoaderPosition
-from headrace.lightning.loaders import PassLoader, PassLoaders
+from headrace.lightning.loaders import MemberLoader, PassLoader, PassLoaders
 from headrace.lightning.position import TrainMode, TrainPosition, is_position
 from headrace.lightning.position_file import write_position_files
 from headrace.lightning.requeue import act_on_signals_between_batches
@@ -170,7 +171,10 @@ class StreamingDataModule(LightningDataModule):
         self._prepare = prepare
         if prepare is not None:
             self.prepare_data_per_node = False  # what is uploaded is uploaded once
-        self.save_hyperparameters({'headrace': hyperparameters(self._sources, batch_size=batch_size, **workers)})
+        # As `save_hyperparameters` does, which compares what it is given with every argument of a subclass.
+        self._set_hparams({'headrace': hyperparameters(self._sources, batch_size=batch_size, **workers)})
+        self._hparams_initial = copy.deepcopy(self._hparams)
+        self._log_hyperparams = True
         self._topology = topology
         self._taken_batch_size: int | None = None
         self._callback = PositionCallback(self, save_rng=save_rng)
@@ -307,7 +311,17 @@ class StreamingDataModule(LightningDataModule):
         fixed_epoch = 0 if trainer.overfit_batches > 0 else None  # pyright: ignore[reportAttributeAccessIssue]
         if len(sources) == 1:
             return self._loader(PassLoader, sources[0], fixed_epoch=fixed_epoch, witness=self.position)
-        loaders = [self._loader(StreamingDataLoader, source, fixed_epoch=fixed_epoch) for source in sources]
+        loaders = [
+            self._loader(MemberLoader, source, fixed_epoch=fixed_epoch, position=position)
+            for source, position in zip(sources, self.position.loaders, strict=True)
+        ]
+        for source, loader in zip(sources, loaders, strict=True):
+            if not len(loader) and not loader.position.has_skips:
+                raise ConfigError(
+                    f'{source.label} has no batch in an epoch: its {_opened(source).epoch_size} samples are fewer than '
+                    f'a global batch of {loader.global_batch_size}, and what is left over is dropped. Make the batch '
+                    f'smaller, or leave `drop_last` and remainder "drop" out.'
+                )
         return PassLoaders(self._collected('train', loaders), self._train_mode, witness=self.position)
 
     def _loader(self, loader_class: type[_Loader], source: LoaderSource, **options: Any) -> _Loader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ['SampleHooks']
 
 # What belongs to the training, and neither can nor should be sent to a worker.
-_OF_THE_TRAINING = ('_trainer', '_callback', '_sources', 'position')
+_OF_THE_TRAINING = ('_trainer', '_callback', '_sources', '_topology', '_prepare', 'position')
 
 
 class SampleHooks:
@@ -33,7 +34,8 @@ class SampleHooks:
     def __call__(self, samples: list[Any]) -> Any:
         """A batch of samples."""
         module, section = self._module, self._section
-        rows = [module.transform(sample, section) for sample, _ in zip(samples, each_row(), strict=False)]
+        with contextlib.closing(each_row()) as drawing:
+            rows = [module.transform(sample, section) for sample, _ in zip(samples, drawing, strict=False)]
         return module.collate(rows, section)
 
     def __getstate__(self) -> dict[str, Any]:

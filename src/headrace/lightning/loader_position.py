@@ -44,6 +44,10 @@ class LoaderPosition:
         """Whether epochs may differ in length, because something is left out of them."""
         return bool(self._dataset.skip)
 
+    def begin_pass(self) -> None:
+        """Forget what was worked out for the last pass: an order may hold much."""
+        self._plans.clear()
+
     def next(self) -> tuple[int, int]:
         """The place where the next pass begins."""
         return self._dataset.progress.next(rank=self._dataset.topology.rank)

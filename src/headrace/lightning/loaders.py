@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from headrace.dataset.dataset import StreamingDataset
+    from headrace.lightning.loader_position import LoaderPosition
     from headrace.lightning.position import TrainMode
+    from headrace.order import Remainder
 
-__all__ = ['PassLoader', 'PassLoaders']
+__all__ = ['MemberLoader', 'PassLoader', 'PassLoaders']
 
 
 class Witness(Protocol):
@@ -27,6 +29,9 @@ class Witness(Protocol):
     def hand_out(self) -> None:
         """The next batch of the pass is handed out."""
 
+    def length(self, *, is_begun: bool) -> int | None:
+        """Batches of the pass under way, or of the next one; None where all have the same number."""
+
 
 class PassLoader(StreamingDataLoader):
     """A `StreamingDataLoader` that says when a pass begins, and when a batch is handed out.
@@ -37,23 +42,62 @@ class PassLoader(StreamingDataLoader):
     Args:
         dataset: as `StreamingDataLoader`'s.
         witness: told when a pass begins, before its first batch is read, and when a batch is handed out.
-        options: as `StreamingDataLoader`'s.
+        fixed_epoch, mark_streams, remainder, options: as `StreamingDataLoader`'s.
     """
 
-    def __init__(self, dataset: StreamingDataset, *, witness: Witness, **options: Any) -> None:
-        super().__init__(dataset, **options)
-        self._witness = witness
+    # Lightning makes a loader anew with what the names of `__init__` find among its attributes.
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        *,
+        witness: Witness,
+        fixed_epoch: int | None = None,
+        mark_streams: bool = False,
+        remainder: Remainder | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, fixed_epoch=fixed_epoch, mark_streams=mark_streams, remainder=remainder, **options)
+        self.witness = witness
 
     @override
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self._witness.begin([self.next_pass()])
+        self.witness.begin([self.next_pass()])
         for batch in super().__iter__():
-            self._witness.hand_out()
+            self.witness.hand_out()
             yield batch
 
 
+class MemberLoader(StreamingDataLoader):
+    """One of several: its next epoch is one of which something is left, since an empty one would end all.
+
+    Args:
+        dataset: as `StreamingDataLoader`'s.
+        position: the loader's position.
+        fixed_epoch, mark_streams, remainder, options: as `StreamingDataLoader`'s.
+    """
+
+    def __init__(
+        self,
+        dataset: StreamingDataset,
+        *,
+        position: LoaderPosition,
+        fixed_epoch: int | None = None,
+        mark_streams: bool = False,
+        remainder: Remainder | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, fixed_epoch=fixed_epoch, mark_streams=mark_streams, remainder=remainder, **options)
+        self.position = position
+
+    @override
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self.position.has_skips:
+            self.position.pass_over_empty_epochs()
+        yield from super().__iter__()
+
+
 class PassLoaders(CombinedLoader):
-    """Several `StreamingDataLoader`s with a batch of each in every step, as one `PassLoader`.
+    """Several `MemberLoader`s with a batch of each in every step, as one `PassLoader`.
 
     Args:
         loaders: the loaders, in the collection that a step's batches come in.
@@ -63,7 +107,7 @@ class PassLoaders(CombinedLoader):
 
     def __init__(
         self,
-        loaders: Mapping[str, StreamingDataLoader] | Sequence[StreamingDataLoader],
+        loaders: Mapping[str, MemberLoader] | Sequence[MemberLoader],
         mode: TrainMode,
         *,
         witness: Witness,
@@ -71,6 +115,12 @@ class PassLoaders(CombinedLoader):
         super().__init__(loaders, mode)
         self._witness = witness
         self._is_begun = False
+
+    @override
+    def __len__(self) -> int:
+        # Of loaders whose epochs differ, Lightning's sum knows only the epochs that they are in.
+        length = self._witness.length(is_begun=self._is_begun)
+        return super().__len__() if length is None else length
 
     @override
     def __iter__(self) -> PassLoaders:

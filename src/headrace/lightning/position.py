@@ -54,12 +54,25 @@ class TrainPosition:
         """A pass begins, at these places: Lightning's counters are those from before its first batch."""
         first_epochs = self._first_epochs or tuple(epoch for epoch, _ in places)
         self._first_epochs = None
+        for loader in self.loaders:
+            loader.begin_pass()
         self._pass = _Pass(tuple(places), first_epochs, self._epochs.current.processed, self._batches.total.processed)
 
     def hand_out(self) -> None:
         """A batch of the pass is handed out."""
         assert self._pass is not None
         self._pass.handed_out += 1
+
+    def length(self, *, is_begun: bool) -> int | None:
+        """Batches of the pass under way, or of the next one; None where all have the same number."""
+        if not any(loader.has_skips for loader in self.loaders):
+            return None
+        if is_begun and self._pass is not None:
+            first_epochs = self._pass.first_epochs
+        else:
+            first_epochs = self._first_epochs or tuple(epoch for epoch, _ in self.next())
+        limit = self.trainer.limit_train_batches
+        return self._length([(epoch, 0) for epoch in first_epochs], first_epochs, limit=limit)
 
     # Lightning types its counters by what they have in common.
     @property

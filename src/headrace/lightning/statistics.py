@@ -98,18 +98,23 @@ class DataStatistics(Callback):
         if self._bar is not None and time.monotonic() - self._text_at >= _TEXT_EVERY:
             self._texts, self._text_at = self._meter.texts(), time.monotonic()
         every = self.every_n_steps or _log_every_n_steps(trainer)
-        if is_step and every and (_logged_steps(trainer) + 1) % every == 0 and trainer.loggers:
+        if is_step and every and (_logged_steps(trainer) + 1) % every == 0:
             self._log(trainer)
 
     def _tokens_of(self, batch: Any) -> int | torch.Tensor | None:
         if self._count_tokens is not None:
             return self._count_tokens(batch)
         loaders = self._meter.loaders
-        return count_tokens(batch, loaders[0].own_samples if len(loaders) == 1 else None)
+        if len(loaders) == 1:
+            return count_tokens(batch, loaders[0].own_samples)
+        parts = cast('Mapping[Any, Any]', batch).values() if isinstance(batch, Mapping) else batch
+        counts = [count for part in parts if (count := count_tokens(part)) is not None]
+        return sum(counts) if counts else None
 
     def _log(self, trainer: Trainer) -> None:
         is_summed = self._sync_dist and trainer.world_size > 1
-        if not (trainer.is_global_zero or is_summed):
+        # Of ranks that add up, none may stay away, whether it has a logger or not.
+        if not (is_summed or (trainer.is_global_zero and trainer.loggers)):
             return
 
         def sum_over_ranks(numbers: Sequence[float]) -> list[float]:

@@ -51,6 +51,8 @@ class WithoutPadding(WrapperMetric):
 
     def compute(self) -> Any:
         """The metric's value, over all ranks as the metric itself has it."""
+        # Else a rank whose last rows were all padding would answer what it remembers, while others wait for it.
+        self.metric._computed = None
         return self.metric.compute()
 
     def reset(self) -> None:

@@ -66,7 +66,8 @@ class PerStreamMean(Metric):
         if is_padding is not None:
             is_padding = is_padding.to(self.total.device)
             values, own = values.masked_fill(is_padding, 0), own.masked_fill(is_padding, 0)
-        self.total.index_add_(0, streams, values)
+        # Added up by batch: single values would be lost in a total of millions of them.
+        self.total += torch.zeros_like(self.total).index_add_(0, streams, values)
         self.rows.index_add_(0, streams, own)
 
     def compute(self) -> dict[str, Tensor]:
@@ -144,7 +145,10 @@ class PerStream(WrapperMetric):
             warnings.filterwarnings('ignore', r'The ``compute`` method of metric \w+ was called before the ``update``')
             counts = self.rows.compute().tolist()
             for number, (name, count) in enumerate(zip(self.names, counts, strict=True)):
-                values[self.prefix + name] = self._metric(number).compute() if count else torch.tensor(torch.nan)
+                metric = self._metric(number)
+                # Else a rank without new rows would answer what it remembers, while others wait for it.
+                metric._computed = None
+                values[self.prefix + name] = metric.compute() if count else torch.tensor(torch.nan)
         return values
 
     def reset(self) -> None:

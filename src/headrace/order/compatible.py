@@ -97,6 +97,8 @@ class CompatibleOrder:
         Raises:
             IndexError: a position is out of range.
         """
+        if len(self.mixture.streams) == 1:
+            return np.array([end - begin])
         return self.mixture.count_streams(self.at(np.arange(begin, end)))
 
     def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
