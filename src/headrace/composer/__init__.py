@@ -3,6 +3,7 @@
 1. `data_spec.streaming_data_spec` makes Composer's `DataSpec` of a YAML file, a dataset or a loader.
 2. `batches` counts and cuts what that DataSpec hands to the trainer.
 3. `position.StreamingPosition`, a callback, keeps the loader where the trainer's time says it is.
+4. `statistics.DataStatistics`, a callback, logs what loaders count, by way of `headrace.metrics`.
 
 The position itself is the dataset's: Composer saves it with `StreamingDataset.state_dict`.
 """
@@ -20,5 +21,6 @@ except ImportError as error:
 
 from headrace.composer.data_spec import StreamingDataSpec, streaming_data_spec, streaming_evaluators
 from headrace.composer.position import StreamingPosition
+from headrace.composer.statistics import DataStatistics
 
-__all__ = ['StreamingDataSpec', 'StreamingPosition', 'streaming_data_spec', 'streaming_evaluators']
+__all__ = ['DataStatistics', 'StreamingDataSpec', 'StreamingPosition', 'streaming_data_spec', 'streaming_evaluators']

@@ -1,0 +1,98 @@
+"""What the data costs and what it is made of, in Composer's loggers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from composer.core import Callback, State
+from composer.utils import dist
+
+from headrace.dataset import StreamingDataLoader
+from headrace.errors import ConfigError
+from headrace.metrics import DataMeter
+
+if TYPE_CHECKING:
+    from composer.loggers import Logger
+
+__all__ = ['DataStatistics']
+
+
+class DataStatistics(Callback):
+    """Logs throughput, waits for data, downloads and the mix of streams.
+
+    Figures are those of `headrace.metrics.DataMeter.read`. Samples, samples per second and streams are those of all
+    ranks, worked out from the plan; they go on after a resume. Tokens are those that Composer counts. Time in
+    evaluation does not count.
+
+    Args:
+        every_n_batches: batches between two logs.
+        per_stream: log samples, share and promised share of each stream.
+        sync_dist: add up downloads, requests, hits, stalls and waits over all ranks, by one reduction at each log. If
+            not, each rank's are its own.
+
+    Raises:
+        ConfigError: `every_n_batches` is below 1; or, before the first step, the train loader is not headrace's.
+    """
+
+    def __init__(self, every_n_batches: int = 10, *, per_stream: bool = True, sync_dist: bool = False) -> None:
+        if every_n_batches < 1:
+            raise ConfigError(f'`every_n_batches` must be at least 1, got {every_n_batches}.')
+        self.every_n_batches = every_n_batches
+        self._per_stream = per_stream
+        self._sync_dist = sync_dist
+        self._meter = DataMeter()
+        self._tokens = 0
+
+    def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Read the train loader from here on."""
+        loader = state.train_dataloader
+        if not isinstance(loader, StreamingDataLoader):
+            raise ConfigError(
+                f'DataStatistics reads the counters of a StreamingDataLoader, but the train loader is '
+                f'{type(loader).__name__}. Train on `streaming_data_spec(...)`, or remove the callback.'
+            )
+        self._meter.follow({'': loader})
+        self._meter.begin()
+        self._tokens = int(state.timestamp.token)
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Count a batch, and log now and then."""
+        topology = self._meter.loaders[0].dataset.topology
+        tokens, self._tokens = int(state.timestamp.token) - self._tokens, int(state.timestamp.token)
+        # Composer's are those of all ranks together; the meter's of one.
+        self._meter.batch_done(tokens // topology.replicas if tokens else None)
+        if int(state.timestamp.batch) % self.every_n_batches:
+            return
+        is_summed = self._sync_dist and dist.get_world_size() > 1
+        figures = self._meter.read(
+            ranks=dist.get_world_size(),
+            replicas=topology.replicas,
+            sum_over_ranks=(lambda numbers: _sum_over_ranks(numbers, state)) if is_summed else None,
+            per_stream=self._per_stream,
+        )
+        logger.log_metrics(figures)
+
+    def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Let time stand still."""
+        self._meter.pause()
+
+    def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Go on."""
+        self._meter.resume()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts of streams, as one text: a sharded checkpoint must find the same keys in any run."""
+        return {'counts': json.dumps(self._meter.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the counts of a checkpoint."""
+        self._meter.load_state_dict(json.loads(state.get('counts', '{}')))
+
+
+def _sum_over_ranks(numbers: Sequence[float], state: State) -> list[float]:
+    values = state.device.tensor_to_device(torch.tensor(numbers, dtype=torch.float64))
+    dist.all_reduce(values, reduce_operation='SUM')
+    return values.tolist()

@@ -1,0 +1,84 @@
+"""What is logged of the data under Composer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from composer_legs import Linear
+from composer_runs import make_data
+from composer_statistics import mix, train
+from torch.utils.data import DataLoader
+
+from composer import Trainer
+from headrace.composer import DataStatistics, StreamingPosition
+from headrace.dataset import StreamingDataset
+from headrace.errors import ConfigError
+from processes import run_well
+
+pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
+
+SIZES = {'a': 60, 'b': 36}
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp('streams')
+    return {name: make_data(root / name, size) for name, size in SIZES.items()}
+
+
+def test_figures_are_those_of_the_batches(folders: dict[str, str]) -> None:
+    dataset = mix(folders)
+    logged, ids, loader = train(dataset, size=8)
+    assert logged['data/samples'] == [8 * n for n in range(1, 13)]
+    assert len(ids) == 96
+    last = {name: values[-1] for name, values in logged.items()}
+    assert {name: last[f'mix/{name}/samples'] for name in SIZES} == loader.stats().stream_samples
+    assert last['mix/a/promised'] == pytest.approx(0.4)
+    assert last['mix/a/share'] == pytest.approx(0.4, abs=0.02)
+    for tokens, samples in zip(logged['data/tokens_per_second'], logged['data/samples_per_second'], strict=True):
+        assert tokens == pytest.approx(10 * samples, rel=1e-6)
+    assert all(0 <= share <= 1 for share in logged['data/wait_share'])
+
+
+@pytest.mark.parametrize('at', [5, 12])
+def test_a_resumed_run_counts_on(folders: dict[str, str], tmp_path: Path, at: int) -> None:
+    whole, _, _ = train(mix(folders), size=8, max_duration='2ep')
+    saving = {'save_folder': str(tmp_path), 'save_filename': 'ba{batch}.pt', 'save_interval': '1ba'}
+    train(mix(folders), size=8, max_duration=f'{at}ba', **saving)
+    rest, _, _ = train(mix(folders), size=8, max_duration='2ep', load_path=str(tmp_path / f'ba{at}.pt'))
+    for name in ('data/samples', 'mix/a/samples', 'mix/b/samples', 'mix/b/share', 'mix/b/promised'):
+        assert rest[name] == pytest.approx(whole[name][at:]), name
+
+
+def test_ranks_are_logged_together(folders: dict[str, str], tmp_path: Path) -> None:
+    launcher = [str(Path(sys.executable).with_name('composer')), '-n', '2']
+    program = str(Path(__file__).with_name('composer_statistics.py'))
+    run_well([*launcher, program, str(tmp_path), *folders.values()], cwd=tmp_path)
+    ranks: list[dict[str, Any]] = [json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in range(2)]
+    last = {name: values[-1] for name, values in ranks[0]['logged'].items()}
+    assert last['data/samples'] == 96 == len(ranks[0]['ids'] + ranks[1]['ids'])
+    assert last['data/bytes_downloaded'] == ranks[0]['bytes'] + ranks[1]['bytes'] > 0
+    assert last['data/tokens_per_second'] == pytest.approx(10 * last['data/samples_per_second'], rel=1e-6)
+
+
+def test_wrong_use_is_refused_before_the_first_step(folders: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match='at least 1'):
+        DataStatistics(0)
+    plain = DataLoader(StreamingDataset(local=folders['a'], batch_size=8), batch_size=8)
+    model = Linear()
+    trainer = Trainer(
+        model=model,
+        train_dataloader=plain,
+        optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
+        max_duration='1ep',
+        callbacks=[StreamingPosition(), DataStatistics()],
+        device='cpu',
+        progress_bar=False,
+    )
+    with pytest.raises(ConfigError, match='the train loader is DataLoader'):
+        trainer.fit()
