@@ -4,12 +4,15 @@
 2. `validate` reads the plain values into the dataclasses of `schema`, or says everything that is wrong with them.
 3. `build.build_dataset` and `build.build_loader` make a dataset and its loader from them, on a given topology.
 
+`foundry.config_of_foundry` takes the YAML of LLM Foundry in the place of steps 1 and 2.
+
 Steps 1 and 2 touch no network, no shard and no torch.
 """
 
 from __future__ import annotations
 
 from headrace.mixing.build import build_dataset, build_loader
+from headrace.mixing.foundry import config_of_foundry
 from headrace.mixing.load import load_config, to_mapping, to_yaml
 from headrace.mixing.schema import (
     Config,
@@ -31,6 +34,7 @@ __all__ = [
     'WorkerConfig',
     'build_dataset',
     'build_loader',
+    'config_of_foundry',
     'load_config',
     'to_mapping',
     'to_yaml',

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from headrace.mixing.schema import Config, FileDirectives, LoaderConfig, Schedul
 from headrace.mixing.validate import Path, Problem, Validator, as_line, dotted, field_types, refusal, refuse, shown
 from headrace.selection import Conditions, Fraction, Subset
 
-__all__ = ['load_config', 'to_mapping', 'to_yaml']
+__all__ = ['Document', 'load_config', 'to_mapping', 'to_yaml']
 
 _DIRECTIVES = tuple(field_types(FileDirectives))
 _MAX_DEPTH = 20  # a mapping that contains an interpolation of itself is deeper than any configuration
@@ -52,22 +52,62 @@ def load_config(
     Raises:
         ConfigError: With one line for everything that is wrong: file and line, key, value, rule.
     """
-    layers = _Layers()
-    if isinstance(source, (str, os.PathLike)):
-        label = os.fspath(source)
-        layers.add_file(FilePath(source), chain=(), asked_by='')
-    else:
-        label = 'the given mapping'
-        layers.add_mapping(source, label)
-    problems = layers.override(overrides)
-    refuse(problems)
-
+    document = Document(source, overrides)
+    foreign = [key for key in ('train_loader', 'eval_loader') if key in document.keys]
+    document.refuse(
+        Problem(
+            (key,),
+            "is a key of LLM Foundry's YAML: read it with `headrace.mixing.config_of_foundry`, or turn it into YAML of "
+            'headrace with `headrace convert-config`',
+        )
+        for key in foreign
+    )
     validator = Validator()
-    plain = _resolve(layers.values, validator.problems)
-    config = validator.read(Config, plain, also_known=_DIRECTIVES)
-    located = [(layers.origin(problem.path) or _Origin(label), as_line(problem)) for problem in validator.problems]
-    refuse([f'{origin}: {line}' for origin, line in sorted(located, key=lambda item: item[0])])
+    config = validator.read(Config, document.plain(validator.problems), also_known=_DIRECTIVES)
+    document.refuse(validator.problems)
     return config.inherited()
+
+
+class Document:
+    """A file with what it includes, or a mapping, and overrides on top; its interpolations not resolved yet.
+
+    Args:
+        source: As in `load_config`.
+        overrides: As in `load_config`.
+
+    Raises:
+        ConfigError: A file cannot be read, or an override has no place.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Mapping[str, Any] | DictConfig,
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+    ) -> None:
+        self._layers = _Layers()
+        if isinstance(source, (str, os.PathLike)):
+            self._label = os.fspath(source)
+            self._layers.add_file(FilePath(source), chain=(), asked_by='')
+        else:
+            self._label = 'the given mapping'
+            self._layers.add_mapping(source, self._label)
+        refuse(self._layers.override(overrides))
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """The keys at the top level."""
+        return tuple(self._layers.values)
+
+    def plain(self, problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
+        """Plain values of some keys of the top level, None: of all; what cannot be resolved is noted and left out."""
+        return _resolve(self._layers.values, problems, keys)
+
+    def refuse(self, problems: Iterable[Problem]) -> None:
+        """Raise one ConfigError for all problems, with where each was written; do nothing if there are none."""
+        located = [
+            (self._layers.origin(problem.path) or _Origin(self._label), as_line(problem)) for problem in problems
+        ]
+        refuse([f'{origin}: {line}' for origin, line in sorted(located, key=lambda item: item[0])])
 
 
 def to_yaml(config: Config) -> str:
@@ -288,14 +328,15 @@ def _paths_in(value: Any, path: Path) -> list[Path]:
     return [inner for key, item in items for inner in [(*path, key), *_paths_in(item, (*path, key))]]
 
 
-def _resolve(values: dict[Any, Any], problems: list[Problem]) -> dict[Any, Any]:
-    """Plain values, interpolations resolved; a value that cannot be is left out, and a problem noted."""
+def _resolve(values: dict[Any, Any], problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
+    """Plain values of some keys, or all, interpolations resolved; one that cannot be is left out, a problem noted."""
     try:
         root = OmegaConf.create(cast('Any', values))
     except (OmegaConfBaseException, RecursionError) as error:
         problems.append(Problem((), _first_line(error)))
         return {}
-    plain = {key: _resolved(root, key, (key,), problems) for key in values if key != 'variables'}
+    wanted = [key for key in values if key != 'variables' and (keys is None or key in keys)]
+    plain = {key: _resolved(root, key, (key,), problems) for key in wanted}
     return {key: value for key, value in plain.items() if value is not _UNRESOLVED}
 
 

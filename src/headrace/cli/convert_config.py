@@ -1,0 +1,31 @@
+"""``headrace convert-config``: a YAML of LLM Foundry's as one of ours, with the same batches."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+
+__all__ = ['HELP', 'add_arguments', 'run']
+
+HELP = "print the loaders of LLM Foundry's YAML as YAML of headrace, with the same batches"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which file, and what goes over it."""
+    parser.add_argument('config', type=Path, help="YAML file for LLM Foundry's training")
+    parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help="what goes over the file, in Foundry's keys")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print it; keys without effect are named on stderr."""
+    from headrace.mixing import config_of_foundry, to_yaml
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        config = config_of_foundry(arguments.config, overrides=arguments.overrides)
+    for warning in caught:
+        print(f'headrace: {warning.message}', file=sys.stderr)
+    print(to_yaml(config), end='')
+    return 0
