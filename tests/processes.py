@@ -41,7 +41,9 @@ def clean_environment(**variables: str) -> dict[str, str]:
         # SIGABRT then has a process print what its threads are doing.
         'PYTHONFAULTHANDLER': '1',
     }
-    return {**environ, **fixed, **variables}
+    # Programs of tests share what tests share.
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [environ.get('PYTHONPATH')])])
+    return {**environ, **fixed, 'PYTHONPATH': path, **variables}
 
 
 def torchrun(ranks: int) -> list[str]:

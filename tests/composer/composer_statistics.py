@@ -15,7 +15,8 @@ from composer_legs import Linear
 
 from composer import Trainer
 from headrace.composer import DataStatistics, StreamingPosition, streaming_data_spec
-from headrace.dataset import Stream, StreamingDataset
+from headrace.dataset import StreamingDataset
+from statistics_mix import mix
 
 
 class Ids(Callback):
@@ -24,18 +25,6 @@ class Ids(Callback):
 
     def batch_end(self, state: Any, logger: Any) -> None:
         self.ids += state.batch['id'].tolist()
-
-
-def mix(folders: dict[str, str], cache: Path | None = None) -> StreamingDataset:
-    places = [
-        {'local': folder} if cache is None else {'remote': folder, 'local': str(cache / name)}
-        for name, folder in folders.items()
-    ]
-    streams = [
-        Stream(name=name, proportion=share, **place)
-        for name, place, share in zip(folders, places, (0.4, 0.6), strict=True)
-    ]
-    return StreamingDataset(streams=streams, shuffle=True, batching_method='stratified')
 
 
 def train(dataset: StreamingDataset, *, size: int, **options: Any) -> tuple[dict[str, list[Any]], list[int], Any]:
@@ -68,7 +57,7 @@ def main() -> None:
     torch.set_num_threads(1)
     out, *folders = sys.argv[1:]
     rank = dist.get_global_rank()
-    dataset = mix(dict(zip('ab', folders, strict=True)), Path(out, f'cache{rank}'))
+    dataset = mix(dict(zip('ab', folders, strict=True)), Path(out, f'cache{rank}'), batching_method='stratified')
     logged, ids, loader = train(dataset, size=4)
     found = {'logged': logged, 'ids': ids, 'bytes': loader.stats().bytes_downloaded}
     Path(out, f'rank{rank}.json').write_text(json.dumps(found))

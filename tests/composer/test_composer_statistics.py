@@ -11,7 +11,7 @@ import pytest
 import torch
 from composer_legs import Linear
 from composer_runs import make_data
-from composer_statistics import mix, train
+from composer_statistics import train
 from torch.utils.data import DataLoader
 
 from composer import Trainer
@@ -19,6 +19,7 @@ from headrace.composer import DataStatistics, StreamingPosition
 from headrace.dataset import StreamingDataset
 from headrace.errors import ConfigError
 from processes import run_well
+from statistics_mix import mix
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 
@@ -31,8 +32,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: make_data(root / name, size) for name, size in SIZES.items()}
 
 
+def stratified(folders: dict[str, str]) -> StreamingDataset:
+    return mix(folders, batching_method='stratified')
+
+
 def test_figures_are_those_of_the_batches(folders: dict[str, str]) -> None:
-    dataset = mix(folders)
+    dataset = stratified(folders)
     logged, ids, loader = train(dataset, size=8)
     assert logged['data/samples'] == [8 * n for n in range(1, 13)]
     assert len(ids) == 96
@@ -47,10 +52,12 @@ def test_figures_are_those_of_the_batches(folders: dict[str, str]) -> None:
 
 @pytest.mark.parametrize('at', [5, 12])
 def test_a_resumed_run_counts_on(folders: dict[str, str], tmp_path: Path, at: int) -> None:
-    whole, _, _ = train(mix(folders), size=8, max_duration='2ep')
+    whole, _, _ = train(stratified(folders), size=8, max_duration='2ep')
     saving = {'save_folder': str(tmp_path), 'save_filename': 'ba{batch}.pt', 'save_interval': '1ba'}
-    train(mix(folders), size=8, max_duration=f'{at}ba', **saving)
-    rest, _, _ = train(mix(folders), size=8, max_duration='2ep', load_path=str(tmp_path / f'ba{at}.pt'))
+    train(stratified(folders), size=8, max_duration=f'{at}ba', **saving)
+    rest, _, _ = train(
+        mix(folders, batching_method='stratified'), size=8, max_duration='2ep', load_path=str(tmp_path / f'ba{at}.pt')
+    )
     for name in ('data/samples', 'mix/a/samples', 'mix/b/samples', 'mix/b/share', 'mix/b/promised'):
         assert rest[name] == pytest.approx(whole[name][at:]), name
 

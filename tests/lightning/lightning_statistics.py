@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
-from headrace import Stream, StreamingDataset
 from headrace.lightning import DataStatistics, StreamingDataModule
+from statistics_mix import mix
 
 
 class Model(LightningModule):
@@ -39,18 +39,6 @@ def trainer(out: str | Path, *callbacks: Any, **options: Any) -> Trainer:
     quiet = {'enable_progress_bar': False, 'enable_model_summary': False, 'enable_checkpointing': False}
     settings = {'accelerator': 'cpu', 'max_epochs': 1, 'num_sanity_val_steps': 0, **quiet, **options}
     return Trainer(callbacks=list(callbacks), logger=CSVLogger(str(out), 'run', 0), **settings)
-
-
-def mix(folders: dict[str, str], cache: Path | None = None, **options: Any) -> StreamingDataset:
-    places = [
-        {'local': folder} if cache is None else {'remote': folder, 'local': str(cache / name)}
-        for name, folder in folders.items()
-    ]
-    streams = [
-        Stream(name=name, proportion=share, **place)
-        for name, place, share in zip(folders, places, (0.4, 0.6), strict=True)
-    ]
-    return StreamingDataset(streams=streams, shuffle=True, **options)
 
 
 def main() -> None:

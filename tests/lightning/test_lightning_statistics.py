@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, RichProgressBar, TQDMProgressBar
-from lightning_statistics import Model, mix, trainer
+from lightning_statistics import Model, trainer
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
@@ -21,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.lightning import DataStatistics, StreamingDataModule
 from headrace.metrics import PerStreamMean, WithoutPadding
 from processes import run_well, torchrun
+from statistics_mix import mix
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, default_collate
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.padding import marked
+from headrace.dataset.prefetch import look_ahead
 from headrace.dataset.randomness import drawing_for, drawing_for_batch
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.stream_mark import with_streams
@@ -119,7 +120,7 @@ class BatchReader(Dataset[Any]):
         upcoming = (
             (k, self._dataset.locate(self._ids(k))[0]) for k in range(self._first, plan.num_batches, self._stride)
         )
-        self._dataset.pool.prefetch(upcoming, first=key.number, **self._dataset.look_ahead(self._rows))
+        self._dataset.pool.prefetch(upcoming, first=key.number, **look_ahead(self._dataset.predownload, self._rows))
 
     def _ids(self, number: int) -> npt.NDArray[np.int64]:
         assert self._plan is not None

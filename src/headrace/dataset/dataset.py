@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
+from headrace.dataset.batch_mark import BatchMark
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.epoch_file import EpochFiles
-from headrace.dataset.padding import check_columns, marked_sample
+from headrace.dataset.padding import PADDING_MARK
+from headrace.dataset.plain_pass import samples_of_pass
 from headrace.dataset.progress import Progress
-from headrace.dataset.randomness import drawing_for
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.samples import Samples
 from headrace.dataset.stream import Stream, open_streams
@@ -182,7 +183,7 @@ class StreamingDataset(IterableDataset[Any]):
         )
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
         if remainder == 'exact':
-            self.check_columns()
+            self.check_columns(PADDING_MARK)
         self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
         asked = OrderConfig(
             algorithm=shuffle_algo,
@@ -217,15 +218,15 @@ class StreamingDataset(IterableDataset[Any]):
         self._warn_about_blocks()
         self._progress = Progress()
 
-    def check_columns(self) -> None:
-        """Check that padding can be marked in batches.
+    def check_columns(self, mark: BatchMark) -> None:
+        """Check that a mark can stand in batches.
 
         Raises:
             ConfigError: a column has the name of the mark.
         """
         for stream in self.streams:
             for schema in stream.shards.schemas:
-                check_columns(schema.names)
+                mark.check(schema.names)
 
     def _warn_about_blocks(self) -> None:
         largest = int(self.mixture.shard_sizes.max())
@@ -485,30 +486,4 @@ class StreamingDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
-        self.settle()
-        topology, worker = self.topology, get_worker_info()
-        number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        epoch, start = self._progress.begin(rank=topology.rank, worker=number)
-        plan = self.plan(epoch=epoch, start=start, topology=topology)
-        is_marked = self.remainder == 'exact'
-        self.pool.prefetch(
-            ((k, self.locate(plan.ids(k))[0]) for k in range(number, plan.num_batches, count)),
-            first=number,
-            **self.look_ahead(plan.global_batch_size // topology.replicas),
-        )
-        try:
-            for k in range(number, plan.num_batches, count):
-                self.pool.advance(k)
-                own_samples = plan.own_samples(k)
-                for row, sample_id in enumerate(plan.ids(k).tolist()):
-                    with drawing_for(self.shuffle_seed, epoch, sample_id):
-                        sample = self[sample_id]
-                    yield marked_sample(sample, is_padding=row >= own_samples) if is_marked else sample
-        finally:
-            self._progress.end(epoch)
-
-    def look_ahead(self, batch_size: int) -> dict[str, int]:
-        """How far a worker with this device batch size looks ahead for shards to fetch."""
-        if self.predownload is None:
-            return {'batches_ahead': max(8, 65_536 // batch_size), 'shards_ahead': 8}
-        return {'batches_ahead': math.ceil(self.predownload / batch_size), 'shards_ahead': 64}
+        return samples_of_pass(self)

@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, default_collate
 from headrace.dataset.batch_reader import BatchKey, BatchReader, Collate
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.fork_context import worker_context
+from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.progress import Progress
 from headrace.dataset.statistics import Delivery, LoaderStats, Mix, StreamCount, Tally
-from headrace.dataset.stream_mark import check_stream_columns
+from headrace.dataset.stream_mark import STREAM_MARK
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, Remainder, ResumeState, Topology
 
@@ -123,10 +124,9 @@ class StreamingDataLoader(DataLoader[Any]):
                 "`drop_last=True` leaves out what remainder 'exact' hands out to the last sample; give one of them."
             )
         if remainder == 'exact':
-            dataset.check_columns()
+            dataset.check_columns(PADDING_MARK)
         if mark_streams:
-            for schema in {schema for stream in dataset.streams for schema in stream.shards.schemas}:
-                check_stream_columns(schema.names)
+            dataset.check_columns(STREAM_MARK)
         if topology is not None:
             dataset.bind(topology)
         super().__init__(

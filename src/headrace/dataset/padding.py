@@ -7,36 +7,30 @@ says how many rows are real (`headrace.StreamingDataLoader.own_samples`).
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 import torch
 
+from headrace.dataset.batch_mark import BatchMark
 from headrace.dataset.rows import cut_rows, outline, possible_rows
 from headrace.errors import ConfigError
 
-__all__ = ['PADDING', 'check_columns', 'marked', 'marked_sample', 'without_padding']
+__all__ = ['PADDING', 'PADDING_MARK', 'marked', 'without_padding']
 
 PADDING: Final = 'is_padding'
 """Key of the mark in a batch: bool[rows], True for a row that repeats a sample which another row counts."""
 
 
-def check_columns(names: Iterable[str]) -> None:
-    """Check that no column has the name of the mark.
-
-    Raises:
-        ConfigError: one has.
-    """
-    if PADDING in names:
-        raise ConfigError(
-            f"remainder 'exact' marks padding in the batch under {PADDING!r}, but the data has a column of that name. "
-            f"Rename the column, or choose remainder 'repeat' or 'drop'."
-        )
+PADDING_MARK: Final = BatchMark(
+    PADDING,
+    "remainder 'exact' marks padding in the batch",
+    "Rename the column, or choose remainder 'repeat' or 'drop'.",
+)
 
 
 def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
-    """The batch with the mark, if it is a dict or the like; otherwise the batch itself.
+    """The batch with the mark, if it can hold it.
 
     Args:
         batch: what a loader is about to hand out; it is not changed.
@@ -46,22 +40,7 @@ def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
     Raises:
         ConfigError: the batch has something else under the key of the mark.
     """
-    if not isinstance(batch, MutableMapping):
-        return batch
-    check_columns(cast('Mapping[str, Any]', batch))
-    result = copy.copy(cast('MutableMapping[str, Any]', batch))
-    result[PADDING] = torch.arange(rows) >= own_samples
-    return result
-
-
-def marked_sample(sample: Any, *, is_padding: bool) -> Any:
-    """As `marked`, for one sample: collating such samples gives the mark of the batch."""
-    if not isinstance(sample, MutableMapping):
-        return sample
-    check_columns(cast('Mapping[str, Any]', sample))
-    result = copy.copy(cast('MutableMapping[str, Any]', sample))
-    result[PADDING] = is_padding
-    return result
+    return PADDING_MARK.put(batch, torch.arange(rows) >= own_samples)
 
 
 def without_padding(batch: Any, own_samples: int | None = None) -> Any:

@@ -11,11 +11,23 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ['Prefetcher', 'Upcoming']
+__all__ = ['Prefetcher', 'Upcoming', 'look_ahead']
 
 Upcoming = Iterator[tuple[int, npt.NDArray[np.int64]]]  # (batch number, shards it reads), in order of use
 
 _SCAN = 64  # batches looked at in one call at most, so that no single batch waits for the whole look-ahead
+
+
+def look_ahead(predownload: int | None, batch_size: int) -> dict[str, int]:
+    """How far a process that makes batches looks ahead for shards to fetch.
+
+    Args:
+        predownload: samples, as the dataset was given them; None: a few shards.
+        batch_size: samples of a batch on this rank.
+    """
+    if predownload is None:
+        return {'batches_ahead': max(8, 65_536 // batch_size), 'shards_ahead': 8}
+    return {'batches_ahead': math.ceil(predownload / batch_size), 'shards_ahead': 64}
 
 
 class Prefetcher:

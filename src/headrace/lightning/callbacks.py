@@ -123,9 +123,9 @@ class PositionCallback(Callback):
         if self._is_behind:
             catch_up(trainer.fit_loop)
             self._is_behind = False
-        lengths = None if position is None else position.lengths_of_next_pass()
-        if lengths is not None:
-            set_batches(trainer, *lengths)
+        batches = None if position is None else position.length(is_begun=False)
+        if batches is not None:
+            set_batches(trainer, batches)
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -101,17 +101,11 @@ def catch_up(fit_loop: Any) -> None:
         counts.started = counts.completed = counts.processed
 
 
-def set_batches(trainer: Trainer, batches: int, limits: list[int]) -> None:
-    """Have the epoch that begins end after so many batches, and its validations follow in the same proportion.
-
-    Args:
-        trainer: the trainer.
-        batches: steps of the epoch.
-        limits: batches of each loader.
-    """
+def set_batches(trainer: Trainer, batches: int) -> None:
+    """Have the epoch that begins end after so many batches, and its validations follow in the same proportion."""
     fit_loop: Any = trainer.fit_loop
     fit_loop.max_batches = batches
-    fit_loop._combined_loader.limits = limits
+    fit_loop._combined_loader.limits = batches
     if isinstance(trainer.val_check_interval, float) and trainer.val_check_batch is not None:
         trainer.val_check_batch = max(1, int(batches * trainer.val_check_interval))
 

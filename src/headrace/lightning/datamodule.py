@@ -18,7 +18,7 @@ from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.hooks import SampleHooks
 from headrace.lightning.hparams import hyperparameters
 from headrace.lightning.loader_position import LoaderPosition
-from headrace.lightning.loaders import MemberLoader, PassLoader, PassLoaders
+from headrace.lightning.loaders import PassLoader, PassLoaders
 from headrace.lightning.position import TrainMode, TrainPosition, is_position
 from headrace.lightning.position_file import write_position_files
 from headrace.lightning.requeue import act_on_signals_between_batches
@@ -312,17 +312,17 @@ class StreamingDataModule(LightningDataModule):
         if len(sources) == 1:
             return self._loader(PassLoader, sources[0], fixed_epoch=fixed_epoch, witness=self.position)
         loaders = [
-            self._loader(MemberLoader, source, fixed_epoch=fixed_epoch, position=position)
+            self._loader(PassLoader, source, fixed_epoch=fixed_epoch, witness=position)
             for source, position in zip(sources, self.position.loaders, strict=True)
         ]
         for source, loader in zip(sources, loaders, strict=True):
-            if not len(loader) and not loader.position.has_skips:
+            if not len(loader) and not _opened(source).skip:
                 raise ConfigError(
                     f'{source.label} has no batch in an epoch: its {_opened(source).epoch_size} samples are fewer than '
                     f'a global batch of {loader.global_batch_size}, and what is left over is dropped. Make the batch '
                     f'smaller, or leave `drop_last` and remainder "drop" out.'
                 )
-        return PassLoaders(self._collected('train', loaders), self._train_mode, witness=self.position)
+        return PassLoaders(self._collected('train', loaders), self._train_mode, position=self.position)
 
     def _loader(self, loader_class: type[_Loader], source: LoaderSource, **options: Any) -> _Loader:
         options = {**source.options, **options}

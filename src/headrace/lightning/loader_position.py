@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from headrace.order import BatchPlan, Remainder, ResumeState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from headrace.dataset.dataset import StreamingDataset
 
 __all__ = ['LoaderPosition']
@@ -37,16 +39,23 @@ class LoaderPosition:
     def set_batches(self, global_batch_size: int, remainder: Remainder) -> None:
         """Say what batches there are, before the first use, and whenever they or the ranks have changed."""
         self.global_batch_size, self.remainder = global_batch_size, remainder
-        self._plans.clear()
+        self.forget_plans()
 
     @property
     def has_skips(self) -> bool:
         """Whether epochs may differ in length, because something is left out of them."""
         return bool(self._dataset.skip)
 
-    def begin_pass(self) -> None:
+    def forget_plans(self) -> None:
         """Forget what was worked out for the last pass: an order may hold much."""
         self._plans.clear()
+
+    def begin(self, places: Sequence[tuple[int, int]]) -> None:  # noqa: ARG002 - asked for anew, below
+        """One of several loaders begins an epoch: one of which something is left, since an empty one would end all."""
+        self.pass_over_empty_epochs()
+
+    def hand_out(self) -> None:
+        """A batch of it is handed out, which counts with those of the other loaders."""
 
     def next(self) -> tuple[int, int]:
         """The place where the next pass begins."""
@@ -55,7 +64,7 @@ class LoaderPosition:
     def move(self, epoch: int, start: int) -> None:
         """Have the next pass begin at a place."""
         self._dataset.progress.load(epoch, start)
-        self._plans.clear()
+        self.forget_plans()
 
     def load(self, state: ResumeState) -> None:
         """Have the next pass begin where a state was taken.
@@ -64,7 +73,7 @@ class LoaderPosition:
             ResumeError: it belongs to other data, another mixture or another order.
         """
         self._dataset.load_resume_state(state, self.global_batch_size)
-        self._plans.clear()
+        self.forget_plans()
 
     def state(self, epoch: int, start: int) -> dict[str, int | str]:
         """The state of a place."""

@@ -55,7 +55,7 @@ class TrainPosition:
         first_epochs = self._first_epochs or tuple(epoch for epoch, _ in places)
         self._first_epochs = None
         for loader in self.loaders:
-            loader.begin_pass()
+            loader.forget_plans()
         self._pass = _Pass(tuple(places), first_epochs, self._epochs.current.processed, self._batches.total.processed)
 
     def hand_out(self) -> None:
@@ -227,15 +227,6 @@ class TrainPosition:
     def is_epoch_start(self) -> bool:
         """Whether the next pass is a whole one."""
         return not any(start for _, start in self.next())
-
-    def lengths_of_next_pass(self) -> tuple[int, list[int]] | None:
-        """Batches of the next pass, and the limit of each loader; None where all passes have the same number."""
-        if not any(loader.has_skips for loader in self.loaders):
-            return None
-        epochs, limit = [epoch for epoch, _ in self.next()], self.trainer.limit_train_batches
-        places = [(epoch, 0) for epoch in epochs]
-        lengths = [loader.batches_left(*place, limit) for loader, place in zip(self.loaders, places, strict=True)]
-        return self._length(places, epochs, limit=limit), lengths
 
     def pass_over_empty_epochs(self) -> int:
         """Have the next pass begin in epochs of which something is left, since Lightning ends at an empty one.

@@ -1,7 +1,8 @@
 """One YAML file -> loaders.
 
-1. `load.load_config` reads the file, what it includes, and overrides, and resolves interpolations.
-2. `validate` reads the plain values into the dataclasses of `schema`, or says everything that is wrong with them.
+1. `document` reads the file, what it includes, and overrides, and resolves interpolations.
+2. `validate` reads the plain values into the dataclasses of `schema`, or says everything that is wrong with them;
+   `load.load_config` is both.
 3. `build.build_dataset` and `build.build_loader` make a dataset and its loader from them, on a given topology.
 
 `foundry.config_of_foundry` takes the YAML of LLM Foundry in the place of steps 1 and 2.

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 from headrace.format import get_hashes
-from headrace.mixing.load import Document
+from headrace.mixing.document import Document
 from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
 from headrace.mixing.schema import Config, DatasetConfig, LoaderConfig, StreamConfig, WorkerConfig
 from headrace.mixing.validate import Path, Problem, Validator, dotted, field_types, shown, unwrap

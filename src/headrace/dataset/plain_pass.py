@@ -1,0 +1,45 @@
+"""A pass over a dataset for who iterates it: `for sample in dataset`, or the workers of a plain `DataLoader`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import get_worker_info
+
+from headrace.dataset.padding import PADDING_MARK
+from headrace.dataset.prefetch import look_ahead
+from headrace.dataset.randomness import drawing_for
+
+if TYPE_CHECKING:
+    from headrace.dataset.dataset import StreamingDataset
+
+__all__ = ['samples_of_pass']
+
+
+def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
+    """This worker's samples of the dataset's next epoch: those of each batch that a worker of its number makes.
+
+    A plain loader of PyTorch's deals batches to its workers in turn.
+    """
+    dataset.settle()
+    topology, worker = dataset.topology, get_worker_info()
+    number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+    epoch, start = dataset.progress.begin(rank=topology.rank, worker=number)
+    plan = dataset.plan(epoch=epoch, start=start, topology=topology)
+    is_marked = dataset.remainder == 'exact'
+    dataset.pool.prefetch(
+        ((k, dataset.locate(plan.ids(k))[0]) for k in range(number, plan.num_batches, count)),
+        first=number,
+        **look_ahead(dataset.predownload, plan.global_batch_size // topology.replicas),
+    )
+    try:
+        for k in range(number, plan.num_batches, count):
+            dataset.pool.advance(k)
+            own_samples = plan.own_samples(k)
+            for row, sample_id in enumerate(plan.ids(k).tolist()):
+                with drawing_for(dataset.shuffle_seed, epoch, sample_id):
+                    sample = dataset[sample_id]
+                yield PADDING_MARK.put(sample, row >= own_samples) if is_marked else sample
+    finally:
+        dataset.progress.end(epoch)
