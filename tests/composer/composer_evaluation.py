@@ -14,6 +14,7 @@ from torchmetrics import MeanMetric
 
 from composer import Callback, ComposerModel, Evaluator, Trainer
 from headrace.composer import streaming_data_spec
+from processes import end_rank
 
 
 class Model(ComposerModel):
@@ -94,3 +95,4 @@ def main() -> None:
 
 if __name__ == '__main__':
     main()
+    end_rank()

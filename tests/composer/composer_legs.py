@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, default_collate
 from composer import Callback, ComposerModel, Evaluator, Trainer
 from headrace.composer import StreamingPosition, streaming_data_spec
 from headrace.dataset import StreamingDataLoader, StreamingDataset
+from processes import end_rank
 
 # What a leg's checkpoints are called, by when they are saved: after this batch, or at the end of this epoch.
 CHECKPOINTS = {'mid': 5, 'eighth': 8, 'last': 12, 'thirteenth': 13, 'boundary': 'ep1', 'second': 17}
@@ -194,3 +195,4 @@ if __name__ == '__main__':
     warnings.simplefilter('ignore')
     for options in json.loads(Path(sys.argv[1]).read_text()):
         run(Leg(**options))
+    end_rank()

@@ -16,6 +16,7 @@ from composer_legs import Linear
 from composer import Trainer
 from headrace.composer import DataStatistics, StreamingPosition, streaming_data_spec
 from headrace.dataset import StreamingDataset
+from processes import end_rank
 from statistics_mix import mix
 
 
@@ -65,3 +66,4 @@ def main() -> None:
 
 if __name__ == '__main__':
     main()
+    end_rank()

@@ -16,6 +16,7 @@ import torch
 from lightning.fabric import Fabric
 
 from headrace.lightning import FabricLoader, FabricLoaders, setup
+from processes import end_rank
 
 EPOCHS = 2
 
@@ -90,3 +91,4 @@ def main() -> None:
 
 if __name__ == '__main__':
     main()
+    end_rank()

@@ -18,6 +18,7 @@ from torchmetrics import MeanMetric
 
 from headrace import PADDING, StreamingDataset, without_padding
 from headrace.lightning import StreamingDataModule
+from processes import end_rank
 
 
 class Model(LightningModule):
@@ -76,3 +77,4 @@ def main() -> None:
 
 if __name__ == '__main__':
     main()
+    end_rank()

@@ -5,9 +5,11 @@ As a program: `python lightning_run.py RUNS.json`, where the file holds a list o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
 import pkgutil
 import signal
@@ -29,6 +31,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 from headrace.dataset import Stream, StreamingDataLoader, StreamingDataset
 from headrace.lightning import StreamingDataModule
+from processes import end_rank
 
 EPOCHS = 3
 
@@ -224,6 +227,9 @@ class Model(LightningModule):
         ]
         weights = [value for parameter in whole for value in parameter.flatten().tolist()]
         self.write(hook='fit_end', step=self.trainer.global_step, logged=loop._batches_that_stepped, weights=weights)
+        if self.run_spec.strategy == 'ddp_spawn' and multiprocessing.parent_process():
+            # What Lightning spawns still has to report, and then ends as any program does.
+            atexit.register(end_rank)
 
     def configure_model(self) -> None:
         mesh = self.device_mesh
@@ -346,3 +352,4 @@ def main() -> None:
 
 if __name__ == '__main__':
     main()
+    end_rank()

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from headrace.lightning import StreamingDataModule
+from processes import end_rank
 
 
 @dataclass(kw_only=True)
@@ -102,3 +103,4 @@ def train(run: Several) -> Model:
 if __name__ == '__main__':
     torch.set_num_threads(1)
     train(Several(**json.loads(Path(sys.argv[1]).read_text())))
+    end_rank()

@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from headrace.lightning import DataStatistics, StreamingDataModule
+from processes import end_rank
 from statistics_mix import mix
 
 
@@ -66,3 +67,4 @@ def main() -> None:
 
 if __name__ == '__main__':
     main()
+    end_rank()

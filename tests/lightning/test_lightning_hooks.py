@@ -135,6 +135,7 @@ PREPARES = """
 import json, os, sys
 import torch
 from pathlib import Path
+from processes import end_rank
 from lightning.pytorch import LightningModule, Trainer
 from headrace import MDSWriter
 from headrace.lightning import StreamingDataModule
@@ -167,6 +168,7 @@ data = StreamingDataModule(
 options = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, max_epochs=1)
 trainer = Trainer(accelerator='cpu', devices=2, strategy='ddp', **options)
 trainer.fit(Model(), data)
+end_rank()
 """
 
 
@@ -283,8 +285,9 @@ def test_loaders_that_lightning_makes_anew_are_the_same(run):
 
 
 BY_HAND = """
-import sys
+import atexit, sys
 import torch
+from processes import end_rank
 from lightning.pytorch import LightningModule, Trainer
 from headrace.lightning import StreamingDataModule
 
@@ -296,6 +299,8 @@ class Model(LightningModule):
         with open(f'rank{self.global_rank}', 'a') as file:
             file.write(''.join(f'{i}\\n' for i in batch['id'].tolist()))
         return self.layer(torch.ones(1))
+    def on_fit_end(self):
+        atexit.register(end_rank)
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
