@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,11 @@ from headrace.dataset.stream_mark import with_streams
 from headrace.order import BatchPlan, Remainder, Topology
 from headrace.storage import CacheCounts
 
-__all__ = ['BatchKey', 'BatchReader', 'Collate']
+__all__ = ['BatchKey', 'BatchReader', 'Collate', 'Feed']
 
 Collate = Callable[[list[Any]], Any]
+Feed = Callable[[Iterator[Any]], Iterator[Delivery]]
+"""What has a reader's items read by their keys, in workers or here, and returns them in the keys' order."""
 
 _CHUNK = 64  # batches whose ids are worked out together
 
@@ -43,6 +45,9 @@ class BatchReader(Dataset[Any]):
     process at a new epoch or after a resume. What it gives says beside the batch what its rows are, and what the
     process has read.
     """
+
+    packs_here = False
+    """Whether the process that iterates makes batches of what was read."""
 
     def __init__(
         self,
@@ -79,6 +84,10 @@ class BatchReader(Dataset[Any]):
             remainder=self._remainder,
             topology=self._topology,
         )
+
+    def deliveries(self, plan: BatchPlan, epoch: int, start: int, feed: Feed) -> Iterator[Delivery]:
+        """The batches of a pass, in the process that iterates."""
+        return feed(BatchKey(epoch, start, number) for number in range(plan.num_batches))
 
     def __getitem__(self, key: BatchKey) -> Delivery:
         if self._pass != key[:2]:

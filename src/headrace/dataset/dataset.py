@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,9 @@ from headrace.order import (
 )
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.storage import CacheCounts
+
+if TYPE_CHECKING:
+    from headrace.dataset.batch_reader import BatchReader, Collate
 
 __all__ = ['StreamingDataset']
 
@@ -217,6 +220,8 @@ class StreamingDataset(IterableDataset[Any]):
             self.order(0)  # refuses what it does not know now, and not at the first batch
         self._warn_about_blocks()
         self._progress = Progress()
+        self.stream_names = tuple(stream.name or '' for stream in self.streams)
+        """What the rows of batches are of, by stream number."""
 
     def check_columns(self, mark: BatchMark) -> None:
         """Check that a mark can stand in batches.
@@ -278,7 +283,13 @@ class StreamingDataset(IterableDataset[Any]):
         return self.order_config.seed
 
     def __len__(self) -> int:
-        """Samples of an epoch that one rank gets."""
+        """Samples of an epoch that one rank gets.
+
+        Raises:
+            TypeError: the epoch has no end.
+        """
+        if not self.has_length:
+            raise TypeError('This dataset has no length: its epoch does not end.')
         return math.ceil(self.epoch_size / self.topology.replicas)
 
     # -- the order -------------------------------------------------------------------------------------------------
@@ -318,6 +329,16 @@ class StreamingDataset(IterableDataset[Any]):
         Defaults that depend on the topology or the batch size are final with the first pass.
         """
         return self.run.config(*self._devices())
+
+    @property
+    def order_key(self) -> object:
+        """What the content of batches depends on beside their numbers and the ranks."""
+        return self.order_config, self.initial_nodes, self.mixture.origin
+
+    @property
+    def has_length(self) -> bool:
+        """Whether an epoch ends."""
+        return True
 
     @property
     def initial_nodes(self) -> int:
@@ -484,6 +505,23 @@ class StreamingDataset(IterableDataset[Any]):
         """Remove a shard from the cache. One without a remote stays."""
         self.pool.evict(shard)
 
+    def reader(
+        self,
+        topology: Topology,
+        global_batch_size: int,
+        remainder: Remainder,
+        collate_fn: Collate | None,
+        *,
+        mark_streams: bool = False,
+    ) -> BatchReader:
+        """What reads batches of one rank; arguments as `BatchReader`'s."""
+        from headrace.dataset.batch_reader import BatchReader
+
+        return BatchReader(self, topology, global_batch_size, remainder, collate_fn, mark_streams=mark_streams)
+
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
+        return self._plain_pass()
+
+    def _plain_pass(self) -> Iterator[Any]:
         return samples_of_pass(self)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from headrace.dataset.batch_reader import BatchKey, BatchReader, Collate
+from headrace.dataset.batch_reader import BatchReader, Collate
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.fork_context import worker_context
 from headrace.dataset.padding import PADDING_MARK
@@ -156,7 +156,7 @@ class StreamingDataLoader(DataLoader[Any]):
         vars(self)['remainder'] = remainder  # where trainers look that make a loader anew; the property goes before it
         self._handed_out: tuple[BatchPlan, int] | None = None
         self._epoch_under_way: int | None = None
-        self._tally = Tally([stream.name or '' for stream in dataset.streams], dataset.cache_counts())
+        self._tally = Tally(dataset.stream_names, dataset.cache_counts())
         self._mix = Mix()
 
     @property
@@ -182,8 +182,7 @@ class StreamingDataLoader(DataLoader[Any]):
         return self.batch_size * self.dataset.topology.replicas
 
     def _reader(self) -> BatchReader:
-        return BatchReader(
-            self.dataset,
+        return self.dataset.reader(
             self.dataset.topology,
             self.global_batch_size,
             self.remainder,
@@ -200,7 +199,12 @@ class StreamingDataLoader(DataLoader[Any]):
 
         It is that of the pass under way, until its last batch is handed out; else of the next pass. Only what a dataset
         leaves out (`skip`) makes epochs differ.
+
+        Raises:
+            TypeError: the dataset's epoch has no end.
         """
+        if not self.dataset.has_length:
+            raise TypeError("This loader has no length: its dataset's epoch does not end.")
         return self.plan(self.next_pass()[0] if self._epoch_under_way is None else self._epoch_under_way).total_batches
 
     # -- iteration -------------------------------------------------------------------------------------------------
@@ -215,11 +219,20 @@ class StreamingDataLoader(DataLoader[Any]):
         epoch, start = progress.begin(rank=rank, worker=0)
         self._position = epoch, start
         plan = reader.plan(epoch, start)
-        keys = (BatchKey(epoch, start, number) for number in range(plan.num_batches))
         tally = self._tally
         tally.begin_pass(new_processes=not self.persistent_workers)
-        batches = self._workers(reader, keys) if self.num_workers else self._here(reader, keys)
-        is_whole, owner, last = False, os.getpid(), plan.num_batches - 1
+        running: list[Iterator[Any]] = []
+
+        def feed(keys: Iterator[Any]) -> Iterator[Delivery]:
+            running.append(self._workers(reader, keys) if self.num_workers else self._here(reader, keys))
+            for delivery in running[-1]:
+                tally.receive(delivery)
+                yield delivery
+
+        batches = reader.deliveries(plan, epoch, start, feed)
+        if reader.packs_here or not self.num_workers:  # else workers' batches are pinned by PyTorch's thread
+            batches = self._pinned(batches)
+        owner, last = os.getpid(), plan.num_batches - 1
         self._epoch_under_way = epoch
         try:
             for number, delivery in enumerate(batches):
@@ -233,15 +246,15 @@ class StreamingDataLoader(DataLoader[Any]):
                 tally.hand_out(delivery, own_samples)
                 yield delivery.batch
                 tally.ask()
-            is_whole = True
         finally:
             # A pass that was left is copied into workers that are forked afterwards; it is not theirs to end.
             if owner == os.getpid():
                 self.dataset.progress.end(epoch)
                 self._epoch_under_way = None
-            if not is_whole and not self.persistent_workers and owner == os.getpid():
+            if not self.persistent_workers and owner == os.getpid():
                 # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
-                getattr(batches, '_shutdown_workers', lambda: None)()
+                for iterator in running:
+                    getattr(iterator, '_shutdown_workers', lambda: None)()
 
     @property
     def handed_out(self) -> tuple[BatchPlan, int] | None:
@@ -288,18 +301,20 @@ class StreamingDataLoader(DataLoader[Any]):
         epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
         return epoch if self.fixed_epoch is None else self.fixed_epoch, start
 
-    def _here(self, reader: BatchReader, keys: Iterator[BatchKey]) -> Iterator[Delivery]:
-        if not (self.pin_memory and torch.cuda.is_available()):
-            return map(reader.__getitem__, keys)
-        pin = torch.utils.data._utils.pin_memory.pin_memory  # pyright: ignore[reportAttributeAccessIssue]
-        return (pin(reader[key]) for key in keys)
+    def _here(self, reader: BatchReader, keys: Iterator[Any]) -> Iterator[Delivery]:
+        return map(reader.__getitem__, keys)
 
-    def _workers(self, reader: BatchReader, keys: Iterator[BatchKey]) -> Iterator[Delivery]:
+    def _pinned(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
+        if not (self.pin_memory and torch.cuda.is_available()):
+            return deliveries
+        return map(torch.utils.data._utils.pin_memory.pin_memory, deliveries)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _workers(self, reader: BatchReader, keys: Iterator[Any]) -> Iterator[Delivery]:
         # PyTorch's loader does the processes. It is handed keys, so any worker can read any batch, and what was
         # prefetched but not handed out is no part of the position.
         dataset = self.dataset
-        key = (dataset.topology, dataset.order_config, dataset.initial_nodes, self.batch_size, self.remainder)
-        key = (*key, dataset.mixture.origin)  # a state may bring another one, which persistent workers do not know
+        # A state may bring another order, which persistent workers do not know.
+        key = (dataset.topology, dataset.order_key, self.batch_size, self.remainder)
         if self._feed is None or self._feed_key != key:
             self._feed = DataLoader(
                 reader,
@@ -361,7 +376,7 @@ def _as_it_is(delivery: Any) -> Any:
 class _Keys:
     """The sampler of PyTorch's loader: whatever keys the pass at hand wants."""
 
-    keys: Iterator[BatchKey] = iter(())
+    keys: Iterator[Any] = iter(())
 
-    def __iter__(self) -> Iterator[BatchKey]:
+    def __iter__(self) -> Iterator[Any]:
         return self.keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from headrace.dataset.prefetch import Prefetcher, Upcoming
 from headrace.dataset.stream import Stream
 from headrace.errors import CollateError
-from headrace.format import ColumnBatch, ShardReader, open_shard
+from headrace.format import ColumnBatch, Schema, ShardReader, open_shard
 from headrace.order import SampleMap
 from headrace.storage import CacheEntry, Lease
 
@@ -138,7 +138,16 @@ class ShardPool:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
         if self._schema is None:
             return default_collate([self.sample(sample_id) for sample_id in ids.tolist()])
-        columns = self._schema.allocate(len(ids))
+        return collate_columns(self._gather(self._schema, ids))
+
+    def values(self, ids: npt.NDArray[np.int64], column: str) -> Sequence[Any] | npt.NDArray[Any]:
+        """What the samples of `ids` have in a column, as it is stored, of any shape."""
+        if self._schema is None:
+            return [self.sample(sample_id)[column] for sample_id in ids.tolist()]
+        return self._gather(self._schema, ids, [column]).columns[column]
+
+    def _gather(self, schema: Schema, ids: npt.NDArray[np.int64], names: Collection[str] | None = None) -> ColumnBatch:
+        columns = schema.allocate(len(ids), names)
         shards, rows = self._sample_map.locate(ids)
         # Rows of one shard are read together; the order of shards inside a batch is free.
         by_shard = np.argsort(shards, kind='stable')
@@ -151,7 +160,7 @@ class ShardPool:
                 reader.gather(rows[out_rows], out_rows, columns)
             finally:
                 self._done(lease)
-        return collate_columns(columns)
+        return columns
 
 
 def collate_columns(batch: ColumnBatch) -> dict[str, Any]:

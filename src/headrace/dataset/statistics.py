@@ -118,10 +118,13 @@ class Tally:
         self._asked = time.perf_counter()
         self._busy.append(self._asked - self._handed_out)
 
-    def hand_out(self, delivery: Delivery, own_samples: int) -> None:
-        """A batch is handed out, of whose rows the first own_samples are no padding."""
+    def receive(self, delivery: Delivery) -> None:
+        """Something came from where it was read."""
         if delivery.process:
             self._count(delivery.process, delivery.read)
+
+    def hand_out(self, delivery: Delivery, own_samples: int) -> None:
+        """A batch is handed out, of whose rows the first own_samples are no padding."""
         self._batches += 1
         self._samples += own_samples
         self.own_samples = own_samples

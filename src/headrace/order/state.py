@@ -340,7 +340,7 @@ def _is_json_object(text: object) -> bool:
 
 def _flat(pinned: Mapping[str, Any]) -> dict[str, Any]:
     """Each stream's fields as ``stream 'name' field``, and the streams' order."""
-    flat = {key: value for key, value in pinned.items() if key not in ('streams', 'origin', 'skip')}
+    flat = {key: value for key, value in pinned.items() if key not in ('streams', 'origin', 'skip', 'cuts')}
     streams = pinned.get('streams', [])
     flat['streams'] = [stream.get('name') for stream in streams]
     for stream in streams:

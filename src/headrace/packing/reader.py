@@ -1,0 +1,244 @@
+"""Batches of packed sequences: workers tokenise documents, whoever trains packs them."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.dataset.batch_reader import BatchReader, Feed
+from headrace.dataset.prefetch import look_ahead
+from headrace.dataset.statistics import Delivery
+from headrace.packing.dataset import DocumentCount, PackedDataset
+from headrace.packing.lane import Document
+from headrace.packing.lanes import Lanes, place_of
+from headrace.packing.rows import batch_of
+from headrace.packing.tokenizers import Encoder, encoder_of
+
+if TYPE_CHECKING:
+    from headrace.order import BatchPlan, Order, Remainder, Topology
+
+__all__ = ['PackedReader']
+
+_MOST_DOCUMENTS = 512  # of a chunk
+_BLOCK = 16  # documents of each lane whose shards are looked up together, to fetch them ahead
+_EAGERNESS = 1.5  # tokens received for each one handed out, while lanes have less than they should
+
+
+class ChunkKey(NamedTuple):
+    """Documents of one lane, by their numbers there."""
+
+    lane: int
+    numbers: tuple[int, ...]
+
+
+class Chunk(NamedTuple):
+    """These documents, end to end."""
+
+    key: ChunkKey
+    tokens: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32] | None
+    lengths: npt.NDArray[np.int32]
+    """int32[documents]."""
+
+    def documents(self) -> list[Document]:
+        """One by one."""
+        ends = np.cumsum(self.lengths)[:-1]
+        tokens = np.split(self.tokens, ends)
+        if self.labels is None:
+            return [Document(found) for found in tokens]
+        return [Document(*found) for found in zip(tokens, np.split(self.labels, ends), strict=True)]
+
+
+class PackedReader(BatchReader):
+    """Reads and tokenises chunks of documents by their keys, in workers or here; and packs them, here.
+
+    A chunk depends on its key alone, so any worker may have any. Lanes are in the process that iterates, which asks for
+    what they want next.
+    """
+
+    packs_here = True
+
+    def __init__(
+        self, dataset: PackedDataset, topology: Topology, global_batch_size: int, remainder: Remainder
+    ) -> None:
+        super().__init__(dataset, topology, global_batch_size, remainder, None)
+        self._packed = dataset
+        self._count: int | None = None  # of lanes, for workers
+        self._own: range | None = None
+        self._encode: Encoder | None = None
+        self._orders: OrderedDict[int, Order] = OrderedDict()
+        self._blocks_from: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), '_encode': None, '_orders': OrderedDict(), '_blocks_from': None}
+
+    # -- in the process that iterates --------------------------------------------------------------------------------
+
+    def deliveries(self, plan: BatchPlan, epoch: int, start: int, feed: Feed) -> Iterator[Delivery]:
+        """Batches of a pass."""
+        lanes = self._packed.run.lanes
+        replicas = self._topology.replicas
+        if plan.num_batches:
+            self._own = range(int(plan.positions(0)[0]) % replicas, lanes.count, replicas)
+            self._count = lanes.count
+            packer = _Packer(self._packed, lanes, self._own, epoch * len(plan.order) + start)
+            chunks = feed(packer.keys())
+            first = epoch * len(plan.order)
+            for number in range(plan.num_batches):
+                numbers = plan.positions(number) + first
+                rows = packer.rows(numbers.tolist(), chunks)
+                packing = self._packed.packing
+                yield Delivery(batch_of(rows, packing.sequence_length, packing.pad_token_id), len(rows), None)
+
+    # -- where documents are read ------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: ChunkKey) -> Delivery:  # pyright: ignore[reportIncompatibleMethodOverride]
+        dataset = self._packed
+        if self._encode is None:
+            self._begin_here()
+        assert self._encode is not None
+        self._prefetch(min(key.numbers))
+        ids = self._ids_of([(key.lane, number) for number in key.numbers])
+        column = dataset.packing.document_column
+        if self._is_columnar:
+            values = dataset.pool.values(ids, column)
+        else:
+            values = [dataset[sample_id][column] for sample_id in ids.tolist()]
+        documents = self._encode(values)
+        labels = None
+        if any(document.labels is not None for document in documents):
+            labels = np.concatenate([d.tokens if d.labels is None else d.labels for d in documents])
+        chunk = Chunk(
+            key,
+            np.concatenate([document.tokens for document in documents]),
+            labels,
+            np.array([len(document.tokens) for document in documents], np.int32),
+        )
+        streams = dataset.run.documents.mixture.streams_of(ids).astype(self._number_type)
+        if self._counting is None:
+            return Delivery(chunk, len(ids), streams)
+        process, before = self._counting
+        return Delivery(chunk, len(ids), streams, process, dataset.cache_counts().minus(before))
+
+    def _begin_here(self) -> None:
+        if torch.utils.data.get_worker_info() is not None:
+            os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # workers share the cores
+            self._counting = os.getpid(), self._dataset.cache_counts()
+        self._encode = encoder_of(self._packed.packing)
+
+    def _ids_of(self, documents: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
+        """Sample ids of lanes' documents."""
+        count, size = self._lanes_and_size()
+        epochs, positions = np.array([place_of(*document, count, size) for document in documents], np.int64).T
+        ids = np.empty(len(documents), np.int64)
+        for epoch in np.unique(epochs).tolist():
+            is_there = epochs == epoch
+            ids[is_there] = self._order(epoch).at(positions[is_there])
+        return ids
+
+    def _lanes_and_size(self) -> tuple[int, int]:
+        assert self._count is not None
+        return self._count, self._packed.run.documents.mixture.epoch_size
+
+    def _order(self, epoch: int) -> Order:
+        order = self._orders.get(epoch)
+        if order is None:
+            # Some lanes are in one pass over the data, others in the next.
+            while len(self._orders) > 1:
+                self._orders.popitem(last=False)
+            order = self._orders[epoch] = self._packed.run.documents.order(epoch, self._topology.nodes, self._count)
+        return order
+
+    def _prefetch(self, number: int) -> None:
+        """Have shards fetched that are needed soon, along the lanes of this rank."""
+        if self._blocks_from is None:
+            self._blocks_from = number // _BLOCK
+            packing = self._packed.packing
+            options = look_ahead(self._dataset.predownload, max(self._rows * _BLOCK, packing.window))
+            self._dataset.pool.prefetch(self._blocks(), first=self._blocks_from, **options)
+        self._dataset.pool.advance(number // _BLOCK)
+
+    def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        assert self._own is not None
+        assert self._blocks_from is not None
+        block = self._blocks_from
+        while True:
+            numbers = range(block * _BLOCK, (block + 1) * _BLOCK)
+            yield block, self._dataset.locate(self._ids_of([(lane, n) for n in numbers for lane in self._own]))[0]
+            block += 1
+
+
+class _Packer:
+    """Lanes of one rank in one pass: asks for documents, and hands out sequences."""
+
+    def __init__(self, dataset: PackedDataset, lanes: Lanes, own: range, row: int) -> None:
+        self._dataset = dataset
+        self._count = lanes.count
+        self._lanes = lanes.take_up(own, row)
+        self._asked = {number: lane.received for number, lane in self._lanes.items()}
+        self._is_missing = {number for number, lane in self._lanes.items() if lane.missing}
+        self._documents, self._tokens = 1, dataset.packing.sequence_length // 4  # until they are known
+        length = dataset.packing.sequence_length
+        self._enough = len(own) * length * (dataset.packing.rows_per_window + 1)
+
+    def keys(self) -> Iterator[ChunkKey]:
+        """What lanes want, those first that will run out first."""
+        while True:
+            number = min(self._lanes, key=self._supply)
+            lane = self._lanes[number]
+            if number in self._is_missing:
+                self._is_missing.remove(number)
+                yield ChunkKey(number, lane.missing)
+                continue
+            first = self._asked[number]
+            mean = max(self._tokens / self._documents, 1)
+            count = min(max(round(2 * self._dataset.packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
+            self._asked[number] = first + count
+            yield ChunkKey(number, tuple(range(first, first + count)))
+
+    def _supply(self, number: int) -> float:
+        """Sequences that a lane will have when all has come that was asked for."""
+        if number in self._is_missing:
+            return -1
+        lane = self._lanes[number]
+        coming = (self._asked[number] - lane.received) * self._tokens / self._documents
+        windows = (lane.pending_tokens + coming) / lane.window_tokens
+        return lane.rows_ahead + (int(windows) + windows / 1000) * self._dataset.packing.rows_per_window
+
+    def rows(self, numbers: list[int], chunks: Iterator[Delivery]) -> list[Any]:
+        """Sequences of the run, by their numbers."""
+        received, rows = 0, list[Any]()
+        for number in numbers:
+            lane, row = self._lanes[number % self._count], number // self._count
+            while not lane.has(row):
+                received += self._receive(next(chunks))
+            rows.append(lane.take(row))
+        wanted = _EAGERNESS * len(numbers) * self._dataset.packing.sequence_length
+        while received < wanted and self._tokens_ahead() < self._enough:
+            received += self._receive(next(chunks))
+        return rows
+
+    def _tokens_ahead(self) -> int:
+        return sum(lane.tokens_ahead for lane in self._lanes.values())
+
+    def _receive(self, delivery: Delivery) -> int:
+        chunk: Chunk = delivery.batch
+        tokens = len(chunk.tokens)
+        self._lanes[chunk.key.lane].receive(chunk.key.numbers, chunk.documents())
+        self._documents += len(chunk.lengths)
+        self._tokens += tokens
+        assert delivery.streams is not None
+        self._dataset.count(
+            {
+                stream: DocumentCount(int(is_of.sum()), int(chunk.lengths[is_of].sum()))
+                for stream in np.unique(delivery.streams).tolist()
+                for is_of in [delivery.streams == stream]
+            }
+        )
+        return tokens

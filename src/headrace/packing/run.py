@@ -1,0 +1,166 @@
+"""A run through packed sequences, over a run through the documents that they are made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.errors import ConfigError, ResumeError, TopologyError
+from headrace.order import OrderConfig, ResumeState, Run, StreamSize
+from headrace.packing.lanes import Lanes
+from headrace.packing.settings import Packing, lanes_rule
+
+if TYPE_CHECKING:
+    from headrace.order import BatchPlan, Remainder, Topology
+    from headrace.order.skip import Skip
+
+__all__ = ['PackedRun']
+
+_ENDLESS = 10**12  # sequences of an epoch that does not end: as many as a mixture may have
+
+
+class PackedRun(Run):
+    """The run whose positions are sequences: sequence n of the run is the next one of lane n modulo the lanes.
+
+    Its order is theirs, one after the other. Which documents they hold, the lanes and the documents' own run say.
+
+    Args:
+        documents: the run through the documents; for its native order only.
+        packing: how they are packed.
+        tokenizer: the tokenizer's fingerprint.
+        skip: ranges of sequences to leave out.
+    """
+
+    def __init__(self, documents: Run, packing: Packing, tokenizer: str, skip: Skip) -> None:
+        self.documents = documents
+        self.packing = packing
+        self._tokenizer = tokenizer
+        self._num_documents = documents.mixture.epoch_size
+        self._lanes: Lanes | None = None if packing.lanes is None else self._make_lanes(packing.lanes)
+        size = packing.sequences_per_epoch or _ENDLESS
+        super().__init__(
+            [StreamSize(name='sequences', shard_sizes=np.array([size]))],
+            OrderConfig(algorithm='native', shuffle=False, num_canonical_nodes=1),
+            skip=skip,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), '_lanes': None}  # a worker needs no more than their number
+
+    @property
+    def lanes(self) -> Lanes:
+        """The lanes; known from the first pass on, or from the state that is resumed."""
+        assert self._lanes is not None
+        return self._lanes
+
+    def _make_lanes(self, count: int) -> Lanes:
+        if count > self._num_documents:
+            raise ConfigError(
+                f'Packing needs a document for each lane at least, but there are {count} lanes and '
+                f'{self._num_documents} samples. Set `lanes` to a divisor of {count} that is no greater, but a '
+                f'multiple of the ranks.'
+            )
+        size = self.packing.sequences_per_epoch
+        if size is not None and size % count:
+            raise ConfigError(f'Packing breaks its rules: {lanes_rule(size, count)}.')
+        return Lanes(self.packing, count, self._num_documents)
+
+    def settle(self, nodes: int, global_batch_size: int | None) -> None:
+        """As `Run.settle`; the lanes are what they are from now on."""
+        if self._lanes is None and global_batch_size is not None:
+            self._lanes = self._make_lanes(global_batch_size)
+        self.documents.settle(nodes, None if self._lanes is None else self._lanes.count)
+        super().settle(nodes, global_batch_size)
+
+    def plan(
+        self, epoch: int, start: int, topology: Topology, *, global_batch_size: int, remainder: Remainder
+    ) -> BatchPlan:
+        """As `Run.plan`, in sequences.
+
+        Raises:
+            TopologyError: the ranks do not divide the lanes.
+            ConfigError: as `Run.plan`; or the lanes do not suit the documents, or the epoch.
+        """
+        plan = super().plan(epoch, start, topology, global_batch_size=global_batch_size, remainder=remainder)
+        lanes = self._make_lanes(global_batch_size) if self._lanes is None else self._lanes
+        if lanes.count % topology.replicas:
+            raise TopologyError(
+                f'the ranks that share a global batch must divide the {lanes.count} lanes of the packing, got '
+                f'{topology.replicas}. The lanes are those that the run began with; go on with another number of ranks.'
+            )
+        return plan
+
+    def state(
+        self,
+        epoch: int,
+        sample: int,
+        nodes: int,
+        global_batch_size: int | None,
+        batches: tuple[int, Remainder] | None = None,
+    ) -> ResumeState:
+        """As `Run.state`, with what documents and lanes are pinned to, and the cuts to take lanes up from."""
+        rows = super().state(epoch, sample, 1, global_batch_size, batches)
+        count = None if self._lanes is None else self._lanes.count
+        documents = self.documents.state(0, 0, nodes, count or global_batch_size)
+        pinned = {**documents.pinned, 'packing': self._pinned(count), 'documents': documents.epoch_size}
+        if 'skip' in rows.pinned:
+            pinned['skip'] = rows.pinned['skip']
+        if self._lanes is not None:
+            pinned['cuts'] = self._lanes.cuts_at(self._row(epoch, sample))
+        text = json.dumps(pinned, sort_keys=True, separators=(',', ':'))
+        return replace(documents, epoch=epoch, sample_in_epoch=sample, epoch_size=rows.epoch_size, config=text)
+
+    def _row(self, epoch: int, sample: int) -> int:
+        """The number in the run of a sequence of an epoch."""
+        return epoch * self.mixture.epoch_size + sample
+
+    def _pinned(self, lanes: int | None) -> dict[str, Any]:
+        names = ('sequence_length', 'method', 'bos_token_id', 'eos_token_id', 'window', 'token_dtype')
+        return {
+            **{name: getattr(self.packing, name) for name in names},
+            'column': self.packing.document_column,
+            'tokenizer': self._tokenizer,
+            'lanes': lanes,
+        }
+
+    def resume(self, state: ResumeState, nodes: int, global_batch_size: int | None) -> tuple[int, int]:
+        """As `Run.resume`.
+
+        Raises:
+            ResumeError: as `Run.resume`; or the state's sequences were packed in another way, or not at all.
+        """
+        pinned = state.pinned
+        then = pinned.pop('packing', None)
+        if not isinstance(then, dict) or state.version is None:
+            raise ResumeError(
+                'a run with packing continues from a checkpoint that was taken with packing, got a position in samples '
+                'that were not packed. Remove `packing`, or start a new run.'
+            )
+        cuts, skip, size = pinned.pop('cuts', {}), pinned.pop('skip', ()), pinned.pop('documents', None)
+        count = then.get('lanes')
+        if not (count is None or (isinstance(count, int) and count > 0)) or not isinstance(size, int):
+            raise ResumeError(f'lanes and documents of a packed run are numbers, got {count!r} and {size!r}.')
+        now = self._pinned(self.packing.lanes or count)
+        differing = [
+            f'{name}: {then.get(name)!r} in the checkpoint, {now.get(name)!r} now'
+            for name in sorted({*then, *now})
+            if then.get(name) != now.get(name)
+        ]
+        if differing:
+            raise ResumeError(
+                f'a run continues only with the packing that it began with; different are {"; ".join(differing)}. '
+                f'Restore them, or start a new run.'
+            )
+        text = json.dumps(pinned, sort_keys=True, separators=(',', ':'))
+        self.documents.resume(replace(state, epoch=0, sample_in_epoch=0, epoch_size=size, config=text), nodes, count)
+        rows = ResumeState.of(
+            self.config(1, None), self.mixture, epoch=state.epoch, sample_in_epoch=state.sample_in_epoch, skip=skip
+        )
+        epoch, sample = super().resume(replace(rows, epoch_size=state.epoch_size), 1, global_batch_size)
+        self._lanes = None if count is None else self._make_lanes(count)
+        if self._lanes is not None:
+            self._lanes.load(cuts if isinstance(cuts, dict) else {'': cuts}, self._row(epoch, sample))
+        return epoch, sample

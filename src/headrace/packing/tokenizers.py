@@ -1,0 +1,168 @@
+"""Texts to tokens, by whichever library: quickly, and without its global lock where it can."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from headrace.errors import ConfigError
+from headrace.packing.lane import Document
+from headrace.packing.settings import Packing
+
+__all__ = ['Encoder', 'encoder_of', 'fingerprint', 'load_tokenizer']
+
+Encoder: TypeAlias = Callable[[Any], 'list[Document]']
+LIBRARIES = ('tokenizers', 'transformers', 'tiktoken')
+
+
+def load_tokenizer(library: str, name: str) -> Any:
+    """A tokenizer by name, as a configuration has it.
+
+    Args:
+        library: `tokenizers`, where the name is the path of a ``tokenizer.json``; `transformers`, where it is what
+            ``AutoTokenizer.from_pretrained`` takes; `tiktoken`, where it is the name of an encoding.
+        name: of the tokenizer.
+
+    Raises:
+        ConfigError: there is no such library or file.
+        MissingDependencyError: the library is not installed.
+    """
+    from headrace.errors import MissingDependencyError
+
+    try:
+        if library == 'tokenizers':
+            import tokenizers
+
+            return tokenizers.Tokenizer.from_file(name)
+        if library == 'transformers':
+            import transformers
+
+            return transformers.AutoTokenizer.from_pretrained(name)
+        if library == 'tiktoken':
+            import tiktoken
+
+            return tiktoken.get_encoding(name)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f'A tokenizer of {library} needs it to be installed: pip install {library}.'
+        ) from error
+    except Exception as error:  # of whatever kind the library raises where a file or name is wrong
+        raise ConfigError(f'The tokenizer {name!r} of {library} cannot be loaded: {error}.') from error
+    raise ConfigError(f'`library` of a tokenizer must be one of {list(LIBRARIES)}, but is {library!r}.')
+
+
+def encoder_of(packing: Packing) -> Encoder:
+    """A function from values of the document's column to documents, marked at their ends as is wanted.
+
+    Raises:
+        ConfigError: the tokenizer is of no known kind.
+    """
+    encode = _stored(packing.token_dtype) if packing.tokenizer is None else _encode(packing.tokenizer)
+    before = [] if packing.bos_token_id is None else [packing.bos_token_id]
+    after = [] if packing.eos_token_id is None else [packing.eos_token_id]
+
+    def documents(values: Any) -> list[Document]:
+        return [_document(found, before, after) for found in encode(values)]
+
+    return documents
+
+
+def fingerprint(tokenizer: Any) -> str:
+    """What tells one tokenizer from another, between processes and machines; the name only of what has no more."""
+    if tokenizer is None:
+        return 'none'
+    library = _library(tokenizer)
+    if library == 'transformers':
+        tokenizer = getattr(tokenizer, 'backend_tokenizer', None) or tokenizer
+        library = _library(tokenizer)
+    if library == 'tokenizers':
+        return f'tokenizers {_hash(tokenizer.to_str())}'
+    if library == 'transformers':
+        return f'transformers {_hash(json.dumps(tokenizer.get_vocab(), sort_keys=True))}'
+    if library == 'tiktoken':
+        ranks = sorted((rank, token.hex()) for token, rank in tokenizer._mergeable_ranks.items())
+        return f'tiktoken {tokenizer.name} {_hash(repr((ranks, tokenizer._pat_str)))}'
+    name = getattr(tokenizer, '__qualname__', type(tokenizer).__qualname__)
+    return f'{getattr(tokenizer, "__module__", type(tokenizer).__module__)}.{name}'
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _library(tokenizer: Any) -> str:
+    modules = {kind.__module__.split('.')[0] for kind in type(tokenizer).__mro__}
+    return next((library for library in LIBRARIES if library in modules), '')
+
+
+def _stored(dtype: str | None) -> Callable[[Sequence[Any]], Any]:
+    """Tokens that are stored as they are."""
+
+    def tokens(value: Any) -> Any:
+        if not isinstance(value, bytes):
+            return value
+        if dtype is None or len(value) % np.dtype(dtype).itemsize:
+            raise ConfigError(
+                f'A document that is stored as bytes needs a `token_dtype` that divides them, but {len(value)} bytes '
+                f'have {dtype!r}. Set it to what the tokens were written as.'
+            )
+        return np.frombuffer(value, dtype)
+
+    return lambda values: [tokens(value) for value in values]
+
+
+def _encode(tokenizer: Any) -> Callable[[Sequence[Any]], Any]:
+    library = _library(tokenizer)
+    if library == 'transformers' and getattr(tokenizer, 'backend_tokenizer', None) is not None:
+        # What it wraps does the same without making what nobody wants: masks, types, offsets, dicts.
+        tokenizer, library = tokenizer.backend_tokenizer, 'tokenizers'
+    if library == 'tokenizers':
+        encode_batch = getattr(tokenizer, 'encode_batch_fast', tokenizer.encode_batch)  # the one without offsets
+        return lambda texts: [found.ids for found in encode_batch(list(texts), add_special_tokens=False)]
+    if library == 'transformers':
+        return lambda texts: tokenizer(list(texts), add_special_tokens=False, verbose=False)['input_ids']
+    if library == 'tiktoken':
+        return lambda texts: tokenizer.encode_ordinary_batch(list(texts), num_threads=_threads())
+    if callable(tokenizer):
+        return tokenizer
+    raise ConfigError(
+        f'`tokenizer` must be one of tokenizers, transformers or tiktoken, or a function from a list of texts to a '
+        f'list of token arrays, but is a {type(tokenizer).__name__}.'
+    )
+
+
+def _threads() -> int:
+    """Of one call: workers share the cores."""
+    return 1 if torch.utils.data.get_worker_info() is not None else max(torch.get_num_threads(), 1)
+
+
+def _document(found: Any, before: list[int], after: list[int]) -> Document:
+    labels = None
+    if isinstance(found, Mapping):
+        found, labels = found['input_ids'], found.get('labels')
+    tokens = _int32(found, before, after)
+    if labels is None:
+        return Document(tokens)
+    marked = _int32(labels, before, after)
+    if len(marked) != len(tokens):
+        raise ConfigError(
+            f'`labels` of a document must be as many as its `input_ids`, but there are {len(marked)} and {len(tokens)}.'
+        )
+    return Document(tokens, marked)
+
+
+def _int32(values: Any, before: list[int], after: list[int]) -> npt.NDArray[np.int32]:
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in 'iu':
+        raise ConfigError(
+            f'A document must be an array of integers when it is packed, but it is {array.dtype}. Give `tokenizer`, or '
+            f'name the `column` that holds tokens.'
+        )
+    array = array.reshape(-1).astype(np.int32)
+    return np.concatenate([before, array, after]).astype(np.int32) if before or after else array
