@@ -21,6 +21,7 @@ from headrace.mixing import (
     WorkerConfig,
     load_config,
 )
+from headrace.mixing.packing import PackingConfig, TokenizerConfig
 from headrace.mixing.reference import field_texts, updated
 from headrace.mixing.schema import FileDirectives
 
@@ -33,6 +34,8 @@ CLASSES = (
     SelectionConfig,
     TransferConfig,
     WorkerConfig,
+    PackingConfig,
+    TokenizerConfig,
 )
 PAGE = Path(__file__).parents[2] / 'docs' / 'configuration.md'
 

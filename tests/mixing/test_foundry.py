@@ -574,7 +574,7 @@ def test_the_converter_refuses_what_the_reader_refuses(root: Path, capsys: pytes
     path = written(root, FINETUNING)
     assert main(['convert-config', str(path), 'train_loader.dataset.packing_ratio=auto']) == 1
     printed = capsys.readouterr()
-    assert 'asks for packing, which headrace does not have' in printed.err
+    assert 'asks for packing by each rank for itself, which headrace does not have' in printed.err
     assert not printed.out
 
 

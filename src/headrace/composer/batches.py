@@ -54,17 +54,21 @@ def first_rows(batch: Any, count: int, rows: int) -> Any:
     return cut_rows(batch, 0, count, rows)
 
 
-def count_tokens(batch: Any, column: str | None) -> int:
-    """Tokens in a batch, padding included: places of the first two dimensions, or the lengths of ragged rows.
+def count_tokens(batch: Any, column: str | None, *, count_padding: bool = True) -> int:
+    """Tokens in a batch: places of the first two dimensions, or the lengths of ragged rows.
 
     Args:
         batch: The batch.
         column: The column that holds tokens. None: ``input_ids`` or ``tokens``, where one is there and holds a
             token at each place; otherwise the batch counts as none.
+        count_padding: Whether padding counts. If not, the batch must say what is none, by ``attention_mask``, or by
+            ``num_tokens`` as packed batches do.
 
     Raises:
-        ConfigError: `column` was given, but the batch has no such column.
+        ConfigError: `column` was given, but the batch has no such column; or nothing says what is padding.
     """
+    if not count_padding:
+        return _count_without_padding(batch)
     if not isinstance(batch, Mapping) or (column is not None and column not in batch):
         if column is None:
             return 0
@@ -78,3 +82,13 @@ def count_tokens(batch: Any, column: str | None) -> int:
         parts = cast('Sequence[Any]', value)
         return sum(len(part) for part in parts if not isinstance(part, (str, bytes)) and hasattr(part, '__len__'))
     return 0
+
+
+def _count_without_padding(batch: Any) -> int:
+    for name in ('num_tokens', 'attention_mask') if isinstance(batch, Mapping) else ():
+        if name in batch:
+            return int(cast('Mapping[Any, Any]', batch)[name].sum())
+    raise ConfigError(
+        f'`count_padding=False` needs `attention_mask` or `num_tokens` in the batch, which is {outline(batch)}. Put '
+        f'one there, or pass `get_num_tokens_in_batch`.'
+    )

@@ -43,6 +43,7 @@ def streaming_data_spec(
     worker_init_fn: Callable[[int], None] | None = None,
     generator: torch.Generator | None = None,
     token_column: str | None = None,
+    count_padding: bool = True,
     batch_transforms: Callable[[Any], Any] | None = None,
     microbatch_transforms: Callable[[Any], Any] | None = None,
     split_batch: Callable[[Any, int | float], Sequence[Any]] | None = None,
@@ -68,6 +69,8 @@ def streaming_data_spec(
         generator: As in `headrace.mixing.build_loader`.
         token_column: The column whose tokens are counted. None: ``input_ids`` or ``tokens``, if it is one of them and
             has a token at each place of its first two dimensions.
+        count_padding: Whether tokens that are padding count. If not, the batch says what is none, by
+            ``attention_mask``, or by ``num_tokens`` as packed batches do.
         batch_transforms: As `composer.DataSpec`'s.
         microbatch_transforms: As `composer.DataSpec`'s.
         split_batch: As `composer.DataSpec`'s; by default one that also knows texts, ragged and nested columns.
@@ -96,6 +99,7 @@ def streaming_data_spec(
         is_evaluation=section != 'train',
         is_prediction=section.partition('.')[0] == 'predict',
         token_column=token_column,
+        count_padding=count_padding,
         batch_transforms=batch_transforms,
         microbatch_transforms=microbatch_transforms,
         split_batch=split_batch,
@@ -152,7 +156,7 @@ class StreamingDataSpec(DataSpec):
         loader: The loader.
         is_evaluation: Whether each pass is epoch 0 from its beginning, and padding does not count.
         is_prediction: Whether padding is cut off before the trainer sees it: `Trainer.predict` does not do that.
-        token_column: See `streaming_data_spec`.
+        token_column, count_padding: See `streaming_data_spec`.
         batch_transforms, microbatch_transforms, split_batch, get_num_samples_in_batch, get_num_tokens_in_batch: As
             `composer.DataSpec`'s.
     """
@@ -164,6 +168,7 @@ class StreamingDataSpec(DataSpec):
         is_evaluation: bool = False,
         is_prediction: bool = False,
         token_column: str | None = None,
+        count_padding: bool = True,
         batch_transforms: Callable[[Any], Any] | None = None,
         microbatch_transforms: Callable[[Any], Any] | None = None,
         split_batch: Callable[[Any, int | float], Sequence[Any]] | None = None,
@@ -178,6 +183,7 @@ class StreamingDataSpec(DataSpec):
         self.loader = loader
         self.is_evaluation = is_evaluation
         self.token_column = token_column
+        self.count_padding = count_padding
         self._transforms = batch_transforms
         self._count = get_num_samples_in_batch
         self.is_prediction = is_prediction
@@ -240,7 +246,8 @@ class StreamingDataSpec(DataSpec):
 
     def _count_tokens(self, batch: Any) -> int:
         topology = self.loader.dataset.topology
-        tokens, peer = count_tokens(batch, self.token_column), topology.rank % topology.replication
+        tokens = count_tokens(batch, self.token_column, count_padding=self.count_padding)
+        peer = topology.rank % topology.replication
         # Composer takes whole numbers only. Those of the ranks that share their samples add up.
         return tokens * (peer + 1) // topology.replication - tokens * peer // topology.replication
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from headrace.composer.topology import bind_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, TopologyError
+from headrace.packing import exchange_now_and_then
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -159,6 +160,8 @@ class StreamingPosition(Callback):
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Compare the trainer's time with the loader, once for each `fit`."""
         loader, dataset = _train(state)
+        if dataset is not None:
+            exchange_now_and_then(dataset, int(state.timestamp.batch))
         if self._is_checked or dataset is None or not isinstance(loader, StreamingDataLoader):
             return
         self._is_checked = True

@@ -12,6 +12,7 @@ from typing_extensions import override
 from headrace.lightning.counters import catch_up, pass_over, rewrite, set_batches, trained_batches, trained_epochs
 from headrace.lightning.position import is_position, loader_entries
 from headrace.lightning.rng import random_state, restore_random_state
+from headrace.packing import exchange_now_and_then
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -42,6 +43,7 @@ class PositionCallback(Callback):
         self.empty_epochs = 0
         """Epochs that the data passed over before training starts, and that Lightning does not count yet."""
         self._is_behind = False
+        self._batches = 0
 
     @property
     @override
@@ -141,6 +143,15 @@ class PositionCallback(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._restore_random_state()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        position = self._datamodule.position
+        self._batches += 1
+        for loader in () if position is None else position.loaders:
+            exchange_now_and_then(loader.dataset, self._batches)
 
     def _restore_random_state(self) -> None:
         if self._random_state is not None:

@@ -33,7 +33,8 @@ class LoaderPosition:
 
     def __init__(self, dataset: StreamingDataset, name: str = '') -> None:
         self.name = name
-        self._dataset = dataset
+        self.dataset = dataset
+        """Its dataset."""
         self._plans: dict[tuple[int, int], BatchPlan] = {}  # of the pass under way: states come after every step
 
     def set_batches(self, global_batch_size: int, remainder: Remainder) -> None:
@@ -44,7 +45,7 @@ class LoaderPosition:
     @property
     def has_skips(self) -> bool:
         """Whether epochs may differ in length, because something is left out of them."""
-        return bool(self._dataset.skip)
+        return bool(self.dataset.skip)
 
     def forget_plans(self) -> None:
         """Forget what was worked out for the last pass: an order may hold much."""
@@ -59,11 +60,11 @@ class LoaderPosition:
 
     def next(self) -> tuple[int, int]:
         """The place where the next pass begins."""
-        return self._dataset.progress.next(rank=self._dataset.topology.rank)
+        return self.dataset.progress.next(rank=self.dataset.topology.rank)
 
     def move(self, epoch: int, start: int) -> None:
         """Have the next pass begin at a place."""
-        self._dataset.progress.load(epoch, start)
+        self.dataset.progress.load(epoch, start)
         self.forget_plans()
 
     def load(self, state: ResumeState) -> None:
@@ -72,12 +73,12 @@ class LoaderPosition:
         Raises:
             ResumeError: it belongs to other data, another mixture or another order.
         """
-        self._dataset.load_resume_state(state, self.global_batch_size)
+        self.dataset.load_resume_state(state, self.global_batch_size)
         self.forget_plans()
 
     def state(self, epoch: int, start: int) -> dict[str, int | str]:
         """The state of a place."""
-        return self._dataset.resume_state(epoch, start, self.global_batch_size, self.remainder).to_dict()
+        return self.dataset.resume_state(epoch, start, self.global_batch_size, self.remainder).to_dict()
 
     def plan(self, epoch: int, start: int) -> BatchPlan:
         """The batches from a place to the end of its epoch."""
@@ -85,7 +86,7 @@ class LoaderPosition:
         if plan is None:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
-            plan = self._plans[epoch, start] = self._dataset.plan(
+            plan = self._plans[epoch, start] = self.dataset.plan(
                 epoch=epoch, start=start, global_batch_size=self.global_batch_size, remainder=self.remainder
             )
         return plan

@@ -11,6 +11,7 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning.topology import with_replication
 from headrace.mixing import Config, LoaderConfig, build_dataset, load_config
+from headrace.packing import PackedDataset
 
 if TYPE_CHECKING:
     from headrace.order import Topology
@@ -92,7 +93,8 @@ class LoaderSource:
         if isinstance(self.source, StreamingDataset):
             return self.source
         if isinstance(self.source, Mapping):
-            return (self.dataset_class or StreamingDataset)(**self.source)
+            made_of = PackedDataset if 'packing' in self.source else StreamingDataset
+            return (self.dataset_class or made_of)(**self.source)
         made = cast('Callable[[], object]', self.source)()
         if not isinstance(made, StreamingDataset):
             raise ConfigError(f'{self.label}: the function must return a StreamingDataset, got {type(made).__name__}.')

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import TopologyError
+from headrace.mixing.packing import packing_of
 from headrace.mixing.schema import DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig
 from headrace.mixing.validate import field_types, refuse
 
@@ -37,16 +38,20 @@ def build_dataset(
         config: The configuration of the loader, such as ``load_config(path).train``.
         topology: This rank's place among all. None: a ``device_batch_size`` leaves it to the dataset's first use; a
             ``global_batch_size`` needs it at once, from torch.distributed or the launcher's environment.
-        dataset_class: What to make in place of `StreamingDataset`; it takes the same keywords.
+        dataset_class: What to make in place of `StreamingDataset`, or of `PackedDataset` where the configuration has
+            `packing`; it takes the same keywords.
 
     Raises:
-        ConfigError: The configuration, made in Python rather than by `load_config`, breaks a rule.
+        ConfigError: The configuration, made in Python rather than by `load_config`, breaks a rule; or its tokenizer
+            cannot be loaded.
+        MissingDependencyError: The tokenizer's library is not installed.
         TopologyError: The ranks do not divide the global batch size, or replication is given twice.
     """
     from headrace.dataset.dataset import StreamingDataset
+    from headrace.packing import PackedDataset
 
     refuse([f'{config.name or "loader"}: {rule}' for rule in _broken_rules(config)])
-    make = StreamingDataset if dataset_class is None else dataset_class
+    make = dataset_class or (StreamingDataset if config.packing is None else PackedDataset)
     topology = _with_replication(config, topology)
     batch_size, replicas = _device_batch_size(config, topology)
     arguments = {
@@ -59,6 +64,8 @@ def build_dataset(
     arguments['schedule'] = [dataclasses.asdict(point) for point in config.schedule]
     if config.shuffle_seed is None:
         del arguments['shuffle_seed']  # the dataset's default is a number
+    if config.packing is not None:
+        arguments['packing'] = packing_of(config.packing)
     dataset = make(streams=_streams(config), batch_size=batch_size, topology=topology, **arguments)
     if topology is None and replicas is not None:
         dataset.expect_replicas(replicas)
@@ -109,6 +116,8 @@ def _broken_rules(config: LoaderConfig) -> Iterator[str]:
     if config.global_batch_size is None and config.device_batch_size is None:
         yield 'has no batch size; give `global_batch_size` or `device_batch_size`'
     yield from (broken.rule for broken in config.broken_rules())
+    if config.packing is not None:
+        yield from (f'packing: {broken.rule}' for broken in config.packing.broken_rules())
     for stream in config.streams:
         yield from (f'stream {stream.name}: {broken.rule}' for broken in stream.broken_rules())
 

@@ -91,6 +91,7 @@ def _lacks(what: str, *nothing: object, instead: str = '') -> Parsed:
 _WITHOUT_EFFECT = Parsed(lambda value, _: value, 'any value')
 """Mark of a key that may have any value, and that nothing comes of."""
 
+_OUR_PACKING = 'put our `packing` into the converted YAML'
 _IN_CODE = 'do it in your `dataset_class` or `collate_fn`'
 
 
@@ -166,7 +167,7 @@ class _Dataset(_Transfer):
     override_bos_token_id_mismatch_error: Annotated[object, _WITHOUT_EFFECT] = None
     safe_load: Annotated[object, _WITHOUT_EFFECT] = None
 
-    packing_ratio: Annotated[object, _lacks('packing', 1)] = None
+    packing_ratio: Annotated[object, _lacks('packing by each rank for itself', 1, instead=_OUR_PACKING)] = None
     pad_to_longest: Annotated[object, _lacks('padding', False, instead=_IN_CODE)] = None
     mlm_probability: Annotated[object, _lacks('masked tokens', instead=_IN_CODE)] = None
     eos_token_id: Annotated[object, _lacks('`sequence_id` in the batch', instead=_IN_CODE)] = None

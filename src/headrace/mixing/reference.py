@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from headrace.mixing import schema
+from headrace.mixing import packing, schema
 from headrace.mixing.marks import Named, Parsed
 from headrace.mixing.validate import choices_of, describe_number, field_types, unwrap
 
@@ -23,6 +23,8 @@ _TABLES = {
     'schedule': (schema.SchedulePointConfig,),
     'selection': (schema.SelectionConfig,),
     'transfer': (schema.TransferConfig,),
+    'packing': (packing.PackingConfig,),
+    'tokenizer': (packing.TokenizerConfig,),
     'workers': (schema.WorkerConfig,),
 }
 """What each table lists: the fields that these classes define themselves, in this order."""

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from headrace.format import get_hashes
 from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed, read_skip
-from headrace.order.shuffle import ALGORITHMS
+from headrace.mixing.packing import PackingConfig
+from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.selection import Conditions, Fraction, Subset
 
 if TYPE_CHECKING:
@@ -313,6 +314,9 @@ class LoaderConfig(DatasetConfig):
     device_batch_size: Annotated[int, AtLeast(1)] | None = None
     """Samples per step of one rank; then the global batch depends on the number of ranks."""
 
+    packing: PackingConfig | None = None
+    """How samples, which are documents then, are packed into sequences of tokens; batches count sequences."""
+
     loader: WorkerConfig = WorkerConfig()
     """The processes that read."""
 
@@ -323,6 +327,18 @@ class LoaderConfig(DatasetConfig):
         if self.remainder == 'exact' and self.loader.drop_last:
             rule = '`remainder: exact` and `drop_last: true` exclude each other; keep one'
             yield BrokenRule(('remainder', 'loader'), rule, inner=('drop_last',))
+        if self.packing is not None:
+            yield from self._broken_packing_rules()
+
+    def _broken_packing_rules(self) -> Iterator[BrokenRule]:
+        if self.shuffle_algo in PERMUTATIONS:
+            yield BrokenRule(('shuffle_algo', 'packing'), 'is `native` with packing; remove one of the two')
+        if self.on_mixture_change != 'refuse':
+            rule = 'is `refuse` with packing, whose lanes are at different documents; remove it'
+            yield BrokenRule(('on_mixture_change', 'packing'), rule)
+        if self.loader.mark_streams:
+            rule = '`mark_streams` is not to be had with packing: a sequence may hold documents of several streams'
+            yield BrokenRule(('loader', 'packing'), rule, inner=('mark_streams',))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,24 @@
 4. `run`: a `PackedRun` has sequences for positions, and puts the lanes' cuts into states.
 5. `reader`: workers read and tokenise chunks of documents; the process that trains packs them, and `rows` makes them a
    batch.
-6. `dataset`: a `PackedDataset` holds this together; a `StreamingDataLoader` reads it like any other.
+6. `dataset`: a `PackedDataset` holds this together; a `StreamingDataLoader` reads it like any other. `exchange` has
+   ranks know of one another's lanes.
 """
 
 from __future__ import annotations
 
 from headrace.packing.dataset import DocumentCount, PackedDataset
+from headrace.packing.exchange import exchange_now_and_then
 from headrace.packing.rows import batch_of, flat_cu_seqlens
 from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import load_tokenizer
 
-__all__ = ['DocumentCount', 'PackedDataset', 'Packing', 'batch_of', 'flat_cu_seqlens', 'load_tokenizer']
+__all__ = [
+    'DocumentCount',
+    'PackedDataset',
+    'Packing',
+    'batch_of',
+    'exchange_now_and_then',
+    'flat_cu_seqlens',
+    'load_tokenizer',
+]

@@ -1,0 +1,50 @@
+"""Packed text under Composer: a run goes on with the token after the last one, on any number of ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from composer_packing import train
+
+from packed_text import BATCH, LENGTH, make_text, sequences, written
+from processes import run_well
+
+pytestmark = [
+    pytest.mark.composer,
+    pytest.mark.timeout(600),
+    pytest.mark.filterwarnings('ignore'),
+]
+pytest.importorskip('tokenizers', reason='the tokenizer is one of tokenizers')
+
+
+@pytest.fixture(scope='module')
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_text(tmp_path_factory.mktemp('text'))
+
+
+def test_a_run_goes_on_within_an_epoch_and_after_it(config, tmp_path):
+    whole = sequences(config, 24)
+    checkpoint = None
+    for begin, end in (0, 4), (4, 10), (10, 13), (13, 24):
+        time = train(str(tmp_path), f'leg{begin}', config, f'{end}ba', checkpoint)
+        assert written(tmp_path, f'leg{begin}', 1) == whole[begin * BATCH : end * BATCH]
+        checkpoint = str(tmp_path / f'leg{begin}.pt')
+        assert (int(time.sample), int(time.epoch)) == (end * BATCH, end // 10)
+        assert int(time.token) == sum(map(len, whole[: end * BATCH])) < end * BATCH * LENGTH  # no padding
+
+
+@pytest.mark.parametrize(('before', 'after'), [(2, 1), (1, 2)])
+def test_a_run_goes_on_on_other_ranks(config, tmp_path, before, after):
+    whole = sequences(config, 12)
+    launch(before, [str(tmp_path), 'first', config, '7ba'])
+    assert written(tmp_path, 'first', before) == whole[: 7 * BATCH]
+    launch(after, [str(tmp_path), 'second', config, '12ba', str(tmp_path / 'first.pt')])
+    assert written(tmp_path, 'second', after) == whole[7 * BATCH :]
+
+
+def launch(ranks: int, arguments: list[str]) -> None:
+    program = Path(__file__).with_name('composer_packing.py')
+    launcher = Path(sys.executable).with_name('composer')
+    run_well([str(launcher), '-n', str(ranks), str(program), *arguments], timeout=500)

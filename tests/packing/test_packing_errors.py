@@ -1,0 +1,176 @@
+"""Bad input is refused by name, with what was given and what to do, before any document is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import ConfigError, EmptyDatasetError, ResumeError, TopologyError
+from headrace.mixing import build_loader, load_config
+from headrace.packing import PackedDataset, Packing
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp('documents')
+    with MDSWriter(out=str(path), columns={'tokens': 'bytes', 'id': 'int'}) as writer:
+        for number in range(12):
+            writer.write({'tokens': bytes(range(1, 6)), 'id': number})
+    return str(path)
+
+
+def dataset(folder, *, rank=0, ranks=1, **options) -> PackedDataset:
+    packing = {'sequence_length': 8, 'token_dtype': 'uint8'}
+    packing |= {key: options.pop(key) for key in list(options) if key in Packing.__dataclass_fields__}
+    topology = Topology(rank=rank, world_size=ranks)
+    return PackedDataset(local=folder, packing=Packing(**packing), topology=topology, **options)
+
+
+@pytest.mark.parametrize(
+    ('options', 'messages'),
+    [
+        ({'sequence_length': 1}, ['`sequence_length` must be at least 2, but is 1']),
+        (
+            {'lanes': 0, 'window': -1},
+            ['`lanes` must be at least 1, but is 0', '`window` must be at least 1'],
+        ),
+        ({'method': 'tetris'}, ["`method` must be one of ['best_fit', 'concatenate'], but is 'tetris'"]),
+        ({'token_dtype': 'float32'}, ["but is 'float32'"]),
+        ({'lanes': 8, 'sequences_per_epoch': 20}, ['multiple of the 8 lanes, but is 20; nearest: 16 or 24']),
+        ({'eos_token_id': -1}, ['`eos_token_id` must be at least 0']),
+    ],
+)
+def test_settings(options, messages):
+    with pytest.raises(ConfigError) as raised:
+        Packing(**{'sequence_length': 8, **options})
+    for message in messages:
+        assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'column': 'text'}, "takes documents from column 'text', but .* has id, tokens. Set `column`"),
+        ({'shuffle_algo': 'py1e', 'shuffle': True}, "`shuffle_algo` must be 'native' with packing, but is 'py1e'"),
+        ({'on_mixture_change': 'continue'}, "`on_mixture_change` must be 'refuse' with packing"),
+        ({'lanes': 16}, 'there are 16 lanes and 12 samples'),
+    ],
+)
+def test_datasets(folder, options, message):
+    with pytest.raises(ConfigError, match=message):
+        dataset(folder, batch_size=2, **options)
+
+
+def test_loaders(folder):
+    with pytest.raises(ConfigError, match='`collate_fn` is not to be had with packing'):
+        next(iter(StreamingDataLoader(dataset(folder), batch_size=2, collate_fn=list)))
+    with pytest.raises(ConfigError, match='`mark_streams` is not to be had with packing'):
+        next(iter(StreamingDataLoader(dataset(folder), batch_size=2, mark_streams=True)))
+    with pytest.raises(ConfigError, match='multiple of the 4 lanes, but is 6'):
+        next(iter(StreamingDataLoader(dataset(folder, sequences_per_epoch=6), batch_size=4)))
+    with pytest.raises(TopologyError, match='must divide the 4 lanes of the packing, got 3'):
+        StreamingDataLoader(dataset(folder, lanes=4, ranks=3), batch_size=4).plan()
+    with pytest.raises(TypeError, match='no length: its epoch does not end'):
+        len(dataset(folder, batch_size=2))
+    with pytest.raises(TypeError, match='no length'):
+        len(StreamingDataLoader(dataset(folder), batch_size=2))
+    with pytest.raises(TypeError, match=r'read by a headrace\.StreamingDataLoader'):
+        next(iter(torch.utils.data.DataLoader(dataset(folder, batch_size=2), batch_size=2)))
+
+
+def test_documents_without_tokens(folder):
+    empty = dataset(folder, tokenizer=lambda values: [[] for _ in values], column='tokens')
+    with pytest.raises(EmptyDatasetError, match="all 6 of a lane have none. Check column 'tokens'"):
+        next(iter(StreamingDataLoader(empty, batch_size=2)))
+
+
+def state_of(folder, **options):
+    loader = StreamingDataLoader(dataset(folder, **options), batch_size=2)
+    for _ in zip(range(5), loader, strict=False):
+        pass
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        ({'sequence_length': 9}, 'sequence_length: 8 in the checkpoint, 9 now'),
+        ({'method': 'concatenate', 'eos_token_id': 3}, "eos_token_id: None in .* 3 now; method: 'best_fit' in .*'conc"),
+        ({'tokenizer': lambda values: values}, "tokenizer: 'none' in the checkpoint, .*lambda"),
+        ({'lanes': 4}, 'lanes: 2 in the checkpoint, 4 now'),
+        ({'shuffle': True}, 'shuffle: False in the checkpoint, True now'),
+        ({'epoch_size': 6}, 'epoch_size: 12 in the checkpoint, 6 now'),
+    ],
+)
+def test_another_packing_is_no_continuation(folder, options, message):
+    state = state_of(folder)
+    loader = StreamingDataLoader(dataset(folder, column='tokens', **options), batch_size=2)
+    with pytest.raises(ResumeError, match=message):
+        loader.load_state_dict(state)
+
+
+def test_samples_and_sequences_are_no_continuations_of_one_another(folder):
+    plain = StreamingDataLoader(StreamingDataset(local=folder, batch_size=2))
+    packed = StreamingDataLoader(dataset(folder), batch_size=2)
+    with pytest.raises(ResumeError, match='position in samples that were not packed'):
+        packed.load_state_dict(plain.state_dict())
+    with pytest.raises(ResumeError, match='packing: {.*} in the checkpoint, .nothing. now'):
+        plain.load_state_dict(state_of(folder))
+
+
+@pytest.mark.parametrize(
+    'cuts',
+    [
+        [],
+        {'5': [1, 1, []]},
+        {'x': [1, 1, []]},
+        {'0': [1, 1]},
+        {'0': [99, 1, []]},
+        {'0': [1, -1, []]},
+        {'0': [1, 1, [[1, 0]]]},
+        {'0': [1, 1, [[0, 0]] * 9]},
+        {'0': [1, 1, [[0]]]},
+        {'0': [True, 1, []]},
+    ],
+    ids=str,
+)
+def test_damaged_cuts_are_refused(folder, cuts):
+    state = state_of(folder)
+    config = json.loads(state['config'])
+    with pytest.raises(ResumeError, match='a lane of packing is taken up at'):
+        StreamingDataLoader(dataset(folder), batch_size=2).load_state_dict(
+            {**state, 'config': json.dumps({**config, 'cuts': cuts})}
+        )
+
+
+@pytest.mark.parametrize(
+    ('keys', 'message'),
+    [
+        ({'packing': {}}, 'needs `sequence_length`'),
+        ({'packing': {'sequence_length': 8, 'tokeniser': {}}}, 'did you mean "tokenizer"'),
+        ({'packing': {'sequence_length': 8, 'tokenizer': {}}}, 'names no tokenizer; give `path`'),
+        ({'packing': {'sequence_length': 8, 'method': 'bestfit'}}, 'must be one of best_fit, concatenate'),
+        ({'packing': {'sequence_length': 8}, 'shuffle_algo': 'py1s'}, 'is `native` with packing'),
+        ({'packing': {'sequence_length': 8}, 'on_mixture_change': 'continue'}, 'is `refuse` with packing'),
+        ({'packing': {'sequence_length': 8}, 'loader': {'mark_streams': True}}, '`mark_streams` is not to be had'),
+        ({'packing': {'sequence_length': 8, 'lanes': 4, 'sequences_per_epoch': 6}}, 'multiple of the 4 `lanes`'),
+    ],
+    ids=str,
+)
+def test_files(folder, keys, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config({'global_batch_size': 2, 'train': {'local': folder, **keys}})
+
+
+def test_a_file_gives_what_the_arguments_give(folder):
+    packing = {'sequence_length': 8, 'token_dtype': 'uint8', 'sequences_per_epoch': '1k', 'lanes': 2}
+    config = load_config({'global_batch_size': 2, 'train': {'local': folder, 'packing': packing}})
+    loader = build_loader(config.train, topology=Topology())
+    assert isinstance(loader.dataset, PackedDataset)
+    assert len(loader) == 500
+    other = StreamingDataLoader(dataset(folder, lanes=2, sequences_per_epoch=1000), batch_size=2)
+    for one, another in zip(loader, other, strict=True):
+        assert all(torch.equal(one[name], another[name]) for name in another)
