@@ -71,7 +71,7 @@ def test_what_it_prints_is_yaml(config: str, capsys) -> None:
     # The run without batches 1 and 5 has batch 4 for its step 3.
     assert yaml.safe_load(text) == {'train': {'skip': [['1ba', '2ba'], [48, 72]]}}
     assert '# Step 3: global batch 3 of epoch 0, samples 48 to 60 of the run.' in text
-    assert any(line.startswith('#   prose ') and 'shard.0000' in line for line in text.splitlines())
+    assert sum(line.startswith(('#   prose ', '#   code ')) for line in text.splitlines()) == 2
 
 
 def test_json_has_every_row_of_every_rank(config: str, capsys) -> None:
@@ -139,6 +139,10 @@ def test_steps_are_counted_from_a_state(config: str, capsys, tmp_path: Path) -> 
         (['--step', 1, 'train.shuffle_algo=py1e'], 'only the native order leaves samples out, but the order is py1e'),
         (['--step', 1, '--state', 'empty.pt'], 'is a checkpoint without a position of the training data'),
         (['--step', 1, '--state', 'cut.pt'], 'is a checkpoint that cannot be read'),
+        (
+            ['--step', 1, '~train', 'eval.local=code'],
+            'the configuration has no `train` section; there are eval.eval, eval',
+        ),
         (['--step', 1, '--ranks', 5], '5 ranks must divide the global batch size'),
     ],
 )

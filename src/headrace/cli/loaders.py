@@ -51,6 +51,8 @@ def _chosen(config: Config, name: str) -> LoaderConfig:
         loaders |= {f'{section}.{loader.name}': loader for loader in of_section}
         if len(of_section) == 1:
             loaders.setdefault(section, of_section[0])
+    if name == 'train' and name not in loaders:
+        raise ConfigError(f'the configuration has no `train` section; there are {", ".join(loaders) or "no loaders"}.')
     if name not in loaders:
         raise ConfigError(f'--loader must be one of {", ".join(loaders)}, got {name!r}.')
     return loaders[name]

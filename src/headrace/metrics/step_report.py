@@ -14,6 +14,8 @@ from headrace.order import BatchExplanation, BatchPlan, batches_after, batches_b
 
 __all__ = ['Report', 'StepReport', 'explain_batches', 'explain_step', 'report_text']
 
+_NAMED_SHARDS = 4  # in a line of a summary; the rows name them all
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
@@ -34,7 +36,7 @@ class StepReport:
     of MosaicML Streaming's, which leave nothing out."""
 
     def summary(self) -> list[str]:
-        """Lines for people: of each batch its place, and its samples by stream and by shard."""
+        """Lines for people: of each batch its place, and its samples by stream, and by shard where they are few."""
         lines: list[str] = []
         for step, number, batch, (begin, end) in zip(self.steps, self.numbers, self.batches, self.ranges, strict=True):
             lines.append(
@@ -42,7 +44,8 @@ class StepReport:
             )
             for name, shards in _shards(batch).items():
                 files = ', '.join(f'{file} {count}' for file, count in shards.items())
-                lines.append(f'  {name} {sum(shards.values())}: {files}')
+                where = f': {files}' if len(shards) <= _NAMED_SHARDS else f', of {len(shards)} shards'
+                lines.append(f'  {name} {sum(shards.values())}{where}')
         return lines
 
     def to_json(self) -> dict[str, Any]:
