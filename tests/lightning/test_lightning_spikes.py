@@ -121,8 +121,11 @@ def test_a_loss_that_is_no_number_is_a_spike_at_once(config: Path, tmp_path: Pat
 
 def test_only_so_many_spikes_are_written(config: Path, tmp_path: Path) -> None:
     poison = poison_of(config, range(64, 96))
-    with pytest.warns(UserWarning, match='one spike more than `limit`'):
+    with pytest.warns(UserWarning, match='The loss of batch') as warned:
         trainer(tmp_path, LossSpikes(**SPIKES, limit=2)).fit(Model(poison), datamodule=StreamingDataModule(config))
+    said = [str(warning.message) for warning in warned if 'The loss of batch' in str(warning.message)]
+    assert len(said) == 3  # of four
+    assert said[-1].endswith('nothing more is written of spikes.')
     assert sorted(path.name for path in tmp_path.glob('*.json')) == [
         'loss-spike-batch8.json',
         'loss-spike-batch9.json',

@@ -89,9 +89,9 @@ class LossSpikes(Callback):
             state.stop_training()
         if dist.get_global_rank() == 0:
             number = int(state.timestamp.batch) - 1
-            warnings.warn(
-                f'The loss of batch {number} was {spike}: {self._write(spike, number, state, logger)}', stacklevel=2
-            )
+            written = self._write(spike, number, state, logger)
+            if not self._reports.is_over:
+                warnings.warn(f'The loss of batch {number} was {spike}: {written}', stacklevel=2)
 
     def _write(self, spike: LossSpike, number: int, state: State, logger: Logger) -> str:
         """Write what a spike was; returns a line on that."""
@@ -104,7 +104,7 @@ class LossSpikes(Callback):
                 _write_one(file, folder, logger, state.run_name)
         except Exception as error:  # a logger's uploads have errors of their own, and none may end a training
             return f'what it was trained on could not be written: {error!r}'
-        return f'see {folder / files[0].name}.' if files else 'it is one spike more than `limit`; nothing is written.'
+        return f'see {folder / files[0].name}.' if files else 'nothing more is written of spikes.'
 
     def _place(self, state: State) -> Path:
         folder = self._folder

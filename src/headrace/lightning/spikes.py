@@ -149,7 +149,8 @@ class LossSpikes(Callback):
             figures = {'spikes/loss': spike.loss, 'spikes/threshold': spike.threshold}
             logger.log_metrics({k: v for k, v in figures.items() if v is not None}, step=last.optimizer_step)
         written = self._write(spike, last, trainer)
-        rank_zero_warn(f'The loss of batch {last.number} (step {last.optimizer_step}) was {spike}: {written}')
+        if not self._reports.is_over:
+            rank_zero_warn(f'The loss of batch {last.number} (step {last.optimizer_step}) was {spike}: {written}')
 
     def _write(self, spike: LossSpike, last: _Batch, trainer: Trainer) -> str:
         """Write what a spike was; returns a line on that."""
@@ -162,7 +163,7 @@ class LossSpikes(Callback):
                 write_text(f'{folder}/{file.name}', file.text)
         except Exception as error:  # a store has errors of its own, and none may end a training
             return f'what it was trained on could not be written: {error!r}'
-        return f'see {folder}/{files[0].name}.' if files else 'it is one spike more than `limit`; nothing is written.'
+        return f'see {folder}/{files[0].name}.' if files else 'nothing more is written of spikes.'
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -128,6 +128,11 @@ class SpikeReports:
             files.append(SpikeFile(f'{name}.yaml', skip_yaml(skip, [head, resume])))
         return files
 
+    @property
+    def is_over(self) -> bool:
+        """Whether there was more than one spike beyond `limit`: a loss that stays no number is one in each step."""
+        return self._found > self._limit + 1
+
 
 def _plain(loss: float) -> float | str:
     return loss if math.isfinite(loss) else str(loss)  # JSON has no other numbers
