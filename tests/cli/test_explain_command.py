@@ -227,6 +227,12 @@ def test_after_a_change_of_the_mixture(config: Path, shown, capsys, tmp_path: Pa
     assert_one_line(capsys, "or pass on_mixture_change='continue'")
 
 
+def test_the_samples_of_the_run_go_on_after_epochs_have_changed_their_size(config: Path, shown, tmp_path: Path) -> None:
+    state = saved(tmp_path / 'state.json', loader_of(config), 9)
+    overrides = ['train.epoch_size=48', 'train.on_mixture_change=continue']
+    assert shown('--state', state, '--batch', 1, *overrides)['skip'] == [112, 124]
+
+
 # -- a sample ----------------------------------------------------------------------------------------------------------
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from composer_legs import Leg
+from composer_mix import MixLeg
 
 from headrace.dataset import MDSWriter, StreamingDataset
 from processes import run_program
@@ -22,24 +24,26 @@ def make_data(folder: Path, samples: int) -> str:
     return str(folder)
 
 
-def launch(command: list[str], legs: list[Leg], *, killed: bool = False) -> None:
+def launch(
+    command: list[str], legs: Sequence[Leg | MixLeg], *, killed: bool = False, program: str = 'composer_legs.py'
+) -> None:
     """Run legs in processes of their own: `composer -n 2`, `torchrun --nproc-per-node 2`, ..."""
     plan = Path(legs[0].out) / f'{legs[0].name}.legs.json'
     plan.write_text(json.dumps([asdict(leg) for leg in legs]))
     # The launchers lie beside the interpreter.
     command = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
-    script = str(Path(__file__).with_name('composer_legs.py'))
+    script = str(Path(__file__).with_name(program))
     done = run_program([*command, script, str(plan)], timeout=500)
     if (done.returncode == 0) == killed:
         pytest.fail(f'{command} ended with exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}')
 
 
-def lines(leg: Leg, rank: int = 0, key: str = 'ids') -> list[dict[str, Any]]:
+def lines(leg: Leg | MixLeg, rank: int = 0, key: str = 'ids') -> list[dict[str, Any]]:
     text = (Path(leg.out) / f'{leg.name}.rank{rank}.jsonl').read_text()
     return [line for line in map(json.loads, text.splitlines()) if key in line]
 
 
-def trained(leg: Leg, ranks: int) -> dict[int, list[int]]:
+def trained(leg: Leg | MixLeg, ranks: int) -> dict[int, list[int]]:
     """The ids of each global batch, sorted, by the number of batches that the run trained before it."""
     batches: dict[int, list[int]] = {}
     for rank in range(ranks):

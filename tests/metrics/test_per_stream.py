@@ -57,6 +57,12 @@ def test_each_stream_has_the_mean_of_its_rows(kind, is_padded):
         metric.reset()
 
 
+def test_there_may_be_one_stream():
+    metric = PerStream(MeanMetric(), ['all'])
+    metric.update(torch.tensor([1.0, 3.0]), streams=torch.zeros(2, dtype=torch.int64))
+    assert metric.compute() == {'all': 2}
+
+
 def test_padding_that_is_no_number_does_not_spoil_the_mean():
     metric = PerStreamMean(['a'])
     metric.update(torch.tensor([1.0, math.nan]), torch.zeros(2, dtype=torch.int64), torch.tensor([False, True]))

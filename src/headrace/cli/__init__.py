@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import headrace
-from headrace.cli import convert_config, demo, explain
+from headrace.cli import convert_config, demo, explain, skip
 from headrace.errors import HeadraceError
 
 __all__ = ['COMMANDS', 'Command', 'main']
@@ -34,7 +34,7 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: dict[str, Command] = {'convert-config': convert_config, 'demo': demo, 'explain': explain}
+COMMANDS: dict[str, Command] = {'convert-config': convert_config, 'demo': demo, 'explain': explain, 'skip': skip}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,9 @@
 2. `batches` counts and cuts what that DataSpec hands to the trainer.
 3. `position.StreamingPosition`, a callback, keeps the loader where the trainer's time says it is.
 4. `statistics.DataStatistics`, a callback, logs what loaders count, by way of `headrace.metrics`.
+5. `spikes.LossSpikes`, a callback, writes beside the checkpoints what a loss spike was trained on, and what leaves it
+   out.
+6. `stream_metrics` makes metrics by stream such as Composer wants.
 
 The position itself is the dataset's: Composer saves it with `StreamingDataset.state_dict`.
 """
@@ -21,6 +24,16 @@ except ImportError as error:
 
 from headrace.composer.data_spec import StreamingDataSpec, streaming_data_spec, streaming_evaluators
 from headrace.composer.position import StreamingPosition
+from headrace.composer.spikes import LossSpikes
 from headrace.composer.statistics import DataStatistics
+from headrace.composer.stream_metrics import stream_metrics
 
-__all__ = ['DataStatistics', 'StreamingDataSpec', 'StreamingPosition', 'streaming_data_spec', 'streaming_evaluators']
+__all__ = [
+    'DataStatistics',
+    'LossSpikes',
+    'StreamingDataSpec',
+    'StreamingPosition',
+    'stream_metrics',
+    'streaming_data_spec',
+    'streaming_evaluators',
+]

@@ -8,7 +8,8 @@
    agree with it (`counters`), and may restore the random generators (`rng`).
 4. `requeue` has SLURM's signals wait for the end of a batch.
 5. `position_file` writes the position beside each checkpoint, for people.
-6. `statistics.DataStatistics` logs what loaders count, by way of `headrace.metrics`.
+6. `statistics.DataStatistics` logs what loaders count, by way of `headrace.metrics`; `spikes.LossSpikes` writes
+   beside the checkpoints what a loss spike was trained on, and what leaves it out.
 
 Fabric has no loops and no hooks: `fabric.setup` gives it loaders that know their position.
 """
@@ -28,6 +29,15 @@ except ImportError as error:
 from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.datamodule import StreamingDataModule
 from headrace.lightning.fabric import FabricLoader, FabricLoaders, setup
+from headrace.lightning.spikes import LossSpikes
 from headrace.lightning.statistics import DataStatistics
 
-__all__ = ['DataStatistics', 'FabricLoader', 'FabricLoaders', 'PositionCallback', 'StreamingDataModule', 'setup']
+__all__ = [
+    'DataStatistics',
+    'FabricLoader',
+    'FabricLoaders',
+    'LossSpikes',
+    'PositionCallback',
+    'StreamingDataModule',
+    'setup',
+]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lightning.pytorch import Trainer
 
-__all__ = ['POSITION_FILE_SUFFIX', 'PositionFiles', 'position_file', 'write_position_files']
+__all__ = ['POSITION_FILE_SUFFIX', 'PositionFiles', 'position_file', 'write_position_files', 'write_text']
 
 POSITION_FILE_SUFFIX = '.headrace.json'
 
@@ -86,7 +86,7 @@ class PositionFiles(_WrappingCheckpointIO):
             self._attempt(_remove, path)
         super().save_checkpoint(checkpoint, path, *args, **kwargs)
         if text is not None:
-            self._attempt(_write, path, text)
+            self._attempt(write_text, path, text)
 
     @override
     def remove_checkpoint(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -155,7 +155,8 @@ def _of(name: str) -> str:
     return f'{name}: ' if name else ''
 
 
-def _write(path: str, text: str) -> None:
+def write_text(path: str, text: str) -> None:
+    """Write a small file in one piece, to a path or a URL; its folder is there."""
     store, place = fsspec.core.url_to_fs(path)
     if isinstance(store, LocalFileSystem):
         # A transaction of fsspec's would be atomic too, but is shared with a checkpoint that a thread is writing.

@@ -17,7 +17,7 @@ from headrace.metrics import DataMeter, count_tokens
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-__all__ = ['DataStatistics']
+__all__ = ['DataStatistics', 'logged_steps', 'streaming_loaders']
 
 _TEXT_EVERY = 1.0  # seconds
 
@@ -78,7 +78,7 @@ class DataStatistics(Callback):
         self._follow(trainer)  # Lightning may have made them anew
 
     def _follow(self, trainer: Trainer) -> None:
-        loaders = dict(_streaming_loaders(trainer.train_dataloader))
+        loaders = dict(streaming_loaders(trainer.train_dataloader))
         if not loaders:
             raise ConfigError(
                 f'DataStatistics reads the counters of a StreamingDataLoader, but the training data is '
@@ -98,7 +98,7 @@ class DataStatistics(Callback):
         if self._bar is not None and time.monotonic() - self._text_at >= _TEXT_EVERY:
             self._texts, self._text_at = self._meter.texts(), time.monotonic()
         every = self.every_n_steps or _log_every_n_steps(trainer)
-        if is_step and every and (_logged_steps(trainer) + 1) % every == 0:
+        if is_step and every and (logged_steps(trainer) + 1) % every == 0:
             self._log(trainer)
 
     def _tokens_of(self, batch: Any) -> int | torch.Tensor | None:
@@ -129,7 +129,7 @@ class DataStatistics(Callback):
         )
         if trainer.is_global_zero:
             for logger in trainer.loggers:
-                logger.log_metrics(figures, step=_logged_steps(trainer))
+                logger.log_metrics(figures, step=logged_steps(trainer))
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -175,7 +175,7 @@ class DataStatistics(Callback):
         self._meter.load_state_dict(state_dict)
 
 
-def _streaming_loaders(data: Any, label: str = '') -> list[tuple[str, StreamingDataLoader]]:
+def streaming_loaders(data: Any, label: str = '') -> list[tuple[str, StreamingDataLoader]]:
     """The loaders of headrace's in what a trainer trains on, with the keys that lead to them."""
     if isinstance(data, StreamingDataLoader):
         return [(label, data)]
@@ -186,11 +186,12 @@ def _streaming_loaders(data: Any, label: str = '') -> list[tuple[str, StreamingD
         parts = dict(enumerate(cast('Sequence[Any]', data)))
     found: list[tuple[str, StreamingDataLoader]] = []
     for key, part in parts.items():
-        found += _streaming_loaders(part, f'{label}/{key}' if label else str(key))
+        found += streaming_loaders(part, f'{label}/{key}' if label else str(key))
     return [('', found[0][1])] if len(found) == 1 and not label else found
 
 
-def _logged_steps(trainer: Trainer) -> int:
+def logged_steps(trainer: Trainer) -> int:
+    """The number of the step under way."""
     # As Lightning's own callbacks: what loggers take for the step, also after a resume.
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 

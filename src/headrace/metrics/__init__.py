@@ -3,9 +3,11 @@
 1. `meter.DataMeter` turns what loaders count (`StreamingDataLoader.stats`, `.mix`) into rates, shares and text. It
    knows no trainer: `headrace.lightning.DataStatistics` asks it, and so can any loop.
 2. `tokens.count_tokens` says how many tokens a batch holds.
-3. `per_stream` and `padding` are torchmetrics: one value for each stream, and values without rows that only fill up.
+3. `step_report` says what a trainer's step was made of, and the `skip` that leaves it out; `spikes` finds the steps
+   whose loss stands out, and `spike_report` makes the files of them.
+4. `per_stream` and `padding` are torchmetrics: one value for each stream, and values without rows that only fill up.
 
-Only 3 needs torchmetrics, and imports it when it is first used.
+Only 4 needs torchmetrics, and imports it when it is first used.
 """
 
 from __future__ import annotations
@@ -15,13 +17,32 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import MissingDependencyError
 from headrace.metrics.meter import DataMeter
+from headrace.metrics.spike_report import SpikeFile, SpikeReports, TrainedBatch, skip_yaml
+from headrace.metrics.spikes import LossSpike, SpikeDetector
+from headrace.metrics.step_report import StepReport, explain_batches, explain_step, report_text
 from headrace.metrics.tokens import count_tokens
 
 if TYPE_CHECKING:
     from headrace.metrics.padding import WithoutPadding
     from headrace.metrics.per_stream import PerStream, PerStreamMean
 
-__all__ = ['DataMeter', 'PerStream', 'PerStreamMean', 'WithoutPadding', 'count_tokens']
+__all__ = [
+    'DataMeter',
+    'LossSpike',
+    'PerStream',
+    'PerStreamMean',
+    'SpikeDetector',
+    'SpikeFile',
+    'SpikeReports',
+    'StepReport',
+    'TrainedBatch',
+    'WithoutPadding',
+    'count_tokens',
+    'explain_batches',
+    'explain_step',
+    'report_text',
+    'skip_yaml',
+]
 
 _OF_TORCHMETRICS = {
     'PerStream': 'headrace.metrics.per_stream',

@@ -143,7 +143,7 @@ class PerStream(WrapperMetric):
         with warnings.catch_warnings():
             # A stream may have had rows on other ranks only.
             warnings.filterwarnings('ignore', r'The ``compute`` method of metric \w+ was called before the ``update``')
-            counts = self.rows.compute().tolist()
+            counts = self.rows.compute().reshape(-1).tolist()  # torchmetrics makes a number of a single one
             for number, (name, count) in enumerate(zip(self.names, counts, strict=True)):
                 metric = self._metric(number)
                 # Else a rank without new rows would answer what it remembers, while others wait for it.

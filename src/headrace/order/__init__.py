@@ -10,8 +10,8 @@
 4. `locate`: a `SampleMap` finds shard and row of the ids; `kept` says which rows a stream with a selection offers.
 5. `state`: a `ResumeState` is a position of the sequence and what the sequence was made from; `origin` is where one
    mixture took over from another.
-6. `explain` says which samples make up a batch, and when a sample is seen next; `promise`, what the mixture promises
-   of each stream.
+6. `explain` says which samples make up a batch, and when a sample is seen next; `steps`, which batch a trainer's step
+   is, and which samples of the run it takes; `promise`, what the mixture promises of each stream.
 7. `run`: a `Run` holds all this together for one dataset.
 """
 
@@ -28,8 +28,9 @@ from headrace.order.plan import BatchPlan, Plan, Remainder
 from headrace.order.promise import Promise
 from headrace.order.run import MixtureChange, Run
 from headrace.order.schedule import Schedule, SchedulePoint
-from headrace.order.skip import Skip, SkipRange, parse_skip
+from headrace.order.skip import Skip, SkipRange, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state, resolved_from_state
+from headrace.order.steps import PlanOf, batches_after, batches_before, find_batch, run_range
 from headrace.order.topology import Topology
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     'Order',
     'OrderConfig',
     'Plan',
+    'PlanOf',
     'Promise',
     'Remainder',
     'ResumeState',
@@ -58,10 +60,13 @@ __all__ = [
     'SkipRange',
     'StreamSize',
     'Topology',
+    'batches_after',
+    'batches_before',
     'count_bits',
     'each_kept_row',
     'explain_batch',
     'fill_permutation',
+    'find_batch',
     'find_state',
     'make_order',
     'make_plan',
@@ -69,4 +74,6 @@ __all__ = [
     'parse_skip',
     'permutation_key',
     'resolved_from_state',
+    'run_range',
+    'with_more',
 ]

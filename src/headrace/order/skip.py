@@ -29,6 +29,7 @@ __all__ = [
     'read_range',
     'skipped_in_epoch',
     'skipped_in_run',
+    'with_more',
     'without',
 ]
 
@@ -162,6 +163,18 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
         else:
             out.append((begin, end))
     return tuple(out)
+
+
+def with_more(skip: Skip, ranges: Iterable[tuple[int, int]]) -> list[list[int | str]]:
+    """Ranges as users write them, those of ``skip`` and more of samples; ranges of samples are merged."""
+    counted: list[tuple[int, int]] = []
+    others: list[list[int | str]] = []
+    for begin, end in skip:
+        if begin.unit == end.unit == 'sp':
+            counted.append((begin.count, end.count))
+        else:  # which samples these are depends on the batch size
+            others.append([bound.count if bound.unit == 'sp' else str(bound) for bound in (begin, end)])
+    return [*others, *([begin, end] for begin, end in merged([*counted, *ranges]))]
 
 
 class KeptPositions:

@@ -1,0 +1,102 @@
+"""``headrace skip``: what a trainer's step was made of, and the configuration that leaves it out. Reads no data."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli.loaders import add_config_arguments, add_topology_arguments, open_loader
+from headrace.cli.states import read_state
+from headrace.errors import ConfigError, ResumeError
+
+if TYPE_CHECKING:
+    from headrace.dataset import StreamingDataLoader
+    from headrace.metrics import StepReport
+
+__all__ = ['HELP', 'add_arguments', 'run']
+
+HELP = "say what a trainer's step was made of, and print or write the configuration that leaves it out"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which step of which run, what else is left out with it, and where the configuration goes."""
+    add_config_arguments(parser)
+    parser.add_argument('--step', type=int, required=True, help='global batch of the run, counted from 0')
+    parser.add_argument('--before', type=int, default=0, help='global batches before it that are left out, too')
+    parser.add_argument('--after', type=int, default=0, help='global batches after it that are left out, too')
+    add_topology_arguments(parser)
+    parser.add_argument('--state', type=Path, help='checkpoint from before the step, or JSON of its state')
+    parser.add_argument(
+        '--state-step', type=int, help='batches that were trained when --state was taken, where it does not say so'
+    )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument('--write', type=Path, metavar='OUT.yaml', help='file for the configuration of the resumed run')
+    output.add_argument('--json', action='store_true', help='print every row of the batches, as JSON')
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or write it."""
+    from headrace.metrics import explain_step, report_text, skip_yaml
+
+    out: Path | None = arguments.write
+    if out is not None and out.exists():
+        raise ConfigError(f'--write must name a new file, but {out} is there already.')
+    loader = open_loader(arguments)
+    first_step = _load_state(loader, arguments)
+    report = explain_step(
+        loader,
+        arguments.step,
+        before=arguments.before,
+        after=arguments.after,
+        place=loader.next_pass(),
+        first_step=first_step,
+    )
+    if report.skip is None:
+        raise ConfigError(
+            f'only the native order leaves samples out, but the order is {loader.dataset.order_config.algorithm}. '
+            f'`headrace explain` says what the step was made of.'
+        )
+    if arguments.json:
+        print(report_text({'step': report.step, **report.to_json()}), end='')
+        return 0
+    if out is None:
+        print(skip_yaml(report.skip, _comments(report)), end='')
+        return 0
+    config = os.path.relpath(arguments.config.resolve(), out.resolve().parent)
+    text = skip_yaml(report.skip, _comments(report), [config])
+    try:
+        out.write_text(text, encoding='utf-8')
+    except OSError as error:
+        raise ConfigError(f'--write {out} cannot be written: {error.strerror}.') from error
+    print('\n'.join(_comments(report)))
+    print(f'{out} is {arguments.config} with skip: {report.skip}')
+    return 0
+
+
+def _load_state(loader: StreamingDataLoader, arguments: argparse.Namespace) -> int:
+    """Load the state, if there is one; returns how many batches were trained when it was taken."""
+    given: int | None = arguments.state_step
+    if arguments.state is None:
+        if given is not None:
+            raise ConfigError(f'--state-step says when --state was taken, which is not given; got {given}.')
+        return 0
+    found = read_state(arguments.state)
+    batches = found.batches if given is None else given
+    if batches is None:
+        raise ResumeError(
+            f'--state {arguments.state} does not say how many batches were trained when it was taken: give '
+            f'--state-step, or the checkpoint itself.'
+        )
+    if batches < 0 or found.batches not in (None, batches):
+        raise ConfigError(
+            f'--state-step must be the number of batches that were trained when --state was taken, got {given}'
+            + ('.' if found.batches is None else f', but the file says {found.batches}. Leave it out.')
+        )
+    loader.load_state_dict(found.state)
+    return batches
+
+
+def _comments(report: StepReport) -> list[str]:
+    return [*report.summary(), f'To train without: resume from a checkpoint of at most {report.steps[0]} batches.']

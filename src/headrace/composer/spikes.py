@@ -1,0 +1,143 @@
+"""Watches the training loss: what a spike was trained on, and what leaves it out, in files beside the checkpoints."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from composer.callbacks import CheckpointSaver
+from composer.core import Callback, State
+from composer.utils import dist, format_name_with_dist
+
+from headrace.dataset import StreamingDataLoader
+from headrace.errors import ConfigError
+from headrace.metrics import LossSpike, SpikeDetector, SpikeFile, SpikeReports, TrainedBatch
+
+if TYPE_CHECKING:
+    from composer.loggers import Logger
+
+__all__ = ['LossSpikes']
+
+_LOSS = 'loss/train/total'
+
+
+class LossSpikes(Callback):
+    """Writes what a loss spike was trained on, and the `skip` that leaves it out, beside the checkpoints.
+
+    For a spike in batch 147 of the run, ``loss-spike-batch147.json`` has every row of the global batch with its rank,
+    stream, shard and place; ``loss-spike-batch147.yaml`` is a configuration with the `skip` of the resumed run, to go
+    over the one of this run. What a spike is, `headrace.metrics.SpikeDetector` says. The loss is the one that Composer
+    logs, the mean over all ranks and microbatches, which it reads in each batch anyway. Rank 0 writes, and asks no
+    other rank: the plan knows all rows. The files are given to the trainer's loggers too, which may upload them.
+
+    Args:
+        factor: standard deviations above the median that make a spike, by the median absolute deviation.
+        window: batches whose losses are remembered.
+        warmup: batches to see before any is judged.
+        before: batches before a spike to leave out with it.
+        after: batches after a spike to leave out with it.
+        folder: folder to write to, with Composer's placeholders, such as ``{run_name}/spikes``; None: where
+            `CheckpointSaver` saves on this machine (`save_folder`).
+        stop: end the training after the spike's batch, on all ranks.
+        limit: spikes that files are written for.
+
+    Raises:
+        ConfigError: a number is out of range; or, before the first step, the train loader is not headrace's, or no
+            folder is known.
+    """
+
+    def __init__(
+        self,
+        *,
+        factor: float = 10.0,
+        window: int = 100,
+        warmup: int = 20,
+        before: int = 0,
+        after: int = 0,
+        folder: str | None = None,
+        stop: bool = False,
+        limit: int = 10,
+    ) -> None:
+        self._detector = SpikeDetector(factor=factor, window=window, warmup=warmup)
+        self._reports = SpikeReports(before=before, after=after, limit=limit)
+        self._folder = folder
+        self._stop = stop
+        self._judged: dict[str, float] | None = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """See that there is something to explain, and where to write."""
+        _train_loader(state)
+        self._place(state)
+        self._reports.begin()
+        self._judged = None
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Judge the loss of the batch."""
+        losses = state.total_loss_dict
+        # Composer makes them anew for each batch that it could train.
+        if losses is self._judged or _LOSS not in losses:
+            return
+        self._judged = losses
+        spike = self._detector.add(losses[_LOSS])
+        if spike is None:
+            return
+        figures = {'spikes/loss': spike.loss, 'spikes/threshold': spike.threshold}
+        logger.log_metrics({name: value for name, value in figures.items() if value is not None})
+        if self._stop:
+            state.stop_training()
+        if dist.get_global_rank() == 0:
+            number = int(state.timestamp.batch) - 1
+            written = self._write(spike, number, state, logger)
+            if not self._reports.is_over:
+                warnings.warn(f'The loss of batch {number} was {spike}: {written}', stacklevel=2)
+
+    def _write(self, spike: LossSpike, number: int, state: State, logger: Logger) -> str:
+        """Write what a spike was; returns a line on that."""
+        loader, folder = _train_loader(state), self._place(state)
+        assert loader.handed_out is not None
+        try:
+            files = self._reports.files(spike, number, {'': TrainedBatch(loader, *loader.handed_out)})
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                _write_one(file, folder, logger, state.run_name)
+        except Exception as error:  # a logger's uploads have errors of their own, and none may end a training
+            return f'what it was trained on could not be written: {error!r}'
+        return f'see {folder / files[0].name}.' if files else 'nothing more is written of spikes.'
+
+    def _place(self, state: State) -> Path:
+        folder = self._folder
+        if folder is None:
+            saver = next((found for found in state.callbacks if isinstance(found, CheckpointSaver)), None)
+            if saver is None:
+                raise ConfigError(
+                    'LossSpikes writes beside the checkpoints, but this trainer saves none: give it `folder`, or the '
+                    'trainer `save_folder`.'
+                )
+            folder = saver.folder
+        return Path(format_name_with_dist(folder, state.run_name))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The losses remembered, as one text: a sharded checkpoint must find the same keys in any run."""
+        return {'detector': json.dumps(self._detector.state_dict())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the losses of a checkpoint."""
+        self._detector.load_state_dict(json.loads(state.get('detector', '{}')))
+
+
+def _write_one(file: SpikeFile, folder: Path, logger: Logger, run_name: str) -> None:
+    path = folder / file.name
+    path.write_text(file.text, encoding='utf-8')
+    logger.upload_file(remote_file_name=f'{run_name}/spikes/{file.name}', file_path=path, overwrite=True)
+
+
+def _train_loader(state: State) -> StreamingDataLoader:
+    loader = state.train_dataloader
+    if not isinstance(loader, StreamingDataLoader):
+        raise ConfigError(
+            f'LossSpikes explains the batches of a StreamingDataLoader, but the train loader is '
+            f'{type(loader).__name__}. Train on `streaming_data_spec(...)`, or remove the callback.'
+        )
+    return loader

@@ -1,0 +1,70 @@
+"""Metrics by stream as Composer takes them: one metric, and one number, for each stream."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.wrappers.abstract import WrapperMetric
+
+from headrace.errors import ConfigError
+from headrace.metrics import PerStream, PerStreamMean
+
+__all__ = ['stream_metrics']
+
+
+def stream_metrics(metric: PerStream | PerStreamMean) -> dict[str, Metric]:
+    """The metrics of each stream, for `ComposerModel.get_metrics`, whose values Composer wants to be numbers.
+
+    Args:
+        metric: the metric of all streams; it is copied.
+
+    Returns:
+        By the prefix of the metric and the name of the stream; each is updated, with the same arguments, as `metric`
+        would be, and counts its own stream's rows. The value is NaN where there were none on any rank. Which metric it
+        is of can be told by its attribute `metric`, a `PerStream` or `PerStreamMean`.
+    """
+    return {metric.prefix + name: _OfStream(metric, number) for number, name in enumerate(metric.names)}
+
+
+class _OfStream(WrapperMetric):
+    """What a metric by stream says of one stream."""
+
+    def __init__(self, metric: PerStream | PerStreamMean, number: int) -> None:
+        super().__init__()
+        self._streams, self._number = metric.names, number
+        name, prefix = metric.names[number], metric.prefix
+        self._name = prefix + name
+        # Of one stream, since one of all streams would hold a metric for each of them.
+        self.metric = (
+            PerStreamMean([name], prefix=prefix)
+            if isinstance(metric, PerStreamMean)
+            else PerStream(cast('Metric', metric.metrics[number]), [name], prefix=prefix)
+        )
+
+    def update(self, *args: Any, streams: Tensor, is_padding: Tensor | None = None, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Count the rows of the stream; arguments as those of the metric.
+
+        Raises:
+            ConfigError: as the metric does.
+        """
+        # One that waits for the device anyway can look.
+        if isinstance(self.metric, PerStream) and len(streams) and int(streams.max()) >= len(self._streams):
+            raise ConfigError(
+                f'There are {len(self._streams)} names of streams, {list(self._streams)}, but rows of stream '
+                f'{int(streams.max())}. Give the names of all streams, in their order in the dataset.'
+            )
+        others = streams != self._number
+        left_out = others if is_padding is None else others | is_padding.to(streams.device)
+        self.metric.update(*args, streams=torch.zeros_like(streams), is_padding=left_out, **kwargs)
+
+    def compute(self) -> Any:
+        """The value of the stream, over all ranks."""
+        return self.metric.compute()[self._name]
+
+    def reset(self) -> None:
+        """Begin anew."""
+        super().reset()
+        self.metric.reset()

@@ -1,0 +1,215 @@
+"""Watches the training loss: what a spike was trained on, and what leaves it out, in files beside the checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities import rank_zero_warn
+from typing_extensions import override
+
+from headrace.errors import ConfigError
+from headrace.lightning.position_file import write_text
+from headrace.lightning.statistics import logged_steps, streaming_loaders
+from headrace.metrics import LossSpike, SpikeDetector, SpikeReports, TrainedBatch
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+
+    from headrace.dataset import StreamingDataLoader
+    from headrace.order import BatchPlan
+
+__all__ = ['LossSpikes']
+
+
+class LossSpikes(Callback):
+    """Writes what a loss spike was trained on, and the `skip` that leaves it out, beside the checkpoints.
+
+    For a spike in batch 147 of the run, ``loss-spike-batch147.json`` has every row of the global batch with its rank,
+    stream, shard and place; ``loss-spike-batch147.yaml`` is a configuration with the `skip` of the resumed run, to go
+    over the one of this run. What a spike is, `headrace.metrics.SpikeDetector` says. The loss of each batch is judged
+    when the next one is done, so that nothing waits for the device; it is kept across a resume. Rank 0 writes, and asks
+    no other rank: the plan knows all rows.
+
+    Args:
+        factor: standard deviations above the median that make a spike, by the median absolute deviation.
+        window: batches whose losses are remembered.
+        warmup: batches to see before any is judged.
+        before: batches before a spike to leave out with it.
+        after: batches after a spike to leave out with it.
+        folder: where to write, a path or a URL; None: where the first `ModelCheckpoint` saves, or the trainer's
+            `default_root_dir`.
+        monitor: a logged value to watch, by its name; None: the loss that `training_step` returns.
+        sync_dist: watch the mean over all ranks, by one reduction of a number in each batch. If not, that of rank 0,
+            to which the rows of other ranks make no difference. A value of `monitor` is taken as it was logged.
+        stop: end the training after a spike, as `trainer.should_stop` does.
+        limit: spikes that files are written for.
+
+    Raises:
+        ConfigError: a number is out of range; or, before the first step, no training loader is headrace's, or `stop`
+            is to act on what only rank 0 knows; or, at the first batch, there is no loss to watch.
+    """
+
+    def __init__(
+        self,
+        *,
+        factor: float = 10.0,
+        window: int = 100,
+        warmup: int = 20,
+        before: int = 0,
+        after: int = 0,
+        folder: str | None = None,
+        monitor: str | None = None,
+        sync_dist: bool = True,
+        stop: bool = False,
+        limit: int = 10,
+    ) -> None:
+        self._detector = SpikeDetector(factor=factor, window=window, warmup=warmup)
+        self._reports = SpikeReports(before=before, after=after, limit=limit)
+        self._folder = folder
+        self._monitor = monitor
+        self._sync_dist = sync_dist
+        self._stop = stop
+        self._handed_out: dict[str, tuple[BatchPlan, int] | None] = {}
+        self._last: _Batch | None = None
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._stop and not self._sync_dist and self._monitor is None and trainer.world_size > 1:
+            raise ConfigError(
+                'LossSpikes(stop=True) needs `sync_dist=True` on several ranks: they must all stop at the same batch, '
+                'but each knows only its own loss.'
+            )
+        self._handed_out = {name: loader.handed_out for name, loader in _loaders(trainer).items()}
+        self._reports.begin()
+        self._last = None
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._judge(trainer)
+        batches = {name: TrainedBatch(loader, *new) for name, (loader, new) in self._new(trainer).items()}
+        loss = self._loss(trainer, pl_module, outputs)
+        if loss is not None:
+            # Lightning types its counters by what they have in common.
+            progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+            number = progress.total.processed - 1
+            self._last = _Batch(loss, number, logged_steps(trainer), batches)
+
+    def _new(self, trainer: Trainer) -> dict[str, tuple[StreamingDataLoader, tuple[BatchPlan, int]]]:
+        """The loaders that had a batch in this step, and which; with `max_size`, one that is used up has none."""
+        found: dict[str, tuple[StreamingDataLoader, tuple[BatchPlan, int]]] = {}
+        for name, loader in _loaders(trainer).items():
+            now, before = loader.handed_out, self._handed_out.get(name)
+            if now is not None and (before is None or now[0] is not before[0] or now[1] != before[1]):
+                found[name] = loader, now
+            self._handed_out[name] = now
+        return found
+
+    def _loss(self, trainer: Trainer, pl_module: LightningModule, outputs: Any) -> torch.Tensor | None:
+        if self._monitor is not None:
+            logged = trainer.callback_metrics
+            if self._monitor not in logged:
+                raise ConfigError(
+                    f'LossSpikes watches {self._monitor!r}, which is not logged in each step; there are '
+                    f'{sorted(logged)}. Log it in `training_step`, or leave `monitor` out.'
+                )
+            return logged[self._monitor].detach().float()
+        loss: Any = cast('Mapping[str, Any]', outputs).get('loss') if isinstance(outputs, Mapping) else outputs
+        if not isinstance(loss, torch.Tensor):
+            if pl_module.automatic_optimization:
+                return None  # a step that was left out
+            raise ConfigError(
+                f'LossSpikes watches the loss that `training_step` returns, but with manual optimization it returned '
+                f'{type(outputs).__name__}. Return the loss, or give `monitor`, the name of a value that is logged.'
+            )
+        loss = loss.detach().float().mean()
+        if pl_module.automatic_optimization:
+            loss = loss * trainer.accumulate_grad_batches  # Lightning divided by it
+        if self._sync_dist and trainer.world_size > 1:
+            loss = cast('torch.Tensor', trainer.strategy.reduce(loss, reduce_op='mean'))
+        return loss
+
+    def _judge(self, trainer: Trainer) -> None:
+        """Look at the batch before, whose loss the device has by now."""
+        last, self._last = self._last, None
+        spike = None if last is None else self._detector.add(last.loss.item())
+        if last is None or spike is None:
+            return
+        if self._stop:
+            trainer.should_stop = True
+        if not trainer.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            figures = {'spikes/loss': spike.loss, 'spikes/threshold': spike.threshold}
+            logger.log_metrics({k: v for k, v in figures.items() if v is not None}, step=last.optimizer_step)
+        written = self._write(spike, last, trainer)
+        if not self._reports.is_over:
+            rank_zero_warn(f'The loss of batch {last.number} (step {last.optimizer_step}) was {spike}: {written}')
+
+    def _write(self, spike: LossSpike, last: _Batch, trainer: Trainer) -> str:
+        """Write what a spike was; returns a line on that."""
+        folder = self._folder or _checkpoint_folder(trainer)
+        try:
+            files = self._reports.files(spike, last.number, last.batches, optimizer_step=last.optimizer_step)
+            if '://' not in folder:
+                Path(folder).mkdir(parents=True, exist_ok=True)
+            for file in files:
+                write_text(f'{folder}/{file.name}', file.text)
+        except Exception as error:  # a store has errors of its own, and none may end a training
+            return f'what it was trained on could not be written: {error!r}'
+        return f'see {folder}/{files[0].name}.' if files else 'nothing more is written of spikes.'
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._judge(trainer)
+
+    @override
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._judge(trainer)  # it may be what raised
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return 'headrace.loss_spikes'
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return self._detector.state_dict()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._detector.load_state_dict(state_dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """A batch that was trained, and is not judged yet."""
+
+    loss: torch.Tensor
+    number: int
+    """Of the run, in batches."""
+    optimizer_step: int
+    """Of the run, in Lightning's loggers."""
+    batches: dict[str, TrainedBatch]
+
+
+def _loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
+    loaders = dict(streaming_loaders(trainer.train_dataloader))
+    if not loaders:
+        raise ConfigError(
+            f'LossSpikes explains the batches of a StreamingDataLoader, but the training data is '
+            f'{type(trainer.train_dataloader).__name__}. Train on a StreamingDataModule or a StreamingDataLoader, or '
+            f'remove the callback.'
+        )
+    return loaders
+
+
+def _checkpoint_folder(trainer: Trainer) -> str:
+    saving: Any = trainer.checkpoint_callback
+    return str(getattr(saving, 'dirpath', None) or trainer.default_root_dir)

@@ -1,0 +1,152 @@
+"""The files that say what a loss spike was trained on, and leave it out of the resumed run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.dataset.loader import StreamingDataLoader
+from headrace.errors import ConfigError
+from headrace.metrics.spikes import LossSpike
+from headrace.metrics.step_report import explain_batches, report_text
+from headrace.order import BatchPlan
+
+__all__ = ['SpikeFile', 'SpikeReports', 'TrainedBatch', 'skip_yaml']
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedBatch:
+    """A global batch of one loader that a step trained."""
+
+    loader: StreamingDataLoader
+    plan: BatchPlan
+    number: int
+    """Which batch of the plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeFile:
+    """What to write, and under which name."""
+
+    name: str
+    text: str
+
+
+class SpikeReports:
+    """Makes the files of a run's spikes, on any rank, from the plans alone. It knows no trainer.
+
+    Each file leaves out its own spike and those before it in this run, beside what the run leaves out already: who
+    takes the last file leaves out all of them.
+
+    Args:
+        before: batches before each spike that are left out with it.
+        after: batches after each spike that are left out with it.
+        limit: spikes that files are made of; a loss that stays high would have one for each step.
+
+    Raises:
+        ConfigError: `before` or `after` is negative, or `limit` is below 1.
+    """
+
+    def __init__(self, *, before: int = 0, after: int = 0, limit: int = 10) -> None:
+        if min(before, after) < 0 or limit < 1:
+            raise ConfigError(
+                f'`before` and `after` must be at least 0 batches, and `limit` at least 1 spike, got before={before}, '
+                f'after={after}, limit={limit}.'
+            )
+        self._before, self._after, self._limit = before, after, limit
+        self._found = 0
+        self._ranges: dict[str, list[tuple[int, int]]] = {}
+
+    def begin(self) -> None:
+        """A run begins: forget the spikes of the one before."""
+        self._found = 0
+        self._ranges.clear()
+
+    def files(
+        self, spike: LossSpike, step: int, batches: Mapping[str, TrainedBatch], *, optimizer_step: int | None = None
+    ) -> list[SpikeFile]:
+        """The files of a spike: ``loss-spike-batch147.json``, and ``.yaml`` where the order can leave samples out.
+
+        With several loaders there is no YAML, which has but one; and no file after the first `limit` spikes.
+
+        Args:
+            spike: the spike.
+            step: the global batch of the run, counted from 0 as the trainer counts.
+            batches: what it trained, by names of the loaders ('' if there is one).
+            optimizer_step: the number that the step has in the trainer's loggers, if that is another one.
+
+        Raises:
+            ConfigError: the batch is from before the mixture took over that a loader has now.
+        """
+        self._found += 1
+        if self._found > self._limit:
+            return []
+        reports = {
+            name: explain_batches(
+                batch.loader,
+                batch.plan,
+                batch.number,
+                step=step,
+                before=self._before,
+                after=self._after,
+                left_out=self._ranges.get(name, ()),
+            )
+            for name, batch in batches.items()
+        }
+        for name, report in reports.items():
+            self._ranges.setdefault(name, []).extend(report.ranges)
+        first = min(report.steps[0] for report in reports.values())
+        lines = [(f'{name}: {line}' if name else line) for name, report in reports.items() for line in report.summary()]
+        resume = f'To train without: resume from a checkpoint of at most {first} batches, with `skip` as it is here.'
+        document: dict[str, Any] = {'step': step}
+        if optimizer_step is not None:
+            document['optimizer_step'] = optimizer_step
+        document |= {
+            'loss': _plain(spike.loss),
+            'median': spike.median,
+            'threshold': spike.threshold,
+            'summary': [
+                f'The loss was {spike}.',
+                'Steps are global batches here, counted from 0 through the run.',
+                *lines,
+                resume,
+            ],
+        }
+        if len(reports) == 1:
+            (report,) = reports.values()
+            document |= report.to_json()
+        else:
+            document['loaders'] = {name: report.to_json() for name, report in reports.items()}
+        name = f'loss-spike-batch{step}'
+        files = [SpikeFile(f'{name}.json', report_text(document))]
+        skip = document.get('skip')
+        if skip is not None:
+            head = f'The loss of batch {step} was {spike}. {name}.json says what it was.'
+            files.append(SpikeFile(f'{name}.yaml', skip_yaml(skip, [head, resume])))
+        return files
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there was more than one spike beyond `limit`: a loss that stays no number is one in each step."""
+        return self._found > self._limit + 1
+
+
+def _plain(loss: float) -> float | str:
+    return loss if math.isfinite(loss) else str(loss)  # JSON has no other numbers
+
+
+def skip_yaml(skip: list[list[int | str]], comments: list[str], defaults: list[str] | None = None) -> str:
+    """A configuration that says what the training leaves out, to go over another one.
+
+    Args:
+        skip: the ranges.
+        comments: lines above it.
+        defaults: configurations that it goes over; None: it is itself to be named in `defaults`, after another one.
+    """
+    lines = [f'# {line}' for line in comments]
+    if defaults is not None:
+        lines.append(f'defaults: {json.dumps(defaults)}')
+    return '\n'.join([*lines, 'train:', f'  skip: {json.dumps(skip)}', ''])

@@ -1,0 +1,178 @@
+"""What a trainer's step was made of, and the `skip` that leaves it out."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from headrace.dataset.loader import StreamingDataLoader
+from headrace.errors import ConfigError
+from headrace.order import BatchExplanation, BatchPlan, batches_after, batches_before, find_batch, run_range, with_more
+
+__all__ = ['Report', 'StepReport', 'explain_batches', 'explain_step', 'report_text']
+
+_NAMED_SHARDS = 4  # in a line of a summary; the rows name them all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A global batch of the run, those left out with it, and the ranges that do that. The same on every rank."""
+
+    step: int
+    """The batch that was asked for, counted from 0 through the run as a trainer counts."""
+    steps: tuple[int, ...]
+    """The number of each batch; those from before the run's beginning are not there."""
+    numbers: tuple[int, ...]
+    """Which batch of its epoch each is."""
+    batches: tuple[BatchExplanation, ...]
+    """The rows of each batch: rank, stream, shard and place in it."""
+    ranges: tuple[tuple[int, int], ...]
+    """The samples of the run that each batch lies between, the end exclusive."""
+    skip: list[list[int | str]] | None
+    """What the resumed run is to be given as `skip`: what this one left out, and these batches. None: the order is one
+    of MosaicML Streaming's, which leave nothing out."""
+
+    def summary(self) -> list[str]:
+        """Lines for people: of each batch its place, and its samples by stream, and by shard where they are few."""
+        lines: list[str] = []
+        for step, number, batch, (begin, end) in zip(self.steps, self.numbers, self.batches, self.ranges, strict=True):
+            lines.append(
+                f'Step {step}: global batch {number} of epoch {batch.epoch}, samples {begin} to {end} of the run.'
+            )
+            for name, shards in _shards(batch).items():
+                files = ', '.join(f'{file} {count}' for file, count in shards.items())
+                where = f': {files}' if len(shards) <= _NAMED_SHARDS else f', of {len(shards)} shards'
+                lines.append(f'  {name} {sum(shards.values())}{where}')
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types: the skip, and of each batch its place, its samples by stream, and its rows."""
+        batches = [
+            {
+                'step': step,
+                'epoch': batch.epoch,
+                'batch': number,
+                'samples': list(samples),
+                'streams': batch.stream_counts(),
+                'rows': batch.to_json()['rows'],
+            }
+            for step, number, batch, samples in zip(self.steps, self.numbers, self.batches, self.ranges, strict=True)
+        ]
+        return {'skip': self.skip, 'batches': batches}
+
+
+def _shards(batch: BatchExplanation) -> dict[str, dict[str, int]]:
+    """The rows of each stream by its shards' files, padding left out."""
+    columns = batch.columns()
+    files = columns.get('file', columns['shard'])
+    rows = zip(columns['stream'], columns['shard'], files, columns['is_padding'], strict=True)
+    counts = Counter((stream, shard, str(file)) for stream, shard, file, is_padding in rows if not is_padding)
+    found: dict[str, dict[str, int]] = {}
+    for (stream, _, file), count in sorted(counts.items()):
+        found.setdefault(stream, {})[file] = count
+    return found
+
+
+def explain_step(
+    loader: StreamingDataLoader,
+    step: int,
+    *,
+    before: int = 0,
+    after: int = 0,
+    place: tuple[int, int] = (0, 0),
+    first_step: int = 0,
+) -> StepReport:
+    """Explain a trainer's step from the plan alone: which samples it trained, and the `skip` that leaves them out.
+
+    Without a place, the run is one that has kept its global batch size and its mixture, and left out what the loader
+    leaves out now.
+
+    Args:
+        loader: a training loader, of any rank, with the topology that rows are dealt to; it is not moved.
+        step: the batch's number, counted from 0 through all epochs as a trainer counts.
+        before: batches before it that are left out, too.
+        after: batches after it that are left out, too.
+        place: epoch and position that batches are counted from, such as `loader.next_pass()` after `load_state_dict`.
+        first_step: the number of the batch there.
+
+    Raises:
+        ConfigError: a number is negative; the step lies before the place; or no epoch has batches.
+    """
+    if min(step, before, after) < 0:
+        raise ConfigError(f'steps count from 0, and batches around them too, got {step=}, {before=}, {after=}.')
+    if step < first_step:
+        raise ConfigError(
+            f'step {step} lies before the state, which was taken when {first_step} batches were trained. Give a state '
+            f'from before the step, or none, to count from the beginning of the run.'
+        )
+    epoch, start = place
+    plan, k = find_batch(loader.plan, step - first_step, epoch=epoch, start=start, skip=loader.dataset.skip)
+    return explain_batches(loader, plan, k, step=step, before=before, after=after)
+
+
+def explain_batches(
+    loader: StreamingDataLoader,
+    plan: BatchPlan,
+    k: int,
+    *,
+    step: int,
+    before: int = 0,
+    after: int = 0,
+    left_out: Sequence[tuple[int, int]] = (),
+) -> StepReport:
+    """Explain batch k of a plan as a step of a run.
+
+    Args:
+        loader: the loader whose plan it is.
+        plan: the plan.
+        k: the batch's number there.
+        step: its number in the run.
+        before: batches before it that are left out, too.
+        after: batches after it that are left out, too.
+        left_out: samples of the run to leave out beside these and those that the loader leaves out.
+
+    Raises:
+        ConfigError: the batch is from before the mixture took over that the loader has now.
+    """
+    first = plan.order.first
+    if plan.spans(k, k + 1)[0][0] < first:
+        raise ConfigError(
+            f'step {step} was trained before the mixture took over that the loader has now, at position {first} of '
+            f'epoch {plan.order.epoch}. Explain it with the mixture of then.'
+        )
+    earlier = batches_before(loader.plan, plan, k, before)
+    around = [*earlier, (plan, k), *batches_after(loader.plan, plan, k, after)]
+    ranges = tuple(run_range(*batch) for batch in around)
+    is_compatible = loader.dataset.order_config.is_compatible
+    return StepReport(
+        step=step,
+        steps=tuple(range(step - len(earlier), step - len(earlier) + len(around))),
+        numbers=tuple(plan.batches_before + k for plan, k in around),
+        batches=tuple(loader.dataset.explain(*batch) for batch in around),
+        ranges=ranges,
+        skip=None if is_compatible else with_more(loader.dataset.skip, [*left_out, *ranges]),
+    )
+
+
+Report: TypeAlias = Mapping[str, Any] | Sequence[Any]
+
+
+def report_text(report: Report) -> str:
+    """JSON to be read: lists and mappings of plain values take one line each."""
+    return _lines(report, '') + '\n'
+
+
+def _lines(value: Any, indent: str) -> str:
+    parts: Any = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(value, (Mapping, list, tuple)) or not any(isinstance(v, (Mapping, list, tuple)) for v in parts):
+        return json.dumps(value)
+    inner = indent + '  '
+    if isinstance(value, Mapping):
+        items = [f'{json.dumps(key)}: {_lines(part, inner)}' for key, part in value.items()]
+    else:
+        items = [_lines(part, inner) for part in parts]
+    begin, end = '{}' if isinstance(value, Mapping) else '[]'
+    return f'{begin}\n{inner}' + f',\n{inner}'.join(items) + f'\n{indent}{end}'

@@ -1,0 +1,118 @@
+"""Batches of a run by the number that a trainer counts, their neighbours, and where in the run's sequence they lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.order.plan import BatchPlan
+    from headrace.order.skip import Skip
+
+__all__ = ['PlanOf', 'batches_after', 'batches_before', 'find_batch', 'run_range']
+
+PlanOf: TypeAlias = 'Callable[[int, int], BatchPlan]'
+"""Gives the plan of an epoch from a position on, of any rank."""
+
+
+def find_batch(
+    plan_of: PlanOf, number: int, *, epoch: int = 0, start: int = 0, skip: Skip = ()
+) -> tuple[BatchPlan, int]:
+    """The batch of a run that has a number, counted from 0 at a place, through all epochs.
+
+    Args:
+        plan_of: gives the run's plans.
+        number: the batch's number.
+        epoch: the epoch of the place that batches are counted from.
+        start: its position in that epoch.
+        skip: what the run leaves out, as it was written.
+
+    Returns:
+        A plan, and the batch's number there.
+
+    Raises:
+        ConfigError: no epoch has batches.
+    """
+    plan = plan_of(epoch, start)
+    while number >= plan.num_batches:
+        number -= plan.num_batches
+        epoch += 1
+        plan = plan_of(epoch, 0)
+        if epoch >= _first_whole_epoch(plan, skip):  # from here on all epochs are alike
+            if not plan.num_batches:
+                raise ConfigError(f'the epochs of this loader have no batches from epoch {epoch} on.')
+            more, number = divmod(number, plan.num_batches)
+            return plan_of(epoch + more, 0), number
+    return plan, number
+
+
+def _first_whole_epoch(plan: BatchPlan, skip: Skip) -> int:
+    """An epoch from which on nothing is left out."""
+    size, origin = len(plan.order), plan.order.mixture.origin
+    batches = max(size // plan.global_batch_size, 1)
+    ends = [
+        origin.epoch + -(-(end.count - origin.begin) // size) if end.unit == 'sp' else end.count // batches + 1
+        for _, end in skip
+    ]
+    return max(ends, default=0)
+
+
+def batches_before(plan_of: PlanOf, plan: BatchPlan, k: int, count: int) -> list[tuple[BatchPlan, int]]:
+    """The batches of a run before batch k of a plan, in their order.
+
+    Those from before the plan's start are cut from its epoch's beginning on, in batches of the plan's size.
+
+    Args:
+        plan_of: gives the run's plans.
+        plan: the plan.
+        k: the batch's number in it.
+        count: how many batches.
+
+    Returns:
+        Plans, and numbers there; fewer where the run, or its mixture, began less far ago.
+    """
+    found: list[tuple[BatchPlan, int]] = []
+    while len(found) < count and (previous := _previous(plan_of, plan, k)) is not None:
+        plan, k = previous
+        found.insert(0, previous)
+    return found
+
+
+def batches_after(plan_of: PlanOf, plan: BatchPlan, k: int, count: int) -> list[tuple[BatchPlan, int]]:
+    """The batches of a run after batch k of a plan, through all epochs; arguments as `batches_before`'s."""
+    found: list[tuple[BatchPlan, int]] = []
+    for _ in range(count):
+        k += 1
+        while k >= plan.num_batches:
+            plan, k = plan_of(plan.order.epoch + 1, 0), 0
+        found.append((plan, k))
+    return found
+
+
+def _previous(plan_of: PlanOf, plan: BatchPlan, k: int) -> tuple[BatchPlan, int] | None:
+    if k:
+        return plan, k - 1
+    epoch, number, origin = plan.order.epoch, plan.batches_before, plan.order.mixture.origin
+    if number:
+        plan = plan_of(epoch, 0)
+    while not number:
+        if epoch <= origin.epoch:
+            return None
+        epoch -= 1
+        plan = plan_of(epoch, 0)
+        number = plan.num_batches
+    # What another mixture gave before this one took over cannot be told from this one.
+    return None if plan.spans(number - 1, number)[0][0] < plan.order.first else (plan, number - 1)
+
+
+def run_range(plan: BatchPlan, k: int) -> tuple[int, int]:
+    """The samples of the run [begin, end) that batch k of a plan lies between, as `skip` takes them.
+
+    What the plan leaves out amid them is included; padding is not.
+    """
+    spans, order = plan.spans(k, k + 1), plan.order
+    begin = order.mixture.origin.begin_of(order.epoch, len(order))
+    return begin + spans[0][0], begin + spans[-1][1]

@@ -1,0 +1,158 @@
+"""``headrace skip`` on indexes without shards, against the batches of the run that leaves out what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from headrace.cli import main
+from headrace.mixing import build_loader, load_config
+from headrace.order import Topology
+
+CONFIG = """
+global_batch_size: 12
+train:
+  shuffle: true
+  streams:
+    code:  {local: code, proportion: 0.3}
+    prose: {local: prose, proportion: 0.7}
+  epoch_size: 100
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, make_dataset, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, samples in (('code', 50), ('prose', 80)):
+        for shard in make_dataset(name, samples).glob('*.mds'):
+            shard.unlink()
+    (tmp_path / 'mix.yaml').write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return 'mix.yaml'
+
+
+def loader_of(config: str, *overrides: str, **topology: int) -> Any:
+    return build_loader(load_config(config, overrides=overrides).train, topology=Topology(**topology))
+
+
+def ids(loader: Any, epochs: int = 3) -> list[list[int]]:
+    plans = [loader.plan(epoch) for epoch in range(epochs)]
+    return [plan.ids(k).tolist() for plan in plans for k in range(plan.num_batches)]
+
+
+def skip(config: str, *arguments: object) -> int:
+    return main(['skip', config, *map(str, arguments)])
+
+
+def test_what_it_writes_is_the_configuration_of_the_resumed_run(config: str, capsys, tmp_path: Path) -> None:
+    out = tmp_path / 'runs' / 'resumed.yaml'
+    out.parent.mkdir()
+    assert skip(config, '--step', 11, '--before', 1, '--after', 2, '--write', out) == 0
+    shown = capsys.readouterr().out
+    assert 'Step 11: global batch 2 of epoch 1, samples 124 to 136 of the run.' in shown
+    assert 'resume from a checkpoint of at most 10 batches' in shown
+    whole = ids(loader_of(config))
+    assert ids(loader_of(str(out))) == whole[:10] + whole[14:]
+    # And what it leaves out is kept where it goes on from there.
+    again = tmp_path / 'again.yaml'
+    assert skip(str(out), '--step', 2, '--write', again) == 0
+    assert ids(loader_of(str(again))) == whole[:2] + whole[3:10] + whole[14:]
+    assert load_config(again).train.skip == ((24, 36), (112, 160))
+
+
+def test_what_it_prints_is_yaml(config: str, capsys) -> None:
+    assert skip(config, '--step', 3, 'train.skip=[[1ba, 2ba], [60, 72]]') == 0
+    text = capsys.readouterr().out
+    # The run without batches 1 and 5 has batch 4 for its step 3.
+    assert yaml.safe_load(text) == {'train': {'skip': [['1ba', '2ba'], [48, 72]]}}
+    assert '# Step 3: global batch 3 of epoch 0, samples 48 to 60 of the run.' in text
+    assert sum(line.startswith(('#   prose ', '#   code ')) for line in text.splitlines()) == 2
+
+
+def test_json_has_every_row_of_every_rank(config: str, capsys) -> None:
+    assert skip(config, '--step', 4, '--after', 1, '--ranks', 4, '--nodes', 2, '--json') == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found['step'], found['skip']) == (4, [[48, 72]])
+    for rank in range(4):
+        batches = ids(loader_of(config, rank=rank, world_size=4, num_nodes=2))
+        for batch, step in zip(found['batches'], (4, 5), strict=True):
+            assert batch['step'] == step
+            assert [row['id'] for row in batch['rows'] if row['rank'] == rank] == batches[step]
+
+
+def state_of(loader: Any, epoch: int, sample: int) -> dict[str, Any]:
+    return loader.dataset.resume_state(epoch, sample, 12).to_dict()
+
+
+def test_steps_are_counted_from_a_state(config: str, capsys, tmp_path: Path) -> None:
+    position = state_of(loader_of(config), 1, 24)  # after 11 batches
+
+    class Foreign:
+        """What a checkpoint may hold; nothing of it is made."""
+
+        def __reduce__(self) -> Any:
+            return shutil.rmtree, ('mix.yaml',)
+
+    files = {
+        'bare.json': position,
+        'beside.json': {'state': {'position': position, 'trainer_batches': 11}},
+        'lightning.ckpt': {'callbacks': {'headrace.position': {'position': position, 'trainer_batches': 11}}},
+        'composer.pt': {
+            'state': {
+                'model': {'w': torch.zeros(3)},
+                'foreign': Foreign(),
+                'timestamp': {'Timestamp': {'batch': 11}},
+                'dataset_state': {'train': position},
+            }
+        },
+    }
+    for name, content in files.items():
+        if name.endswith('.json'):
+            (tmp_path / name).write_text(json.dumps(content))
+        else:
+            torch.save(content, tmp_path / name)
+        given = ['--state', name, *(['--state-step', 11] if name == 'bare.json' else [])]
+        assert skip(config, '--step', 13, '--before', 3, *given, '--json') == 0
+        found = json.loads(capsys.readouterr().out)
+        assert (found['skip'], found['batches'][-1]['step']) == ([[112, 160]], 13)
+    assert skip(config, '--step', 5, '--state', 'beside.json') == 1
+    assert 'step 5 lies before the state, which was taken when 11 batches were trained' in capsys.readouterr().err
+    assert skip(config, '--step', 13, '--state', 'bare.json') == 1
+    assert 'does not say how many batches were trained' in capsys.readouterr().err
+    assert skip(config, '--step', 13, '--state', 'beside.json', '--state-step', 12) == 1
+    assert 'got 12, but the file says 11' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (['--step', -1], 'steps count from 0, and batches around them too, got step=-1'),
+        (['--step', 1, '--after', -1], 'after=-1'),
+        (['--step', 1, '--write', 'mix.yaml'], '--write must name a new file, but mix.yaml is there already'),
+        (['--step', 1, '--write', 'none/out.yaml'], '--write none/out.yaml cannot be written: No such file'),
+        (['--step', 1, '--state-step', 3], '--state-step says when --state was taken, which is not given; got 3'),
+        (['--step', 1, 'train.shuffle_algo=py1e'], 'only the native order leaves samples out, but the order is py1e'),
+        (['--step', 1, '--state', 'empty.pt'], 'is a checkpoint without a position of the training data'),
+        (['--step', 1, '--state', 'cut.pt'], 'is a checkpoint that cannot be read'),
+        (
+            ['--step', 1, '~train', 'eval.local=code'],
+            'the configuration has no `train` section; there are eval.eval, eval',
+        ),
+        (['--step', 1, '--ranks', 5], '5 ranks must divide the global batch size'),
+    ],
+)
+def test_what_is_wrong_is_one_line(config: str, arguments: list[Any], message: str, tmp_path: Path, capsys) -> None:
+    import zipfile
+
+    torch.save({'weights': torch.zeros(2)}, tmp_path / 'empty.pt')
+    with zipfile.ZipFile(tmp_path / 'cut.pt', 'w') as archive:
+        archive.writestr('cut/data.pkl', b'\x80\x02}q\x00(X')
+    assert skip(config, *arguments) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert not (tmp_path / 'out.yaml').exists()
