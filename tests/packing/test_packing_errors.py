@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
+from headrace.cli import main
 from headrace.errors import ConfigError, EmptyDatasetError, ResumeError, TopologyError
 from headrace.mixing import build_loader, load_config
 from headrace.packing import PackedDataset, Packing
@@ -174,3 +175,16 @@ def test_a_file_gives_what_the_arguments_give(folder):
     other = StreamingDataLoader(dataset(folder, lanes=2, sequences_per_epoch=1000), batch_size=2)
     for one, another in zip(loader, other, strict=True):
         assert all(torch.equal(one[name], another[name]) for name in another)
+
+
+def test_a_batch_is_explained_by_its_sequences(folder, tmp_path, capsys):
+    file = tmp_path / 'packed.yaml'
+    packing = {'sequence_length': 8, 'token_dtype': 'uint8'}
+    file.write_text(json.dumps({'global_batch_size': 4, 'train': {'local': folder, 'packing': packing}}))
+    assert main(['explain', str(file), '--batch', '3', '--ranks', '2', '--json']) == 0
+    rows = json.loads(capsys.readouterr().out)['rows']
+    assert [(row['rank'], row['id']) for row in rows] == [(0, 12), (0, 14), (1, 13), (1, 15)]
+    assert main(['skip', str(file), '--step', '3']) == 0
+    assert 'skip: [[12, 16]]' in capsys.readouterr().out
+    assert main(['explain', str(file), '--sample', '5']) != 0
+    assert 'before it is tokenised' in capsys.readouterr().err

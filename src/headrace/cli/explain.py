@@ -116,8 +116,14 @@ def _shares(explanation: BatchExplanation) -> str:
 
 def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, arguments: argparse.Namespace) -> int:
     from headrace.order import next_use
+    from headrace.packing import PackedDataset
 
     dataset, sample, epoch = loader.dataset, arguments.sample, plan.order.epoch
+    if isinstance(dataset, PackedDataset):
+        raise ConfigError(
+            f'--sample needs a loader without `packing`, got {sample}: which sequence a document is in is not known '
+            f'before it is tokenised. Remove `packing` from a copy of the configuration to see its place in the order.'
+        )
     if not 0 <= sample < dataset.num_samples:
         raise ConfigError(f'--sample must be an id in [0, {dataset.num_samples}), got {sample}.')
     use = next_use(

@@ -14,7 +14,7 @@ from headrace.packing.tokenizers import fingerprint
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_reader import BatchReader, Collate
-    from headrace.order import Remainder, SkipRange, Topology
+    from headrace.order import BatchExplanation, BatchPlan, Remainder, SkipRange, Topology
 
 __all__ = ['DocumentCount', 'PackedDataset']
 
@@ -98,6 +98,14 @@ class PackedDataset(StreamingDataset):
     def order_key(self) -> object:
         """What the content of batches depends on beside their numbers."""
         return super().order_key, self.run.documents.config(1, None)
+
+    def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
+        """Which sequences make up batch k of a plan, on all ranks; which documents are in them only tokenising tells.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
+        return plan.explain(k)
 
     def exchange_cuts(self, gather: Callable[[Any], Sequence[Any]]) -> None:
         """Learn where the lanes of all ranks are, so that a state of any rank knows it.
