@@ -182,7 +182,7 @@ def test_a_run_goes_on_on_other_ranks_from_the_state_of_any(data, method, exchan
         {'num_workers': 1},
         {'num_workers': 3},
         {'num_workers': 2, 'persistent_workers': True},
-        {'num_workers': 2, 'multiprocessing_context': 'spawn'},
+        {'num_workers': 1, 'multiprocessing_context': 'spawn', 'persistent_workers': True},
     ],
     ids=str,
 )
