@@ -24,7 +24,8 @@ def compare(expected: list[list[int]], seen: list[list[int]]) -> str:
 
 
 def failure(error: str) -> str:
-    """Of a run that did not end well, by what was printed: the last exception's name."""
+    """Of a run that did not end well, by what was printed, which goes to stderr: the last exception's name."""
+    print(error, file=sys.stderr)
     if 'HangError' in error:
         return 'hangs'
     names = re.findall(r'^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt))\b', error.split('\n', 1)[1], re.MULTILINE)
