@@ -12,29 +12,26 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import os
-import re
-import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
-from importlib.metadata import version
-from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-TESTS = Path(__file__).parents[1] / 'tests' / 'lightning'
-sys.path.insert(0, str(TESTS))
+TESTS = Path(__file__).parents[1] / 'tests'
+sys.path[:0] = [str(TESTS), str(TESTS / 'lightning')]
 
 from lightning.pytorch import LightningDataModule  # noqa: E402
 from lightning_matrix import OPTIONS, Option, Scenario, chain_of  # noqa: E402
 from lightning_oracle import trained_before  # noqa: E402
 from lightning_run import Run, newest  # noqa: E402
+from resume_table import compare, failure, show  # noqa: E402
+
+from chains import run_chains  # noqa: E402
 
 SAMPLES = 96
 LIBRARIES = {'headrace': 'headrace', 'mosaicml-streaming': 'streaming', 'litdata': 'litdata'}
@@ -183,25 +180,9 @@ def write(root: Path, libraries: list[str]) -> dict[str, str]:
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
-def compare(expected: list[list[int]], seen: list[list[int]]) -> str:
-    """What of the global batches of an uninterrupted run is lost, what is repeated, and what came elsewhere."""
-    before, after = list(chain.from_iterable(expected)), list(chain.from_iterable(seen))
-    lost = sum((Counter(before) - Counter(after)).values())
-    repeated = sum((Counter(after) - Counter(before)).values())
-    if lost or repeated:
-        return f'{lost} lost, {repeated} repeated'
-    # Of batches of two sizes, what lies between two boundaries that both have.
-    bounds = sorted({0, *accumulate(map(len, expected))} & {0, *accumulate(map(len, seen))})
-    moved = sum(sum((Counter(after[a:b]) - Counter(before[a:b])).values()) for a, b in pairwise(bounds))
-    return f'{moved} moved' if moved else 'exact'
-
-
 def cell(error: str | None, reference: Run, first: Run, second: Run) -> str:
     if error is not None:
-        if 'HangError' in error:
-            return 'hangs'
-        names = re.findall(r'^(?:[\w.]+\.)?(\w+(?:Error|Exception|Interrupt))\b', error.split('\n', 1)[1], re.MULTILINE)
-        return f'crash: {[name for name in names if not name.startswith("Process")][-1]}'
+        return failure(error)
     try:
         checkpoint = newest(first.checkpoints)
         whole, before, after = (
@@ -231,45 +212,27 @@ def chains(library: str, folders: dict[str, str], out: str) -> dict[str, list[Ru
     return found
 
 
-def run_all(found: dict[str, list[Run]], out: Path) -> list[str | None]:
-    """Run the chains of all rows, one after the other; returns what went wrong in each, if anything did."""
-    given, outcomes = out / 'chains.json', out / 'outcomes.jsonl'
-    given.write_text(json.dumps([[dataclasses.asdict(run) for run in runs] for runs in found.values()]))
-    path = [str(Path(__file__).parent), str(TESTS), os.environ.get('PYTHONPATH', '')]
-    environ = {
-        **os.environ,
-        'PYTHONPATH': os.pathsep.join(path),
-        'OMP_NUM_THREADS': '1',
-        'GLOO_SOCKET_IFNAME': 'lo',
-        'PYTHONFAULTHANDLER': '1',
-    }
-    program = str(TESTS / 'lightning_chains.py')
-    subprocess.run([sys.executable, program, str(given), str(outcomes)], env=environ, check=True)
-    return [json.loads(line)['error'] for line in outcomes.read_text().splitlines()]
+def column(library: str, folder: Path, folders: dict[str, str]) -> dict[str, str]:
+    """What became of each row with a library."""
+    found = chains(library, folders, str(folder))
+    fields = [[dataclasses.asdict(run) for run in runs] for runs in found.values()]
+    errors = run_chains(TESTS / 'lightning' / 'lightning_chains.py', fields, folder, timeout=3600, programs=1)
+    return {row: cell(error, *runs) for (row, runs), error in zip(found.items(), errors, strict=True)}
 
 
 def main() -> None:
+    # For the ranks, which make the peers' data modules by name.
+    path = [str(Path(__file__).parent), os.environ.get('PYTHONPATH', '')]
+    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, path))
     libraries = [name for name, module in LIBRARIES.items() if importlib.util.find_spec(module)]
-    columns: dict[str, dict[str, str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         folders = write(Path(folder), libraries)
+        columns: dict[str, dict[str, str]] = {}
         for library in libraries:
             out = Path(folder, f'{library}-runs')
             out.mkdir()
-            found = chains(library, folders, str(out))
-            columns[library] = {
-                row: cell(error, *runs) for (row, runs), error in zip(found.items(), run_all(found, out), strict=True)
-            }
-    versions = [f'{name} {version(name)}' for name in libraries]
-    table = [
-        ' | '.join(['| checkpoint, and what is special', *versions]) + ' |',
-        '|---' * (1 + len(libraries)) + '|',
-        *(' | '.join([f'| {row}', *(columns[library][row] for library in libraries)]) + ' |' for row in ROWS),
-    ]
-    text = '\n'.join(table) + '\n'
-    print(text)
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text)
+            columns[library] = column(library, out, folders)
+    show(columns)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ import random
 import signal
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +29,18 @@ from processes import end_rank
 CHECKPOINTS = {'mid': 5, 'eighth': 8, 'last': 12, 'thirteenth': 13, 'boundary': 'ep1', 'second': 17}
 
 
+class Crash(Exception):
+    """What a leg dies of that is told to."""
+
+
 @dataclass
 class Leg:
     name: str
     data: str
     out: str
+    ranks: int = 1
+    """On all nodes. Under a launcher it says how many there are."""
+    nodes: int = 1
     workers: int = 0
     global_batch: int = 8
     duration: str = '2ep'
@@ -41,9 +48,14 @@ class Leg:
     save: bool = False
     subset: int = -1
     follow: bool = True
+    crash_after: int | None = None
+    """Batch, counted from the beginning of the training, after which to die of an exception on every rank."""
     kill_after: int | None = None
+    """Batch after which every rank dies of a SIGKILL."""
+    folder: str | None = None
+    """Where the trainer saves its own checkpoints, below `out`."""
+    interval: str = '3ba'
     autoresume: bool = False
-    run: str | None = None
     evaluate: str | None = None
     remainder: str = 'repeat'
     fits: int = 1
@@ -52,6 +64,26 @@ class Leg:
     skip: tuple[tuple[int | str, int | str], ...] = ()
     epoch_size: int | None = None
     on_mixture_change: str = 'refuse'
+    replication: int = 1
+    dataset: dict[str, Any] = field(default_factory=dict)
+    """More arguments of the training dataset, of either library."""
+    library: str = 'headrace'
+    """Or `mosaicml-streaming`."""
+
+    @property
+    def replicas(self) -> int:
+        """Ranks, those that share their samples as one."""
+        return self.ranks // self.replication
+
+    @property
+    def is_to_die(self) -> bool:
+        return self.crash_after is not None or self.kill_after is not None
+
+    @property
+    def latest(self) -> Path:
+        """The last checkpoint that the trainer saved by itself."""
+        assert self.folder is not None
+        return Path(self.out, self.folder, 'latest-rank0.pt')
 
 
 class Linear(ComposerModel):
@@ -94,6 +126,7 @@ class Recorder(Callback):
             'batch': int(time.batch),
             'batch_in_epoch': int(time.batch_in_epoch),
             'sample_in_epoch': int(time.sample_in_epoch),
+            'token': int(time.token),
             'len': int(state.dataloader_len),
             'ids': state.batch['id'].tolist(),
             'drawn': drawn + ([float(state.batch['noise'])] if 'noise' in state.batch else []),
@@ -107,6 +140,9 @@ class Recorder(Callback):
         for name, when in CHECKPOINTS.items():
             if self.leg.save and when == batch:
                 self._save(state, name)
+        # The trainer's own checkpoint of this batch would come after this.
+        if self.leg.crash_after == batch:
+            raise Crash
         if self.leg.kill_after == batch:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -135,31 +171,66 @@ def _collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
     return {**batch, 'noise': batch['noise'].sum()}
 
 
-def train_spec(leg: Leg) -> Any:
-    ranks = dist.get_world_size()
-    if leg.plain:
-        dataset = StreamingDataset(local=leg.data, shuffle=True, batch_size=leg.global_batch // ranks, shuffle_seed=7)
-        return DataLoader(dataset, batch_size=leg.global_batch // ranks, num_workers=leg.workers)
-    dataset = WithNoise(
-        local=leg.data,
-        shuffle=True,
-        batch_size=leg.global_batch // ranks,
+def train_dataset(leg: Leg, replicas: int) -> StreamingDataset:
+    """The leg's, for so many ranks that do not share their samples."""
+    kind = StreamingDataset if leg.plain else WithNoise
+    return kind(
+        **_common(leg, replicas),
         remainder=leg.remainder,
-        shuffle_seed=7,
         skip=leg.skip,
         epoch_size=leg.epoch_size,
         on_mixture_change=leg.on_mixture_change,
+        **leg.dataset,
     )
-    loader = StreamingDataLoader(dataset, num_workers=leg.workers, collate_fn=_collate)
-    return streaming_data_spec(loader)
+
+
+def train_spec(leg: Leg) -> Any:
+    replicas = dist.get_world_size() // leg.replication
+    if leg.library == 'mosaicml-streaming':
+        return _mosaicml_loader(leg, _common(leg, replicas))
+    dataset = train_dataset(leg, replicas)
+    if leg.plain:
+        return DataLoader(dataset, batch_size=leg.global_batch // replicas, num_workers=leg.workers)
+    return streaming_data_spec(StreamingDataLoader(dataset, num_workers=leg.workers, collate_fn=_collate))
+
+
+def _common(leg: Leg, replicas: int) -> dict[str, Any]:
+    """What both libraries call alike."""
+    replication = {'replication': leg.replication} if leg.replication > 1 else {}
+    return {
+        'local': leg.data,
+        'shuffle': True,
+        'shuffle_seed': 7,
+        'batch_size': leg.global_batch // replicas,
+        **replication,
+    }
+
+
+def _mosaicml_loader(leg: Leg, options: dict[str, Any]) -> Any:
+    """As Composer's documentation has it.
+
+    Ranks have met before, as in LLM Foundry: else the dataset has them meet and part, and Composer has them meet again
+    at the same port, where one may come too early.
+    """
+    import streaming
+
+    if dist.get_world_size() > 1:
+        dist.initialize_dist('cpu')
+    dataset = streaming.StreamingDataset(**options, **leg.dataset)
+    loader = DataLoader if leg.plain else streaming.StreamingDataLoader
+    return loader(dataset, batch_size=options['batch_size'], num_workers=leg.workers)
 
 
 def evaluators(leg: Leg) -> Any:
     if leg.evaluate is None:
         return None
-    spec = streaming_data_spec(
-        section='eval', local=leg.evaluate, global_batch_size=8, shuffle=True, num_workers=leg.workers
-    )
+    if leg.library == 'mosaicml-streaming':
+        peer = replace(leg, data=leg.evaluate, dataset={}, replication=1)
+        spec = _mosaicml_loader(peer, {'local': leg.evaluate, 'batch_size': 8 // dist.get_world_size()})
+    else:
+        spec = streaming_data_spec(
+            section='eval', local=leg.evaluate, global_batch_size=8, shuffle=True, num_workers=leg.workers
+        )
     return [Evaluator(label='held_out', dataloader=spec, eval_interval='6ba')]
 
 
@@ -171,17 +242,17 @@ def run(leg: Leg) -> Trainer:
         eval_dataloader=evaluators(leg),
         optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
         max_duration=leg.duration,
-        callbacks=[*([StreamingPosition()] if leg.follow else []), Recorder(leg)],
+        callbacks=[*([StreamingPosition()] if leg.follow and leg.library == 'headrace' else []), Recorder(leg)],
         load_path=leg.load,
         train_subset_num_batches=leg.subset,
         device='cpu',
         seed=3,
         progress_bar=False,
         auto_log_hparams=False,
-        run_name=leg.run,
+        run_name=leg.folder,
         autoresume=leg.autoresume,
-        save_folder=str(Path(leg.out) / 'auto') if leg.autoresume else None,
-        save_interval='3ba',
+        save_folder=str(Path(leg.out, leg.folder)) if leg.folder else None,
+        save_interval=leg.interval,
         device_train_microbatch_size=leg.microbatch,
     )
     trainer.fit()

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from composer_legs import Leg
 from composer_mix import MixLeg
@@ -16,11 +17,15 @@ from composer_mix import MixLeg
 from headrace.dataset import MDSWriter, StreamingDataset
 from processes import run_program
 
+TOKENS = 4
+"""Of a sample."""
+
 
 def make_data(folder: Path, samples: int) -> str:
-    with MDSWriter(out=str(folder), columns={'id': 'int', 'x': 'float32'}, size_limit=240) as writer:
+    columns = {'id': 'int', 'x': 'float32', 'input_ids': f'ndarray:int32:{TOKENS}'}
+    with MDSWriter(out=str(folder), columns=columns, size_limit=350) as writer:
         for number in range(samples):
-            writer.write({'id': number, 'x': number / samples})
+            writer.write({'id': number, 'x': number / samples, 'input_ids': np.full(TOKENS, number, np.int32)})
     return str(folder)
 
 

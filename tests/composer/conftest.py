@@ -11,10 +11,7 @@ try:
 except ImportError:
     collect_ignore_glob = ['*']
 else:
-    from composer_legs import Leg
-    from composer_runs import launch, make_data
-
-    TOPOLOGIES = {'1x0': (1, 0), '1x2': (1, 2), '2x0': (2, 0), '2x1': (2, 1)}
+    from composer_runs import make_data
 
 
 @pytest.fixture(scope='session')
@@ -36,20 +33,6 @@ def data(shared: Path) -> str:
 def uneven(shared: Path) -> str:
     """101 samples: the last of 13 global batches of 8 has 5."""
     return _once(shared, 'uneven', lambda folder: make_data(folder, 101))
-
-
-@pytest.fixture(scope='session')
-def references(shared: Path, data: str) -> Path:
-    """Two epochs without interruption on each topology, named as it is, with all kinds of checkpoints."""
-
-    def train(folder: Path) -> None:
-        folder.mkdir()
-        for ranks in (1, 2):
-            names = [name for name, (of, _) in TOPOLOGIES.items() if of == ranks]
-            legs = [Leg(name, data, str(folder), workers=TOPOLOGIES[name][1], save=True) for name in names]
-            launch(['composer', '-n', str(ranks)], legs)
-
-    return Path(_once(shared, 'references', train))
 
 
 def _once(shared: Path, name: str, make: Callable[[Path], object]) -> str:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 import subprocess
 import sys
@@ -10,8 +11,12 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import torch.distributed.checkpoint
-from composer.core import DataSpec
+from composer.core import DataSpec, State
+from composer.devices import DeviceCPU
+from composer.utils.parallelism import FSDPConfig, ParallelismConfig, TPConfig
+from composer_legs import Linear
 
+from fake_world import fake_world
 from headrace.composer import StreamingPosition, streaming_data_spec, streaming_evaluators
 from headrace.composer.topology import composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
@@ -153,18 +158,52 @@ def test_ranks_that_share_their_samples_share_the_count(data: str, four_ranks: A
     assert (samples, tokens) == (10, 30)
 
 
-@pytest.mark.parametrize(('replication', 'is_right'), [(1, False), (2, True)])
-def test_tensor_parallel_ranks_must_share_their_samples(
-    data: str, four_ranks: Any, replication: int, is_right: bool
-) -> None:
+def tensor_parallel_state(loader: Any) -> State:
+    """What a trainer has, in pairs of tensor-parallel ranks, when `fit` starts."""
+    state = State(
+        model=Linear(),
+        rank_zero_seed=0,
+        run_name='run',
+        device=DeviceCPU(),
+        parallelism_config=ParallelismConfig(fsdp=FSDPConfig(), tp=TPConfig(tensor_parallel_degree=2)),
+    )
+    state.train_dataloader = loader
+    state.set_dataloader(loader, 'train')
+    return state
+
+
+@pytest.mark.filterwarnings('ignore:Tensor parallelism')
+def test_tensor_parallel_ranks_are_those_that_share_their_samples(data: str, four_ranks: Any) -> None:
+    ids: dict[int, list[list[list[int]]]] = {}
+    counted = []
+    for rank in range(4):
+        four_ranks(rank)
+        with fake_world(rank, 4):
+            spec = streaming_data_spec(local=data, shuffle=True, global_batch_size=8, replication=2)
+            state = tensor_parallel_state(spec.dataloader)
+            StreamingPosition().fit_start(state, MagicMock())
+            mesh = state.device_mesh
+            assert mesh is not None
+            seen = []
+            for batch in spec.dataloader:
+                seen.append(spec.batch_transforms(batch)['id'].tolist())
+                counted.append(spec.get_num_samples_in_batch(batch))
+            ids.setdefault(mesh['data_parallel_shard'].get_local_rank(), []).append(seen)
+            # Composer passes the sum over all ranks.
+            saved = spec.loader.dataset.state_dict(40, True)
+            assert saved['sample_in_epoch'] == 40
+    (one, peer), (other, its_peer) = ids[0], ids[1]
+    assert one == peer
+    assert other == its_peer
+    assert sorted(itertools.chain(*one, *other)) == list(range(96))
+    assert sum(counted) == 96
+
+
+@pytest.mark.filterwarnings('ignore:Tensor parallelism')
+def test_tensor_parallel_ranks_must_share_their_samples(data: str, four_ranks: Any) -> None:
     four_ranks(1)
-    spec = streaming_data_spec(local=data, global_batch_size=8, replication=replication)
-    mesh = MagicMock(mesh_dim_names=('data_parallel_shard', 'tensor_parallel'))
-    mesh.__getitem__.return_value.size.return_value = 2
-    state = MagicMock(train_dataloader=spec.dataloader, device_mesh=mesh, evaluators=[])
-    if is_right:
-        StreamingPosition().fit_start(state, MagicMock())
-    else:
+    with fake_world(1, 4):
+        state = tensor_parallel_state(streaming_data_spec(local=data, global_batch_size=8).dataloader)
         with pytest.raises(TopologyError, match='Set `replication: 2`'):
             StreamingPosition().fit_start(state, MagicMock())
 

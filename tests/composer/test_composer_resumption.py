@@ -2,140 +2,145 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from composer_legs import Leg
-from composer_runs import launch, lines, sequence, trained
+from composer_matrix import (
+    BATCHES,
+    DIMENSIONS,
+    EPOCHS,
+    OPTIONS,
+    SAMPLES,
+    WORLDS,
+    Scenario,
+    batches_behind,
+    chain_of,
+    scenarios,
+    without_units,
+)
+from composer_oracle import judge, random_fault, resumed_at
+from composer_runs import launch, lines, make_data, sequence, trained
+
+from chains import run_chains
+from covering import covering, pairs
 
 pytestmark = [pytest.mark.composer, pytest.mark.timeout(600)]
 
-TOPOLOGIES = {'1x0': (1, 0), '1x2': (1, 2), '2x0': (2, 0), '2x1': (2, 1)}
-BEHIND = {'mid': 5, 'last': 12, 'boundary': 12, 'second': 17}
-EVERY = list(itertools.product(TOPOLOGIES, TOPOLOGIES, BEHIND))
-# A Latin square: each two of old topology, new topology and checkpoint meet once.
-PAIRS = [
-    (before, after, list(BEHIND)[(row + column) % 4])
-    for (row, before), (column, after) in itertools.product(enumerate(TOPOLOGIES), enumerate(TOPOLOGIES))
-]
+
+def processes(scenario: Scenario) -> int:
+    """Of both legs, workers included, and what any leg costs."""
+    return sum(1 + ranks * (1 + workers) for ranks, _, workers in (WORLDS[scenario.before], WORLDS[scenario.after]))
 
 
-def faults(leg: Leg, ranks: int, expected: list[list[int]], behind: int) -> str:
-    """What is wrong with a leg that follows `behind` batches of a run of which all batches are known."""
-    got = trained(leg, ranks)
-    wanted = {batch: ids for batch, ids in enumerate(expected) if batch >= behind}
-    if got == wanted:
-        return ''
-    had, want = sorted(sum(got.values(), [])), sorted(sum(wanted.values(), []))
-    repeated = sum(had.count(one) > want.count(one) for one in set(had))
-    lost = sum(had.count(one) < want.count(one) for one in set(want))
-    other = [batch for batch in wanted if got.get(batch) != wanted[batch]]
-    return f'{repeated} repeated, {lost} lost, {len(got)} batches of {len(wanted)}, other ids in {other[:4]}'
+@functools.cache
+def chosen() -> list[Scenario]:
+    return list(covering(scenarios(), dataclasses.astuple, processes))
 
 
-def random_faults(leg: Leg, reference: Leg, ranks: int) -> str:
-    """Whether each rank drew the random numbers that it draws without interruption."""
-    # Workers are seeded anew when they start, so a sample's own numbers are the run's only without workers.
-    count = 3 if leg.workers else 4
-    for rank in range(ranks):
-        wanted = {line['batch']: line['drawn'][:count] for line in lines(reference, rank)}
-        for line in lines(leg, rank):
-            if line['drawn'][:count] != wanted[line['batch']]:
-                return f'other random numbers from batch {line["batch"]} on rank {rank}'
-    return ''
+def outcome(scenario: Scenario, first: Leg, second: Leg) -> str:
+    """What was trained, and what else is not as it would have been without the interruption."""
+    option = OPTIONS[scenario.option]
+    wrong: list[str] = []
+    behind = batches_behind(scenario)
+    epoch, batch_in_epoch = divmod(behind, option.batches)
+    if scenario.place == 'last batch':
+        epoch, batch_in_epoch = epoch - 1, option.batches
+    file = first.latest.with_name(f'ep{epoch}-ba{behind}-rank0.pt')
+    if not file.exists():
+        return f'there is no {file.name}'
+    time = torch.load(file, weights_only=False)['state']['timestamp']['Timestamp']
+    if time['batch_in_epoch'] != batch_in_epoch:
+        wrong.append(f'{file.name} is at batch {time["batch_in_epoch"]} of its epoch')
+    if resumed_at(second) != behind:
+        wrong.append(f'it went on from batch {resumed_at(second)}')
+    verdict = judge([first, second], limit=option.batches if option.batches != BATCHES else None)
+    if scenario.duration == 'ba':
+        is_end = verdict.trained == EPOCHS * option.batches
+    else:
+        is_end = (verdict.epochs, verdict.position) == (EPOCHS, 0)
+    if not is_end:
+        wrong.append('training did not end where it should')
+    if scenario.option != 'plain DataLoader':
+        wrong += filter(None, [random_fault(first, second)])
+    return '; '.join([str(verdict), *wrong] if wrong or not verdict.is_exact else ['exact'])
 
 
-def check_table(references: Path, data: str, tmp_path: Path, rows: list[tuple[str, str, str]]) -> None:
-    """Resume each row's checkpoint on its new topology, one process start for each number of ranks; print a table."""
-    expected = sequence(data, 0) + sequence(data, 1)
-    out = str(tmp_path)
-    table: list[str] = []
-    for ranks in (1, 2):
-        legs = {
-            row: Leg(
-                '-'.join(row), data, out, workers=TOPOLOGIES[row[1]][1], load=str(references / f'{row[0]}-{row[2]}.pt')
-            )
-            for row in rows
-            if TOPOLOGIES[row[1]][0] == ranks
-        }
-        if not legs:
-            continue
-        launch(['composer', '-n', '1'] if ranks == 1 else ['torchrun', '--nproc-per-node', '2'], list(legs.values()))
-        for (before, after, kind), leg in legs.items():
-            fault = faults(leg, ranks, expected, BEHIND[kind])
-            if not fault and before == after:
-                fault = random_faults(leg, Leg(before, data, str(references), workers=leg.workers), ranks)
-            table.append(f'{before} -> {after}  {kind:8}  {fault or "exact"}')
-    print('\n'.join(['', 'ranks x workers, checkpoint, outcome', *table]))
-    assert not [line for line in table if not line.endswith('exact')]
+def check(cases: Sequence[Scenario], folder: Path, table: list[str], timeout: float) -> None:
+    data, evaluate = make_data(folder / 'data', SAMPLES), make_data(folder / 'evaluate', 10)
+    chains = [chain_of(case, f's{number}', str(folder), data, evaluate) for number, case in enumerate(cases)]
+    program = Path(__file__).with_name('composer_chains.py')
+    fields = [[dataclasses.asdict(leg) for leg in legs] for legs in chains]
+    failures: list[str] = []
+    for case, legs, error in zip(cases, chains, run_chains(program, fields, folder, timeout), strict=True):
+        text = error or outcome(case, *legs)
+        table.append(f'{case}  {text.splitlines()[0]}')
+        if text != 'exact':
+            failures.append(f'{case}: {text}')
+    assert not failures, f'{len(failures)} of {len(cases)} failed:\n' + '\n'.join(failures)
 
 
-def test_the_uninterrupted_runs_train_the_plans_global_batches(references: Path, data: str) -> None:
-    expected = sequence(data, 0) + sequence(data, 1)
-    for name, (ranks, workers) in TOPOLOGIES.items():
-        assert not faults(Leg(name, data, str(references), workers=workers), ranks, expected, 0)
+@pytest.fixture(scope='module')
+def table() -> Iterator[list[str]]:
+    lines: list[str] = []
+    yield lines
+    head = f'{"checkpoint":<12} save, max {"resumed after, by":<20} {"option":<30} ranks x workers'
+    print('\n'.join(['', head, *sorted(lines)]))
 
 
-def test_runs_resume_on_each_topology_from_each_checkpoint(references: Path, data: str, tmp_path: Path) -> None:
-    check_table(references, data, tmp_path, PAIRS)
+def test_any_two_values_meet_that_can() -> None:
+    possible = set().union(*(pairs(dataclasses.astuple(case)) for case in scenarios()))
+    assert set().union(*(pairs(dataclasses.astuple(case)) for case in chosen())) == possible
+    everything = {
+        pair for (i, one), (j, other) in itertools.combinations(enumerate(DIMENSIONS), 2)
+        for pair in (((i, a), (j, b)) for a in one for b in other)
+    }  # fmt: skip
+    impossible = (
+        {((0, place), (1, 'ep')) for place in ('mid-epoch', 'last batch')}
+        | {((0, place), (1, unit)) for place in ('epoch end', 'end of a fit') for unit in ('ba', 'sp', 'tok')}
+        | {((3, 'SIGKILL, autoresume'), (dimension, '2x1, 2 nodes')) for dimension in (5, 6)}
+        | {((4, 'replication=2'), (dimension, world)) for dimension in (5, 6) for world in ('1x0', '1x2')}
+    )
+    assert everything - possible == impossible
+
+
+def test_a_resumed_training_continues_exactly(tmp_path: Path, table: list[str]) -> None:
+    check(chosen(), tmp_path, table, timeout=580)
 
 
 @pytest.mark.slow
-def test_runs_resume_on_any_topology_from_any_checkpoint(references: Path, data: str, tmp_path: Path) -> None:
-    check_table(references, data, tmp_path, EVERY)
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize('option', OPTIONS)
+def test_any_resumed_training_continues_exactly(tmp_path: Path, table: list[str], option: str) -> None:
+    """With each of the other dimensions' values; the units of time take turns."""
+    cases = [case for case in without_units() if case.option == option]
+    check(cases, tmp_path, table, timeout=3500)
 
 
-@pytest.mark.parametrize(
-    ('before', 'after'),
-    [
-        pytest.param(['torchrun', '--nproc-per-node', '2'], ['composer', '-n', '1'], id='2-to-1'),
-        pytest.param(['composer', '-n', '1'], ['composer', '-n', '2'], id='1-to-2', marks=pytest.mark.slow),
-    ],
-)
-def test_a_run_killed_in_mid_epoch_goes_on_by_itself(
-    data: str, tmp_path: Path, before: list[str], after: list[str]
-) -> None:
-    options = {'data': data, 'out': str(tmp_path), 'workers': 1, 'autoresume': True, 'run': 'run'}
-    killed, resumed = Leg('killed', kill_after=5, **options), Leg('resumed', **options)
-    launch(before, [killed], killed=True)
-    launch(after, [resumed])
-    expected = sequence(data, 0) + sequence(data, 1)
-    # Saved every third batch: what was trained after the third is trained again, as the model forgot it.
-    assert not faults(killed, int(before[-1]), expected[:5], 0)
-    assert not faults(resumed, int(after[-1]), expected, 3)
-
-
-def test_two_ranks_with_other_options(references: Path, data: str, uneven: str, tmp_path: Path) -> None:
-    """Several legs in one start of two processes."""
-    out = str(tmp_path)
-
-    def kept(kind: str) -> Leg:
-        return Leg(f'kept-{kind}', data, out, global_batch=16, load=str(references / f'1x0-{kind}.pt'))
-
-    kept_batches = [kept('mid'), kept('last'), kept('boundary')]
-    subset = Leg('subset', data, out, workers=1, subset=8, save=True)
-    subset_rest = [
-        Leg(f'subset-{kind}', data, out, subset=8, load=f'{out}/subset-{kind}.pt') for kind in ('mid', 'eighth')
+def test_launchers_of_composer_and_torch(data: str, uneven: str, tmp_path: Path) -> None:
+    """Four ranks, two, one: what is killed goes on by itself."""
+    options = {'data': data, 'out': str(tmp_path), 'workers': 1, 'folder': 'saved', 'autoresume': True}
+    legs = [
+        Leg('four', ranks=4, kill_after=5, **options),
+        Leg('two', ranks=2, kill_after=16, **options),
+        Leg('one', **options),
     ]
-    padded = Leg('padded', uneven, out, save=True, evaluate=uneven)
-    padded_rest = Leg('padded-rest', uneven, out, load=f'{out}/padded-thirteenth.pt')
-    plain = Leg('plain', data, out, plain=True, workers=1, load=str(references / '1x0-mid.pt'))
-    launch(['composer', '-n', '2'], [*kept_batches, subset, *subset_rest, padded, padded_rest, plain])
+    padded = Leg('padded', uneven, str(tmp_path), ranks=2, save=True, evaluate=uneven)
+    padded_rest = Leg('padded-rest', uneven, str(tmp_path), ranks=2, load=f'{tmp_path}/padded-thirteenth.pt')
+    launch(['composer', '-n', '4'], legs[:1], killed=True)
+    launch(['torchrun', '--nproc-per-node', '2'], [padded, padded_rest, legs[1]], killed=True)
+    launch(['composer', '-n', '1'], legs[2:])
 
-    # The batch of each rank was kept, so that the global batch has doubled: the cut is another, the sequence is not.
-    at_40, second = sequence(data, 0, 40, 16), sequence(data, 1, 0, 16)
-    assert [len(batch) for batch in at_40] == [16, 16, 16, 8]
-    assert [list(trained(leg, 2).values()) for leg in kept_batches] == [at_40 + second, second, second]
-    # An epoch has 6 batches of the new size. 4 are left, so 2 count as done.
-    assert [line['batch_in_epoch'] for line in lines(kept_batches[0])] == [2, 3, 4, 5, 0, 1, 2, 3, 4, 5]
-    assert {line['len'] for line in lines(kept_batches[0])} == {6}
-
-    short = sequence(data, 0)[:8] + sequence(data, 1)[:8]
-    assert not faults(subset, 2, short, 0)
-    assert not faults(subset_rest[0], 2, short, 5)
-    assert not faults(subset_rest[1], 2, short, 8)
-    assert {line['len'] for line in lines(subset_rest[0])} == {8}
+    # Saved every third batch: what was trained after that is trained again, as the model forgot it.
+    assert [resumed_at(leg) for leg in legs] == [0, 3, 15]
+    verdict = judge(legs)
+    assert verdict.is_exact, verdict
+    assert (verdict.epochs, verdict.position) == (2, 0)
 
     # The last global batch has 5 samples, so one of the ranks repeats one; evaluation does not see it.
     assert [line['sample_in_epoch'] for line in lines(padded)] == [8 * k for k in range(13)] * 2
@@ -146,5 +151,3 @@ def test_two_ranks_with_other_options(references: Path, data: str, uneven: str, 
     for one, other in zip(*evaluated, strict=True):
         assert sorted(one + other) == list(range(101))
         assert one == evaluated[0][0]
-
-    assert not faults(plain, 2, sequence(data, 0) + sequence(data, 1), 5)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from composer_legs import Leg, Linear, run, train_spec
+from composer_legs import Leg, Linear, Recorder, run, train_dataset, train_spec
 from composer_runs import lines, make_data, sequence, trained
 
-from composer import Trainer
+from composer import Callback, Trainer
 from headrace.composer import StreamingPosition, streaming_data_spec
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, ResumeError, TopologyError
@@ -39,17 +41,16 @@ def batches(leg: Leg) -> list[list[int]]:
     return list(trained(leg, 1).values())
 
 
-def trainer_of(train: Any, **options: Any) -> Trainer:
-    model = Linear()
+def trainer_of(train: Any, model: Linear | None = None, callbacks: Sequence[Callback] = (), **options: Any) -> Trainer:
+    model = model or Linear()
     return Trainer(
         model=model,
         train_dataloader=train,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
-        max_duration='1ep',
-        callbacks=[StreamingPosition()],
+        callbacks=[StreamingPosition(), *callbacks],
         device='cpu',
         progress_bar=False,
-        **options,
+        **{'max_duration': '1ep', **options},
     )
 
 
@@ -97,6 +98,24 @@ def test_a_subset_of_the_epochs_batches(data: str, tmp_path: Path, kind: str, be
     assert {line['len'] for line in lines(rest)} == {8}
 
 
+@pytest.mark.parametrize(('kind', 'behind'), [('mid', 5), ('last', 12), ('boundary', 12), ('second', 17)])
+def test_an_epoch_in_an_order_of_mosaicml_is_as_long_as_there(
+    data: str, tmp_path: Path, kind: str, behind: int
+) -> None:
+    """64 canonical nodes get 2 samples each, so there are 128 in 16 batches; the length of its loader is 12."""
+    order = {'dataset': {'shuffle_algo': 'py1s'}}
+    first = Leg('first', data, str(tmp_path), save=True, **order)
+    rest = Leg('rest', data, str(tmp_path), load=f'{tmp_path}/first-{kind}.pt', **order)
+    run(first)
+    run(rest)
+    assert len(train_spec(first).loader) == 16
+    dataset = train_dataset(first, 1)
+    plans = [dataset.plan(epoch=epoch, start=0) for epoch in (0, 1)]
+    expected = [sorted(plan.ids(k).tolist()) for plan in plans for k in range(12)]
+    assert batches(first) == expected
+    assert batches(rest) == expected[behind:]
+
+
 def test_the_rest_of_an_epoch_in_larger_batches_twice(data: str, tmp_path: Path) -> None:
     """5 batches of 8, 2 of 24, then again batches of 4."""
     run(Leg('a', data, str(tmp_path), save=True, duration='5ba'))
@@ -130,6 +149,53 @@ def test_microbatches_change_nothing(data: str, tmp_path: Path, both_epochs: lis
     run(leg)
     assert batches(leg) == both_epochs
     assert [line['sample_in_epoch'] for line in lines(leg)] == [*range(0, 96, 8)] * 2
+
+
+class Tight(Linear):
+    """Runs out of memory where more than two rows at once come in, and says so as CUDA does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained: list[list[int]] = []
+        self.misses = 0
+
+    def loss(self, outputs: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        if len(batch['id']) > 2 or ((batch['id'] == 17).any() and self.misses < 3):
+            # Once more, for one sample, when the size has long been found.
+            self.misses += 1
+            raise RuntimeError('CUDA out of memory.')
+        self.trained.append(batch['id'].tolist())
+        return super().loss(outputs, batch)
+
+
+@pytest.mark.parametrize('workers', [0, 1])
+def test_a_batch_that_does_not_fit_is_split_again_and_moves_nothing(
+    data: str, tmp_path: Path, both_epochs: list[list[int]], monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    """`device_train_microbatch_size='auto'`, which Composer has for GPUs only; all else is its own."""
+    monkeypatch.setattr('composer.trainer.trainer._is_auto_microbatching', lambda size, device: size == 'auto')
+    leg = Leg('auto', data, str(tmp_path), workers=workers)
+    spec, model, sizes = train_spec(leg), Tight(), []
+    split = spec.split_batch
+    spec.split_batch = lambda batch, size: sizes.append(size) or split(batch, size)
+    trainer = trainer_of(spec, model, [Recorder(leg)], device_train_microbatch_size='auto', max_duration='5ba')
+    trainer.fit()
+    trainer.save_checkpoint(f'{tmp_path}/auto.pt')
+    trainer.fit(duration='7ba')
+    # A batch is split into eights, fours, twos; and, from the one with sample 17 on, into ones.
+    assert sizes[:3] == [8, 4, 2]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1
+    assert len(sizes) == 12 + 3
+    assert batches(leg) == both_epochs[:12]
+    assert [line['sample_in_epoch'] for line in lines(leg)] == [*range(0, 96, 8)]
+    # What was computed before memory ran out in mid-batch is computed again, and counts once.
+    assert set(itertools.chain(*model.trained)) == set(range(96))
+
+    monkeypatch.undo()
+    rest = Leg('rest', data, str(tmp_path), load=f'{tmp_path}/auto.pt')
+    run(rest)
+    assert batches(rest) == both_epochs[5:]
 
 
 def test_a_loader_that_is_given_to_fit(checkpoints: Path, data: str, both_epochs: list[list[int]]) -> None:

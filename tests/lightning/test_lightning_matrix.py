@@ -5,22 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from covering import covering, pairs
 from lightning_matrix import BATCHES, DIMENSIONS, KINDS, OPTIONS, STRATEGIES, WORLDS, Scenario, chain_of, scenarios
-from lightning_oracle import Verdict, judge, records
+from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Run, newest
 
-from processes import Program
-
-PROGRAMS = 2
-"""That run at a time; a run of several ranks waits more than it computes."""
+from chains import run_chains
+from covering import covering, pairs
+from resume_oracle import Verdict
 
 
 def processes(scenario: Scenario) -> int:
@@ -32,27 +27,6 @@ def processes(scenario: Scenario) -> int:
 @functools.cache
 def chosen() -> list[Scenario]:
     return list(covering(scenarios(), dataclasses.astuple, processes))
-
-
-def run_chains(chains: Sequence[Sequence[Run]], folder: Path, timeout: float) -> list[str | None]:
-    """Run each chain; returns what went wrong in it, if anything did."""
-    program = str(Path(__file__).with_name('lightning_chains.py'))
-    outcomes: list[str | None] = ['not run'] * len(chains)
-    with ExitStack() as stack:
-        running: list[Program] = []
-        for number in range(PROGRAMS):
-            given = folder / f'chains{number}.json'
-            given.write_text(
-                json.dumps([[dataclasses.asdict(run) for run in runs] for runs in chains[number::PROGRAMS]])
-            )
-            command = [sys.executable, program, str(given), str(given.with_suffix('.out'))]
-            running.append(stack.enter_context(Program(command, cwd=folder)))
-        for number, one in enumerate(running):
-            done = one.wait(timeout)
-            assert done.returncode == 0, done.stderr[-8000:]
-            lines = (folder / f'chains{number}.out').read_text().splitlines()
-            outcomes[number::PROGRAMS] = [json.loads(line)['error'] for line in lines]
-    return outcomes
 
 
 def verdict_of(scenario: Scenario, first: Run, second: Run) -> tuple[Verdict, list[str]]:
@@ -104,7 +78,9 @@ def check(
         for number, case in enumerate(cases)
     ]
     failures: dict[str, str] = {}
-    for case, (first, second), error in zip(cases, chains, run_chains(chains, folder, timeout), strict=True):
+    program = Path(__file__).with_name('lightning_chains.py')
+    fields = [[dataclasses.asdict(run) for run in runs] for runs in chains]
+    for case, (first, second), error in zip(cases, chains, run_chains(program, fields, folder, timeout), strict=True):
         if error is None:
             verdict, wrong = verdict_of(case, first, second)
             text = '; '.join([str(verdict), *wrong])

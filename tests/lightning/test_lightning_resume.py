@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning_oracle import Verdict, judge, records
+from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Crash, Model, Run, train
+
+from resume_oracle import Verdict
 
 logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
 pytestmark = [pytest.mark.filterwarnings('ignore')]

@@ -48,6 +48,7 @@ class StreamingPosition(Callback):
 
     - A checkpoint from an epoch's end goes on with the next epoch, also if MosaicML Streaming wrote it.
     - A resumed epoch ends where the interrupted one would have, with ``train_subset_num_batches`` too.
+    - An epoch in one of MosaicML Streaming's orders is as long as there, so that a run that began there goes on.
     - After the global batch has changed, ``batch_in_epoch`` counts batches of the new size.
     - The random state of Python, NumPy and torch is restored in mid-epoch as well.
     - A second `fit` goes on where the first ended, and nothing is read twice to get there.
@@ -92,6 +93,7 @@ class StreamingPosition(Callback):
                 'position without them.'
             )
         _followed.add(loader)
+        _shorten_as_mosaicml(state, loader, dataset)
         if self._subset is None and dataset.skip:
             # Composer tells a subset from a whole epoch no more; epochs differ, and it asked for the length of one.
             known = {max(epoch, dataset.mixture.origin.epoch) for epoch in (0, int(state.timestamp.epoch))}
@@ -189,6 +191,21 @@ def _train(state: State) -> tuple[DataLoader[Any], StreamingDataset] | tuple[Non
     if isinstance(loader, DataLoader) and isinstance(loader.dataset, StreamingDataset):
         return loader, loader.dataset
     return None, None
+
+
+def _shorten_as_mosaicml(state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> None:
+    """Let an epoch in one of MosaicML Streaming's orders have the batches that it has there, under Composer.
+
+    These orders deal the same number of samples to each canonical node, with repeats, which can make more batches than
+    the length of MosaicML Streaming's loader says; and Composer takes no more than that. A run that began there has the
+    same epochs here.
+    """
+    if isinstance(loader, StreamingDataLoader) and dataset.order_config.is_compatible:
+        assert loader.batch_size
+        whole, rest = divmod(len(dataset), loader.batch_size)
+        length = whole + (rest > 0 and loader.remainder != 'drop')
+        if state.dataloader_len is not None and int(state.dataloader_len) > length:
+            state.dataloader_len = length
 
 
 def _plan(loader: DataLoader[Any], dataset: StreamingDataset, epoch: int, start: int) -> BatchPlan:

@@ -1,0 +1,64 @@
+"""A training that began with mosaicml-streaming goes on with headrace, from Composer's checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from pathlib import Path
+
+import pytest
+from composer_legs import Leg
+from composer_oracle import resumed_at, trained_before
+
+from chains import run_chains
+
+pytestmark = [
+    pytest.mark.composer,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(importlib.util.find_spec('streaming') is None, reason='mosaicml-streaming is not installed'),
+]
+
+BEHIND = {'mid': 5, 'last': 12, 'boundary': 12, 'second': 17}
+"""Batches in each kind of checkpoint."""
+
+
+def check(data: str, folder: Path, algorithms: list[str], rests: list[tuple[int, int, str]]) -> None:
+    """Train with mosaicml-streaming, and then with headrace the rests, given as ranks before, after, and checkpoint."""
+    chains: list[list[Leg]] = []
+    for algorithm in algorithms:
+        for ranks in sorted({before for before, _, _ in rests}):
+            name = f'{algorithm}-{ranks}'
+            common = {'data': data, 'out': str(folder), 'dataset': {'shuffle_algo': algorithm}}
+            whole = Leg(name, ranks=ranks, library='mosaicml-streaming', save=True, **common)
+            chains.append([whole])
+            for before, after, kind in rests:
+                if before == ranks:
+                    file = f'{folder}/{name}-{kind}.pt'
+                    chains[-1].append(Leg(f'{name}-{after}-{kind}', ranks=after, load=file, **common))
+    program = Path(__file__).with_name('composer_chains.py')
+    fields = [[dataclasses.asdict(leg) for leg in chain] for chain in chains]
+    # One after the other: mosaicml-streaming lets no two programs of a machine read the same folder.
+    errors = run_chains(program, fields, folder, timeout=580, programs=1)
+    assert not any(errors), '\n'.join(filter(None, errors))
+    wrong: list[str] = []
+    for whole, *resumed in chains:
+        expected = [ids for ids, _, _ in trained_before(whole, None)]
+        assert len(expected) == 24
+        for rest in resumed:
+            behind = BEHIND[rest.name.rpartition('-')[2]]
+            got = [ids for ids, _, _ in trained_before(rest, None)]
+            if (resumed_at(rest), got) != (behind, expected[behind:]):
+                wrong.append(f'{rest.name}: from batch {resumed_at(rest)}, {got}; not {expected[behind:]}')
+    assert not wrong, '\n'.join(wrong)
+
+
+def test_the_remaining_batches_are_those_of_mosaicml_streaming(data: str, tmp_path: Path) -> None:
+    rests = [(1, 1, 'mid'), (1, 2, 'boundary'), (2, 2, 'boundary'), (2, 1, 'mid')]
+    check(data, tmp_path, ['py1e', 'py1s', 'naive'], rests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('algorithm', ['py1e', 'py1br', 'py1s', 'py2s', 'naive'])
+def test_the_remaining_batches_on_any_ranks(data: str, tmp_path: Path, algorithm: str) -> None:
+    rests = [(before, after, kind) for before in (1, 2, 4) for after in (1, 2, 4) for kind in BEHIND]
+    check(data, tmp_path, [algorithm], rests)
