@@ -23,7 +23,10 @@ def texts() -> list[str]:
 
 
 def make_text(folder: Path) -> str:
-    """Shards of texts, a tokenizer trained on them, and the path of a configuration that packs them."""
+    """Shards of texts, a tokenizer trained on them, and the path of a configuration that packs them.
+
+    Beside it, ``endless.yaml`` is the same without an end of the epoch.
+    """
     import tokenizers
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -53,6 +56,8 @@ def make_text(folder: Path) -> str:
         },
     }
     (folder / 'packed.yaml').write_text(yaml.safe_dump(config))
+    endless = {'defaults': ['packed.yaml'], 'train': {'packing': {'sequences_per_epoch': None}}}
+    (folder / 'endless.yaml').write_text(yaml.safe_dump(endless))
     return str(folder / 'packed.yaml')
 
 
@@ -61,7 +66,7 @@ def sequences(config: str, batches: int) -> list[list[int]]:
     loader = build_loader(load_config(config).train)
     found: list[list[int]] = []
     while len(found) < batches * BATCH:
-        for batch in loader:
+        for batch in itertools.islice(loader, batches):
             found += rows_of(batch)
     return found[: batches * BATCH]
 

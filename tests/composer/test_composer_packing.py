@@ -35,6 +35,15 @@ def test_a_run_goes_on_within_an_epoch_and_after_it(config, tmp_path):
         assert int(time.token) == sum(map(len, whole[: end * BATCH])) < end * BATCH * LENGTH  # no padding
 
 
+def test_an_epoch_without_an_end(config, tmp_path):
+    endless, checkpoint = str(Path(config).with_name('endless.yaml')), None
+    whole = sequences(endless, 16)
+    for begin, end in (0, 7), (7, 16):
+        train(str(tmp_path), f'leg{begin}', endless, f'{end}ba', checkpoint)
+        assert written(tmp_path, f'leg{begin}', 1) == whole[begin * BATCH : end * BATCH]
+        checkpoint = str(tmp_path / f'leg{begin}.pt')
+
+
 @pytest.mark.parametrize(('before', 'after'), [(2, 1), (1, 2)])
 def test_a_run_goes_on_on_other_ranks(config, tmp_path, before, after):
     whole = sequences(config, 12)

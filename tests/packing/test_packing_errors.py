@@ -74,6 +74,8 @@ def test_loaders(folder):
         next(iter(StreamingDataLoader(dataset(folder, sequences_per_epoch=6), batch_size=4)))
     with pytest.raises(TopologyError, match='must divide the 4 lanes of the packing, got 3'):
         StreamingDataLoader(dataset(folder, lanes=4, ranks=3), batch_size=4).plan()
+    with pytest.raises(ConfigError, match=r'multiples of the 4 lanes, .*, got \[4, 6\] in sequences'):
+        StreamingDataLoader(dataset(folder, lanes=4, skip=[(4, 6)]), batch_size=4).plan()
     with pytest.raises(TypeError, match='no length: its epoch does not end'):
         len(dataset(folder, batch_size=2))
     with pytest.raises(TypeError, match='no length'):

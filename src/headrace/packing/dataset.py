@@ -97,7 +97,7 @@ class PackedDataset(StreamingDataset):
     @property
     def order_key(self) -> object:
         """What the content of batches depends on beside their numbers."""
-        return super().order_key, self.run.documents.config(1, None)
+        return super().order_key, self.run.documents.config(1, None), self.run.lanes.count
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
         """Which sequences make up batch k of a plan, on all ranks; which documents are in them only tokenising tells.

@@ -71,6 +71,7 @@ class Lane:
         """The latest places from which it can be taken up, in rising order."""
         self._next_row = cut.row
         self._rows: deque[list[Piece]] = deque()
+        self._tokens_in_rows = 0
         self._pieces: list[Piece] = []  # those that were carried come first
         self._num_carried = len(cut.carried)
         self._tokens = 0
@@ -162,8 +163,9 @@ class Lane:
             if used < len(last.tokens):
                 carried = [_part(last, used, len(last.tokens)), *carried]
         self._rows.extend(rows)
+        self._tokens_in_rows += _tokens_of(*rows)
         self._pieces, self._num_carried = carried, len(carried)
-        self._tokens = sum(len(piece.tokens) for piece in carried)
+        self._tokens = _tokens_of(carried)
         references = tuple((piece.document, piece.begin) for piece in carried)
         self.cuts.append(Cut(self.cuts[-1].row + len(rows), self._taken, references))
 
@@ -185,7 +187,9 @@ class Lane:
     def _hand_out(self) -> list[Piece]:
         pieces = self._rows.popleft()
         self._next_row += 1
-        self.tokens_ahead -= sum(len(piece.tokens) for piece in pieces)
+        tokens = _tokens_of(pieces)
+        self.tokens_ahead -= tokens
+        self._tokens_in_rows -= tokens
         return pieces
 
     @property
@@ -201,11 +205,15 @@ class Lane:
     @property
     def pending_tokens(self) -> int:
         """Tokens that it has beyond its sequences."""
-        return self._tokens + sum(len(document.tokens) for document in self._inbox)
+        return self.tokens_ahead - self._tokens_in_rows
 
     def cut_before(self, row: int) -> Cut | None:
         """The latest kept cut from which a sequence can be worked out, if there is one."""
         return next((cut for cut in reversed(self.cuts) if cut.row <= row), None)
+
+
+def _tokens_of(*rows: Sequence[Piece]) -> int:
+    return sum(len(piece.tokens) for row in rows for piece in row)
 
 
 def _piece(number: int, begin: int, end: int, document: Document) -> Piece:

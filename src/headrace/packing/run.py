@@ -91,6 +91,13 @@ class PackedRun(Run):
                 f'the ranks that share a global batch must divide the {lanes.count} lanes of the packing, got '
                 f'{topology.replicas}. The lanes are those that the run began with; go on with another number of ranks.'
             )
+        ranges = self._left_out(self.mixture, (global_batch_size, remainder)) or ()
+        if any(bound % lanes.count for bounds in ranges for bound in bounds):
+            found = ', '.join(f'[{begin}, {end}]' for begin, end in ranges)
+            raise ConfigError(
+                f'with packing, ranges of skip begin and end at multiples of the {lanes.count} lanes, of which each '
+                f'rank has its own, got {found} in sequences of the run. Widen them to such multiples.'
+            )
         return plan
 
     def state(
