@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_model import documents_of_lane, pieces_of_rows
 
-from headrace import MDSWriter, StreamingDataLoader, Topology
+from headrace import MDSWriter, Stream, StreamingDataLoader, Topology
 from headrace.packing import PackedDataset, Packing
 
 SIZE = 16
@@ -245,3 +245,39 @@ def test_only_cuts_tell_states_of_ranks_apart(data):
     _, states = world(folder, 2, None, 9, exchange=False)
     assert states[0] != states[1]
     assert {**states[0], 'config': ''} == {**states[1], 'config': ''}
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_documents_come_through_a_cache_that_holds_a_part_of_them(data, tmp_path, workers):
+    folder, lengths = data
+    whole = expected(folder, lengths, 120)
+    dataset = PackedDataset(
+        remote=folder,
+        local=str(tmp_path / 'cache'),
+        cache_limit=6000,
+        shuffle=True,
+        shuffle_seed=7,
+        packing=Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32'),
+    )
+    loader = StreamingDataLoader(dataset, batch_size=4, num_workers=workers)
+    assert sequences(loader, 30) == whole
+    stats = loader.stats()
+    assert stats.shards_fetched > len(dataset.shards)  # some came again
+    assert stats.evictions > 0
+
+
+def test_what_was_taken_is_counted_by_stream(tmp_path):
+    streams = [
+        Stream(local=write(tmp_path / name, [10] * count), proportion=share, name=name)
+        for name, count, share in (('code', 40, 3), ('prose', 60, 1))
+    ]
+    packing = Packing(sequence_length=SIZE, lanes=2, window=4, token_dtype='int32', method='concatenate')
+    dataset = PackedDataset(streams=streams, shuffle=True, epoch_size=100, packing=packing)
+    loader = StreamingDataLoader(dataset, batch_size=2)
+    rows = sequences(loader, 200)
+    counts = dataset.document_counts
+    assert [count.tokens for count in counts.values()] == [10 * count.documents for count in counts.values()]
+    assert counts['code'].documents / counts['prose'].documents == pytest.approx(3, rel=0.1)
+    assert sum(map(len, rows)) <= sum(count.tokens for count in counts.values()) < sum(map(len, rows)) + 300
+    assert loader.stats().stream_samples == {'sequences': 400}
+    assert loader.mix() == {'sequences': (400, 400.0)}
