@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_model import documents_of_lane, pieces_of_rows
 
-from headrace import MDSWriter, Stream, StreamingDataLoader, Topology
+from headrace import PADDING, MDSWriter, Stream, StreamingDataLoader, Topology, sample_rng
 from headrace.packing import PackedDataset, Packing
 
 SIZE = 16
@@ -78,7 +79,8 @@ def expected(folder: str, lengths: list[int], rows: int, *, lanes: int = 4, meth
         ids = documents_of_lane(lane, lanes, passes())
         known: list[int] = []
         lengths_of = (known.append(number) or lengths[number] for number in ids)
-        for row in pieces_of_rows(lengths_of, SIZE, method, 3, 1 + lane * 3 // lanes):
+        window = max(min(3, len(lengths) // lanes), 1)
+        for row in pieces_of_rows(lengths_of, SIZE, method, window, 1 + lane * window // lanes):
             yield [token for number, begin, end in row for token in tokens_of(known[number], end)[begin:].tolist()]
 
     each = [of_lane(lane) for lane in range(lanes)]
@@ -281,3 +283,52 @@ def test_what_was_taken_is_counted_by_stream(tmp_path):
     assert sum(map(len, rows)) <= sum(count.tokens for count in counts.values()) < sum(map(len, rows)) + 300
     assert loader.stats().stream_samples == {'sequences': 400}
     assert loader.mix() == {'sequences': (400, 400.0)}
+
+
+def test_rows_that_fill_up_the_last_batch_are_empty(data):
+    folder, lengths = data
+    whole = expected(folder, lengths, 12, lanes=6)
+    _, (state, _) = world(folder, 2, None, 1, exchange=True, lanes=6, sequences_per_epoch=12)
+    found: list[list[int]] = []
+    for rank in range(3):
+        loader = make(folder, lanes=6, sequences_per_epoch=12, rank=rank, ranks=3, batch=6, remainder='exact')
+        loader.load_state_dict(state)
+        for batch in loader:
+            is_padding = batch[PADDING].tolist()
+            assert [used == 0 for used in batch['num_tokens'].tolist()] == is_padding
+            found += [row for row in unpadded(batch) if row]
+    assert sorted(found) == sorted(whole[4:])
+
+
+def test_few_documents_and_some_without_tokens(tmp_path):
+    folder = write(tmp_path / 'one empty', [3, 3, 0, 3, 3, 3, 3, 3])
+    assert len(sequences(make(folder, lanes=8, batch=8), 6)) == 48
+    # As many lanes as documents, which are much shorter than a sequence.
+    folder = write(tmp_path / 'short', [10] * 8)
+    loader = make(folder, lanes=8, batch=8, sequence_length=4096, window=32)
+    batch = next(iter(loader))
+    assert (batch['num_tokens'] > 4080).all()
+
+
+def test_a_lane_is_taken_up_within_a_long_document(tmp_path):
+    folder = write(tmp_path, [100_000] * 4)
+    loader = make(folder, lanes=1, batch=1, method='concatenate')
+    first = sequences(loader, 3000)
+    state = loader.state_dict()
+    assert json.loads(state['config'])['cuts']['0'][0] > 3000 - 40
+    resumed = make(folder, lanes=1, batch=1, method='concatenate')
+    resumed.load_state_dict(state)
+    assert sequences(resumed, 1)[0][0] == first[-1][-1] + 1
+
+
+def test_what_a_subclass_draws_follows_from_the_document(data):
+    class Noisy(PackedDataset):
+        def __getitem__(self, at: Any) -> Any:
+            return {'tokens': sample_rng().integers(1, 1000, 3)}
+
+    found = []
+    for _ in range(2):
+        packing = Packing(sequence_length=SIZE, lanes=4, window=3)
+        dataset = Noisy(local=data[0], shuffle=True, packing=packing)
+        found.append(sequences(StreamingDataLoader(dataset, batch_size=4), 5))
+    assert found[0] == found[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,6 +13,7 @@ from headrace.cli import main
 from headrace.errors import ConfigError, EmptyDatasetError, ResumeError, TopologyError
 from headrace.mixing import build_loader, load_config
 from headrace.packing import PackedDataset, Packing
+from headrace.packing.tokenizers import encoder_of
 
 
 @pytest.fixture(scope='module')
@@ -86,7 +88,7 @@ def test_loaders(folder):
 
 def test_documents_without_tokens(folder):
     empty = dataset(folder, tokenizer=lambda values: [[] for _ in values], column='tokens')
-    with pytest.raises(EmptyDatasetError, match="all 6 of a lane have none. Check column 'tokens'"):
+    with pytest.raises(EmptyDatasetError, match="100 in a row of one lane have none. Check column 'tokens'"):
         next(iter(StreamingDataLoader(empty, batch_size=2)))
 
 
@@ -106,6 +108,7 @@ def state_of(folder, **options):
         ({'lanes': 4}, 'lanes: 2 in the checkpoint, 4 now'),
         ({'shuffle': True}, 'shuffle: False in the checkpoint, True now'),
         ({'epoch_size': 6}, 'epoch_size: 12 in the checkpoint, 6 now'),
+        ({'sequences_per_epoch': 8}, 'sequences_per_epoch: 1000000000000 in the checkpoint, 8 now'),
     ],
 )
 def test_another_packing_is_no_continuation(folder, options, message):
@@ -137,6 +140,8 @@ def test_samples_and_sequences_are_no_continuations_of_one_another(folder):
         {'0': [1, 1, [[0, 0]] * 9]},
         {'0': [1, 1, [[0]]]},
         {'0': [True, 1, []]},
+        {'0': [1, 10**30, []]},
+        {'1' * 5000: [1, 1, []]},
     ],
     ids=str,
 )
@@ -190,3 +195,40 @@ def test_a_batch_is_explained_by_its_sequences(folder, tmp_path, capsys):
     assert 'skip: [[12, 16]]' in capsys.readouterr().out
     assert main(['explain', str(file), '--sample', '5']) != 0
     assert 'before it is tokenised' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [{'skip': 'abc'}, {'skip': 5}, {'skip': [[3, 1]]}, {'skip': [[1]]}, {'documents': -5}, {'documents': True}],
+    ids=str,
+)
+def test_damaged_states_are_refused(folder, changes):
+    state = state_of(folder)
+    config = json.dumps({**json.loads(state['config']), **changes})
+    with pytest.raises(ResumeError, match='The checkpoint is damaged'):
+        StreamingDataLoader(dataset(folder), batch_size=2).load_state_dict({**state, 'config': config})
+
+
+def test_a_carried_piece_that_its_document_has_not(folder):
+    state = state_of(folder)
+    config = json.dumps({**json.loads(state['config']), 'cuts': {'0': [1, 3, [[2, 10**6]]]}})
+    loader = StreamingDataLoader(dataset(folder), batch_size=2)
+    loader.load_state_dict({**state, 'config': config})
+    with pytest.raises(ResumeError, match='from token 1000000 on, but it has 5'):
+        next(iter(loader))
+
+
+def test_an_epoch_without_an_end_is_not_begun_twice(folder):
+    loader = StreamingDataLoader(dataset(folder), batch_size=2)
+    next(iter(loader))
+    with pytest.raises(ConfigError, match='has one epoch, which does not end, got epoch 1'):
+        next(iter(loader))
+    with pytest.raises(ConfigError, match='A loader for evaluation .* Set `sequences_per_epoch`'):
+        next(iter(StreamingDataLoader(dataset(folder), batch_size=2, fixed_epoch=0)))
+
+
+def test_a_tokenizer_gives_a_document_for_each_value(folder):
+    with pytest.raises(ConfigError, match='must give a document for each of its .* values, but gave 1'):
+        next(iter(StreamingDataLoader(dataset(folder, tokenizer=lambda _: [[1]], column='tokens'), batch_size=2)))
+    with pytest.raises(ConfigError, match='Tokens must be numbers below 2147483648, but are from 1 to 8589934592'):
+        encoder_of(Packing(sequence_length=8))([np.array([1, 2**33])])

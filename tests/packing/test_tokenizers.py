@@ -134,3 +134,23 @@ def test_a_tokenizer_that_cannot_be_loaded(folder, monkeypatch):
         load_tokenizer('tiktoken', 'cl100k_base')
     with pytest.raises(ConfigError, match='must be one of tokenizers, transformers or tiktoken, or a function'):
         encoder_of(Packing(sequence_length=8, tokenizer='gpt2'))
+
+
+def test_what_a_tokenizer_was_used_for_before_makes_no_difference(tokenizer, folder):
+    transformers = pytest.importorskip('transformers')
+    import tokenizers
+
+    used = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token='<eos>', pad_token='<eos>')
+    used(texts()[:3], padding=True, truncation=True, max_length=2)
+    saved = tokenizers.Tokenizer.from_file(str(folder / 'tokenizer.json'))
+    saved.enable_truncation(3)
+    saved.enable_padding(length=9)
+    assert tokens(used, texts()[:9]) == tokens(saved, texts()[:9]) == tokens(tokenizer, texts()[:9])
+    assert fingerprint(used) == fingerprint(saved) == fingerprint(tokenizer)
+    assert saved.truncation is not None  # what it is to others, it stays
+
+
+def test_special_tokens_in_a_text_are_text(tokenizer):
+    (found,) = tokens(tokenizer, ['a <eos> b'])
+    assert tokenizer.token_to_id('<eos>') not in found
+    assert [tokenizer.id_to_token(token) for token in found][2:7] == [*'<eos>']

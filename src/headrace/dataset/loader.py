@@ -211,6 +211,11 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of the one that was loaded. Nothing happens before the first."""
+        if self.fixed_epoch is not None and not self.dataset.has_length:
+            raise ConfigError(
+                'A loader for evaluation gives the same epoch in every pass, but the epoch of its dataset does not '
+                'end. Set `sequences_per_epoch` in its `packing`.'
+            )
         self.dataset.settle(self.global_batch_size)
         reader = self._reader()
         progress, rank = self.dataset.progress, self.dataset.topology.rank

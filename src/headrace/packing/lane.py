@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.errors import EmptyDatasetError
+from headrace.errors import EmptyDatasetError, ResumeError
 from headrace.packing.fit import best_fit, concatenate
 from headrace.packing.settings import Packing
 
 __all__ = ['START', 'Cut', 'Document', 'Lane', 'Piece']
 
-_KEPT_CUTS = 1024
+_KEPT_ROWS = 2048  # that a trainer may count less than it was handed out, with accumulated batches
+_BETWEEN_CUTS = 32  # sequences, at least
+_LEAST_EMPTY = 100
 
 
 class Document(NamedTuple):
@@ -59,16 +61,19 @@ class Lane:
     Args:
         packing: how.
         cut: where to take it up.
-        first_rows: sequences of the very first window; where lanes differ in it, not all need documents at once.
-        documents_per_pass: documents of this lane in a pass over the data.
+        window: sequences that are filled at a time.
+        first_window: sequences of the very first window; where lanes differ in it, not all need documents at once.
+        documents: in a pass over the data, of all lanes.
     """
 
-    def __init__(self, packing: Packing, cut: Cut, *, first_rows: int, documents_per_pass: int) -> None:
+    def __init__(self, packing: Packing, cut: Cut, *, window: int, first_window: int, documents: int) -> None:
         self._packing = packing
-        self._first_rows = first_rows
-        self._documents_per_pass = documents_per_pass
-        self.cuts: deque[Cut] = deque([cut], maxlen=_KEPT_CUTS)
+        self._window = first_window if cut is START or not cut.row else window
+        self._later_window = window
+        self._most_empty = max(documents, _LEAST_EMPTY)
+        self.cuts: deque[Cut] = deque([cut])
         """The latest places from which it can be taken up, in rising order."""
+        self._made = cut.row
         self._next_row = cut.row
         self._rows: deque[list[Piece]] = deque()
         self._tokens_in_rows = 0
@@ -107,7 +112,7 @@ class Lane:
             self.received += len(numbers)
             self._inbox.extend(documents)
             self.tokens_ahead += sum(len(document.tokens) for document in documents)
-        while self._inbox and len(self._rows) < 2 * self._packing.rows_per_window:
+        while self._inbox and len(self._rows) < 2 * self._later_window:
             self._take(self._inbox.popleft())
 
     def _receive_carried(self, documents: dict[int, Document]) -> None:
@@ -116,6 +121,11 @@ class Lane:
             end = len(document.tokens)
             if self._packing.method == 'best_fit':
                 end = min(begin + self._packing.sequence_length, end)
+            if begin >= end:
+                raise ResumeError(
+                    f'a lane goes on with what a checkpoint carries of a document, from token {begin} on, but it has '
+                    f'{len(document.tokens)}. The checkpoint is damaged, or the data or the tokenizer have changed.'
+                )
             self._add(_piece(number, begin, end, document))
         self.tokens_ahead += self._tokens
         self._carried.clear()
@@ -127,17 +137,13 @@ class Lane:
             self._add(_piece(self._taken, begin, min(begin + step, size), document))
         self._taken += 1
         self._empty_documents = 0 if size else self._empty_documents + 1
-        if self._empty_documents >= self._documents_per_pass:
+        if self._empty_documents >= self._most_empty:
             raise EmptyDatasetError(
-                f'Packing needs documents with tokens, but all {self._documents_per_pass} of a lane have none. Check '
-                f'column {self._packing.document_column!r} and the tokenizer.'
+                f'Packing needs documents with tokens, but {self._empty_documents} in a row of one lane have none. '
+                f'Check column {self._packing.document_column!r} and the tokenizer.'
             )
-        while self._tokens >= self._rows_wanted * self._packing.sequence_length:
+        while self._tokens >= self.window_tokens:
             self._close()
-
-    @property
-    def _rows_wanted(self) -> int:
-        return self._packing.rows_per_window if self.cuts[-1].row else self._first_rows
 
     def _add(self, piece: Piece) -> None:
         self._pieces.append(piece)
@@ -166,11 +172,15 @@ class Lane:
         self._tokens_in_rows += _tokens_of(*rows)
         self._pieces, self._num_carried = carried, len(carried)
         self._tokens = _tokens_of(carried)
-        references = tuple((piece.document, piece.begin) for piece in carried)
-        self.cuts.append(Cut(self.cuts[-1].row + len(rows), self._taken, references))
+        self._window = self._later_window
+        self._made += len(rows)
+        if self._made - self.cuts[-1].row >= min(_BETWEEN_CUTS, self._window):
+            references = tuple((piece.document, piece.begin) for piece in carried)
+            self.cuts.append(Cut(self._made, self._taken, references))
 
     def has(self, row: int) -> bool:
-        """Whether a sequence is made; what comes before it is thrown away."""
+        """Whether a sequence is made; what comes before it is thrown away. None that was handed out comes again."""
+        assert row >= self._next_row
         while self._next_row < row and self._rows:
             self._hand_out()
         while not self._rows and self._inbox:
@@ -187,6 +197,8 @@ class Lane:
     def _hand_out(self) -> list[Piece]:
         pieces = self._rows.popleft()
         self._next_row += 1
+        while len(self.cuts) > 1 and self.cuts[1].row <= self._next_row - _KEPT_ROWS:
+            self.cuts.popleft()
         tokens = _tokens_of(pieces)
         self.tokens_ahead -= tokens
         self._tokens_in_rows -= tokens
@@ -200,7 +212,7 @@ class Lane:
     @property
     def window_tokens(self) -> int:
         """Tokens that it must have beyond its sequences to make more of them."""
-        return self._rows_wanted * self._packing.sequence_length
+        return self._window * self._packing.sequence_length
 
     @property
     def pending_tokens(self) -> int:

@@ -41,6 +41,8 @@ class Lanes:
         self._packing = packing
         self._documents = documents
         self.count = count
+        self.window = max(min(packing.rows_per_window, documents // count), 1)
+        """Sequences that a lane fills at a time; no more than it has documents in a pass."""
         self._known: dict[int, list[Cut]] = {}
         self._live: dict[int, Lane] = {}
 
@@ -52,11 +54,9 @@ class Lanes:
             lane = self._live.get(number)
             if lane is None or lane.next_row > first:
                 cut = self._cut(number, first)
+                first_window = 1 + number * self.window // self.count
                 lane = Lane(
-                    self._packing,
-                    cut,
-                    first_rows=1 + number * self._packing.rows_per_window // self.count,
-                    documents_per_pass=share(number, self.count, self._documents),
+                    self._packing, cut, window=self.window, first_window=first_window, documents=self._documents
                 )
                 self._remember(number, cut)
             found[number] = lane
@@ -94,7 +94,7 @@ class Lanes:
         self._live = {}
         self._known = {}
         for name, value in cuts.items():
-            number = int(name) if name.isdecimal() else -1
+            number = int(name) if name.isdecimal() and len(name) <= len(str(self.count)) else -1
             cut = _cut(value, self._packing.sequence_length)
             if cut is None or not 0 <= number < self.count or cut.row > share(number, self.count, row):
                 raise ResumeError(
@@ -120,7 +120,7 @@ def _cut(value: Any, most_pieces: int) -> Cut | None:
     """A cut from JSON; None where it is none."""
 
     def is_number(number: Any) -> bool:
-        return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+        return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 10**15
 
     if not (isinstance(value, list) and len(cast('list[Any]', value)) == 3):
         return None

@@ -12,7 +12,9 @@ import numpy.typing as npt
 import torch
 
 from headrace.dataset.batch_reader import BatchReader, Feed
+from headrace.dataset.padding import marked
 from headrace.dataset.prefetch import look_ahead
+from headrace.dataset.randomness import drawing_for
 from headrace.dataset.statistics import Delivery
 from headrace.packing.dataset import DocumentCount, PackedDataset
 from headrace.packing.lane import Document
@@ -27,6 +29,8 @@ __all__ = ['PackedReader']
 
 _MOST_DOCUMENTS = 512  # of a chunk
 _BLOCK = 16  # documents of each lane whose shards are looked up together, to fetch them ahead
+_MOST_ORDERS = 4
+_FEW_DOCUMENTS = 1_000_000
 _EAGERNESS = 1.5  # tokens received for each one handed out, while lanes have less than they should
 
 
@@ -85,16 +89,22 @@ class PackedReader(BatchReader):
         lanes = self._packed.run.lanes
         replicas = self._topology.replicas
         if plan.num_batches:
-            self._own = range(int(plan.positions(0)[0]) % replicas, lanes.count, replicas)
+            topology = self._topology
+            self._own = range(topology.node + topology.nodes * topology.local_replica, lanes.count, replicas)
             self._count = lanes.count
             packer = _Packer(self._packed, lanes, self._own, epoch * len(plan.order) + start)
             chunks = feed(packer.keys())
             first = epoch * len(plan.order)
             for number in range(plan.num_batches):
                 numbers = plan.positions(number) + first
-                rows = packer.rows(numbers.tolist(), chunks)
+                # A row that only fills up the last batch would be another rank's; it has no tokens here.
+                own = plan.own_samples(number)
+                rows = packer.rows(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
                 packing = self._packed.packing
-                yield Delivery(batch_of(rows, packing.sequence_length, packing.pad_token_id), len(rows), None)
+                batch = batch_of(rows, packing.sequence_length, packing.pad_token_id)
+                if self._remainder == 'exact':
+                    batch = marked(batch, rows=len(rows), own_samples=own)
+                yield Delivery(batch, len(rows), None)
 
     # -- where documents are read ------------------------------------------------------------------------------------
 
@@ -104,12 +114,15 @@ class PackedReader(BatchReader):
             self._begin_here()
         assert self._encode is not None
         self._prefetch(min(key.numbers))
-        ids = self._ids_of([(key.lane, number) for number in key.numbers])
+        ids, epochs = self._ids_of([(key.lane, number) for number in key.numbers])
         column = dataset.packing.document_column
         if self._is_columnar:
             values = dataset.pool.values(ids, column)
         else:
-            values = [dataset[sample_id][column] for sample_id in ids.tolist()]
+            values: Any = []
+            for epoch, sample_id in zip(epochs.tolist(), ids.tolist(), strict=True):
+                with drawing_for(dataset.shuffle_seed, epoch, sample_id):
+                    values.append(dataset[sample_id][column])
         documents = self._encode(values)
         labels = None
         if any(document.labels is not None for document in documents):
@@ -132,15 +145,15 @@ class PackedReader(BatchReader):
             self._counting = os.getpid(), self._dataset.cache_counts()
         self._encode = encoder_of(self._packed.packing)
 
-    def _ids_of(self, documents: list[tuple[int, int]]) -> npt.NDArray[np.int64]:
-        """Sample ids of lanes' documents."""
+    def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Sample ids of lanes' documents, and in which pass over the data they are."""
         count, size = self._lanes_and_size()
         epochs, positions = np.array([place_of(*document, count, size) for document in documents], np.int64).T
         ids = np.empty(len(documents), np.int64)
         for epoch in np.unique(epochs).tolist():
             is_there = epochs == epoch
             ids[is_there] = self._order(epoch).at(positions[is_there])
-        return ids
+        return ids, epochs
 
     def _lanes_and_size(self) -> tuple[int, int]:
         assert self._count is not None
@@ -149,8 +162,10 @@ class PackedReader(BatchReader):
     def _order(self, epoch: int) -> Order:
         order = self._orders.get(epoch)
         if order is None:
-            # Some lanes are in one pass over the data, others in the next.
-            while len(self._orders) > 1:
+            # Lanes are in one pass over the data or in the next, the look-ahead is in a later one; of few documents, in
+            # many at once.
+            most = _MOST_ORDERS if self._packed.run.documents.mixture.epoch_size > _FEW_DOCUMENTS else 16 * _MOST_ORDERS
+            while len(self._orders) >= most:
                 self._orders.popitem(last=False)
             order = self._orders[epoch] = self._packed.run.documents.order(epoch, self._topology.nodes, self._count)
         return order
@@ -170,7 +185,8 @@ class PackedReader(BatchReader):
         block = self._blocks_from
         while True:
             numbers = range(block * _BLOCK, (block + 1) * _BLOCK)
-            yield block, self._dataset.locate(self._ids_of([(lane, n) for n in numbers for lane in self._own]))[0]
+            ids, _ = self._ids_of([(lane, number) for number in numbers for lane in self._own])
+            yield block, self._dataset.locate(ids)[0]
             block += 1
 
 
@@ -181,25 +197,28 @@ class _Packer:
         self._dataset = dataset
         self._count = lanes.count
         self._lanes = lanes.take_up(own, row)
+        self._window = lanes.window
         self._asked = {number: lane.received for number, lane in self._lanes.items()}
         self._is_missing = {number for number, lane in self._lanes.items() if lane.missing}
         self._documents, self._tokens = 1, dataset.packing.sequence_length // 4  # until they are known
-        length = dataset.packing.sequence_length
-        self._enough = len(own) * length * (dataset.packing.rows_per_window + 1)
+        self._supplies = {number: self._supply(number) for number in self._lanes}
+        self._enough = len(own) * dataset.packing.sequence_length * (lanes.window + 1)
 
     def keys(self) -> Iterator[ChunkKey]:
         """What lanes want, those first that will run out first."""
         while True:
-            number = min(self._lanes, key=self._supply)
+            number = min(self._supplies, key=self._supplies.__getitem__)
             lane = self._lanes[number]
             if number in self._is_missing:
                 self._is_missing.remove(number)
+                self._supplies[number] = self._supply(number)
                 yield ChunkKey(number, lane.missing)
                 continue
             first = self._asked[number]
             mean = max(self._tokens / self._documents, 1)
             count = min(max(round(2 * self._dataset.packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
             self._asked[number] = first + count
+            self._supplies[number] = self._supply(number)
             yield ChunkKey(number, tuple(range(first, first + count)))
 
     def _supply(self, number: int) -> float:
@@ -209,7 +228,7 @@ class _Packer:
         lane = self._lanes[number]
         coming = (self._asked[number] - lane.received) * self._tokens / self._documents
         windows = (lane.pending_tokens + coming) / lane.window_tokens
-        return lane.rows_ahead + (int(windows) + windows / 1000) * self._dataset.packing.rows_per_window
+        return lane.rows_ahead + (int(windows) + windows / 1000) * self._window
 
     def rows(self, numbers: list[int], chunks: Iterator[Delivery]) -> list[Any]:
         """Sequences of the run, by their numbers."""
@@ -219,6 +238,7 @@ class _Packer:
             while not lane.has(row):
                 received += self._receive(next(chunks))
             rows.append(lane.take(row))
+            self._supplies[number % self._count] = self._supply(number % self._count)
         wanted = _EAGERNESS * len(numbers) * self._dataset.packing.sequence_length
         while received < wanted and self._tokens_ahead() < self._enough:
             received += self._receive(next(chunks))
@@ -233,6 +253,7 @@ class _Packer:
         self._lanes[chunk.key.lane].receive(chunk.key.numbers, chunk.documents())
         self._documents += len(chunk.lengths)
         self._tokens += tokens
+        self._supplies[chunk.key.lane] = self._supply(chunk.key.lane)
         assert delivery.streams is not None
         self._dataset.count(
             {

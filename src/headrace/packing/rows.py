@@ -20,7 +20,7 @@ def batch_of(rows: Sequence[Sequence[Piece]], sequence_length: int, pad_token_id
     """Sequences of pieces as tensors, each with a row for each sequence.
 
     Args:
-        rows: the sequences; the pieces of each fill at most `sequence_length` tokens.
+        rows: the sequences; the pieces of each fill at most `sequence_length` tokens. One without pieces is padding.
         sequence_length: tokens of a sequence, padding included; S below.
         pad_token_id: what fills the rest.
 
@@ -46,10 +46,11 @@ def batch_of(rows: Sequence[Sequence[Piece]], sequence_length: int, pad_token_id
             lengths.append(sequence_length - used)
         ends = np.cumsum(lengths)
         starts = ends - lengths
-        input_ids[row, :used] = np.concatenate([piece.tokens for piece in pieces])
-        labels[row, :used] = np.concatenate(
-            [piece.tokens if piece.labels is None else piece.labels for piece in pieces]
-        )
+        if pieces:
+            input_ids[row, :used] = np.concatenate([piece.tokens for piece in pieces])
+            labels[row, :used] = np.concatenate(
+                [piece.tokens if piece.labels is None else piece.labels for piece in pieces]
+            )
         labels[row, starts] = IGNORED
         position_ids[row] = np.arange(sequence_length) - np.repeat(starts, lengths)
         boundaries.append(np.concatenate([[0], ends]))

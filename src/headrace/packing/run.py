@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -84,6 +84,11 @@ class PackedRun(Run):
             TopologyError: the ranks do not divide the lanes.
             ConfigError: as `Run.plan`; or the lanes do not suit the documents, or the epoch.
         """
+        if epoch and self.packing.sequences_per_epoch is None:
+            raise ConfigError(
+                f'packing without `sequences_per_epoch` has one epoch, which does not end, got epoch {epoch}: a pass '
+                f'was left and another one began. Set `sequences_per_epoch`; `limit_train_batches` needs it too.'
+            )
         plan = super().plan(epoch, start, topology, global_batch_size=global_batch_size, remainder=remainder)
         lanes = self._make_lanes(global_batch_size) if self._lanes is None else self._lanes
         if lanes.count % topology.replicas:
@@ -148,9 +153,13 @@ class PackedRun(Run):
             )
         cuts, skip, size = pinned.pop('cuts', {}), pinned.pop('skip', ()), pinned.pop('documents', None)
         count = then.get('lanes')
-        if not (count is None or (isinstance(count, int) and count > 0)) or not isinstance(size, int):
-            raise ResumeError(f'lanes and documents of a packed run are numbers, got {count!r} and {size!r}.')
+        if not (count is None or _is_count(count)) or not _is_count(size) or not _are_ranges(skip):
+            raise ResumeError(
+                f'a packed run has numbers of lanes and documents above 0, and ranges of skip, got {count!r}, {size!r} '
+                f'and {skip!r}. The checkpoint is damaged.'
+            )
         now = self._pinned(self.packing.lanes or count)
+        now['sequences_per_epoch'], then['sequences_per_epoch'] = self.mixture.epoch_size, state.epoch_size
         differing = [
             f'{name}: {then.get(name)!r} in the checkpoint, {now.get(name)!r} now'
             for name in sorted({*then, *now})
@@ -171,3 +180,16 @@ class PackedRun(Run):
         if self._lanes is not None:
             self._lanes.load(cuts if isinstance(cuts, dict) else {'': cuts}, self._row(epoch, sample))
         return epoch, sample
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _ENDLESS
+
+
+def _are_ranges(value: object) -> bool:
+    """Whether a value of a checkpoint is a list of pairs [begin, end)."""
+    if not isinstance(value, (list, tuple)):
+        return False
+    pairs = [cast('list[Any]', pair) for pair in cast('list[Any]', value) if isinstance(pair, list)]
+    are_numbers = all(len(pair) == 2 and isinstance(pair[0], int) and _is_count(pair[1]) for pair in pairs)
+    return len(pairs) == len(cast('list[Any]', value)) and are_numbers and all(0 <= a < b for a, b in pairs)

@@ -68,7 +68,13 @@ def encoder_of(packing: Packing) -> Encoder:
     after = [] if packing.eos_token_id is None else [packing.eos_token_id]
 
     def documents(values: Any) -> list[Document]:
-        return [_document(found, before, after) for found in encode(values)]
+        made = encode(values)
+        if len(made) != len(values):
+            raise ConfigError(
+                f'`tokenizer` must give a document for each of its {len(values)} values, but gave {len(made)}. A '
+                f'function returns a list of token arrays, or of dicts with `input_ids`.'
+            )
+        return [_document(found, before, after) for found in made]
 
     return documents
 
@@ -82,7 +88,7 @@ def fingerprint(tokenizer: Any) -> str:
         tokenizer = getattr(tokenizer, 'backend_tokenizer', None) or tokenizer
         library = _library(tokenizer)
     if library == 'tokenizers':
-        return f'tokenizers {_hash(tokenizer.to_str())}'
+        return f'tokenizers {_hash(_plain(tokenizer).to_str())}'
     if library == 'transformers':
         return f'transformers {_hash(json.dumps(tokenizer.get_vocab(), sort_keys=True))}'
     if library == 'tiktoken':
@@ -123,6 +129,7 @@ def _encode(tokenizer: Any) -> Callable[[Sequence[Any]], Any]:
         # What it wraps does the same without making what nobody wants: masks, types, offsets, dicts.
         tokenizer, library = tokenizer.backend_tokenizer, 'tokenizers'
     if library == 'tokenizers':
+        tokenizer = _plain(tokenizer)
         encode_batch = getattr(tokenizer, 'encode_batch_fast', tokenizer.encode_batch)  # the one without offsets
         return lambda texts: [found.ids for found in encode_batch(list(texts), add_special_tokens=False)]
     if library == 'transformers':
@@ -135,6 +142,15 @@ def _encode(tokenizer: Any) -> Callable[[Sequence[Any]], Any]:
         f'`tokenizer` must be one of tokenizers, transformers or tiktoken, or a function from a list of texts to a '
         f'list of token arrays, but is a {type(tokenizer).__name__}.'
     )
+
+
+def _plain(tokenizer: Any) -> Any:
+    """A copy that neither cuts nor pads, whatever was asked of the tokenizer before, and takes all text as text."""
+    copy = type(tokenizer).from_str(tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    copy.encode_special_tokens = True
+    return copy
 
 
 def _threads() -> int:
@@ -164,5 +180,7 @@ def _int32(values: Any, before: list[int], after: list[int]) -> npt.NDArray[np.i
             f'A document must be an array of integers when it is packed, but it is {array.dtype}. Give `tokenizer`, or '
             f'name the `column` that holds tokens.'
         )
+    if array.size and array.dtype != np.int32 and not -(2**31) <= int(array.min()) <= int(array.max()) < 2**31:
+        raise ConfigError(f'Tokens must be numbers below 2147483648, but are from {array.min()} to {array.max()}.')
     array = array.reshape(-1).astype(np.int32)
     return np.concatenate([before, array, after]).astype(np.int32) if before or after else array
