@@ -341,6 +341,11 @@ class StreamingDataset(IterableDataset[Any]):
         return True
 
     @property
+    def skip_unit(self) -> int:
+        """What the bounds of ranges that are left out must be multiples of, in samples of the run."""
+        return 1
+
+    @property
     def initial_nodes(self) -> int:
         """Nodes that the run began on."""
         return self.run.initial_nodes(self.topology.nodes)

@@ -146,6 +146,8 @@ def explain_batches(
     earlier = batches_before(loader.plan, plan, k, before)
     around = [*earlier, (plan, k), *batches_after(loader.plan, plan, k, after)]
     ranges = tuple(run_range(*batch) for batch in around)
+    unit = loader.dataset.skip_unit
+    whole = [(begin // unit * unit, -(-end // unit) * unit) for begin, end in ranges]
     is_compatible = loader.dataset.order_config.is_compatible
     return StepReport(
         step=step,
@@ -153,7 +155,7 @@ def explain_batches(
         numbers=tuple(plan.batches_before + k for plan, k in around),
         batches=tuple(loader.dataset.explain(*batch) for batch in around),
         ranges=ranges,
-        skip=None if is_compatible else with_more(loader.dataset.skip, [*left_out, *ranges]),
+        skip=None if is_compatible else with_more(loader.dataset.skip, [*left_out, *whole]),
     )
 
 

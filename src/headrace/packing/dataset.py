@@ -97,7 +97,12 @@ class PackedDataset(StreamingDataset):
     @property
     def order_key(self) -> object:
         """What the content of batches depends on beside their numbers."""
-        return super().order_key, self.run.documents.config(1, None), self.run.lanes.count
+        return super().order_key, self.run.documents.config(1, None), self.run.lane_count
+
+    @property
+    def skip_unit(self) -> int:
+        """What the bounds of ranges that are left out must be multiples of, in sequences of the run: the lanes."""
+        return self.run.lane_count or 1
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
         """Which sequences make up batch k of a plan, on all ranks; which documents are in them only tokenising tells.

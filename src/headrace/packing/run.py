@@ -56,6 +56,11 @@ class PackedRun(Run):
         assert self._lanes is not None
         return self._lanes
 
+    @property
+    def lane_count(self) -> int | None:
+        """How many lanes there are, if it is known."""
+        return None if self._lanes is None else self._lanes.count
+
     def _make_lanes(self, count: int) -> Lanes:
         if count > self._num_documents:
             raise ConfigError(
@@ -72,7 +77,7 @@ class PackedRun(Run):
         """As `Run.settle`; the lanes are what they are from now on."""
         if self._lanes is None and global_batch_size is not None:
             self._lanes = self._make_lanes(global_batch_size)
-        self.documents.settle(nodes, None if self._lanes is None else self._lanes.count)
+        self.documents.settle(nodes, self.lane_count)
         super().settle(nodes, global_batch_size)
 
     def plan(
@@ -115,7 +120,7 @@ class PackedRun(Run):
     ) -> ResumeState:
         """As `Run.state`, with what documents and lanes are pinned to, and the cuts to take lanes up from."""
         rows = super().state(epoch, sample, 1, global_batch_size, batches)
-        count = None if self._lanes is None else self._lanes.count
+        count = self.lane_count
         documents = self.documents.state(0, 0, nodes, count or global_batch_size)
         pinned = {**documents.pinned, 'packing': self._pinned(count), 'documents': documents.epoch_size}
         if 'skip' in rows.pinned:
