@@ -51,7 +51,7 @@ CONTENDERS = (
 def documents() -> Iterator[str]:
     """Functions, classes and paragraphs, of some words at least."""
     for path in sorted(Path(sysconfig.get_path('stdlib')).rglob('*.py')):
-        if {'site-packages', 'test', 'tests', 'lib2to3'} & set(path.parts):
+        if {'site-packages', 'lib2to3'} & set(path.parts):
             continue
         try:
             text = path.read_text(encoding='utf-8')

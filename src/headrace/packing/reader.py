@@ -216,7 +216,8 @@ class _Packer:
                 continue
             first = self._asked[number]
             mean = max(self._tokens / self._documents, 1)
-            count = min(max(round(2 * self._dataset.packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
+            rows = max(self._window // 4, 2)
+            count = min(max(round(rows * self._dataset.packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
             self._asked[number] = first + count
             self._supplies[number] = self._supply(number)
             yield ChunkKey(number, tuple(range(first, first + count)))

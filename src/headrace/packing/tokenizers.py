@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -135,7 +137,7 @@ def _encode(tokenizer: Any) -> Callable[[Sequence[Any]], Any]:
     if library == 'transformers':
         return lambda texts: tokenizer(list(texts), add_special_tokens=False, verbose=False)['input_ids']
     if library == 'tiktoken':
-        return lambda texts: tokenizer.encode_ordinary_batch(list(texts), num_threads=_threads())
+        return _in_threads(tokenizer.encode_ordinary)
     if callable(tokenizer):
         return tokenizer
     raise ConfigError(
@@ -151,6 +153,26 @@ def _plain(tokenizer: Any) -> Any:
     copy.no_padding()
     copy.encode_special_tokens = True
     return copy
+
+
+def _in_threads(encode: Callable[[str], list[int]]) -> Callable[[Sequence[Any]], Any]:
+    """Encode texts one by one, which frees the interpreter, in as many threads as there are for one call."""
+    pool: list[ThreadPoolExecutor] = []
+
+    def some(texts: Sequence[str]) -> list[list[int]]:
+        return [encode(text) for text in texts]
+
+    def all_of(texts: Sequence[str]) -> list[list[int]]:
+        threads = _threads()
+        if threads == 1 or len(texts) < 2 * threads:
+            return some(texts)
+        if not pool:  # tiktoken's own batches start new threads each time
+            pool.append(ThreadPoolExecutor(threads, 'headrace-encode'))
+        cuts = [len(texts) * part // threads for part in range(threads + 1)]
+        parts = pool[0].map(some, [texts[begin:end] for begin, end in pairwise(cuts)])
+        return [found for part in parts for found in part]
+
+    return all_of
 
 
 def _threads() -> int:
