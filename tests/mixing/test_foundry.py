@@ -380,6 +380,33 @@ class TestKeys:
         assert caught[0].filename == __file__
         assert config == config_of_foundry(foundry({'local': '/x'}))
 
+    def test_a_packing_ratio_gives_the_samples_that_are_packed(self) -> None:
+        dataset = {'local': '/x', 'packing_ratio': 2.5}
+        document = {
+            **foundry({**dataset, 'replication': 2}, batch_size=16),
+            'eval_loader': {'name': 'finetuning', 'dataset': dataset},
+            'device_eval_batch_size': 3,
+        }
+        named = r'By train_loader\.dataset\.packing_ratio, eval_loader\.dataset\.packing_ratio, batches have'
+        with pytest.warns(UserWarning, match=named) as caught:
+            config = config_of_foundry(document)
+        assert caught[0].filename == __file__
+        assert config.train is not None
+        assert (config.train.global_batch_size, config.eval[0].device_batch_size) == (8 * 2.5, 7)
+
+    @pytest.mark.parametrize(
+        ('ratio', 'rule'),
+        [
+            (0.5, 'must be a number of at least 1'),
+            (True, 'must be a number of at least 1'),
+            ('much', 'must be a number of at least 1'),
+            (1.3, 'must give a whole number of samples for a global batch of 8'),
+        ],
+    )
+    def test_a_packing_ratio_that_is_none(self, ratio: Any, rule: str) -> None:
+        (line,) = refused(foundry({'local': '/x', 'packing_ratio': ratio}))
+        assert line.endswith(rule)
+
     def test_defaults_are_foundry_s(self) -> None:
         assert yaml_of(foundry({'local': '/x'})) == {
             'local': '/x',
@@ -545,8 +572,10 @@ def test_overrides_are_in_foundry_s_keys(root: Path) -> None:
     config = config_of_foundry(path, overrides=['train_loader.num_workers=3', 'variables.data_local=/elsewhere'])
     assert config.train is not None
     assert (config.train.loader.num_workers, config.train.streams[0].local) == (3, '/elsewhere')
-    (line,) = refused(path, overrides={'train_loader.dataset.packing_ratio': 5})
-    assert line.startswith("override 'train_loader.dataset.packing_ratio=5': train_loader.dataset.packing_ratio: got 5")
+    (line,) = refused(path, overrides={'train_loader.dataset.packing_ratio': 'auto'})
+    assert line.startswith(
+        "override 'train_loader.dataset.packing_ratio=auto': train_loader.dataset.packing_ratio: got"
+    )
 
 
 def test_our_own_reader_says_what_to_do_with_such_a_file(root: Path) -> None:
@@ -574,7 +603,7 @@ def test_the_converter_refuses_what_the_reader_refuses(root: Path, capsys: pytes
     path = written(root, FINETUNING)
     assert main(['convert-config', str(path), 'train_loader.dataset.packing_ratio=auto']) == 1
     printed = capsys.readouterr()
-    assert 'asks for packing by each rank for itself, which headrace does not have' in printed.err
+    assert 'asks for a ratio that is found out anew, which headrace does not have' in printed.err
     assert not printed.out
 
 

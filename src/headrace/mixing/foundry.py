@@ -71,6 +71,13 @@ def config_of_foundry(
             f'{", ".join(without_effect)} have no effect; do what is needed in your `dataset_class` or `collate_fn`.',
             stacklevel=2,
         )
+    packed = [dotted((*section.path, 'dataset', 'packing_ratio')) for section in sections if section.packing_ratio > 1]
+    if packed:
+        warnings.warn(
+            f'By {", ".join(packed)}, batches have the samples that LLM Foundry would pack into one, each rank for '
+            f'itself: do so in your `collate_fn`. Or leave the ratio out for `packing`, which resumes on any ranks.',
+            stacklevel=2,
+        )
     evaluations = tuple(section.config(sizes) for section in sections if not section.is_training)
     return Config(
         train=next((section.config(sizes) for section in sections if section.is_training), None), eval=evaluations
@@ -88,10 +95,23 @@ def _lacks(what: str, *nothing: object, instead: str = '') -> Parsed:
     return Parsed(read, what)
 
 
+def _read_packing_ratio(value: object, mistakes: list[Mistake]) -> float | None:
+    """The samples that Foundry packs into as many sequences as the batch has, for each of these."""
+    if value == 'auto':
+        rule = (
+            'asks for a ratio that is found out anew, which headrace does not have; remove the key, or give the number'
+        )
+        mistakes.append(Mistake((), value, rule))
+    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < float('inf'):
+        mistakes.append(Mistake((), value, 'must be a number of at least 1'))
+    else:
+        return float(value)
+    return None
+
+
 _WITHOUT_EFFECT = Parsed(lambda value, _: value, 'any value')
 """Mark of a key that may have any value, and that nothing comes of."""
 
-_OUR_PACKING = 'put our `packing` into the converted YAML'
 _IN_CODE = 'do it in your `dataset_class` or `collate_fn`'
 
 
@@ -167,7 +187,7 @@ class _Dataset(_Transfer):
     override_bos_token_id_mismatch_error: Annotated[object, _WITHOUT_EFFECT] = None
     safe_load: Annotated[object, _WITHOUT_EFFECT] = None
 
-    packing_ratio: Annotated[object, _lacks('packing by each rank for itself', 1, instead=_OUR_PACKING)] = None
+    packing_ratio: Annotated[float, Parsed(_read_packing_ratio, 'a number of at least 1')] | None = None
     pad_to_longest: Annotated[object, _lacks('padding', False, instead=_IN_CODE)] = None
     mlm_probability: Annotated[object, _lacks('masked tokens', instead=_IN_CODE)] = None
     eos_token_id: Annotated[object, _lacks('`sequence_id` in the batch', instead=_IN_CODE)] = None
@@ -247,6 +267,9 @@ class _Section:
         elif self.is_training and size is not None and size % replication:
             rule = f'must be a multiple of `replication` of the training data, {replication}'
             problems.append(Problem((key,), rule, shown(size)))
+        elif self.is_training and size is not None and size // replication * self.packing_ratio % 1:
+            rule = f'must give a whole number of samples for a global batch of {size // replication}'
+            problems.append(Problem((*self.path, 'dataset', 'packing_ratio'), rule, shown(self.packing_ratio)))
 
     def keys_without_effect(self) -> list[Path]:
         """Keys that are given, and nothing comes of."""
@@ -261,11 +284,18 @@ class _Section:
         workers = {
             name: getattr(self._loader, name) for name in field_types(WorkerConfig) if name in field_types(_Loader)
         }
-        size: dict[str, Any] = {'device_batch_size': sizes.device_eval_batch_size}
+        # Foundry cuts a fraction off, of each device's samples.
+        size: dict[str, Any] = {'device_batch_size': int((sizes.device_eval_batch_size or 0) * self.packing_ratio)}
         if self.is_training:
             # Foundry divides by all ranks, those that get the same samples too; we count these once.
-            size = {'global_batch_size': (sizes.global_train_batch_size or 0) // self._replication}
+            sequences = (sizes.global_train_batch_size or 0) // self._replication
+            size = {'global_batch_size': int(sequences * self.packing_ratio)}
         return LoaderConfig(name=self.name, loader=WorkerConfig(**workers), **size, **self._loader.dataset.arguments())
+
+    @property
+    def packing_ratio(self) -> float:
+        """Samples for each sequence of a batch."""
+        return (self._loader.dataset and self._loader.dataset.packing_ratio) or 1
 
     @property
     def _replication(self) -> int:
