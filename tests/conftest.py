@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +31,15 @@ def golden() -> Path:
     if not (SHARED / 'golden').is_dir():
         pytest.skip('the reference vectors (../shared/golden) are not beside this repository')
     return SHARED / 'golden' / 'open'
+
+
+@pytest.fixture
+def mosaicml_streaming() -> Iterator[Any]:
+    """The module, for one test of this machine at a time: two programs may choose the same names in shared memory."""
+    module = pytest.importorskip('streaming', reason='mosaicml-streaming is not installed')
+    with open(Path(tempfile.gettempdir(), 'headrace-tests-mosaicml-streaming.lock'), 'a') as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield module
 
 
 @pytest.fixture(scope='session')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
 from composer_legs import Leg
@@ -52,13 +53,15 @@ def check(data: str, folder: Path, algorithms: list[str], rests: list[tuple[int,
     assert not wrong, '\n'.join(wrong)
 
 
-def test_the_remaining_batches_are_those_of_mosaicml_streaming(data: str, tmp_path: Path) -> None:
+def test_the_remaining_batches_are_those_of_mosaicml_streaming(
+    data: str, tmp_path: Path, mosaicml_streaming: Any
+) -> None:
     rests = [(1, 1, 'mid'), (1, 2, 'boundary'), (2, 2, 'boundary'), (2, 1, 'mid')]
     check(data, tmp_path, ['py1e', 'py1s', 'naive'], rests)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('algorithm', ['py1e', 'py1br', 'py1s', 'py2s', 'naive'])
-def test_the_remaining_batches_on_any_ranks(data: str, tmp_path: Path, algorithm: str) -> None:
+def test_the_remaining_batches_on_any_ranks(data: str, tmp_path: Path, algorithm: str, mosaicml_streaming: Any) -> None:
     rests = [(before, after, kind) for before in (1, 2, 4) for after in (1, 2, 4) for kind in BEHIND]
     check(data, tmp_path, [algorithm], rests)

@@ -135,8 +135,8 @@ def test_get_config(tmp_path):
     assert XSVWriter(out=str(tmp_path / 'd'), columns=COLUMNS, separator='|').get_config()['separator'] == '|'
 
 
-def test_what_we_write_mosaicml_streaming_reads(tmp_path):
-    streaming = pytest.importorskip('streaming', reason='mosaicml-streaming is not installed')
+def test_what_we_write_mosaicml_streaming_reads(tmp_path, mosaicml_streaming):
+    streaming = mosaicml_streaming
     columns = {'id': 'int', 'text': 'str', 'x': 'float32', 'v': 'ndarray', 'raw': 'bytes', 'j': 'json'}
     import numpy as np
 

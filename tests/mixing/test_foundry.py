@@ -137,8 +137,7 @@ class TestOrder:
     """Batches are those of MosaicML Streaming's dataset in torch's loader, as LLM Foundry makes them."""
 
     @pytest.fixture(autouse=True)
-    def _one_rank(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip('streaming', reason='mosaicml-streaming is not installed')
+    def _one_rank(self, monkeypatch: pytest.MonkeyPatch, mosaicml_streaming: Any) -> None:
         for name in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE'):
             monkeypatch.delenv(name, raising=False)
 
