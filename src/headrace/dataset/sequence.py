@@ -1,0 +1,258 @@
+"""The order of a dataset's samples on a topology, and where its next pass begins."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from headrace.dataset.detect import detect_topology
+from headrace.dataset.progress import Progress
+from headrace.errors import ConfigError, TopologyError
+from headrace.order import ResumeState
+
+if TYPE_CHECKING:
+    from headrace.order import BatchPlan, Mixture, Order, OrderConfig, Remainder, Run, Topology
+    from headrace.order.skip import Skip
+
+__all__ = ['SampleSequence']
+
+
+class SampleSequence:
+    """A run through the samples of a dataset, as one rank of a topology sees it, and its position.
+
+    What a dataset is to loaders and trainers, but for reading. It knows no stream's folder and no bytes.
+
+    Args:
+        run: gives orders, plans and states.
+        skip: what the run leaves out.
+        batch_size: samples of one device batch, if they are known.
+        remainder: what happens to the samples after the last full global batch, if it was said.
+        replication: consecutive ranks that get the same samples.
+        topology: rank, world size and nodes; None: found when they are asked for.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        skip: Skip,
+        batch_size: int | None,
+        remainder: Remainder | None,
+        replication: int | None,
+        topology: Topology | None,
+    ) -> None:
+        self.run = run
+        self.skip = skip
+        self.batch_size = batch_size
+        self.remainder: Remainder | None = remainder
+        self.replication = replication
+        self._topology = topology
+        self._expected_replicas: int | None = None
+        self._progress = Progress()
+
+    # -- sizes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def mixture(self) -> Mixture:
+        """The streams as the order sees them, and what an epoch draws from each."""
+        return self.run.mixture
+
+    @property
+    def epoch_size(self) -> int:
+        """Samples in an epoch."""
+        return self.mixture.epoch_size
+
+    @property
+    def num_canonical_nodes(self) -> int:
+        """Parts of the data that are read side by side."""
+        return self.order_config.num_canonical_nodes or 1
+
+    @property
+    def shuffle_seed(self) -> int:
+        """Key of the order."""
+        return self.order_config.seed
+
+    def __len__(self) -> int:
+        """Samples of an epoch that one rank gets.
+
+        Raises:
+            TypeError: the epoch has no end.
+        """
+        if not self.has_length:
+            raise TypeError('This dataset has no length: its epoch does not end.')
+        return math.ceil(self.epoch_size / self.topology.replicas)
+
+    # -- the order -------------------------------------------------------------------------------------------------
+
+    @property
+    def topology(self) -> Topology:
+        """Which rank of how many this is: as given or bound, else as found."""
+        if self._topology is not None:
+            return self._topology
+        found = detect_topology(replication=self.replication or 1)
+        if self._expected_replicas not in (None, found.replicas):
+            raise TopologyError(
+                f'The batch size was worked out for {self._expected_replicas} ranks that share a global batch, but '
+                f'there are {found.replicas} now. Make the dataset after the process group, or pass `topology`.'
+            )
+        return found
+
+    def expect_replicas(self, replicas: int) -> None:
+        """Refuse a topology that is found later with another number of ranks that share a batch."""
+        self._expected_replicas = replicas
+
+    def bind(self, topology: Topology) -> None:
+        """Say which rank of how many this is. Takes effect at the next `len` or `iter`."""
+        self._topology = topology
+        self.run.forget_topology()
+
+    def _devices(self, global_batch_size: int | None = None) -> tuple[int, int | None]:
+        """Nodes, and samples of a global batch if known, as far as the order depends on them; ranks may come later."""
+        if self.run.needs_batch_size and global_batch_size is None and self.batch_size is not None:
+            global_batch_size = self.batch_size * self.topology.replicas
+        return self.topology.nodes if self.run.needs_nodes else 1, global_batch_size
+
+    @property
+    def order_config(self) -> OrderConfig:
+        """How samples are ordered, with every default filled in.
+
+        Defaults that depend on the topology or the batch size are final with the first pass.
+        """
+        return self.run.config(*self._devices())
+
+    @property
+    def order_key(self) -> object:
+        """What the content of batches depends on beside their numbers and the ranks."""
+        return self.order_config, self.initial_nodes, self.mixture.origin
+
+    @property
+    def has_length(self) -> bool:
+        """Whether an epoch ends."""
+        return True
+
+    @property
+    def skip_unit(self) -> int:
+        """What the bounds of ranges that are left out must be multiples of, in samples of the run."""
+        return 1
+
+    @property
+    def initial_nodes(self) -> int:
+        """Nodes that the run began on."""
+        return self.run.initial_nodes(self.topology.nodes)
+
+    def settle(self, global_batch_size: int | None = None) -> None:
+        """Let defaults that depend on the topology or the batch size be what they are now, for the rest of the run."""
+        self.run.settle(self.topology.nodes, self._devices(global_batch_size)[1])
+
+    def order(self, epoch: int, global_batch_size: int | None = None) -> Order:
+        """The global sequence of an epoch."""
+        return self.run.order(epoch, *self._devices(global_batch_size))
+
+    def plan(
+        self,
+        *,
+        epoch: int = 0,
+        start: int = 0,
+        global_batch_size: int | None = None,
+        remainder: Remainder | None = None,
+        topology: Topology | None = None,
+    ) -> BatchPlan:
+        """Which samples make up each batch of an epoch, and which of them are a rank's.
+
+        Args:
+            epoch: which epoch.
+            start: number of samples of its global sequence to leave out at its start.
+            global_batch_size: samples of a batch over all ranks; by default `batch_size` for each.
+            remainder: see the class; by default the dataset's.
+            topology: for which rank; by default this one.
+
+        Raises:
+            ValueError: no batch size is known, or it does not divide by the number of ranks.
+        """
+        topology = topology or self.topology
+        if global_batch_size is None:
+            if self.batch_size is None:
+                raise ConfigError(
+                    'Please pass `batch_size` to StreamingDataset: the order in which ranks and workers take samples '
+                    'depends on it, and it is None.'
+                )
+            global_batch_size = self.batch_size * topology.replicas
+        return self.run.plan(
+            epoch,
+            start,
+            topology,
+            global_batch_size=global_batch_size,
+            remainder=remainder or self.remainder or 'repeat',
+        )
+
+    @property
+    def evaluation_remainder(self) -> Remainder:
+        """What evaluation does with the samples after the last full global batch: what was asked for, or 'exact'.
+
+        Where nothing was asked for, the compatible orders repeat: they do not say which samples they repeat.
+        """
+        return self.remainder or ('repeat' if self.order_config.is_compatible else 'exact')
+
+    # -- the position ----------------------------------------------------------------------------------------------
+
+    @property
+    def progress(self) -> Progress:
+        """Which epoch this dataset is in, and where the next pass begins."""
+        return self._progress
+
+    def resume_state(
+        self,
+        epoch: int,
+        sample_in_epoch: int,
+        global_batch_size: int | None = None,
+        remainder: Remainder | None = None,
+    ) -> ResumeState:
+        """The state that continues at `sample_in_epoch` of `epoch`.
+
+        Args:
+            epoch: which epoch.
+            sample_in_epoch: the position in it.
+            global_batch_size: samples of a batch over all ranks; by default as in the last plan.
+            remainder: see the class; by default the dataset's.
+        """
+        size = self._devices(global_batch_size)[1]
+        batches = None if global_batch_size is None else (global_batch_size, remainder or self.remainder or 'repeat')
+        if batches is None and self.skip and self.run.last_batches is None and self.batch_size is not None:
+            batches = self.batch_size * self.topology.replicas, remainder or self.remainder or 'repeat'
+        return self.run.state(epoch, sample_in_epoch, self.topology.nodes, size, batches)
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:
+        """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
+
+        Args:
+            num_samples: samples that all ranks together have had of the current epoch, those left out (`skip`)
+                included.
+            from_beginning: whether they are counted from the epoch's start, or from where the pass was resumed.
+        """
+        epoch, start = self._progress.current(rank=self.topology.rank)
+        if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
+            # Composer saves an epoch's end when it counts the next epoch already, of which it has had nothing.
+            epoch, start = self._progress.next(rank=self.topology.rank)
+        position = num_samples if from_beginning else start + num_samples
+        return self.resume_state(epoch, self.position_of(position)).to_dict()
+
+    def position_of(self, num_samples: int) -> int:
+        """The position in an epoch of which a trainer counts so many samples.
+
+        Repeats at its end have no position, except in the compatible orders, which count them as MosaicML Streaming.
+        """
+        return num_samples if self.order_config.is_compatible else min(num_samples, self.epoch_size)
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Have the next pass continue where `state` was taken. A state at the end of an epoch gives an empty pass.
+
+        Raises:
+            ValueError: the state is no state, or belongs to other data or another mixture.
+        """
+        self.load_resume_state(ResumeState.from_dict(state))
+
+    def load_resume_state(self, state: ResumeState, global_batch_size: int | None = None) -> None:
+        """As `load_state_dict`, from the value itself."""
+        if not state.is_stale:
+            size = self._devices(global_batch_size)[1]
+            self._progress.load(*self.run.resume(state, self.topology.nodes, size))
