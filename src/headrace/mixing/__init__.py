@@ -1,8 +1,8 @@
 """One YAML file -> loaders.
 
 1. `document` reads the file, what it includes, and overrides, and resolves interpolations.
-2. `validate` reads the plain values into the dataclasses of `schema` and `packing`, or says everything that is wrong
-   with them; `load.load_config` is both.
+2. `validate` reads the plain values into the dataclasses of `schema`, `streams` and `packing`, or says all that is
+   wrong with them; `load.load_config` is both.
 3. `build.build_dataset` and `build.build_loader` make a dataset and its loader from them, on a given topology.
 
 `foundry.config_of_foundry` takes the YAML of LLM Foundry in the place of steps 1 and 2.
@@ -16,15 +16,8 @@ from headrace.mixing.build import build_dataset, build_loader
 from headrace.mixing.foundry import config_of_foundry
 from headrace.mixing.load import load_config, to_mapping, to_yaml
 from headrace.mixing.packing import PackingConfig, TokenizerConfig
-from headrace.mixing.schema import (
-    Config,
-    DatasetConfig,
-    LoaderConfig,
-    SelectionConfig,
-    StreamConfig,
-    TransferConfig,
-    WorkerConfig,
-)
+from headrace.mixing.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
+from headrace.mixing.streams import SelectionConfig, StreamConfig, TransferConfig
 
 __all__ = [
     'Config',

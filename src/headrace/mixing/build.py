@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import TopologyError
 from headrace.mixing.packing import packing_of
-from headrace.mixing.schema import DatasetConfig, LoaderConfig, SelectionConfig, StreamConfig
+from headrace.mixing.schema import DatasetConfig, LoaderConfig
+from headrace.mixing.streams import SelectionConfig, StreamConfig
 from headrace.mixing.validate import field_types, refuse
 
 if TYPE_CHECKING:

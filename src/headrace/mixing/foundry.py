@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, cast
 from headrace.format import get_hashes
 from headrace.mixing.document import Document
 from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
-from headrace.mixing.schema import Config, DatasetConfig, LoaderConfig, StreamConfig, WorkerConfig
+from headrace.mixing.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
+from headrace.mixing.streams import StreamConfig
 from headrace.mixing.validate import Path, Problem, Validator, dotted, field_types, shown, unwrap
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.selection import Mistake

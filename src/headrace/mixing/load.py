@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from headrace.mixing.document import DIRECTIVES, Document, yaml_text
-from headrace.mixing.schema import Config, LoaderConfig, SchedulePointConfig
+from headrace.mixing.schema import Config, LoaderConfig
+from headrace.mixing.streams import SchedulePointConfig
 from headrace.mixing.validate import Problem, Validator
 from headrace.selection import Conditions, Fraction, Subset
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from headrace.mixing import packing, schema
+from headrace.mixing import packing, schema, streams
 from headrace.mixing.marks import Named, Parsed
 from headrace.mixing.validate import choices_of, describe_number, field_types, unwrap
 
@@ -19,10 +19,10 @@ __all__ = ['field_texts', 'updated']
 _TABLES = {
     'top level': (schema.Config, schema.FileDirectives),
     'loader': (schema.LoaderConfig, schema.DatasetConfig),
-    'stream': (schema.StreamConfig,),
-    'schedule': (schema.SchedulePointConfig,),
-    'selection': (schema.SelectionConfig,),
-    'transfer': (schema.TransferConfig,),
+    'stream': (streams.StreamConfig,),
+    'schedule': (streams.SchedulePointConfig,),
+    'selection': (streams.SelectionConfig,),
+    'transfer': (streams.TransferConfig,),
     'packing': (packing.PackingConfig,),
     'tokenizer': (packing.TokenizerConfig,),
     'workers': (schema.WorkerConfig,),

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from headrace.format import get_hashes
-from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed, read_skip
+from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, Named, OneOf, Parsed, read_skip
 from headrace.mixing.packing import PackingConfig
+from headrace.mixing.streams import SchedulePointConfig, SelectionConfig, StreamConfig
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
-from headrace.selection import Conditions, Fraction, Subset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,119 +25,8 @@ __all__ = [
     'Config',
     'DatasetConfig',
     'LoaderConfig',
-    'SchedulePointConfig',
-    'SelectionConfig',
-    'StreamConfig',
-    'TransferConfig',
     'WorkerConfig',
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransferConfig:
-    """How shards get from the store to the cache; of one stream, or of all streams of a loader that do not say."""
-
-    download_retry: Annotated[int, AtLeast(0)] | None = None
-    """Further attempts after a failed download. Left out: 2."""
-
-    download_timeout: Annotated[float, MoreThan(0)] | None = None
-    """Seconds without a byte after which an attempt has failed. Left out: 60."""
-
-    validate_hash: Annotated[str, OneOf(tuple(sorted(get_hashes())))] | None = None
-    """Hash to verify shards with; it must be one that the shards were written with. Left out: sizes only."""
-
-    keep_zip: bool | None = None
-    """Keep the compressed file beside the unpacked one. Left out: false."""
-
-    endpoint_url: str | None = None
-    """Address of an S3-compatible server, such as `http://localhost:9000`. Left out: the cloud's own."""
-
-    region: str | None = None
-    """Region of the bucket. Left out: what the cloud's own configuration says."""
-
-    anonymous: bool | None = None
-    """Send requests without credentials, for public buckets. Left out: false."""
-
-    requester_pays: bool | None = None
-    """Agree to pay for the requests, where a bucket's owner asks for it. Left out: false."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectionConfig(TransferConfig):
-    """Which stored samples are offered; of one stream, or of all streams of a loader that do not say."""
-
-    subset: Annotated[Subset, Parsed(Subset.read, 'a list of ranges')] | None = None
-    """Ranges of the stored samples: `[[0, 1m], [5m, null]]`, the stop exclusive, null the end. Left out: all."""
-
-    fraction: Annotated[Fraction, Parsed(Fraction.read, 'two numbers from 0 to 1')] | None = None
-    """Random part of each shard: `[0, 0.95]` to train with, `[0.95, 1]` to validate. Left out: all."""
-
-    fraction_seed: Annotated[int, AtLeast(0)] | None = None
-    """Which random parts; parts of one split have the same. Left out: 0."""
-
-    where: Annotated[Conditions, Parsed(Conditions.read, 'a mapping from columns to tests')] | None = None
-    """Tests that a sample must pass: `{lang: [de, fr], tokens: {at_least: 512}}`. Left out: none."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamConfig(SelectionConfig):
-    """One stream: where its shards are, and how much of it an epoch takes.
-
-    A weight is one of `proportion`, `repeat`, `choose`; a stream without one is taken once.
-    """
-
-    name: str = ''
-    """Name of the stream: its key in the mapping, or this key in a list. The order of samples depends on it."""
-
-    remote: str | None = None
-    """URL or folder of the shards, without the split: `s3://bucket/code`. Left out: the shards are in `local`."""
-
-    local: str | None = None
-    """Cache folder, relative to the working directory. Left out: a folder of the system's temporary one."""
-
-    split: str | None = None
-    """Folder under `remote` and `local` that holds this split. Left out: none."""
-
-    proportion: Annotated[float, AtLeast(0)] | None = None
-    """Share of the epoch, relative to the sum over all streams; all streams of a loader have one, or none has."""
-
-    repeat: Annotated[float, AtLeast(0)] | None = None
-    """Times that the stream is taken per epoch: 0.5 is half of it, 2 is all of it twice."""
-
-    choose: Annotated[int, Count(least=0)] | None = None
-    """Samples taken per epoch, such as `100k`."""
-
-    @property
-    def has_weight(self) -> bool:
-        """Whether a weight is given."""
-        return (self.proportion, self.repeat, self.choose) != (None, None, None)
-
-    def broken_rules(self) -> Iterator[BrokenRule]:
-        """The rules between this stream's keys that do not hold."""
-        if self.remote is None and self.local is None:
-            yield BrokenRule(('remote', 'local'), 'a stream needs `remote`, `local`, or both')
-        if sum(weight is not None for weight in (self.proportion, self.repeat, self.choose)) > 1:
-            rule = 'a stream has at most one of `proportion`, `repeat` and `choose`; keep one'
-            yield BrokenRule(('proportion', 'repeat', 'choose'), rule)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulePointConfig:
-    """Proportions from one point of the run on."""
-
-    at: Annotated[int, Count(least=0)] = 0
-    """Samples that all ranks have had since the begin of the run, over all epochs, such as `10m`; the first is 0."""
-
-    proportions: Mapping[str, Annotated[float, AtLeast(0)]] = field(default_factory=dict[str, float])
-    """Shares of the streams by name, relative to their sum; a stream that is not named has none."""
-
-    change: Literal['step', 'linear'] = 'step'
-    """How these proportions are reached: at once, or along a line from those of the point before."""
-
-    def broken_rules(self) -> Iterator[BrokenRule]:
-        """The rules between this point's keys that do not hold."""
-        if not sum(self.proportions.values()):
-            yield BrokenRule(('proportions',), 'a point needs `proportions`, one of them above 0')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
