@@ -6,16 +6,14 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 
-from lightning.pytorch import LightningDataModule
 from lightning.pytorch.trainer.states import TrainerFn
-from torch.utils.data import default_collate
 from typing_extensions import override
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.callbacks import PositionCallback
-from headrace.lightning.hooks import SampleHooks
+from headrace.lightning.hooks import HookedDataModule, SampleHooks
 from headrace.lightning.hparams import hyperparameters
 from headrace.lightning.loader_position import LoaderPosition
 from headrace.lightning.loaders import PassLoader, PassLoaders
@@ -43,7 +41,7 @@ _Loader = TypeVar('_Loader', bound=StreamingDataLoader)
 _STAGES = {'fit': ('train', 'val'), 'validate': ('val',), 'test': ('test',), 'predict': ('predict',)}
 
 
-class StreamingDataModule(LightningDataModule):
+class StreamingDataModule(HookedDataModule):
     """Streaming datasets for a Lightning trainer: from a YAML file, or from datasets and loader options.
 
     Ranks and nodes come from the trainer, never from the environment. Training goes on exactly where a checkpoint was
@@ -361,37 +359,6 @@ class StreamingDataModule(LightningDataModule):
             remainder = None if source.options['drop_last'] else _opened(source).evaluation_remainder
             loaders.append(self._loader(StreamingDataLoader, source, fixed_epoch=0, remainder=remainder))
         return loaders[0] if len(loaders) == 1 else loaders
-
-    # -- samples ---------------------------------------------------------------------------------------------------
-
-    def transform(self, sample: Any, section: str) -> Any:  # noqa: ARG002 - for subclasses
-        """What is trained on in place of a sample: override it to tokenise, to augment, to choose columns.
-
-        Runs where batches are made, so in the workers where there are some.
-
-        Args:
-            sample: a sample of the dataset, a dict from column to value.
-            section: train, val, test or predict.
-
-        Returns:
-            What `collate` gets; here the sample itself.
-        """
-        return sample
-
-    def collate(self, samples: list[Any], section: str) -> Any:  # noqa: ARG002 - for subclasses
-        """A batch of samples: override it to pad, to pack, to build tensors. Runs where `transform` does.
-
-        Args:
-            samples: what `transform` returned, one for each row.
-            section: train, val, test or predict.
-
-        Returns:
-            The batch; here what `collate_fn` makes of them, by default `torch.utils.data.default_collate`.
-        """
-        return (self._collate_fn or default_collate)(samples)
-
-    def _overrides(self, method: str) -> bool:
-        return getattr(type(self), method) is not getattr(StreamingDataModule, method)
 
     # -- the position ----------------------------------------------------------------------------------------------
 

@@ -6,15 +6,53 @@ import contextlib
 import copy
 from typing import TYPE_CHECKING, Any
 
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import default_collate
+
 from headrace.dataset.randomness import each_row
 
 if TYPE_CHECKING:
-    from headrace.lightning.datamodule import StreamingDataModule
+    from headrace.dataset.batch_reader import Collate
 
-__all__ = ['SampleHooks']
+__all__ = ['HookedDataModule', 'SampleHooks']
 
 # What belongs to the training, and neither can nor should be sent to a worker.
 _OF_THE_TRAINING = ('_trainer', '_callback', '_sources', '_topology', '_prepare', 'position')
+
+
+class HookedDataModule(LightningDataModule):
+    """A data module whose subclasses say what becomes of samples on their way into batches."""
+
+    _collate_fn: Collate | None = None
+
+    def transform(self, sample: Any, section: str) -> Any:  # noqa: ARG002 - for subclasses
+        """What is trained on in place of a sample: override it to tokenise, to augment, to choose columns.
+
+        Runs where batches are made, so in the workers where there are some.
+
+        Args:
+            sample: a sample of the dataset, a dict from column to value.
+            section: train, val, test or predict.
+
+        Returns:
+            What `collate` gets; here the sample itself.
+        """
+        return sample
+
+    def collate(self, samples: list[Any], section: str) -> Any:  # noqa: ARG002 - for subclasses
+        """A batch of samples: override it to pad, to pack, to build tensors. Runs where `transform` does.
+
+        Args:
+            samples: what `transform` returned, one for each row.
+            section: train, val, test or predict.
+
+        Returns:
+            The batch; here what `collate_fn` makes of them, by default `torch.utils.data.default_collate`.
+        """
+        return (self._collate_fn or default_collate)(samples)
+
+    def _overrides(self, method: str) -> bool:
+        return getattr(type(self), method) is not getattr(HookedDataModule, method)
 
 
 class SampleHooks:
@@ -27,7 +65,7 @@ class SampleHooks:
         section: which of its loaders they are for: train, val, test or predict.
     """
 
-    def __init__(self, module: StreamingDataModule, section: str) -> None:
+    def __init__(self, module: HookedDataModule, section: str) -> None:
         self._module = module
         self._section = section
 
