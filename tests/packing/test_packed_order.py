@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from packed_model import documents_of_lane, pieces_of_rows
 
 from headrace import PADDING, MDSWriter, Stream, StreamingDataLoader, Topology, sample_rng
+from headrace.dataset.prefetch import Prefetcher
 from headrace.packing import PackedDataset, Packing
 
 SIZE = 16
@@ -332,3 +333,19 @@ def test_what_a_subclass_draws_follows_from_the_document(data):
         dataset = Noisy(local=data[0], shuffle=True, packing=packing)
         found.append(sequences(StreamingDataLoader(dataset, batch_size=4), 5))
     assert found[0] == found[1]
+
+
+def test_looking_ahead_begins_anew_with_each_pass(data, tmp_path, monkeypatch):
+    followed: list[int] = []
+    follow = Prefetcher.follow
+    monkeypatch.setattr(
+        Prefetcher,
+        'follow',
+        lambda self, upcoming, *, first: followed.append(first) or follow(self, upcoming, first=first),
+    )
+    packing = Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32', sequences_per_epoch=400)
+    dataset = PackedDataset(remote=data[0], local=str(tmp_path), shuffle=True, packing=packing)
+    loader = StreamingDataLoader(dataset, batch_size=4, fixed_epoch=0)
+    for _ in range(2):
+        assert len(sequences(loader)) == 400
+    assert followed == [0, 0]

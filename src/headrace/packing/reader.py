@@ -37,6 +37,8 @@ _EAGERNESS = 1.5  # tokens received for each one handed out, while lanes have le
 class ChunkKey(NamedTuple):
     """Documents of one lane, by their numbers there."""
 
+    row: int
+    """The sequence of the run that the pass begins with."""
     lane: int
     numbers: tuple[int, ...]
 
@@ -77,10 +79,11 @@ class PackedReader(BatchReader):
         self._own: range | None = None
         self._encode: Encoder | None = None
         self._orders: OrderedDict[int, Order] = OrderedDict()
-        self._blocks_from: int | None = None
+        self._row: int | None = None
+        self._blocks_from = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), '_encode': None, '_orders': OrderedDict(), '_blocks_from': None}
+        return {**super().__getstate__(), '_encode': None, '_orders': OrderedDict(), '_row': None}
 
     # -- in the process that iterates --------------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class PackedReader(BatchReader):
         if self._encode is None:
             self._begin_here()
         assert self._encode is not None
-        self._prefetch(min(key.numbers))
+        self._prefetch(key)
         ids, epochs = self._ids_of([(key.lane, number) for number in key.numbers])
         column = dataset.packing.document_column
         if self._is_columnar:
@@ -170,18 +173,18 @@ class PackedReader(BatchReader):
             order = self._orders[epoch] = self._packed.run.documents.order(epoch, self._topology.nodes, self._count)
         return order
 
-    def _prefetch(self, number: int) -> None:
+    def _prefetch(self, key: ChunkKey) -> None:
         """Have shards fetched that are needed soon, along the lanes of this rank."""
-        if self._blocks_from is None:
-            self._blocks_from = number // _BLOCK
+        block = min(key.numbers) // _BLOCK
+        if self._row != key.row:
+            self._row, self._blocks_from = key.row, block
             packing = self._packed.packing
             options = look_ahead(self._dataset.predownload, max(self._rows * _BLOCK, packing.window))
-            self._dataset.pool.prefetch(self._blocks(), first=self._blocks_from, **options)
-        self._dataset.pool.advance(number // _BLOCK)
+            self._dataset.pool.prefetch(self._blocks(), first=block, **options)
+        self._dataset.pool.advance(block)
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
         assert self._own is not None
-        assert self._blocks_from is not None
         block = self._blocks_from
         while True:
             numbers = range(block * _BLOCK, (block + 1) * _BLOCK)
@@ -195,6 +198,7 @@ class _Packer:
 
     def __init__(self, dataset: PackedDataset, lanes: Lanes, own: range, row: int) -> None:
         self._dataset = dataset
+        self._row = row
         self._count = lanes.count
         self._lanes = lanes.take_up(own, row)
         self._window = lanes.window
@@ -212,7 +216,7 @@ class _Packer:
             if number in self._is_missing:
                 self._is_missing.remove(number)
                 self._supplies[number] = self._supply(number)
-                yield ChunkKey(number, lane.missing)
+                yield ChunkKey(self._row, number, lane.missing)
                 continue
             first = self._asked[number]
             mean = max(self._tokens / self._documents, 1)
@@ -220,7 +224,7 @@ class _Packer:
             count = min(max(round(rows * self._dataset.packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
             self._asked[number] = first + count
             self._supplies[number] = self._supply(number)
-            yield ChunkKey(number, tuple(range(first, first + count)))
+            yield ChunkKey(self._row, number, tuple(range(first, first + count)))
 
     def _supply(self, number: int) -> float:
         """Sequences that a lane will have when all has come that was asked for."""
