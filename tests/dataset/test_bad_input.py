@@ -20,7 +20,7 @@ from headrace.errors import (
     TopologyError,
 )
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers import moto_server
+from headrace.testing.servers.s3 import moto_server
 
 SOON = 30  # seconds; on an idle machine each of these takes a fraction of one
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.servers import have_rgw, moto_server, rgw_server
+from headrace.testing.servers.s3 import have_rgw, moto_server, rgw_server
 
 
 @pytest.fixture(scope='session')

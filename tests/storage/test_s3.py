@@ -138,20 +138,20 @@ class TestRequests:
     def test_the_client_is_made_at_the_first_request_and_anew_after_fork(self, moto):
         bucket = moto.new_bucket()
         store = moto.store(bucket)
-        assert store._made is None
+        assert not store._connection.is_made
         put_bytes(store, 'x', b'1')
-        parents = store._made
+        parents = store._client
         assert parents is not None
         child = os.fork()
         if not child:
             code = 1
             try:
-                fresh = store._made is None
-                code = 0 if fresh and read_bytes(store, 'x') == b'1' and store._made is not parents else 2
+                fresh = not store._connection.is_made
+                code = 0 if fresh and read_bytes(store, 'x') == b'1' and store._client is not parents else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert store._made is parents
+        assert store._client is parents
 
     def test_without_boto3_the_extra_to_install_is_named(self):
         code = (

@@ -30,7 +30,7 @@ def opened_store(store: str, out: Path) -> Generator[str]:
     for package in ('boto3', 'moto'):
         if find_spec(package) is None:
             raise MissingDependencyError(f"--store s3 needs {package}: pip install 'headrace[s3]' 'moto[server]'")
-    from headrace.testing.servers import have_rgw, moto_server, rgw_server
+    from headrace.testing.servers.s3 import have_rgw, moto_server, rgw_server
 
     with rgw_server() if have_rgw() and os.geteuid() == 0 else moto_server() as server:
         print(f'S3 server: {server.name} at {server.endpoint_url}', flush=True)

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import unquote
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
+from headrace.storage.answers import changed
+from headrace.storage.body import check_range
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
@@ -69,13 +71,8 @@ class LocalStore:
             if stat.S_ISDIR(info.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             if etag is not None and etag != _etag(info):
-                raise BrokenTransferError.at(f'{path} changed while it was being read.', changed=True)
-            left = (info.st_size - offset) if size is None else size
-            if offset < 0 or left < 0 or offset + left > info.st_size:
-                raise ConfigError(
-                    f'A range lies inside its object; got offset {offset}, size {size} of {path}, '
-                    f'which has {info.st_size} bytes.'
-                )
+                raise changed(str(path))
+            left = check_range(ObjectInfo(key, info.st_size, ''), str(path), offset, size)
             source.seek(offset)
             while left:
                 chunk = source.read(min(CHUNK, left))

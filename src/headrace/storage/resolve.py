@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 from collections.abc import Callable
 from typing import TypeAlias
@@ -16,19 +17,20 @@ StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]
 """Makes a store rooted at a URL."""
 
 
-def _open_local(url: str, options: StoreOptions) -> Store:
-    from headrace.storage.local import open_local_store
+def _backend(module: str, function: str) -> StoreFactory:
+    """A factory of ours, whose module is imported when it is first called."""
 
-    return open_local_store(url, options)
+    def open_it(url: str, options: StoreOptions) -> Store:
+        return getattr(importlib.import_module(f'headrace.storage.{module}'), function)(url, options)
 
-
-def _open_s3(url: str, options: StoreOptions) -> Store:
-    from headrace.storage.s3 import open_s3_store
-
-    return open_s3_store(url, options)
+    return open_it
 
 
-_factories: dict[str, StoreFactory] = {'': _open_local, 'file': _open_local, 's3': _open_s3}
+_factories: dict[str, StoreFactory] = {
+    '': _backend('local', 'open_local_store'),
+    'file': _backend('local', 'open_local_store'),
+    's3': _backend('s3', 'open_s3_store'),
+}
 
 
 def known_schemes() -> tuple[str, ...]:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
-import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
@@ -23,6 +21,9 @@ from headrace.errors import (
     ObjectNotFoundError,
     StorageError,
 )
+from headrace.storage.answers import error_of_status
+from headrace.storage.body import SourcePart, bad_range
+from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
@@ -36,26 +37,29 @@ __all__ = ['S3Store', 'open_s3_store']
 CHUNK: Final = 1 << 20
 EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
 
-DENIED: Final = frozenset(
-    {
-        '401',
-        '403',
-        'AccessDenied',
-        'AllAccessDisabled',
-        'ExpiredToken',
-        'Forbidden',
-        'InvalidAccessKeyId',
-        'InvalidSecurity',
-        'InvalidToken',
-        'MissingSecurityHeader',
-        'RequestTimeTooSkewed',
-        'SignatureDoesNotMatch',
-        'TokenRefreshRequired',
-        'UnauthorizedAccess',
-    }
-)
-"""Error codes that waiting does not cure; HEAD answers carry the status alone."""
-BUSY: Final = frozenset({'BandwidthLimitExceeded', 'RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException'})
+MEANINGS: Final = {
+    **dict.fromkeys(
+        (
+            'AccessDenied',
+            'AllAccessDisabled',
+            'ExpiredToken',
+            'Forbidden',
+            'InvalidAccessKeyId',
+            'InvalidSecurity',
+            'InvalidToken',
+            'MissingSecurityHeader',
+            'RequestTimeTooSkewed',
+            'SignatureDoesNotMatch',
+            'TokenRefreshRequired',
+            'UnauthorizedAccess',
+        ),
+        403,
+    ),
+    **dict.fromkeys(('BandwidthLimitExceeded', 'RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException'), 503),
+    **dict.fromkeys(('NoSuchKey', 'NotFound'), 404),
+    'PreconditionFailed': 412,
+}
+"""What S3's error codes mean as a status of HTTP, where the answer's own may be another. HEAD has no codes."""
 
 
 def open_s3_store(url: str, options: StoreOptions) -> S3Store:
@@ -79,22 +83,7 @@ class S3Store:
             raise ConfigError(
                 f'Extra options of an S3 store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
             )
-        self._forget()
-        _stores.add(self)
-
-    def _forget(self) -> None:
-        """Start without a client: a new store, or a forked child, which must not share its parent's connections."""
-        self._lock = threading.Lock()
-        self._made: Any = None
-        self._session: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {'bucket': self.bucket, 'prefix': self.prefix, 'options': self.options}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._forget()
-        _stores.add(self)
+        self._connection = PerProcess(self._connect)
 
     @property
     def url(self) -> str:
@@ -129,10 +118,7 @@ class S3Store:
         expected = int(answer['ContentLength'])
         if size is not None and expected != size:
             answer['Body'].close()
-            raise ConfigError(
-                f'A range lies inside its object; got offset {offset}, size {size} of {self.url}/{key}, '
-                f'which has {expected} bytes from there.'
-            )
+            raise bad_range(f'{self.url}/{key}', offset, size, expected)
         if 'Range' in where and answer['ResponseMetadata']['HTTPStatusCode'] != 206 and offset:
             answer['Body'].close()
             raise StorageError(
@@ -154,7 +140,7 @@ class S3Store:
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""
         where = self._where(key)
-        body = _Part(source, size)
+        body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
             self._client.put_object(**where, Body=body, ContentLength=size)
 
@@ -190,13 +176,10 @@ class S3Store:
 
     @property
     def _client(self) -> Any:
-        if self._made is None:
-            with self._lock:
-                if self._made is None:
-                    self._made = self._make_client()
-        return self._made
+        return self._connection.get()[0]
 
-    def _make_client(self) -> Any:
+    def _connect(self) -> tuple[Any, Any]:
+        """A client, and the session that it is of."""
         try:
             from boto3.session import Session
         except ImportError as error:
@@ -235,11 +218,10 @@ class S3Store:
                 f'boto3 made no client for {self.url}: {error}. Check the endpoint ({endpoint or "the default"}), the '
                 f'region ({options.region or "the default"}) and the AWS profile.'
             ) from error
-        self._session = session
-        return client
+        return client, session
 
     def _server(self) -> str:
-        return self._made.meta.endpoint_url if self._made is not None else 'the endpoint'
+        return self._client.meta.endpoint_url
 
     def _credentials(self) -> str:
         """Which credentials the requests are signed with, without saying what they are."""
@@ -247,7 +229,7 @@ class S3Store:
             return 'no credentials (anonymous)'
         found = None
         with contextlib.suppress(Exception):
-            found = self._session.get_credentials()
+            found = self._connection.get()[1].get_credentials()
         return f'credentials from {found.method!r}' if found is not None else 'no credentials'
 
     @contextlib.contextmanager
@@ -298,22 +280,21 @@ class S3Store:
         code, status = str(error.response.get('Error', {}).get('Code', '')), _status(error)
         what = f'{doing} {self.url}/{key} at {self._server()}: {error}'
         if code == 'NoSuchBucket':
-            return ObjectNotFoundError(self._absent(key, bucket=False))
-        if code in {'NoSuchKey', 'NotFound', '404'} or (status == 404 and code != 'NoSuchUpload'):
-            return ObjectNotFoundError(self._absent(key, bucket=self._bucket_exists()))
-        if code in DENIED or status in {401, 403}:
-            return AccessDeniedError(
-                f'{what}. The request was made with {self._credentials()}. Use credentials that may do this, correct '
-                f'the endpoint, or set `anonymous` or `requester_pays` if the bucket wants that.'
+            return ObjectNotFoundError(
+                f'No such file or directory: {self.url}/{key}: {self._absent(key, bucket=False)}'
             )
-        if code in {'PreconditionFailed', '412'} or status == 412:
-            return BrokenTransferError.at(f'{self.url}/{key} changed while it was being read.', changed=True)
-        if status >= 500 or status in {408, 429} or code in BUSY:
-            after = error.response.get('ResponseMetadata', {}).get('HTTPHeaders', {}).get('retry-after', '')
-            return BrokenTransferError.at(f'{what}.', retry_after=float(after) if after.isdecimal() else None)
         if status in {301, 307, 400} and code in {'PermanentRedirect', 'AuthorizationHeaderMalformed', '301', '400'}:
             return ConfigError(f'{what}. The bucket is in another region or at another endpoint: name it.')
-        return StorageError(f'{what}.')
+        return error_of_status(
+            MEANINGS.get(code, status),
+            what,
+            url=f'{self.url}/{key}',
+            absent=lambda: self._absent(key, bucket=self._bucket_exists()),
+            credentials=self._credentials,
+            remedy='Use credentials that may do this, correct the endpoint, or set `anonymous` or `requester_pays` if '
+            'the bucket wants that.',
+            retry_after=error.response.get('ResponseMetadata', {}).get('HTTPHeaders', {}).get('retry-after'),
+        )
 
     def _bucket_exists(self) -> bool | None:
         """Whether the bucket is there; None if it does not say."""
@@ -334,21 +315,7 @@ class S3Store:
             )
         else:
             reason = f'{self._server()} does not say whether the bucket {self.bucket!r} exists'
-        return (
-            f'No such file or directory: {self.url}/{key}: {reason}. Check the URL and the endpoint (options, '
-            f'S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3).'
-        )
-
-
-_stores: weakref.WeakSet[S3Store] = weakref.WeakSet()
-
-
-def _forget_clients() -> None:
-    for store in list(_stores):
-        store._forget()
-
-
-os.register_at_fork(after_in_child=_forget_clients)
+        return f'{reason}. Check the URL and the endpoint (options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3).'
 
 
 def _status(error: Any) -> int:
@@ -362,35 +329,3 @@ def _configured_endpoint(session: Any) -> str | None:
             return os.environ[name]
     profile = session._session.get_scoped_config() if session.profile_name in session.available_profiles else {}
     return profile.get('endpoint_url') or ('services' if profile.get('services') else None)
-
-
-class _Part:
-    """The next ``size`` bytes of a file, as boto3 wants a body: with a length and a way back."""
-
-    def __init__(self, source: BinaryIO, size: int) -> None:
-        self._source, self._size = source, size
-        self._start = source.tell()
-        self._at = 0
-
-    def __len__(self) -> int:
-        return self._size
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        self._source.seek(self._start + self._at)
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = self._size - self._at
-        chunk = self._source.read(left if size < 0 else min(size, left))
-        if left and not chunk:
-            raise ConfigError(
-                f'put() was told {self._size} bytes, but the source ended {left} bytes early. Pass the number of '
-                f'bytes that are left in the source.'
-            )
-        self._at += len(chunk)
-        return chunk

@@ -1,41 +1,32 @@
-"""Object stores on the loopback interface.
+"""S3 on the loopback interface.
 
 ``moto`` answers as S3 does, in memory; it accepts any credentials. Ceph's RADOS gateway is a real store, used where
-Debian's packages are installed: ``apt-get install --no-install-recommends radosgw ceph-mon ceph-osd``. Every server
-listens on a free port of 127.0.0.1, keeps its files in a folder of its own, and dies with the process that started it.
+Debian's packages are installed: ``apt-get install --no-install-recommends radosgw ceph-mon ceph-osd``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import secrets
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError
-from urllib.request import urlopen
 
 from headrace.errors import MissingDependencyError
 from headrace.storage.protocol import StoreOptions
 from headrace.storage.s3 import S3Store
+from headrace.testing.servers.process import START_TIMEOUT, free_port, quietly, running, wait_for_http, wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
 __all__ = ['S3Server', 'have_rgw', 'moto_server', 'rgw_server']
-
-START_TIMEOUT = 60.0
-"""Seconds that a server may take to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +82,9 @@ def _client(server: S3Server) -> Any:
 @contextlib.contextmanager
 def moto_server() -> Generator[S3Server]:
     """Run ``moto_server``, in a process of its own."""
-    port = _free_port()
-    with _process([sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', str(port)]) as process:
-        _wait_for_http(port, process)
+    port = free_port()
+    with running([sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', str(port)]) as process:
+        wait_for_http(port, process)
         yield S3Server('moto', f'http://127.0.0.1:{port}', 'testkey', 'testsecret')
 
 
@@ -115,7 +106,7 @@ def rgw_server() -> Generator[S3Server]:
         contextlib.ExitStack() as stack,
     ):
         folder = Path(name)
-        port, monitor = _free_port(), _free_port()
+        port, monitor = free_port(), free_port()
         _write_ceph_files(folder, port, monitor)
 
         def run(*command: str) -> str:
@@ -129,17 +120,17 @@ def rgw_server() -> Generator[S3Server]:
             return done.stdout
 
         def start(*command: str) -> subprocess.Popen[bytes]:
-            return stack.enter_context(_process([command[0], '-c', str(folder / 'ceph.conf'), *command[1:], '-f']))
+            return stack.enter_context(running([command[0], '-c', str(folder / 'ceph.conf'), *command[1:], '-f']))
 
         keyring, monmap = str(folder / 'keyring'), str(folder / 'monmap')
         run('ceph-mon', '--mkfs', '-i', 'a', '--monmap', monmap, '--keyring', keyring)
         start('ceph-mon', '-i', 'a')
-        _wait_until(lambda: run('ceph', '--connect-timeout', '5', '-s') != '')
+        wait_until(lambda: run('ceph', '--connect-timeout', '5', '-s') != '')
         osd = str(uuid.uuid4())
         run('ceph', 'osd', 'new', osd, '0')
         run('ceph-osd', '-i', '0', '--mkfs', '--osd-uuid', osd)
         start('ceph-osd', '-i', '0')
-        _wait_until(lambda: '1 up' in run('ceph', 'osd', 'stat'))
+        wait_until(lambda: '1 up' in run('ceph', 'osd', 'stat'))
         gateway = start('radosgw', '-n', 'client.rgw.a')
         key, secret = 'testkey', 'testsecret'
         run(
@@ -151,7 +142,7 @@ def rgw_server() -> Generator[S3Server]:
             f'--access-key={key}',
             f'--secret={secret}',
         )
-        _wait_for_http(port, gateway)
+        wait_for_http(port, gateway)
         yield S3Server('rgw', f'http://127.0.0.1:{port}', key, secret)
 
 
@@ -201,66 +192,6 @@ def _write_ceph_files(folder: Path, port: int, monitor: int) -> None:
     }
     for number, (user, capabilities) in enumerate(users.items()):
         create = ['--create-keyring'] if not number else []
-        _quietly('ceph-authtool', *create, keyring, '--gen-key', '-n', user, *capabilities)
+        quietly('ceph-authtool', *create, keyring, '--gen-key', '-n', user, *capabilities)
     address = f'[v1:127.0.0.1:{monitor}]'
-    _quietly('monmaptool', '--create', '--clobber', '--fsid', fsid, '--addv', 'a', address, str(folder / 'monmap'))
-
-
-def _quietly(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT)  # noqa: S603 - fixed programs
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return int(probe.getsockname()[1])
-
-
-def _die_with_parent() -> None:
-    """Linux: be killed when the parent is, so that a killed test run leaves no servers."""
-    with contextlib.suppress(OSError, AttributeError):
-        set_death_signal = 1  # PR_SET_PDEATHSIG
-        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _process(command: list[str]) -> Generator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(  # noqa: S603 - fixed programs
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=_die_with_parent if sys.platform == 'linux' else None,  # noqa: PLW1509 - it only makes one call
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_TIMEOUT
-    while True:
-        try:
-            if done():
-                return
-        except (subprocess.SubprocessError, OSError):
-            if time.monotonic() > deadline:
-                raise
-        if time.monotonic() > deadline:
-            raise TimeoutError(f'A server did not start within {START_TIMEOUT:g} s. Start it by hand to see why.')
-        time.sleep(0.05)
-
-
-def _wait_for_http(port: int, process: subprocess.Popen[bytes]) -> None:
-    def answers() -> bool:
-        if process.poll() is not None:
-            raise RuntimeError(f'{process.args!r} ended with status {process.returncode}. Start it by hand to see why.')
-        try:
-            urlopen(f'http://127.0.0.1:{port}/', timeout=5).close()
-        except HTTPError:
-            return True
-        return True
-
-    _wait_until(answers)
+    quietly('monmaptool', '--create', '--clobber', '--fsid', fsid, '--addv', 'a', address, str(folder / 'monmap'))

@@ -1,0 +1,69 @@
+"""What a store's refusal means: statuses of HTTP are the same everywhere, whatever SDK wraps them."""
+
+from __future__ import annotations
+
+import time
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from headrace.errors import AccessDeniedError, ObjectNotFoundError, StorageError
+from headrace.storage.retry import BrokenTransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ['changed', 'error_of_status', 'seconds_to_wait']
+
+BUSY = frozenset({408, 425, 429})
+"""Statuses below 500 that waiting may cure."""
+
+
+def error_of_status(
+    status: int,
+    what: str,
+    *,
+    url: str,
+    absent: Callable[[], str],
+    credentials: Callable[[], str],
+    remedy: str,
+    retry_after: str | None = None,
+) -> StorageError:
+    """The exception for an answer's status.
+
+    Args:
+        status: Of the answer.
+        what: What was done, where, and what the store said, without a full stop.
+        url: The object's URL.
+        absent: Why there may be no such object: what of its container is there. Called for 404 only.
+        credentials: Which credentials the request was made with, without saying what they are. For 401, 403 only.
+        remedy: What the user can do about a refusal.
+        retry_after: The answer's header of that name.
+    """
+    if status in {404, 410}:
+        return ObjectNotFoundError(f'No such file or directory: {url}: {absent()}')
+    if status in {401, 403}:
+        return AccessDeniedError(f'{what}. The request was made with {credentials()}. {remedy}')
+    if status == 412:
+        return changed(url)
+    if status >= 500 or status in BUSY:
+        return BrokenTransferError.at(f'{what}.', retry_after=seconds_to_wait(retry_after))
+    return StorageError(f'{what}.')
+
+
+def changed(url: str) -> BrokenTransferError:
+    """The error for an object of which another version is there than was asked for."""
+    return BrokenTransferError.at(f'{url} changed while it was being read.', changed=True)
+
+
+def seconds_to_wait(header: str | None) -> float | None:
+    """The seconds of a Retry-After header, which may be a number or a date; None where it says nothing."""
+    if not header:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, parsedate_to_datetime(header).timestamp() - time.time())
+    except ValueError:
+        return None

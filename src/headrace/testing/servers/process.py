@@ -1,0 +1,108 @@
+"""Server programs in processes of their own, which die with the process that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+__all__ = ['START_TIMEOUT', 'free_port', 'quietly', 'running', 'wait_for_http', 'wait_for_port', 'wait_until']
+
+START_TIMEOUT = 60.0
+"""Seconds that a server may take to answer."""
+
+
+def quietly(*command: str) -> None:
+    """Run a program to its end, or raise."""
+    subprocess.run(command, check=True, capture_output=True, timeout=START_TIMEOUT)  # noqa: S603 - fixed programs
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(('127.0.0.1', 0))
+        return int(probe.getsockname()[1])
+
+
+def _die_with_parent() -> None:
+    """Linux: be killed when the parent is, so that a killed test run leaves no servers."""
+    with contextlib.suppress(OSError, AttributeError):
+        set_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def running(command: list[str], *, environment: Mapping[str, str] | None = None) -> Generator[subprocess.Popen[bytes]]:
+    """Run a program in a process of its own as long as the context lasts, killed at its end.
+
+    Args:
+        command: The program and its arguments.
+        environment: Variables besides those of this process.
+    """
+    process = subprocess.Popen(  # noqa: S603 - fixed programs
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **(environment or {})},
+        preexec_fn=_die_with_parent if sys.platform == 'linux' else None,  # noqa: PLW1509 - it only makes one call
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    """Ask until it is so; the last failure is raised after `START_TIMEOUT`."""
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            if done():
+                return
+        except (subprocess.SubprocessError, OSError):
+            if time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise TimeoutError(f'A server did not start within {START_TIMEOUT:g} s. Start it by hand to see why.')
+        time.sleep(0.05)
+
+
+def wait_for_http(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers HTTP requests, with whatever status."""
+
+    def answers() -> bool:
+        _require_alive(process)
+        with contextlib.suppress(HTTPError):
+            urlopen(f'http://127.0.0.1:{port}/', timeout=5).close()
+        return True
+
+    wait_until(answers)
+
+
+def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server accepts connections."""
+
+    def accepts() -> bool:
+        _require_alive(process)
+        socket.create_connection(('127.0.0.1', port), timeout=5).close()
+        return True
+
+    wait_until(accepts)
+
+
+def _require_alive(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        raise RuntimeError(f'{process.args!r} ended with status {process.returncode}. Start it by hand to see why.')
