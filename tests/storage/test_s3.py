@@ -1,15 +1,14 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, TransferError
 from headrace.storage import Retry, StoreOptions, download, open_store
-from headrace.storage.retry import BrokenTransferError
 from headrace.storage.s3 import S3Store
 from headrace.testing.proxy import Fault, FaultProxy
+from headrace.testing.store_faults import ProxiedStore, StoreFaultContract
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 pytestmark = pytest.mark.s3
@@ -27,6 +26,22 @@ class TestS3StoreWithoutPrefix(StoreContract):
     @pytest.fixture
     def store(self, moto):
         return moto.store(moto.new_bucket())
+
+
+class TestS3Faults(StoreFaultContract):
+    @pytest.fixture(params=['moto', pytest.param('rgw', marks=pytest.mark.slow)])
+    def server(self, request):
+        return request.getfixturevalue(request.param)
+
+    @pytest.fixture
+    def direct(self, server):
+        return server.store(server.new_bucket(), 'p')
+
+    @pytest.fixture
+    def proxied(self, server, direct):
+        with FaultProxy(server.endpoint_url) as proxy:
+            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 0.5, 'connect_timeout': 0.5}
+            yield ProxiedStore(server.store(direct.bucket, 'p', **options), proxy)
 
 
 @pytest.fixture
@@ -207,43 +222,6 @@ class TestFaults:
         proxy.faults = [Fault(match='GET', close_after=(1 << 20) + 1, times=3)]
         assert self.download(store, tmp_path, retry=Retry(attempts=2, first_delay=0.01)) == DATA
         assert len(proxy.requests) == 4
-
-    @pytest.mark.parametrize('status', [500, 502, 503, 504, 429])
-    def test_a_busy_server_is_asked_again(self, store, proxy, tmp_path, status):
-        proxy.faults = [Fault(match='GET', times=2, status=status)]
-        assert self.download(store, tmp_path) == DATA
-        assert len(proxy.requests) == 3
-
-    def test_retry_after_is_heard(self, store, proxy):
-        proxy.faults = [Fault(status=503, retry_after=7)]
-        with pytest.raises(BrokenTransferError) as caught:
-            read_bytes(store, 'x')
-        assert caught.value.retry_after == 7
-
-    def test_a_dropped_connection_is_tried_again(self, store, proxy, tmp_path):
-        proxy.faults = [Fault(times=2, drop=True)]
-        assert self.download(store, tmp_path) == DATA
-
-    def test_one_call_is_one_request(self, store, proxy):
-        proxy.faults = [Fault(status=500)]
-        for call in (
-            lambda: read_bytes(store, 'x'),
-            lambda: store.head('x'),
-            lambda: put_bytes(store, 'x', b'1'),
-            lambda: store.delete('x'),
-            lambda: list(store.list('')),
-        ):
-            before = len(proxy.requests)
-            with pytest.raises(TransferError):
-                call()
-            assert len(proxy.requests) == before + 1
-
-    def test_a_dead_server_is_given_up_in_bounded_time(self, store, proxy, tmp_path):
-        proxy.faults = [Fault(stall_after=0)]
-        begin = time.monotonic()
-        with pytest.raises(TransferError, match=r'after 3 attempts.*ReadTimeout'):
-            self.download(store, tmp_path)
-        assert time.monotonic() - begin < 10
 
     def test_an_object_replaced_in_between_is_read_anew(self, store, proxy, tmp_path, s3_server, bucket):
         new = os.urandom(len(DATA))

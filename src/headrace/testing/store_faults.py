@@ -1,0 +1,151 @@
+# ruff: noqa: D102 - the name of a test says what it states
+"""What every store must do when its server or the network fails, as tests to inherit.
+
+A backend's test class inherits `StoreFaultContract` and gives it two fixtures: ``direct``, an empty store, and
+``proxied``, the same objects through a `FaultProxy` (or something with ``faults`` and ``requests`` like it), with
+time-outs of half a second.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import pytest
+
+from headrace.errors import AccessDeniedError, ObjectNotFoundError, TransferError
+from headrace.storage.retry import BrokenTransferError, Retry, download
+from headrace.testing.proxy import Fault, FaultProxy
+from headrace.testing.stores import put_bytes, read_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from headrace.storage.protocol import Store
+
+__all__ = ['ProxiedStore', 'StoreFaultContract']
+
+DATA = os.urandom((3 << 20) + 12345)
+MIDDLE = 1_500_000
+RANGE: dict[str, Any] = {'offset': 1000, 'size': len(DATA) - 2000}
+
+
+class ProxiedStore(NamedTuple):
+    """A store, and what stands between it and its server."""
+
+    store: Store
+    proxy: FaultProxy
+
+
+OPERATIONS: dict[str, Callable[[Store], Any]] = {
+    'get': lambda store: read_bytes(store, 'x'),
+    'range': lambda store: read_bytes(store, 'x', **RANGE),
+    'head': lambda store: store.head('x').size,
+    'list': lambda store: [info.key for info in store.list('')],
+    'put': lambda store: put_bytes(store, 'y', b'1'),
+    'delete': lambda store: store.delete('absent'),
+}
+FAULTS: dict[str, tuple[Callable[[], Fault], type[Exception]]] = {
+    'no connection': (lambda: Fault(drop=True), TransferError),
+    '500': (lambda: Fault(status=500), TransferError),
+    '502': (lambda: Fault(status=502), TransferError),
+    '503': (lambda: Fault(status=503), TransferError),
+    '429': (lambda: Fault(status=429), TransferError),
+    'no first byte': (lambda: Fault(latency=5.0), TransferError),
+    '401': (lambda: Fault(status=401), AccessDeniedError),
+    '403': (lambda: Fault(status=403), AccessDeniedError),
+}
+BROKEN_BODIES: dict[str, Callable[[int], Fault]] = {
+    'reset': lambda after: Fault(match='GET', reset_after=after, times=1),
+    'truncated': lambda after: Fault(match='GET', close_after=after, times=1),
+    'stalled': lambda after: Fault(match='GET', stall_after=after, times=1),
+}
+
+
+class StoreFaultContract:
+    """Tests of the `Store` protocol on a network that fails."""
+
+    RETRY: ClassVar = Retry(attempts=4, first_delay=0.01)
+    REQUESTS: ClassVar[dict[str, int]] = {}
+    """Requests that an operation makes at most where it is more than one."""
+    SLOWEST: ClassVar = 4.0
+    """Seconds until any failure must have been told."""
+
+    @pytest.fixture(autouse=True)
+    def objects(self, direct: Store) -> None:
+        put_bytes(direct, 'x', DATA)
+
+    @pytest.mark.parametrize('fault', FAULTS)
+    @pytest.mark.parametrize('operation', OPERATIONS)
+    def test_a_failure_is_told_soon_and_once(self, proxied: ProxiedStore, operation: str, fault: str) -> None:
+        store, proxy = proxied
+        make, expected = FAULTS[fault]
+        act = OPERATIONS[operation]
+        proxy.faults = [make()]
+        begin = time.monotonic()
+        with pytest.raises(expected) as caught:
+            act(store)
+        assert time.monotonic() - begin < self.SLOWEST
+        assert store.url in str(caught.value)
+        # The SDK's own retries are off: who counts attempts must know of all of them.
+        assert len(proxy.requests) <= self.REQUESTS.get(operation, 1)
+        proxy.faults = []
+        act(store)
+
+    @pytest.mark.parametrize('operation', ['get', 'range', 'head'])
+    def test_404_is_told(self, proxied: ProxiedStore, operation: str) -> None:
+        proxied.proxy.faults = [Fault(status=404)]
+        with pytest.raises(ObjectNotFoundError):
+            OPERATIONS[operation](proxied.store)
+
+    @pytest.mark.parametrize('operation', ['get', 'range', 'head', 'list'])
+    def test_retry_after_is_heard(self, proxied: ProxiedStore, operation: str) -> None:
+        proxied.proxy.faults = [Fault(status=503, retry_after=7)]
+        with pytest.raises(BrokenTransferError) as caught:
+            OPERATIONS[operation](proxied.store)
+        assert caught.value.retry_after == 7
+
+    @pytest.mark.parametrize('after', [0, MIDDLE, len(DATA) - 3000])
+    @pytest.mark.parametrize('kind', BROKEN_BODIES)
+    def test_a_broken_body_is_an_error_and_what_came_is_right(
+        self, proxied: ProxiedStore, kind: str, after: int
+    ) -> None:
+        for how in ({}, RANGE):
+            expected = DATA if not how else DATA[1000:-1000]
+            proxied.proxy.faults = [BROKEN_BODIES[kind](after)]
+            out = io.BytesIO()
+            with pytest.raises(TransferError):
+                proxied.store.get('x', out, **how)
+            assert expected.startswith(out.getvalue())
+
+    @pytest.mark.parametrize('after', [0, MIDDLE, len(DATA) - 1])
+    @pytest.mark.parametrize('kind', BROKEN_BODIES)
+    def test_a_broken_download_goes_on(self, proxied: ProxiedStore, tmp_path: Path, kind: str, after: int) -> None:
+        proxied.proxy.faults = [BROKEN_BODIES[kind](after)]
+        assert self._download(proxied.store, tmp_path) == DATA
+
+    @pytest.mark.parametrize('fault', ['no connection', '500', '503', '429', 'no first byte'])
+    def test_a_download_survives_a_burst(self, proxied: ProxiedStore, tmp_path: Path, fault: str) -> None:
+        one = FAULTS[fault][0]()
+        one.times = 2
+        proxied.proxy.faults = [one]
+        assert self._download(proxied.store, tmp_path) == DATA
+
+    def test_a_dead_server_is_given_up(self, proxied: ProxiedStore, tmp_path: Path) -> None:
+        proxied.proxy.faults = [Fault(drop=True)]
+        with pytest.raises(TransferError, match=r'after 4 attempts'):
+            self._download(proxied.store, tmp_path)
+
+    def test_slow_is_not_broken(self, proxied: ProxiedStore, tmp_path: Path) -> None:
+        """The time-out is for a connection without a byte, not for the whole object."""
+        proxied.proxy.faults = [Fault(match='GET', rate=2_000_000)]
+        assert self._download(proxied.store, tmp_path) == DATA
+
+    def _download(self, store: Store, folder: Path) -> bytes:
+        with open(folder / 'out', 'w+b', buffering=0) as out:
+            count = download(store, 'x', out, self.RETRY)
+        assert (folder / 'out').stat().st_size == count
+        return (folder / 'out').read_bytes()
