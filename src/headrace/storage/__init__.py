@@ -1,7 +1,7 @@
 """URL <-> bytes of an object, and the cache of shards on this machine's disk.
 
 1. `resolve.open_store` turns a URL into a `protocol.Store`: five verbs over the objects below one root.
-2. `retry.download` copies an object into a file, going on at the byte reached when a transfer breaks.
+2. `transfer.download` copies an object into a file, going on at the byte reached when a transfer breaks.
 3. `cache.ShardCache` makes shards present in a folder and lends them out, mapped.
 
 Imports the standard library only; a cloud's SDK is imported by its backend when its scheme is first opened.
@@ -12,8 +12,9 @@ from __future__ import annotations
 from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Lease, ShardCache
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, open_store, register_store, split_url
-from headrace.storage.retry import Retry, download
+from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheCounts
+from headrace.storage.transfer import download
 
 __all__ = [
     'CacheCounts',

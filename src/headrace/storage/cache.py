@@ -204,8 +204,8 @@ class ShardCache:
                 if name is not None:
                     self._known[name] = entry
 
-    def _fetcher(self) -> Fetcher:
-        return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats)
+    def _fetcher(self, *, urgent: bool = True) -> Fetcher:
+        return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats, urgent=urgent)
 
     def _fetch_lock(self, key: str) -> FetchLock:
         if not self._reclaimed:
@@ -316,7 +316,7 @@ class ShardCache:
             outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
             if outcome is not None:
                 return outcome
-        fetcher = self._fetcher()
+        fetcher = self._fetcher(urgent=not ahead)
         made = fetcher.produce(absent, lock)
         handle = None
         if self._shelf is None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.locks import FetchLock, cannot_write
 from headrace.storage.mapped import check_inside
-from headrace.storage.retry import Retry, download
+from headrace.storage.retry import Retry
+from headrace.storage.transfer import download
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,8 @@ class Fetcher:
     keep_packed: bool
     retry: Retry
     stats: CacheStats
+    urgent: bool = True
+    """Somebody waits for it."""
 
     def produce(self, parts: list[CachePart], lock: FetchLock) -> list[tuple[Path, Path]]:
         """Make the parts' files under temporary names; returns (temporary, final), for `publish`."""
@@ -91,18 +94,12 @@ class Fetcher:
         return target
 
     def _download(self, key: str, target: Path, size: int | None) -> None:
-        """Download an object and check its size."""
+        """Download an object of that size."""
         store = self.store
         if store is None:
             raise missing(self.folder / key)
-        self.stats.add(requests=1)
         with open(target, 'w+b', buffering=0) as out:
-            count = download(
-                store, key, out, self.retry, max_bytes=size, on_retry=lambda: self.stats.add(retries=1, requests=1)
-            )
-        self.stats.add(bytes_downloaded=count)
-        if size is not None and count != size:
-            raise ChecksumError(f'It has {count} bytes, the index gives {size}.')
+            download(store, key, out, self.retry, size=size, urgent=self.urgent, stats=self.stats)
 
     def _download_raw(self, part: CachePart, raw: Path) -> None:
         self._download(part.name, raw, part.size)

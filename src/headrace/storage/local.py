@@ -61,9 +61,7 @@ class LocalStore:
     def __repr__(self) -> str:
         return f'LocalStore({str(self.root)!r})'
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         path = self._path(key)
         with _mapped_errors(path), open(path, 'rb', buffering=0) as source:
@@ -80,6 +78,7 @@ class LocalStore:
                     raise BrokenTransferError.at(f'{path} ended {left} bytes early: it was truncated while being read.')
                 out.write(chunk)
                 left -= len(chunk)
+        return _etag(info)
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`. The bytes and the name are on disk when this returns."""

@@ -60,9 +60,7 @@ class Store(Protocol):
         """The root, as the user would write it; for messages."""
         ...
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """Append an object, or ``size`` bytes of it from ``offset``, to ``out``.
 
         Args:
@@ -71,6 +69,9 @@ class Store(Protocol):
             offset: First byte.
             size: Number of bytes, which must exist; None means to the end.
             etag: Refuse any other version than this one (``TransferError``).
+
+        Returns:
+            The version that was read, as `ObjectInfo.etag` names it; empty if the store does not say.
         """
         ...
 

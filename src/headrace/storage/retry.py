@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import random
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
-from headrace.errors import ChecksumError, ConfigError, TransferError
+from headrace.errors import ConfigError, TransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.storage.protocol import Store
-
-__all__ = ['BrokenTransferError', 'Retry', 'download']
+__all__ = ['BrokenTransferError', 'Retry']
 
 T = TypeVar('T')
 
@@ -108,72 +105,3 @@ class Retry:
         if asked is not None:
             return min(max(0.0, asked), self.max_delay)
         return _jitter.uniform(0, min(self.max_delay, self.first_delay * 2 ** (failures - 1)))
-
-
-class _Bounded(io.RawIOBase):
-    """Passes bytes on to a file and refuses more than ``limit`` of them."""
-
-    def __init__(self, out: BinaryIO, limit: int | None, source: str) -> None:
-        self._out, self._limit, self._source = out, limit, source
-        self._start = out.tell()
-        self.written = 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: bytes | bytearray | memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self._limit is not None and self.written + len(data) > self._limit:
-            raise ChecksumError(
-                f'{self._source} is larger than the {self._limit} bytes that its index gives. '
-                f'Write the dataset again, or restore the index that belongs to it.'
-            )
-        view = memoryview(data)
-        while view:
-            # An unbuffered file may take less than it was given.
-            count = self._out.write(view)
-            self.written += count
-            view = view[count:]
-        return len(data)
-
-    def restart(self) -> None:
-        self._out.seek(self._start)
-        self._out.truncate()
-        self.written = 0
-
-
-def download(
-    store: Store,
-    key: str,
-    out: BinaryIO,
-    retry: Retry,
-    *,
-    max_bytes: int | None = None,
-    on_retry: Callable[[], None] | None = None,
-) -> int:
-    """Append a whole object to ``out`` and return its size; a broken transfer goes on at the byte it reached.
-
-    Args:
-        store: Where from.
-        key: The object.
-        out: A seekable file, positioned where the object begins.
-        retry: How often to try.
-        max_bytes: More than this raises ``ChecksumError``.
-        on_retry: Called before each further try.
-    """
-    target = _Bounded(out, max_bytes, f'{store.url.rstrip("/")}/{key}')
-    etag: str | None = None
-
-    def attempt() -> None:
-        nonlocal etag
-        try:
-            store.get(key, cast('BinaryIO', target), offset=target.written, etag=etag)
-        except TransferError as error:
-            if isinstance(error, BrokenTransferError):
-                etag = None if error.changed else error.etag or etag
-            if not etag:
-                # Nothing says which version the bytes are of: start over.
-                target.restart()
-            raise
-
-    retry.call(f'Downloading {key} from {store.url}', attempt, progress=lambda: target.written, on_retry=on_retry)
-    return target.written

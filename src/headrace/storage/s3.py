@@ -93,13 +93,11 @@ class S3Store:
     def __repr__(self) -> str:
         return f'S3Store({self.url!r})'
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         where = self._where(key)
         if size == 0:
-            return
+            return ''
         if offset or size is not None:
             where['Range'] = f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
         if etag:
@@ -112,7 +110,7 @@ class S3Store:
                     # Right at its end nothing is left, which S3 calls a bad range.
                     info = self.head(key)
                     if info.size == offset and etag in {None, info.etag}:
-                        return
+                        return info.etag
                 raise
         found = answer['ETag'].strip('"')
         expected = int(answer['ContentLength'])
@@ -136,6 +134,7 @@ class S3Store:
                 arrived += len(chunk)
         if arrived != expected:
             raise BrokenTransferError.at(f'{self.url}/{key} broke off after {arrived} of {expected} bytes.', etag=found)
+        return found
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""

@@ -92,6 +92,7 @@ class StoreContract:
     def test_an_etag_names_a_version(self, store: Store) -> None:
         put_bytes(store, 'x', b'one')
         etag = store.head('x').etag
+        assert store.get('x', io.BytesIO()) == store.get('x', io.BytesIO(), offset=1, size=1) == etag
         assert read_bytes(store, 'x', etag=etag or None) == b'one'
         put_bytes(store, 'x', b'another')
         if etag:
@@ -205,14 +206,12 @@ class CountingStore:
         """How often each call was made, by all processes, as ``'get x'``."""
         return Counter(self.log.read_text().splitlines()) if self.log is not None and self.log.exists() else Counter()
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         self._count('get', key)
         if self.delay:
             time.sleep(self.delay)
-        self.store.get(key, out, offset=offset, size=size, etag=etag)
+        return self.store.get(key, out, offset=offset, size=size, etag=etag)
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""
@@ -251,19 +250,19 @@ class FaultyStore(CountingStore):
         self._etag = etag
         self._lock = threading.Lock()
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         del etag  # it names this wrapper's versions, which are all one
         self._count('get', key)
         with self._lock:
             fault = self.faults.pop(0) if self.faults else None
         if fault is None:
-            return self.store.get(key, out, offset=offset, size=size)
+            self.store.get(key, out, offset=offset, size=size)
+            return self._etag or ''
         data = read_bytes(self.store, key, offset=offset, size=size)
         if callable(fault):
-            return fault(data, out)
+            fault(data, out)
+            return self._etag or ''
         if fault == 'busy':
             raise BrokenTransferError.at(f'{self.url}/{key}: 503.')
         if fault == 'denied':
@@ -280,4 +279,4 @@ class FaultyStore(CountingStore):
         )
         if fault == 'broken':
             raise BrokenTransferError.at(f'{self.url}/{key}: reset.', etag=self._etag)
-        return None
+        return self._etag or ''

@@ -1,0 +1,229 @@
+import contextlib
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import AccessDeniedError, ChecksumError, TransferError
+from headrace.storage import CacheStats, Retry, download
+from headrace.storage.local import LocalStore
+from headrace.storage.retry import BrokenTransferError
+from headrace.storage.transfer import TransferPool
+from headrace.testing.stores import FaultyStore, put_bytes
+
+DATA = bytes(range(256)) * 100
+RETRY = Retry(attempts=3, first_delay=0)
+
+
+@pytest.fixture
+def local(tmp_path):
+    store = LocalStore(tmp_path / 'store')
+    put_bytes(store, 'x', DATA)
+    return store
+
+
+@pytest.fixture
+def fetch(tmp_path):
+    def fetch(store, retry=RETRY, **how):
+        with open(tmp_path / 'out', 'w+b', buffering=0) as out:
+            count = download(store, 'x', out, retry, **how)
+        data = (tmp_path / 'out').read_bytes()
+        assert len(data) == count
+        return data
+
+    return fetch
+
+
+@pytest.fixture
+def ranges(monkeypatch):
+    """Ranges of 1,000 bytes; DATA has 26 of them."""
+    monkeypatch.setattr('headrace.storage.transfer.RANGE', 1000)
+
+
+class Watching(FaultyStore):
+    def __init__(self, *args, **how):
+        super().__init__(*args, **how)
+        self.asked = []
+
+    def get(self, key, out, *, offset=0, size=None, etag=None):
+        self.asked.append((offset, size, etag))
+        return super().get(key, out, offset=offset, size=size, etag=etag)
+
+
+class TestOneRequest:
+    def test_a_broken_transfer_goes_on_at_the_byte_reached(self, local, fetch):
+        store = Watching(local, ['broken', 'busy', 'broken'])
+        assert fetch(store) == DATA
+        half = len(DATA) // 2
+        assert store.asked == [(0, None, None), (half, None, 'v1'), (half, None, 'v1'), (half + half // 2, None, 'v1')]
+
+    def test_progress_starts_the_count_anew(self, local, fetch):
+        retry = Retry(attempts=2, first_delay=0)
+        assert fetch(FaultyStore(local, ['broken'] * 10), retry) == DATA
+        with pytest.raises(TransferError, match='2 failures in a row'):
+            fetch(FaultyStore(local, ['broken', 'busy', 'busy']), retry)
+
+    def test_without_versions_it_starts_over(self, local, fetch):
+        store = Watching(local, ['broken'], etag=None)
+        assert fetch(store) == DATA
+        assert store.asked == [(0, None, None)] * 2
+
+    @pytest.mark.parametrize('new', [b'new' * 20_000, b'short'])
+    def test_an_object_that_changes_is_read_from_its_beginning(self, local, fetch, new):
+        def replace(data, out):
+            out.write(data[:1000])
+            put_bytes(local, 'x', new)
+            raise BrokenTransferError.at('reset', etag='old')
+
+        class Versioned(FaultyStore):
+            def get(self, key, out, *, offset=0, size=None, etag=None):
+                if etag == 'old':
+                    raise BrokenTransferError.at('changed', changed=True)
+                return super().get(key, out, offset=offset, size=size, etag=etag)
+
+        assert fetch(Versioned(local, [replace])) == new
+
+    def test_more_than_expected_is_refused_before_it_is_written(self, local, fetch, tmp_path):
+        with pytest.raises(ChecksumError, match='larger than the 1000 bytes'):
+            fetch(local, size=1000)
+        assert (tmp_path / 'out').stat().st_size <= 1000
+
+    def test_less_than_expected_is_an_error(self, local, fetch):
+        with pytest.raises(ChecksumError, match=f'It has {len(DATA)} bytes, the index gives {len(DATA) + 1}'):
+            fetch(local, size=len(DATA) + 1)
+
+    def test_requests_retries_and_bytes_are_counted(self, local, fetch):
+        stats = CacheStats()
+        fetch(FaultyStore(local, ['broken', 'busy'], etag=None), stats=stats)
+        assert (stats.requests, stats.retries, stats.bytes_downloaded) == (3, 2, len(DATA) * 3 // 2)
+
+
+@pytest.mark.usefixtures('ranges')
+class TestRanges:
+    def test_each_byte_is_asked_for_once(self, local, fetch):
+        store = Watching(local, [])
+        assert fetch(store, size=len(DATA)) == DATA
+        assert sorted(store.asked) == [(at, 1000 if at < 25_000 else None, None) for at in range(0, len(DATA), 1000)]
+
+    @pytest.mark.parametrize('size', [1000, 1999])
+    def test_small_objects_are_one_request(self, local, fetch, size):
+        put_bytes(local, 'x', DATA[:size])
+        store = Watching(local, [])
+        assert fetch(store, size=size) == DATA[:size]
+        assert store.asked == [(0, None, None)]
+
+    @settings(deadline=None, max_examples=50)
+    @given(faults=st.lists(st.sampled_from([None, 'broken', 'busy']), max_size=40))
+    def test_whatever_breaks_what_comes_is_right(self, tmp_path_factory, faults):
+        folder = tmp_path_factory.mktemp('ranges')
+        store = LocalStore(folder / 'store')
+        put_bytes(store, 'x', DATA)
+        with open(folder / 'out', 'w+b', buffering=0) as out, contextlib.suppress(TransferError):
+            download(FaultyStore(store, faults), 'x', out, Retry(attempts=30, first_delay=0), size=len(DATA))
+            assert (folder / 'out').read_bytes() == DATA
+            return
+        raise AssertionError('30 attempts for each range were not enough')
+
+    def test_a_range_goes_on_at_the_byte_it_reached(self, local, fetch):
+        store = Watching(local, ['broken'])
+        assert fetch(store, size=len(DATA)) == DATA
+        assert len(store.asked) == 27
+        again = [asked for asked in store.asked if asked[2]]
+        assert again == [(again[0][0], 500, 'v1')]
+        assert again[0][0] % 1000 == 500
+
+    def test_versions_are_not_mixed(self, local, fetch):
+        new = bytes(reversed(DATA))
+        once = threading.Lock()
+
+        def replace(data, out):
+            out.write(data)
+            with once:
+                put_bytes(local, 'x', new)
+
+        class Versioned(FaultyStore):
+            def get(self, key, out, *, offset=0, size=None, etag=None):
+                super().get(key, out, offset=offset, size=size, etag=etag)
+                return local.head('x').etag
+
+        with pytest.raises(ChecksumError, match='replaced by another version'):
+            fetch(Versioned(local, [None] * 12 + [replace]), size=len(DATA))
+
+    @pytest.mark.parametrize('size', [len(DATA) - 3000, len(DATA) - 1, len(DATA) + 1, len(DATA) + 3000])
+    def test_another_size_than_expected_is_an_error(self, local, fetch, size):
+        with pytest.raises(ChecksumError, match=r'larger than|It has'):
+            fetch(local, size=size)
+
+    def test_the_first_failure_is_told_and_the_rest_left_out(self, local, fetch):
+        store = Watching(local, ['denied'] * 100)
+        with pytest.raises(AccessDeniedError):
+            fetch(store, size=len(DATA))
+        assert len(store.asked) <= 16
+
+    def test_who_is_late_writes_nothing(self, local, fetch, tmp_path):
+        """A request that hangs while another fails may come back to a descriptor that is somebody else's by then."""
+        go_on, wrote = threading.Event(), threading.Event()
+
+        def late(data, out):
+            go_on.wait(10)
+            try:
+                out.write(data)
+            except (TransferError, ValueError):
+                wrote.set()
+                raise
+
+        with pytest.raises(AccessDeniedError):
+            fetch(FaultyStore(local, [late, 'denied']), Retry(attempts=1), size=len(DATA))
+        before = (tmp_path / 'out').read_bytes()
+        go_on.set()
+        assert wrote.wait(10)
+        assert (tmp_path / 'out').read_bytes() == before
+
+
+class TestPool:
+    def test_calls_are_made_in_order_urgent_ones_first(self):
+        pool, begun, order = TransferPool(1), threading.Event(), []
+        gate = threading.Event()
+        first = threading.Thread(target=lambda: pool.run([lambda: (begun.set(), gate.wait(10))]))
+        first.start()
+        assert begun.wait(10)
+        threads = []
+        for urgent, name in [(False, 'a'), (False, 'b'), (True, 'c'), (True, 'd')]:
+            thread = threading.Thread(target=lambda u=urgent, n=name: pool.run([lambda: order.append(n)], urgent=u))
+            thread.start()
+            threads.append(thread)
+            while pool._waiting.qsize() < len(threads):
+                time.sleep(0.001)
+        gate.set()
+        for thread in [first, *threads]:
+            thread.join(10)
+        assert order == ['c', 'd', 'a', 'b']
+
+    def test_no_more_run_at_once_than_there_are_threads(self):
+        pool, lock, now, most = TransferPool(3), threading.Lock(), 0, 0
+
+        def call():
+            nonlocal now, most
+            with lock:
+                now += 1
+                most = max(most, now)
+            time.sleep(0.01)
+            with lock:
+                now -= 1
+
+        pool.run([call] * 20)
+        assert most == 3
+
+    def test_a_failure_is_raised_and_what_had_not_begun_is_left_out(self):
+        pool, made = TransferPool(1), []
+
+        def fail():
+            raise KeyError('x')
+
+        with pytest.raises(KeyError):
+            pool.run([lambda: made.append(1), fail, lambda: made.append(3)])
+        assert made == [1]
+        pool.run([lambda: made.append(4)])
+        assert made == [1, 4]
