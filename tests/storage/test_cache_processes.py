@@ -204,7 +204,7 @@ class TestLimit:
                 assert not cache.fetch(remote.entries[1], wait=False)
                 with cache.acquire(remote.entries[1]):
                     assert 0 < done.value <= time.monotonic()
-                    assert cache.stats.seconds_waiting > 0.3
+                    assert cache.stats.seconds_waiting > 0
 
         run_together(work, 2)
 

@@ -230,7 +230,7 @@ class TestFaults:
         def replace():
             put_bytes(s3_server.store(bucket), 'x', new)
 
-        assert self.download(store, tmp_path, on_retry=replace) == new
+        assert self.download(store, tmp_path, retry=Retry(attempts=3, sleep=lambda _: replace())) == new
 
     def test_denied_and_missing_are_not_tried_again(self, store, proxy, tmp_path):
         proxy.faults = [Fault(status=403)]

@@ -28,6 +28,7 @@ Feed = Callable[[Iterator[Any]], Iterator[Delivery]]
 """What has a reader's items read by their keys, in workers or here, and returns them in the keys' order."""
 
 _CHUNK = 64  # batches whose ids are worked out together
+_FEWEST_CHUNKS = 4
 
 
 class BatchKey(NamedTuple):
@@ -70,9 +71,9 @@ class BatchReader(Dataset[Any]):
         self._is_columnar = collate_fn is None and type(dataset).__getitem__ is StreamingDataset.__getitem__
         self._pass: tuple[int, int] | None = None
         self._rows = global_batch_size // topology.replicas
-        self._stride = 1
-        self._first = 0
+        self._last = -1
         self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
+        self._kept_chunks = _FEWEST_CHUNKS
         self._plan: BatchPlan | None = None
 
     def plan(self, epoch: int, start: int) -> BatchPlan:
@@ -90,8 +91,9 @@ class BatchReader(Dataset[Any]):
         return feed(BatchKey(epoch, start, number) for number in range(plan.num_batches))
 
     def __getitem__(self, key: BatchKey) -> Delivery:
-        if self._pass != key[:2]:
+        if self._pass != key[:2] or key.number <= self._last:  # an evaluation's next pass is over the same epoch
             self._begin(key)
+        self._last = key.number
         self._dataset.pool.advance(key.number)
         ids = self._ids(key.number)
         batch = self._dataset.pool.batch(ids) if self._is_columnar else self._collated(key.epoch, ids.tolist())
@@ -119,31 +121,31 @@ class BatchReader(Dataset[Any]):
 
     def _begin(self, key: BatchKey) -> None:
         worker = torch.utils.data.get_worker_info()
-        self._stride = worker.num_workers if worker is not None else 1
+        workers = worker.num_workers if worker is not None else 1
         if worker is not None and self._counting is None:
             self._counting = os.getpid(), self._dataset.cache_counts()  # a fork goes on with its parent's
-        self._first = key.number
         self._pass = key[:2]
         self._plan = plan = self.plan(*key[:2])
         self._chunks.clear()
-        upcoming = (
-            (k, self._dataset.locate(self._ids(k))[0]) for k in range(self._first, plan.num_batches, self._stride)
-        )
-        self._dataset.pool.prefetch(upcoming, first=key.number, **look_ahead(self._dataset.predownload, self._rows))
+        # The other workers' batches, too, from the one on that is handed out first.
+        first = key.number - key.number % workers
+        upcoming = ((k, self._dataset.locate(self._ids(k))[0]) for k in range(first, plan.num_batches))
+        ahead = look_ahead(self._dataset.predownload, self._rows, workers)
+        self._kept_chunks = _FEWEST_CHUNKS + ahead.batches // _CHUNK
+        self._dataset.pool.prefetch(upcoming, first=first, ahead=ahead)
 
     def _ids(self, number: int) -> npt.NDArray[np.int64]:
         assert self._plan is not None
-        chunk, place = divmod((number - self._first) // self._stride, _CHUNK)
+        chunk, place = divmod(number, _CHUNK)
         ids = self._chunks.get(chunk)
         if ids is None:
-            first = self._first + chunk * _CHUNK * self._stride
-            batches = range(first, self._plan.num_batches, self._stride)[:_CHUNK]
+            batches = range(chunk * _CHUNK, self._plan.num_batches)[:_CHUNK]
             ids = self._plan.order.at(np.concatenate([self._plan.positions(batch) for batch in batches]))
             self._chunks[chunk] = ids
-            # The reader's chunk and the look-ahead's are kept; more would be memory without use.
-            while len(self._chunks) > 4:
+            # What the look-ahead has found is read from here later, up to some samples; more would be without use.
+            while len(self._chunks) > self._kept_chunks:
                 self._chunks.popitem(last=False)
         return ids[place * self._rows : (place + 1) * self._rows]  # the epoch's last batch may be shorter
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_pass': None, '_plan': None, '_counting': None, '_chunks': OrderedDict()}
+        return {**self.__dict__, '_pass': None, '_last': -1, '_plan': None, '_counting': None, '_chunks': OrderedDict()}

@@ -256,6 +256,8 @@ class StreamingDataLoader(DataLoader[Any]):
             if owner == os.getpid():
                 self.dataset.progress.end(epoch)
                 self._epoch_under_way = None
+                if not self.num_workers:
+                    self.dataset.pool.rest()
             if not self.persistent_workers and owner == os.getpid():
                 # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
                 for iterator in running:

@@ -29,9 +29,9 @@ def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
     plan = dataset.plan(epoch=epoch, start=start, topology=topology)
     is_marked = dataset.remainder == 'exact'
     dataset.pool.prefetch(
-        ((k, dataset.locate(plan.ids(k))[0]) for k in range(number, plan.num_batches, count)),
-        first=number,
-        **look_ahead(dataset.predownload, plan.global_batch_size // topology.replicas),
+        ((k, dataset.locate(plan.ids(k))[0]) for k in range(plan.num_batches)),
+        first=0,
+        ahead=look_ahead(dataset.predownload, plan.global_batch_size // topology.replicas, count),
     )
     try:
         for k in range(number, plan.num_batches, count):
@@ -42,4 +42,5 @@ def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
                     sample = dataset[sample_id]
                 yield PADDING_MARK.put(sample, row >= own_samples) if is_marked else sample
     finally:
+        dataset.pool.rest()
         dataset.progress.end(epoch)

@@ -6,103 +6,129 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ['Prefetcher', 'Upcoming', 'look_ahead']
+from headrace.storage import Fetched
+
+__all__ = ['LookAhead', 'Prefetcher', 'Upcoming', 'look_ahead']
 
 Upcoming = Iterator[tuple[int, npt.NDArray[np.int64]]]  # (batch number, shards it reads), in order of use
 
 _SCAN = 64  # batches looked at in one call at most, so that no single batch waits for the whole look-ahead
+_SAMPLES = 1 << 16
+_BYTES = 512 << 20
+_FEWEST = 2  # shards ahead, however large they are
+_THREADS = 8  # shards being fetched, verified and unpacked at the same time; `storage.transfer` bounds the requests
 
 
-def look_ahead(predownload: int | None, batch_size: int) -> dict[str, int]:
+class LookAhead(NamedTuple):
+    """How far ahead of its reader a process has shards fetched."""
+
+    batches: int
+    bytes: float
+    """Of shards fetched and not yet used."""
+
+
+def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> LookAhead:
     """How far a process that makes batches looks ahead for shards to fetch.
 
     Args:
-        predownload: samples, as the dataset was given them; None: a few shards.
+        predownload: samples for each worker, as the dataset was given them; None: some samples, bounded in bytes.
         batch_size: samples of a batch on this rank.
+        workers: processes that make batches of this rank in turn.
     """
     if predownload is None:
-        return {'batches_ahead': max(8, 65_536 // batch_size), 'shards_ahead': 8}
-    return {'batches_ahead': math.ceil(predownload / batch_size), 'shards_ahead': 64}
+        return LookAhead(max(8, _SAMPLES // batch_size), _BYTES)
+    return LookAhead(math.ceil(predownload / batch_size) * workers, math.inf)
 
 
 class Prefetcher:
-    """Fetches, in one process, the shards that its next batches need.
+    """Fetches, in one process, the shards that batches need which come next.
+
+    All workers of a rank look along the rank's batches, and not only along their own: so the shards of the next batch
+    are fetched before those of later ones, whoever reads it. A shard that another process is fetching is left to it.
+    While the reader waits for shards of its batch, fetching for later batches does not begin: it would take the
+    bandwidth away that the first one needs.
 
     Single reader: `follow`, `advance`, `wait` and `close` are called by the thread that reads batches; only `fetch`
     runs in threads. They are daemons, started at the first missing shard, so that a process can end while the network
     hangs.
 
     Args:
-        fetch: makes one shard present; may raise, or return False to be asked again later.
+        fetch: makes one shard present, if it can be without waiting for anybody; may raise.
         is_present: whether a shard needs no fetching.
-        shards_ahead: how many shards may be fetched or waiting before their first use.
-        batches_ahead: how many batches ahead of the reader to look.
-        threads: concurrent fetches.
+        size_of: bytes that a shard takes in the cache.
+        ahead: how far to look.
     """
 
     def __init__(
         self,
         *,
-        fetch: Callable[[int], bool],
+        fetch: Callable[[int], Fetched],
         is_present: Callable[[int], bool],
-        shards_ahead: int,
-        batches_ahead: int,
-        threads: int,
+        size_of: Callable[[int], int],
+        ahead: LookAhead,
     ) -> None:
         self._fetch = fetch
         self._is_present = is_present
-        self._shards_ahead = shards_ahead
-        self._batches_ahead = batches_ahead
-        self._num_threads = threads
+        self._size_of = size_of
+        self._ahead = ahead
         self._lock = threading.Condition()
-        self._queue: deque[int] = deque()
-        self._state: dict[int, Literal['queued', 'running'] | BaseException] = {}
-        self._refused: list[int] = []
+        self._queue: deque[tuple[int, int]] = deque()  # (first batch, shard)
+        self._queued: set[int] = set()
+        self._running: dict[int, int] = {}  # first batch by shard
+        self._failed: dict[int, BaseException] = {}
+        self._refused: list[tuple[int, int]] = []  # (first batch, shard): another process fetches it, or had no room
+        self._has_room = True
+        self._at = -1  # the reader's batch
+        self._reader_fetches = False
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._upcoming: Upcoming | None = None
         self._looked: deque[tuple[int, list[int]]] = deque()  # (batch, shards), from the reader's on
         self._uses: dict[int, deque[int]] = {}  # the same by shard
-        self._first_uses: deque[tuple[int, int]] = deque()  # (batch, shard) of what was fetched ahead
+        self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes) of what is fetched ahead
+        self._bytes = 0  # their sum
         self._seen = -1  # last batch that was looked at
 
     def follow(self, upcoming: Upcoming, *, first: int) -> None:
         """Look ahead along another sequence of batches, whose first is number `first`."""
         with self._lock:
             self._queue.clear()
+            self._queued.clear()
             self._refused.clear()
-            self._state = {shard: state for shard, state in self._state.items() if state == 'running'}
+            self._failed.clear()
             self._uses.clear()
         self._upcoming = upcoming
         self._looked.clear()
         self._first_uses.clear()
+        self._bytes = 0
         self._seen = first - 1
 
     def advance(self, batch: int) -> None:
         """Say that the reader is at `batch`, and look further ahead."""
         while self._first_uses and self._first_uses[0][0] <= batch:
-            self._first_uses.popleft()
+            self._bytes -= self._first_uses.popleft()[1]
         with self._lock:
+            self._at, self._reader_fetches, self._has_room = batch, False, True
             while self._looked and self._looked[0][0] < batch:
                 for shard in self._looked.popleft()[1]:
                     uses = self._uses[shard]
                     uses.popleft()
                     if not uses:
                         del self._uses[shard]
-            for shard in self._refused:
-                self._state[shard] = 'queued'
-                self._queue.append(shard)
-                self._lock.notify()
+            self._refused.sort()
+            self._queue.extendleft(reversed(self._refused))
+            self._queued.update(shard for _, shard in self._refused)
             self._refused.clear()
+            self._lock.notify_all()
         for _ in range(_SCAN):
-            if self._upcoming is None or len(self._first_uses) >= self._shards_ahead:
+            if self._upcoming is None or self._seen >= batch + self._ahead.batches:
                 return
-            if self._seen >= batch + self._batches_ahead:
+            if self._bytes >= self._ahead.bytes and len(self._first_uses) >= _FEWEST:
                 return
             item = next(self._upcoming, None)
             if item is None:
@@ -119,35 +145,40 @@ class Prefetcher:
             is_new = shard not in self._uses
             self._uses.setdefault(shard, deque()).append(self._seen)
         if is_new and not self._is_present(shard):
-            self._first_uses.append((self._seen, shard))
+            size = self._size_of(shard)
+            self._first_uses.append((self._seen, size))
+            self._bytes += size
             with self._lock:
-                if not isinstance(self._state.get(shard), str):
-                    self._state[shard] = 'queued'
-                    self._queue.append(shard)
+                if shard not in self._running and shard not in self._queued:
+                    self._queue.append((self._seen, shard))
+                    self._queued.add(shard)
                     self._lock.notify()
-            if len(self._threads) < min(self._num_threads, len(self._first_uses)):
+            if len(self._threads) < min(_THREADS, len(self._first_uses)):
                 thread = threading.Thread(target=self._work, name='headrace-fetch', daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
     def wait(self, shard: int) -> None:
-        """Wait until a shard that is being fetched is there.
+        """Wait until a shard that is being fetched is there. If it is not, the caller fetches it at once.
 
         Raises:
             BaseException: what fetching it raised. The next call tries again.
         """
         with self._lock:
-            if shard in self._refused:
-                self._refused.remove(shard)
-            if self._state.get(shard) == 'queued':  # no thread has taken it yet: the caller fetches it at once
-                self._queue.remove(shard)
-                del self._state[shard]
-                return
-            while self._state.get(shard) == 'running':
+            self._reader_fetches = False
+            if shard in self._queued:  # no thread has taken it yet
+                self._queued.remove(shard)
+                self._queue = deque(item for item in self._queue if item[1] != shard)
+                self._reader_fetches = True
+            elif any(item[1] == shard for item in self._refused):
+                self._refused = [item for item in self._refused if item[1] != shard]
+                self._reader_fetches = True
+            while shard in self._running:
                 self._lock.wait()
-            state = self._state.pop(shard, None)
-        if isinstance(state, BaseException):
-            raise state
+            self._lock.notify_all()
+            failure = self._failed.pop(shard, None)
+        if failure is not None:
+            raise failure
 
     def next_use(self, shard: int) -> float:
         """Number of the next batch that uses a shard, inf where none is in sight."""
@@ -155,31 +186,45 @@ class Prefetcher:
             uses = self._uses.get(shard)
             return uses[0] if uses else math.inf
 
+    def rest(self) -> None:
+        """Begin no more fetches until there is another sequence to `follow`; those under way end by themselves."""
+        self.follow(iter(()), first=0)
+
     def close(self) -> None:
-        """Take no more shards. Fetches under way end by themselves."""
+        """Take no more shards, for good. Fetches under way end by themselves."""
         with self._lock:
             self._closed = True
             self._queue.clear()
             self._lock.notify_all()
 
+    def _may_begin(self) -> bool:
+        """Whether the first shard of the queue may be fetched now. Needs the lock."""
+        if not self._queue or not self._has_room:
+            return False
+        is_waited_for = self._reader_fetches or any(first <= self._at for first in self._running.values())
+        return self._queue[0][0] <= self._at or not is_waited_for
+
     def _work(self) -> None:
         while True:
             with self._lock:
-                while not self._queue and not self._closed:
+                while not self._closed and not self._may_begin():
                     self._lock.wait()
                 if self._closed:
                     return
-                shard = self._queue.popleft()
-                self._state[shard] = 'running'
-            is_present, failure = False, None
+                first, shard = self._queue.popleft()
+                self._queued.discard(shard)
+                self._running[shard] = first
+            outcome, failure = None, None
             try:
-                is_present = self._fetch(shard)
+                outcome = self._fetch(shard)
             except BaseException as error:  # raised again in the reader, by `wait`
                 failure = error
             with self._lock:
-                del self._state[shard]
+                del self._running[shard]
                 if failure is not None:
-                    self._state[shard] = failure
-                elif not is_present:
-                    self._refused.append(shard)
+                    self._failed[shard] = failure
+                elif not outcome:
+                    self._refused.append((first, shard))
+                    if outcome is Fetched.NO_ROOM:
+                        self._has_room = False  # for what is needed later, there is none either
                 self._lock.notify_all()

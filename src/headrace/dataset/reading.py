@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Generator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,12 +14,12 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from headrace.dataset.prefetch import Prefetcher, Upcoming
+from headrace.dataset.prefetch import LookAhead, Prefetcher, Upcoming
 from headrace.dataset.stream import Stream
-from headrace.errors import CollateError
+from headrace.errors import CacheError, CollateError, FormatError, StorageError
 from headrace.format import ColumnBatch, Schema, ShardReader, open_shard
 from headrace.order import SampleMap
-from headrace.storage import CacheEntry, Lease
+from headrace.storage import CacheEntry, Fetched, Lease
 
 __all__ = ['ShardPool', 'collate_columns']
 
@@ -48,10 +49,16 @@ class ShardPool:
         stream = self._streams[self._of_shard[shard]]
         return stream, shard - stream.first_shard
 
-    def fetch(self, shard: int) -> bool:
-        """Make a shard present in its cache; False if a cache limit leaves no room for it now."""
+    def fetch(self, shard: int, *, wait: bool = True) -> Fetched:
+        """Make a shard present in its cache, unless a cache limit leaves no room for it now.
+
+        Args:
+            shard: Its number.
+            wait: As `ShardCache.fetch`.
+        """
         stream, local = self.place(shard)
-        return stream.cache().fetch(stream.entry(local), next_use=self._next_use)
+        with self._naming(shard):
+            return stream.cache().fetch(stream.entry(local), next_use=self._next_use, wait=wait)
 
     def is_present(self, shard: int) -> bool:
         """Whether a shard needs no fetching."""
@@ -66,20 +73,33 @@ class ShardPool:
         stream, local = self.place(shard)
         return stream.cache().evict(stream.entry(local))
 
+    def _size_of(self, shard: int) -> int:
+        stream, local = self.place(shard)
+        return stream.entry(local).size
+
+    @contextlib.contextmanager
+    def _naming(self, shard: int) -> Generator[None]:
+        """Have errors of storage and format say which stream and shard they are about."""
+        try:
+            yield
+        except (StorageError, FormatError, CacheError) as error:
+            stream, local = self.place(shard)
+            name = stream.shards[local].files[0].raw.basename
+            raise type(error)(f'Stream {stream.title}, shard {local} ({name}): {error}') from error
+
     def _next_use(self, entry: CacheEntry) -> float:
         return math.inf if self._prefetcher is None else self._prefetcher.next_use(entry.id)
 
-    def prefetch(self, upcoming: Upcoming, *, first: int, batches_ahead: int, shards_ahead: int) -> None:
+    def prefetch(self, upcoming: Upcoming, *, first: int, ahead: LookAhead) -> None:
         """Fetch the shards of upcoming batches in the background, from batch `first` on."""
         if all(stream.is_local for stream in self._streams):
             return
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(
-                fetch=self.fetch,
+                fetch=lambda shard: self.fetch(shard, wait=False),
                 is_present=self.is_present,
-                shards_ahead=shards_ahead,
-                batches_ahead=batches_ahead,
-                threads=min(8, shards_ahead),
+                size_of=self._size_of,
+                ahead=ahead,
             )
         self._prefetcher.follow(upcoming, first=first)
 
@@ -87,6 +107,11 @@ class ShardPool:
         """Say that `batch` is read next."""
         if self._prefetcher is not None:
             self._prefetcher.advance(batch)
+
+    def rest(self) -> None:
+        """Fetch no more for now: who iterated has stopped."""
+        if self._prefetcher is not None:
+            self._prefetcher.rest()
 
     def close(self) -> None:
         """Let go of every map, and fetch no more."""
@@ -118,7 +143,8 @@ class ShardPool:
             self._prefetcher.wait(shard)
         stream, local = self.place(shard)
         info = stream.shards[local]
-        lease = stream.cache().acquire(stream.entry(local), next_use=self._next_use)
+        with self._naming(shard):
+            lease = stream.cache().acquire(stream.entry(local), next_use=self._next_use)
         try:
             return lease, open_shard(info, lease.buffers, source=f'{stream.title}: {info.files[0].raw.basename}')
         except BaseException:

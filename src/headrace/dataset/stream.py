@@ -51,7 +51,8 @@ class Stream:
         choose: how many samples of this stream an epoch takes.
         download_retry: attempts after the first for a download that fails.
         download_timeout: seconds without a byte after which a download counts as failed.
-        validate_hash: name of a hash of the index to check downloads against. Sizes are always checked.
+        validate_hash: name of a hash of the index to check files against: when they are downloaded, and those that
+            were there before when a process first opens them. Sizes are always checked.
         keep_zip: keep the compressed files beside the unpacked ones.
         name: what the stream is called in errors, metrics and checkpoints.
         endpoint_url: address of an S3-compatible store.
@@ -250,6 +251,7 @@ class Stream:
                 entry_of=self._entry_of,
                 keep_packed=bool(self.keep_zip),
                 retry=Retry(attempts=1 + (2 if self.download_retry is None else self.download_retry)),
+                verify_present=self.validate_hash is not None,
                 stats=stats,
             )
         return self._cache

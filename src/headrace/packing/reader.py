@@ -179,8 +179,8 @@ class PackedReader(BatchReader):
         if self._row != key.row:
             self._row, self._blocks_from = key.row, block
             packing = self._packed.packing
-            options = look_ahead(self._dataset.predownload, max(self._rows * _BLOCK, packing.window))
-            self._dataset.pool.prefetch(self._blocks(), first=block, **options)
+            ahead = look_ahead(self._dataset.predownload, max(self._rows * _BLOCK, packing.window))
+            self._dataset.pool.prefetch(self._blocks(), first=block, ahead=ahead)
         self._dataset.pool.advance(block)
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:

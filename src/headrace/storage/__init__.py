@@ -9,7 +9,7 @@ Imports the standard library only; a cloud's SDK is imported by its backend when
 
 from __future__ import annotations
 
-from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Lease, ShardCache
+from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Fetched, Lease, ShardCache
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, open_store, register_store, split_url
 from headrace.storage.retry import Retry
@@ -22,6 +22,7 @@ __all__ = [
     'CacheLimit',
     'CachePart',
     'CacheStats',
+    'Fetched',
     'Lease',
     'ObjectInfo',
     'Retry',

@@ -13,9 +13,11 @@ store (local data) is never written to, except to unpack shards of which it hold
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,21 @@ from headrace.storage.stats import CacheStats
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-__all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Lease', 'ShardCache']
+__all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Fetched', 'Lease', 'ShardCache']
+
+
+class Fetched(enum.Enum):
+    """What became of a shard that was to be fetched ahead; true if it is there."""
+
+    PRESENT = 'present'
+    ELSEWHERE = 'elsewhere'
+    """Another process is fetching it."""
+    NO_ROOM = 'no room'
+    """Under the limit there is none, unless something goes that is needed sooner or is in use."""
+
+    def __bool__(self) -> bool:
+        return self is Fetched.PRESENT
+
 
 TRIES = 10
 """How often a shard is fetched for one `ShardCache.acquire` when something deletes it each time."""
@@ -64,7 +80,8 @@ class ShardCache:
             retry: How often a transfer is tried.
             entry_of: Under a limit, the entry to which a file in the folder belongs (raw or compressed, by its name);
                 only such files count, and may be evicted. None: those that this object was asked for.
-            verify_present: Verify a file that was there already when this process first uses it.
+            verify_present: Verify files that were there before this object was made, at their first use in a process.
+                Those that came later were verified by who fetched them.
             stats: Where to count; by default in counters of its own.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
@@ -72,6 +89,7 @@ class ShardCache:
         self.keep_packed = keep_packed
         self.retry = retry or Retry()
         self.verify_present = verify_present
+        self._since = time.time()
         self.stats = stats or CacheStats()
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
@@ -98,29 +116,31 @@ class ShardCache:
 
     def fetch(
         self, entry: CacheEntry, *, next_use: Callable[[CacheEntry], float] | None = None, wait: bool = True
-    ) -> bool:
-        """Make a shard present before it is needed: one process of the machine fetches, others wait for it.
+    ) -> Fetched:
+        """Make a shard present before it is needed; one process of the machine fetches.
 
         Args:
             entry: The shard.
             next_use: When a shard is needed next (any unit, infinite for never). Under a limit no shard is evicted
                 that is needed sooner than this one, and others in the order of their need, the latest first.
                 Without it, the one unused for longest goes first.
-            wait: Under a limit, wait for shards that are in use now but could be evicted.
+            wait: Wait for another process that fetches the shard, and, under a limit, for shards that are in use now
+                but could be evicted.
 
         Returns:
-            Whether the shard is present. False only under a limit, if there is no room: try again when the reader
-            has moved on.
+            What became of it. Unless it is `Fetched.PRESENT`, try again when the reader has moved on.
         """
         self._note(entry)
         while self._absent(entry) or not self._verify(entry):
-            outcome = self._fetch(entry, next_use, ahead=True)
+            outcome = self._fetch(entry, next_use, ahead=True, wait=wait)
+            if outcome is Fetched.ELSEWHERE:
+                return Fetched.ELSEWHERE
             if isinstance(outcome, NoRoom) or (isinstance(outcome, Blocked) and not wait):
-                return False
+                return Fetched.NO_ROOM
             if not isinstance(outcome, Blocked):
                 break
             self.stats.add(seconds_waiting=outcome.wait())
-        return True
+        return Fetched.PRESENT
 
     def acquire(self, entry: CacheEntry, *, next_use: Callable[[CacheEntry], float] | None = None) -> Lease:
         """Make a shard present and map it.
@@ -138,12 +158,12 @@ class ShardCache:
                 return Lease(entry, files, locked=self._shelf is not None)
             for file in files or ():
                 file.close()
-            outcome = self._fetch(entry, next_use, ahead=False)
+            outcome = self._fetch(entry, next_use, ahead=False, wait=True)
             if isinstance(outcome, Blocked):
                 handle = None
                 self.stats.add(seconds_waiting=outcome.wait())
                 continue
-            assert not isinstance(outcome, NoRoom)
+            assert not isinstance(outcome, (NoRoom, Fetched))
             handle = outcome
             tries += 1
         raise CacheError(f'{self.folder / entry.key} was deleted as often as it was fetched. Stop what deletes it.')
@@ -235,7 +255,8 @@ class ShardCache:
             if part.verify is None:
                 continue
             try:
-                part.verify(path)
+                if self.store is None or path.stat().st_mtime < self._since:
+                    part.verify(path)
             except FileNotFoundError:
                 return False
             except FormatError as error:
@@ -283,8 +304,8 @@ class ShardCache:
         return None
 
     def _fetch(
-        self, entry: CacheEntry, next_use: Callable[[CacheEntry], float] | None, *, ahead: bool
-    ) -> int | Blocked | NoRoom | None:
+        self, entry: CacheEntry, next_use: Callable[[CacheEntry], float] | None, *, ahead: bool, wait: bool
+    ) -> int | Blocked | NoRoom | Fetched | None:
         """Fetch what is absent of a shard, once there is room for it.
 
         Returns:
@@ -298,6 +319,8 @@ class ShardCache:
         with self._disk_errors(entry):
             lock = self._fetch_lock(entry.key)
             try:
+                if not lock.acquire(wait=wait):
+                    return Fetched.ELSEWHERE
                 with lock:
                     return self._fetch_locked(entry, lock, next_use, ahead=ahead)
             finally:

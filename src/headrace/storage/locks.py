@@ -153,7 +153,7 @@ def _release(handle: int) -> None:
 
 
 class FetchLock:
-    """The right to fetch one entry: a context manager that waits in the kernel until nobody else has it.
+    """The right to fetch one entry: waits in the kernel until nobody else has it.
 
     The lock file is the record of the fetch: its text says how many bytes of the folder's limit are reserved, and, if
     the fetch failed, why. It is removed before it is unlocked. Whoever waited for it thus holds a file without a name
@@ -175,7 +175,8 @@ class FetchLock:
         return self.state / f'{self.digest}.{number}.{kind}'
 
     def __enter__(self) -> FetchLock:
-        self.acquire()
+        if self._handle < 0:
+            self.acquire()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

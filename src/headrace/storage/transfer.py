@@ -166,7 +166,8 @@ def download(
         raise ChecksumError(f'{url} was replaced by another version while it was being read.')
     if size is not None and total != size:
         raise ChecksumError(f'It has {total} bytes, the index gives {size}.')
-    os.ftruncate(out.fileno(), total)  # what a longer version has left that was begun before
+    if os.fstat(out.fileno()).st_size > total:  # a longer version was begun before
+        os.ftruncate(out.fileno(), total)
     return total
 
 

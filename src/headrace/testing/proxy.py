@@ -8,7 +8,7 @@ import re
 import socket
 import struct
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ['Fault', 'FaultProxy', 'ProxiedRequest']
 
@@ -23,6 +23,8 @@ class Fault:
     """Apply to that many requests, then no more."""
     skip: int = 0
     """Let that many pass first."""
+    for_each_path: bool = False
+    """Count ``times`` and ``skip`` for each path by itself."""
     status: int | None = None
     """Answer with this status, and do not ask the server."""
     retry_after: int | None = None
@@ -68,6 +70,7 @@ class FaultProxy:
         self._thread = threading.Thread(target=self._run, name='fault-proxy', daemon=True)
         self._ready = threading.Event()
         self._port = 0
+        self._of_path: dict[tuple[int, str], Fault] = {}
 
     @property
     def endpoint_url(self) -> str:
@@ -98,13 +101,19 @@ class FaultProxy:
 
     def _choose(self, request: ProxiedRequest) -> Fault:
         for fault in self.faults:
-            if re.search(fault.match, f'{request.method} {request.path}') and fault.times != 0:
-                if fault.skip:
-                    fault.skip -= 1
-                    continue
-                if fault.times is not None:
-                    fault.times -= 1
-                return fault
+            if not re.search(fault.match, f'{request.method} {request.path}'):
+                continue
+            counter = fault
+            if fault.for_each_path:
+                counter = self._of_path.setdefault((id(fault), request.path), replace(fault))
+            if counter.times == 0:
+                continue
+            if counter.skip:
+                counter.skip -= 1
+                continue
+            if counter.times is not None:
+                counter.times -= 1
+            return fault
         return Fault()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -55,7 +55,7 @@ FAULTS: dict[str, tuple[Callable[[], Fault], type[Exception]]] = {
     '502': (lambda: Fault(status=502), TransferError),
     '503': (lambda: Fault(status=503), TransferError),
     '429': (lambda: Fault(status=429), TransferError),
-    'no first byte': (lambda: Fault(latency=5.0), TransferError),
+    'no first byte': (lambda: Fault(latency=60.0), TransferError),
     '401': (lambda: Fault(status=401), AccessDeniedError),
     '403': (lambda: Fault(status=403), AccessDeniedError),
 }
@@ -72,7 +72,7 @@ class StoreFaultContract:
     RETRY: ClassVar = Retry(attempts=4, first_delay=0.01)
     REQUESTS: ClassVar[dict[str, int]] = {}
     """Requests that an operation makes at most where it is more than one."""
-    SLOWEST: ClassVar = 4.0
+    SLOWEST: ClassVar = 20.0
     """Seconds until any failure must have been told."""
 
     @pytest.fixture(autouse=True)

@@ -1,0 +1,39 @@
+"""Whatever the store does, training goes on with every sample once, or gets one error soon."""
+
+import contextlib
+import time
+
+import pytest
+from fault_matrix import CASES, START_METHODS, Case, expected_ids, run, served_dataset, small_disk
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture(scope='module')
+def served(tmp_path_factory):
+    with served_dataset(tmp_path_factory.mktemp('served')) as (server, url):
+        yield server, url, expected_ids(url, server, tmp_path_factory.mktemp('undisturbed'))
+
+
+@pytest.mark.parametrize('start', ['none', 'fork', pytest.param('spawn', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('case', CASES, ids=lambda case: case.name)
+def test_faults(served, tmp_path, case, start):
+    server, url, expected = served
+    local = tmp_path / 'cache'
+    with contextlib.ExitStack() as stack:
+        if case.is_disk_full:
+            try:
+                stack.enter_context(small_disk(local))
+            except PermissionError as error:
+                pytest.skip(str(error))
+        run(case, url, server, local, *START_METHODS[start]).check(case, expected)
+    if case.raises is None or case.is_disk_full:
+        return
+    # What was under way ends by itself, and the next start has everything.
+    quiet = 0
+    while quiet < 20:
+        quiet = 0 if (local / '.headrace').exists() else quiet + 1
+        time.sleep(0.05)
+    again = run(Case('nothing', list), url, server, local, *START_METHODS['none'])
+    assert again.error is None
+    assert again.ids == expected

@@ -1,0 +1,238 @@
+"""The prefetcher, with a store that answers when it is told to."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from headrace import Stream, StreamingDataLoader, StreamingDataset
+from headrace.dataset.prefetch import LookAhead, Prefetcher, look_ahead
+from headrace.storage import Fetched
+
+SIZE = 100
+FAR = LookAhead(1000, math.inf)
+
+
+class Network:
+    """Shards come when `let` says so, with what `outcomes` has for them."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self.present: set[int] = set()
+        self.outcomes: dict[int, list[Fetched | Exception]] = {}
+        self._free: set[int] = set()
+        self._lock = threading.Condition()
+
+    def fetch(self, shard: int) -> Fetched:
+        with self._lock:
+            self.begun.append(shard)
+            self._lock.notify_all()
+            outcomes = self.outcomes.get(shard)
+            outcome = outcomes.pop(0) if outcomes else Fetched.PRESENT
+            if outcome is Fetched.PRESENT:
+                assert self._lock.wait_for(lambda: shard in self._free, timeout=10)
+                self.present.add(shard)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def let(self, *shards: int) -> None:
+        with self._lock:
+            self._free.update(shards)
+            self._lock.notify_all()
+
+    def has_begun(self, *shards: int) -> bool:
+        """Wait until fetches of these have begun, and see that no other does."""
+        with self._lock:
+            if not self._lock.wait_for(lambda: len(self.begun) >= len(shards), timeout=10):
+                return False
+        time.sleep(0.05)
+        return self.begun == list(shards)
+
+
+@pytest.fixture
+def network():
+    return Network()
+
+
+@pytest.fixture
+def prefetcher(network):
+    made = []
+
+    def make(batches, *, ahead=FAR):
+        one = Prefetcher(
+            fetch=network.fetch, is_present=network.present.__contains__, size_of=lambda _: SIZE, ahead=ahead
+        )
+        one.follow(upcoming(batches), first=0)
+        made.append(one)
+        return one
+
+    yield make
+    network.let(*range(1000))
+    for prefetcher in made:
+        prefetcher.close()
+
+
+def upcoming(batches, first=0):
+    return ((first + number, np.array(shards)) for number, shards in enumerate(batches))
+
+
+def test_shards_are_fetched_in_the_order_of_their_first_use(network, prefetcher):
+    network.let(*range(10))
+    one = prefetcher([[3], [1, 3], [1, 2], [0]])
+    network.present.add(2)
+    one.advance(0)
+    one.wait(3)
+    assert network.has_begun(3, 1, 0)
+
+
+def test_nothing_begins_for_later_batches_while_the_readers_own_is_incomplete(network, prefetcher):
+    one = prefetcher([[0, 1], [2], [3]])
+    one.advance(0)
+    assert network.has_begun(0, 1)
+    network.let(0)
+    one.wait(0)
+    assert network.has_begun(0, 1)
+    network.let(1)
+    one.wait(1)
+    assert network.has_begun(0, 1, 2, 3)
+
+
+def test_what_is_needed_next_begins_although_later_shards_are_under_way(network, prefetcher):
+    network.present.add(0)
+    one = prefetcher([[0], [1], [2], [3]], ahead=LookAhead(2, math.inf))
+    one.advance(0)
+    assert network.has_begun(1, 2)
+    one.advance(1)  # shard 1 is still on its way, so shard 3 has to wait
+    assert network.has_begun(1, 2)
+    network.let(1)
+    one.wait(1)
+    assert network.has_begun(1, 2, 3)
+
+
+def test_a_shard_that_another_process_fetches_is_left_to_it(network, prefetcher):
+    network.outcomes[0] = [Fetched.ELSEWHERE]
+    one = prefetcher([[0], [1]])
+    one.advance(0)
+    assert network.has_begun(0, 1)
+    one.advance(1)
+    assert network.has_begun(0, 1, 0)  # it may have been killed
+
+
+def test_the_reader_fetches_by_itself_what_nobody_has_begun(network, prefetcher):
+    network.outcomes[0] = [Fetched.ELSEWHERE]
+    one = prefetcher([[0, 1], [2]])
+    network.let(1)
+    one.advance(0)
+    assert network.has_begun(0, 1, 2)
+    one.wait(0)  # returns: it is the reader's
+    one.wait(1)
+    assert network.begun == [0, 1, 2]
+
+
+def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
+    network.outcomes[0] = [Fetched.NO_ROOM]
+    one = prefetcher([[0], [1], [2]])
+    one.advance(0)
+    assert network.has_begun(0)
+    one.wait(0)
+    one._has_room = True
+    assert network.has_begun(0)
+    network.present.add(0)
+    one.advance(1)
+    assert network.has_begun(0, 1)
+
+
+def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefetcher):
+    network.present.add(0)
+    network.outcomes[1] = [Fetched.NO_ROOM, Fetched.NO_ROOM]
+    one = prefetcher([[0], [0], [0], [1], [2]])
+    one.advance(0)
+    assert network.has_begun(1)
+    one.advance(1)
+    assert network.has_begun(1, 1)
+    one.advance(2)
+    assert network.has_begun(1, 1, 1, 2)
+
+
+def test_bytes_ahead_are_bounded_and_two_shards_always_may_be(network, prefetcher):
+    network.let(*range(100))
+    network.present.add(50)
+    one = prefetcher([[50], *([shard] for shard in range(20))], ahead=LookAhead(1000, 3 * SIZE))
+    for at in range(5):
+        one.advance(at)
+        one.wait(50)
+        assert network.has_begun(*range(at + 3))
+    tiny = prefetcher([[50], *([20 + shard] for shard in range(20))], ahead=LookAhead(1000, 1))
+    network.begun.clear()
+    tiny.advance(0)
+    assert network.has_begun(20, 21)
+
+
+def test_batches_ahead_are_bounded(network, prefetcher):
+    network.let(*range(100))
+    network.present.add(50)
+    one = prefetcher([[50], *([shard] for shard in range(20))], ahead=LookAhead(3, math.inf))
+    one.advance(0)
+    assert network.has_begun(0, 1, 2)
+
+
+def test_a_failure_is_raised_where_the_shard_is_needed_and_the_next_call_tries_again(network, prefetcher):
+    network.present.add(9)
+    network.outcomes[0] = [KeyError('no luck')]
+    one = prefetcher([[9], [0], [1]])
+    one.advance(0)
+    one.wait(9)
+    assert network.has_begun(0, 1)
+    one.advance(1)
+    with pytest.raises(KeyError, match='no luck'):
+        one.wait(0)
+    one.wait(0)
+
+
+def test_another_sequence_forgets_the_first(network, prefetcher):
+    network.let(*range(10))
+    one = prefetcher([[0], [1]], ahead=LookAhead(1, math.inf))
+    one.advance(0)
+    assert network.has_begun(0, 1)
+    one.follow(upcoming([[1], [0], [2]], first=7), first=7)
+    assert one.next_use(1) == math.inf
+    one.advance(7)
+    assert (one.next_use(1), one.next_use(0), one.next_use(2)) == (7, 8, math.inf)
+
+
+def test_an_evaluation_looks_ahead_anew_in_each_pass(make_dataset, tmp_path, monkeypatch):
+    followed = []
+    follow = Prefetcher.follow
+    monkeypatch.setattr(
+        Prefetcher, 'follow', lambda self, what, *, first: followed.append(first) or follow(self, what, first=first)
+    )
+    dataset = StreamingDataset(remote=str(make_dataset('remote', 64)), local=str(tmp_path / 'local'))
+    loader = StreamingDataLoader(dataset, batch_size=8, fixed_epoch=0)
+    for _ in range(3):
+        assert len(list(loader)) == 8
+    assert followed == [0, 0, 0]
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_shard_that_cannot_be_fetched_is_named_with_its_stream(make_dataset, tmp_path, workers):
+    remote = make_dataset('remote', 64, per_shard=8)
+    *others, lost = sorted(remote.glob('*.mds'))
+    lost.unlink()
+    dataset = StreamingDataset(streams=[Stream(remote=str(remote), local=str(tmp_path / 'local'), name='books')])
+    loader = StreamingDataLoader(dataset, batch_size=8, num_workers=workers)
+    with pytest.raises(FileNotFoundError) as caught:
+        list(loader)
+    text = str(caught.value)
+    assert f'Stream books ({remote}), shard {len(others)} ({lost.name})' in text
+    assert str(lost) in text
+
+
+def test_a_worker_looks_as_far_as_all_workers_together():
+    assert look_ahead(100, 8, workers=3).batches == 39
+    assert look_ahead(None, 64) == LookAhead(1024, 512 << 20)
+    assert look_ahead(None, 1 << 20).batches == 8
