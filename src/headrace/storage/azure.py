@@ -28,9 +28,9 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.errors import ConfigError, ObjectNotFoundError, StorageError
+from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from headrace.storage.answers import changed, error_of_status
-from headrace.storage.azure_account import Account, connect, without_signature
+from headrace.storage.azure_account import SECRET_VARIABLES, Account, connect, without_signature
 from headrace.storage.body import SourcePart, bad_range, check_range
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
@@ -65,9 +65,9 @@ def open_azure_store(url: str, options: StoreOptions) -> AzureStore:
     container, _, prefix = after.partition('/') if host else (first, '', after)
     if not CONTAINER.fullmatch(container):
         raise ConfigError(
-            f'An Azure URL is {scheme}://container/prefix, or {scheme}://account.blob.core.windows.net/container/prefix '
-            f'where it names the account; a container has 3 to 63 lower-case letters, digits and single hyphens. Got '
-            f'{url!r}: correct it.'
+            f'An Azure URL is {scheme}://container/prefix or, where it names the account, '
+            f'{scheme}://account.blob.core.windows.net/container/prefix; a container has 3 to 63 lower-case letters, '
+            f'digits and single hyphens. Got {url!r}: correct it.'
         )
     return AzureStore(container, prefix, options, scheme=scheme, host=host)
 
@@ -275,13 +275,19 @@ class AzureStore:
             raise StorageError(f'{what} failed: {type(error).__name__}: {without_signature(str(error))}.') from None
 
     def _denied(self, what: str, error: Any) -> StorageError:
-        text = _told(error) if error.response is not None else str(error.message)
+        credentials = self._connection.get()[0].credentials
+        if error.response is None:
+            return AccessDeniedError(
+                f'{what} needs credentials, and there are none that work in {credentials()}: {error.message} Set one '
+                f"of {', '.join(SECRET_VARIABLES)}, log in with one of Azure's tools or give the machine an identity, "
+                f'or set `anonymous` for a public container.'
+            )
         return error_of_status(
             403,
-            f'{what}: {text}',
+            f'{what}: {_told(error)}',
             url='',
             absent=str,
-            credentials=self._connection.get()[0].credentials,
+            credentials=credentials,
             remedy='Use credentials that may do this (the role "Storage Blob Data Reader", or "Storage Blob Data '
             'Contributor" to write: an owner of the account has neither by itself), a SAS token that has not expired '
             'or a key that was not rotated, or set `anonymous` for a public container.',
@@ -337,4 +343,6 @@ def _code(error: Any) -> str:
 def _told(error: Any) -> str:
     """An answer's status, code and first line; the others are numbers, and what was signed."""
     lines = str(error.message).splitlines()
-    return ' '.join(str(part) for part in (error.status_code, _code(error), lines[0] if lines else '') if part)
+    return ' '.join(
+        str(part) for part in (error.status_code, _code(error), lines[0].rstrip('.') if lines else '') if part
+    )

@@ -13,7 +13,7 @@ from headrace.errors import ConfigError, MissingDependencyError
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
 
-__all__ = ['Account', 'connect', 'without_signature']
+__all__ = ['SECRET_VARIABLES', 'Account', 'connect', 'without_signature']
 
 CHUNK: Final = 1 << 20
 ACCOUNT_VARIABLES: Final = ('AZURE_ACCOUNT_NAME', 'AZURE_STORAGE_ACCOUNT', 'AZURE_STORAGE_ACCOUNT_NAME')
