@@ -213,9 +213,9 @@ class AzureStore:
 
     def delete(self, key: str) -> None:
         """See `Store.delete`. Snapshots are deleted too; folders stay, in a hierarchical namespace."""
+        blob = self._blob(key)
         from azure.core.exceptions import ResourceNotFoundError
 
-        blob = self._blob(key)
         with self._mapped_errors('Deleting', key):
             try:
                 blob.delete_blob(delete_snapshots='include')
@@ -278,7 +278,8 @@ class AzureStore:
         credentials = self._connection.get()[0].credentials
         if error.response is None:
             return AccessDeniedError(
-                f'{what} needs credentials, and there are none that work in {credentials()}: {error.message} Set one '
+                f'{what} needs credentials, and there are none that work in {credentials()}: '
+                f'{str(error.message).rstrip(".")}. Set one '
                 f"of {', '.join(SECRET_VARIABLES)}, log in with one of Azure's tools or give the machine an identity, "
                 f'or set `anonymous` for a public container.'
             )

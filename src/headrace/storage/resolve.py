@@ -31,6 +31,7 @@ _factories: dict[str, StoreFactory] = {
     'file': _backend('local', 'open_local_store'),
     'azure': _backend('azure', 'open_azure_store'),
     'azure-dl': _backend('azure', 'open_azure_store'),
+    'oci': _backend('oci', 'open_oci_store'),
     's3': _backend('s3', 'open_s3_store'),
 }
 
