@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError, MissingDependencyError, StorageError
 from headrace.storage.answers import changed, error_of_status
@@ -196,7 +198,8 @@ class OCIStore:
         return self._connection.get().client
 
     def _server(self) -> str:
-        return str(self._client.base_client.endpoint)
+        # The SDK keeps options of the address in braces until it sends a request.
+        return re.sub(r'{[^}]*}', '', self._client.base_client.endpoint)
 
     def _ask_for_namespace(self) -> str:
         return str(self._client.get_namespace().data)
@@ -217,8 +220,13 @@ class OCIStore:
             raise ConfigError(
                 f'Without credentials no namespace is told; got {self.url!r}. Name it: oci://bucket@namespace/prefix.'
             )
-        login = log_in(self.url, options)
         endpoint = options.endpoint_url or os.environ.get(ENDPOINT_VARIABLE)
+        if endpoint and not (urlsplit(endpoint).scheme in {'http', 'https'} and urlsplit(endpoint).hostname):
+            raise ConfigError(
+                f'An endpoint of OCI is https://objectstorage.REGION.oraclecloud.com or the like; got {endpoint!r} for '
+                f'{self.url}. Correct `endpoint_url` or {ENDPOINT_VARIABLE}.'
+            )
+        login = log_in(self.url, options)
         settings: dict[str, Any] = {
             'timeout': (options.connect_timeout, options.read_timeout),
             # One attempt per call: `retry.Retry` decides about others, and when to stop asking.
@@ -232,7 +240,7 @@ class OCIStore:
         except (ClientError, ValueError, OSError) as error:
             raise ConfigError(
                 f'The SDK made no client for {self.url} with {login.source}: {type(error).__name__}: {error}. Check '
-                f'the endpoint ({endpoint or "the default"}), the region ({login.config.get("region", "none")}) and '
+                f'the endpoint ({endpoint or "the default"}), the region ({login.config.get("region") or "none"}) and '
                 f'the credentials.'
             ) from error
         connections: Any = options.extra.get('max_pool_connections', 32)

@@ -120,6 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = 'HTTP/1.1'
+    disable_nagle_algorithm = True
     state: ClassVar[OCIServer]
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by http.server
@@ -132,7 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_DELETE = do_GET  # noqa: N815 - named by http.server
 
     def _answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get('Content-Length') or 0))
+        size = int(self.headers.get('Content-Length') or 0)
+        body = self.rfile.read(size)
+        if len(body) < size:
+            self.close_connection = True
+            return
         try:
             self._route(body)
         except _RefusedError as refused:
@@ -229,6 +234,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {'Content-Length': str(len(body)), **headers}.items():
             self.send_header(name, value)
+        if self.close_connection:
+            self.send_header('Connection', 'close')
         self.end_headers()
         if self.command != 'HEAD':
             with contextlib.suppress(ConnectionError):
