@@ -197,11 +197,12 @@ class TestProfiles:
         with pytest.raises(ConfigError, match=message):
             read_bytes(store, 'x')
 
-    def test_nothing_is_configured(self, server, bucket, monkeypatch, tmp_path):
+    @pytest.mark.parametrize('extra', [{}, {'auth': 'api_key'}])
+    def test_nothing_is_configured(self, server, bucket, monkeypatch, tmp_path, extra):
         monkeypatch.delenv('OCI_CONFIG_FILE')
         monkeypatch.setenv('HOME', str(tmp_path))
         monkeypatch.setattr(oci_login, 'CHASSIS', tmp_path / 'none')
-        for call in everything(server.store(bucket)):
+        for call in everything(server.store(bucket, extra=extra)):
             with pytest.raises(AccessDeniedError, match=r'there are none: .*~/\.oci/config.*oci setup config'):
                 call()
 
@@ -228,6 +229,9 @@ class TestTokens:
         assert read_bytes(store, 'x') == b'1'
         server.keys['ST$second'] = server.keys.pop('ST$first')
         with pytest.raises(AccessDeniedError, match='401'):
+            read_bytes(store, 'x')
+        token_file.rename(token_file.with_suffix('.old'))
+        with pytest.raises(AccessDeniedError, match='401'):  # with the old token, as long as there is no new one
             read_bytes(store, 'x')
         token_file.write_text('second\n')
         os.utime(token_file, (1, 1))  # another time, however coarse the file system's clock is

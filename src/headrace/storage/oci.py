@@ -268,7 +268,12 @@ class OCIStore:
             ConnectionError,
             TimeoutError,
         ) as error:
-            raise BrokenTransferError.at(f'{what} broke: {type(error).__name__}: {error}.', etag=etag) from error
+            # The SDK wraps the error that says it, and adds where to read about errors.
+            cause: BaseException = error
+            while cause.args and isinstance(cause.args[0], BaseException):
+                cause = cause.args[0]
+            told = cause.args[0] if cause.args else cause
+            raise BrokenTransferError.at(f'{what} broke: {type(cause).__name__}: {told}.', etag=etag) from error
 
     def _from_answer(self, what: str, key: str, error: Any) -> StorageError:
         told = ' '.join(str(part) for part in (error.status, error.code, error.message) if part).rstrip('.')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from pathlib import Path
@@ -78,7 +79,11 @@ def _detect(url: str, options: StoreOptions) -> str:
         return 'resource_principal'
     if CHASSIS.is_file() and CHASSIS.read_text().strip() == 'OracleCloud.com':
         return 'instance_principal'
-    raise AccessDeniedError(
+    raise _nothing(url)
+
+
+def _nothing(url: str) -> AccessDeniedError:
+    return AccessDeniedError(
         f'Requests to {url} need credentials, and there are none: no file {" or ".join(DEFAULT_FILES)}, none of '
         f'{", ".join((*FILE_VARIABLES, "OCI_CLI_USER", "OCI_RESOURCE_PRINCIPAL_VERSION"))} is set, and this is no '
         f'machine of the cloud. Run "oci setup config", name a way with OCI_CLI_AUTH or extra["auth"] '
@@ -105,6 +110,8 @@ def _by_profile(url: str, auth: str, options: StoreOptions) -> Login:
             config = files.from_file(file, profile)
         replaced = {entry: name for entry, name in OVERRIDES.items() if os.environ.get(name)}
         config.update({entry: os.environ[name] for entry, name in replaced.items()})
+        if not file and not replaced:
+            raise _nothing(url)
         if replaced:
             source += f'{" and" if file else ""} {", ".join(replaced.values())}'
         if auth == 'api_key' or (not auth and 'security_token_file' not in config):
@@ -116,7 +123,7 @@ def _by_profile(url: str, auth: str, options: StoreOptions) -> Login:
             )
         return Login(config, _token_signer(config), source)
     except (ClientError, OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
+        if isinstance(error, (AccessDeniedError, ConfigError)):
             raise
         raise ConfigError(
             f'{url} cannot use {source}: {error}. Correct the file, or choose another profile.'
@@ -177,7 +184,7 @@ def _token_signer(config: dict[str, Any]) -> Any:
             super().__init__(token_file.read_text().strip(), key)
 
         def __call__(self, request: Any, enforce_content_headers: bool = True) -> Any:
-            with self._renewing:
+            with self._renewing, contextlib.suppress(OSError):  # while the files are being replaced
                 if version() != self._version:
                     self._read()
             return super().__call__(request, enforce_content_headers)
