@@ -44,14 +44,19 @@ class SourcePart:
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """As any file's; a source that ends early raises ``ConfigError``."""
+        """Exactly that many bytes, or what is left; a source that ends early raises ``ConfigError``."""
         left = self._size - self._at
-        chunk = self._source.read(left if size is None or size < 0 else min(size, left))
-        if left and not chunk and size != 0:
-            raise ConfigError(
-                f'put() was told {self._size} bytes, but the source ended {left} bytes early. Pass the number of '
-                f'bytes that are left in the source.'
-            )
+        wanted = left if size is None or size < 0 else min(size, left)
+        chunk = self._source.read(wanted)
+        while len(chunk) < wanted:
+            # An unbuffered file may give less than it was asked for; an SDK would upload that as the whole.
+            more = self._source.read(wanted - len(chunk))
+            if not more:
+                raise ConfigError(
+                    f'put() was told {self._size} bytes, but the source ended {left - len(chunk)} bytes early. Pass '
+                    f'the number of bytes that are left in the source.'
+                )
+            chunk += more
         self._at += len(chunk)
         return chunk
 

@@ -29,6 +29,9 @@ def _backend(module: str, function: str) -> StoreFactory:
 _factories: dict[str, StoreFactory] = {
     '': _backend('local', 'open_local_store'),
     'file': _backend('local', 'open_local_store'),
+    'azure': _backend('azure', 'open_azure_store'),
+    'azure-dl': _backend('azure', 'open_azure_store'),
+    'oci': _backend('oci', 'open_oci_store'),
     's3': _backend('s3', 'open_s3_store'),
 }
 

@@ -1,0 +1,265 @@
+"""Oracle's Object Storage on the loopback interface.
+
+There is no emulator of it, so this server is ours: the few requests that a store makes of the service, answered as its
+documentation has it, from memory. It verifies the RSA signatures of the real SDK: who has signed, what, and when.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import json
+import re
+import secrets
+import threading
+import time
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from headrace.storage.oci import OCIStore
+from headrace.storage.protocol import StoreOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+__all__ = ['OCIServer', 'oci_server']
+
+TENANCY = 'ocid1.tenancy.oc1..headrace'
+USER = 'ocid1.user.oc1..headrace'
+SECONDS_OF_SKEW = 300
+CHUNK = 1 << 16
+
+
+class _Object(NamedTuple):
+    data: bytes
+    etag: str
+    encoding: str | None
+
+
+@dataclass(slots=True)
+class OCIServer:
+    """A running server, and what it holds."""
+
+    port: int = 0
+    namespace: str = 'headracespace'
+    page: int = 1000
+    """Objects of a listing's page at most."""
+    keys: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
+    """Public keys, by the name that requests give."""
+    buckets: dict[str, dict[str, _Object]] = field(default_factory=dict[str, dict[str, _Object]])
+    public: set[str] = field(default_factory=set[str])
+    """Buckets that anybody may read."""
+
+    @property
+    def endpoint_url(self) -> str:
+        """Where it listens."""
+        return f'http://127.0.0.1:{self.port}'
+
+    def new_bucket(self, *, public: bool = False) -> str:
+        """Make a bucket with a name of its own."""
+        name = f'headrace-{secrets.token_hex(6)}'
+        self.buckets[name] = {}
+        if public:
+            self.public.add(name)
+        return name
+
+    def new_key(self, folder: Path, *, name: str = '', passphrase: str = '') -> tuple[Path, str]:
+        """Make a private key, and let who has it in.
+
+        Args:
+            folder: Receives the file of the key.
+            name: What signatures call it; '' for the API key of a user, which is called by its fingerprint.
+            passphrase: Of the file.
+
+        Returns:
+            The file, and the fingerprint.
+        """
+        from cryptography.hazmat.primitives import serialization as form
+        from cryptography.hazmat.primitives.asymmetric import rsa
+
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        lock = form.BestAvailableEncryption(passphrase.encode()) if passphrase else form.NoEncryption()
+        file = folder / f'{secrets.token_hex(4)}.pem'
+        file.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, lock))
+        file.chmod(0o600)
+        public = key.public_key().public_bytes(form.Encoding.DER, form.PublicFormat.SubjectPublicKeyInfo)
+        digest = hashlib.md5(public, usedforsecurity=False).hexdigest()
+        fingerprint = ':'.join(digest[i : i + 2] for i in range(0, 32, 2))
+        self.keys[name or f'{TENANCY}/{USER}/{fingerprint}'] = key.public_key()
+        return file, fingerprint
+
+    def write_profile(self, folder: Path, profile: str = 'DEFAULT', **entries: str) -> Path:
+        """Write a file of profiles with a key that this server knows; ``entries`` replace its own."""
+        key, fingerprint = self.new_key(folder)
+        own = {'user': USER, 'tenancy': TENANCY, 'fingerprint': fingerprint, 'key_file': str(key)}
+        own['region'] = 'us-ashburn-1'
+        file = folder / f'config-{secrets.token_hex(4)}'
+        file.write_text(f'[{profile}]\n' + ''.join(f'{name}={value}\n' for name, value in {**own, **entries}.items()))
+        file.chmod(0o600)
+        return file
+
+    def store(self, bucket: str, prefix: str = '', *, namespace: str | None = None, **options: Any) -> OCIStore:
+        """A store of this server; the credentials are those that are configured."""
+        endpoint = options.pop('endpoint_url', self.endpoint_url)
+        place = self.namespace if namespace is None else namespace
+        return OCIStore(bucket, prefix, StoreOptions(endpoint_url=endpoint, **options), namespace=place)
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = 'HTTP/1.1'
+    disable_nagle_algorithm = True
+    state: ClassVar[OCIServer]
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by http.server
+        """Nothing: tests look at what clients see."""
+
+    def do_GET(self) -> None:
+        """Objects, listings and the namespace."""
+        self._answer()
+
+    do_HEAD = do_PUT = do_DELETE = do_GET  # noqa: N815 - named by http.server
+
+    def _answer(self) -> None:
+        size = int(self.headers.get('Content-Length') or 0)
+        body = self.rfile.read(size)
+        if len(body) < size:
+            self.close_connection = True
+            return
+        try:
+            self._route(body)
+        except _RefusedError as refused:
+            text = json.dumps({'code': refused.code, 'message': refused.message}).encode()
+            self._send(refused.status, text, {'Content-Type': 'application/json'})
+
+    def _route(self, body: bytes) -> None:
+        parts = urlsplit(self.path)
+        found = re.fullmatch(r'/n/?(?:([^/]+)(?:/b/([^/]+)(?:/o(?:/(.+))?)?)?)?', parts.path)
+        if found is None:
+            raise _RefusedError(404, 'NotFound', f'no such path: {parts.path}')
+        namespace, bucket, name = (text and unquote(text) for text in found.groups())
+        reading = self.command in {'GET', 'HEAD'}
+        if not (reading and bucket in self.state.public and 'Authorization' not in self.headers):
+            self._verify()
+        if bucket is None:
+            return self._send(200, json.dumps(self.state.namespace).encode(), {'Content-Type': 'application/json'})
+        objects = self.state.buckets.get(bucket)
+        if namespace != self.state.namespace or objects is None:
+            message = f"Either the bucket named '{bucket}' does not exist in the namespace '{namespace}' or you are not"
+            raise _RefusedError(404, 'BucketNotFound', f'{message} authorized to access it')
+        if name is None:
+            if parts.path.endswith('/o'):
+                return self._list(objects, {key: value[0] for key, value in parse_qs(parts.query).items()})
+            return self._send(200, b'', {'ETag': 'bucket'})
+        if self.command == 'PUT':
+            version = _Object(body, secrets.token_hex(8), self.headers.get('Content-Encoding'))
+            objects[name] = version
+            return self._send(200, b'', {'ETag': version.etag})
+        if name not in objects:
+            raise _RefusedError(404, 'ObjectNotFound', f"The object '{name}' was not found in the bucket '{bucket}'")
+        if self.command == 'DELETE':
+            objects.pop(name, None)
+            return self._send(204, b'', {})
+        return self._read(objects[name])
+
+    def _read(self, version: _Object) -> None:
+        if self.headers.get('If-Match', version.etag) != version.etag:
+            raise _RefusedError(412, 'IfMatchFailed', 'The If-Match header does not match the ETag of the object')
+        headers = {'ETag': version.etag, 'Content-Type': 'application/octet-stream'}
+        if version.encoding:
+            headers['Content-Encoding'] = version.encoding
+        asked = re.fullmatch(r'bytes=(\d+)-(\d*)', self.headers.get('Range', ''))
+        size = len(version.data)
+        if asked is None:
+            return self._send(200, version.data, headers)
+        first, last = int(asked[1]), min(int(asked[2] or size), size - 1)
+        if first >= size:
+            raise _RefusedError(416, 'InvalidRange', f'The range does not lie inside the {size} bytes of the object')
+        headers['Content-Range'] = f'bytes {first}-{last}/{size}'
+        return self._send(206, version.data[first : last + 1], headers)
+
+    def _list(self, objects: dict[str, _Object], query: dict[str, str]) -> None:
+        names = sorted(name for name in list(objects) if name.startswith(query.get('prefix', '')))
+        names = [name for name in names if name >= query.get('start', '')]
+        limit = min(int(query.get('limit', self.state.page)), self.state.page)
+        fields = query.get('fields', 'name').split(',')
+        told = [{'name': name, 'size': len(objects[name].data), 'etag': objects[name].etag} for name in names[:limit]]
+        page: dict[str, Any] = {'objects': [{key: item[key] for key in fields} for item in told]}
+        if len(names) > limit:
+            page['nextStartWith'] = names[limit]
+        self._send(200, json.dumps(page).encode(), {'Content-Type': 'application/json'})
+
+    def _verify(self) -> None:
+        """Check the signature as the documentation of Oracle's request signatures, version 1, has it."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        def refuse(why: str) -> _RefusedError:
+            return _RefusedError(401, 'NotAuthenticated', f'The required information is missing or wrong: {why}')
+
+        fields = dict(re.findall(r'(\w+)="([^"]*)"', self.headers.get('Authorization', '')))
+        names = fields.get('headers', '').split()
+        if not {'date', '(request-target)', 'host'} <= set(names):
+            raise refuse('no signature')
+        key = self.state.keys.get(fields['keyId'])
+        if key is None:
+            raise refuse('an unknown key')
+        lines = [
+            f'{name}: {self.command.lower()} {self.path}'
+            if name == '(request-target)'
+            else f'{name}: {self.headers.get(name, "")}'
+            for name in names
+        ]
+        try:
+            key.verify(base64.b64decode(fields['signature']), '\n'.join(lines).encode(), PKCS1v15(), SHA256())
+        except InvalidSignature:
+            raise refuse('another signature') from None
+        if abs(time.time() - parsedate_to_datetime(self.headers['Date']).timestamp()) > SECONDS_OF_SKEW:
+            raise refuse('another time')
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {'Content-Length': str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header('Connection', 'close')
+        self.end_headers()
+        if self.command != 'HEAD':
+            with contextlib.suppress(ConnectionError):
+                for begin in range(0, len(body), CHUNK):
+                    self.wfile.write(body[begin : begin + CHUNK])
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients may go away as they like."""
+
+
+@contextlib.contextmanager
+def oci_server() -> Generator[OCIServer]:
+    """Run the server, in a thread of this process."""
+    state = OCIServer()
+    handler = type('Handler', (_Handler,), {'state': state})
+    with _Server(('127.0.0.1', 0), handler) as server:
+        state.port = server.server_address[1]
+        thread = threading.Thread(target=server.serve_forever, kwargs={'poll_interval': 0.05}, daemon=True)
+        thread.start()
+        yield state
+        server.shutdown()
+        thread.join()
