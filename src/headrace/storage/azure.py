@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from headrace.storage.answers import changed, error_of_status
 from headrace.storage.azure_account import SECRET_VARIABLES, Account, connect, without_signature
-from headrace.storage.body import SourcePart, bad_range, check_range
+from headrace.storage.body import SourcePart, check_range, receive
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
 from headrace.storage.resolve import split_url
@@ -112,39 +112,30 @@ class AzureStore:
     def __repr__(self) -> str:
         return f'AzureStore({self.url!r})'
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         blob = self._blob(key)
         if size == 0:
-            return
+            return ''
         answer = self._open(blob, key, offset, size, etag)
         if answer is None:
-            return
+            return ''
         expected = int(answer.headers['Content-Length'])
         found = answer.headers['ETag'].strip('"')
         # The body as it is stored, also where its Content-Encoding says that it is compressed.
         body = answer.stream_download(None, decompress=False)
         with contextlib.closing(answer.internal_response):
-            if size is not None and expected != size:
-                raise bad_range(f'{self.url}/{key}', offset, size, expected)
-            if offset and answer.status_code != 206:
-                raise StorageError(
-                    f'{self._server()} ignored the range of a request for {self.url}/{key}. Use a server that honours '
-                    f'it.'
-                )
-            arrived = 0
-            while True:
-                # Only the network's errors are mapped: those of `out` are the caller's.
-                with self._mapped_errors('Reading', key, etag=found):
-                    chunk = next(body, b'')
-                if not chunk:
-                    break
-                out.write(chunk)
-                arrived += len(chunk)
-        if arrived != expected:
-            raise BrokenTransferError.at(f'{self.url}/{key} broke off after {arrived} of {expected} bytes.', etag=found)
+            return receive(
+                lambda: next(body, b''),
+                out,
+                url=f'{self.url}/{key}',
+                etag=found,
+                expected=expected,
+                offset=offset,
+                size=size,
+                is_part=answer.status_code == 206,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
+            )
 
     def _open(self, blob: Any, key: str, offset: int, size: int | None, etag: str | None) -> Any:
         """The answer to a GET, whose body has not been read; None if nothing is left from ``offset``.

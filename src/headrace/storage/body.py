@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, BinaryIO
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, StorageError
+from headrace.storage.retry import BrokenTransferError
 
 if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable
+
     from headrace.storage.protocol import ObjectInfo
 
-__all__ = ['SourcePart', 'bad_range', 'check_range']
+__all__ = ['SourcePart', 'bad_range', 'check_range', 'receive']
 
 
 class SourcePart:
@@ -59,6 +63,56 @@ class SourcePart:
             chunk += more
         self._at += len(chunk)
         return chunk
+
+
+def receive(
+    read: Callable[[], bytes],
+    out: BinaryIO,
+    *,
+    url: str,
+    etag: str,
+    expected: int,
+    offset: int,
+    size: int | None,
+    is_part: bool,
+    mapped_errors: Callable[[], contextlib.AbstractContextManager[None]],
+) -> str:
+    """Copy the body of an answer to a GET, once its headers are what was asked for.
+
+    Args:
+        read: The next bytes of the body, none at its end.
+        out: Receives them.
+        url: The object.
+        etag: The version that the answer is of.
+        expected: Bytes of the body, as the answer says.
+        offset: First byte that was asked for.
+        size: Bytes that were asked for; None: to the end.
+        is_part: Whether the answer says that it is a range.
+        mapped_errors: Turns the network's errors into headrace's. Those of ``out`` are the caller's.
+
+    Returns:
+        ``etag``.
+
+    Raises:
+        BrokenTransferError: The body broke off.
+        ConfigError: The object has no such range.
+        StorageError: The server ignored the range.
+    """
+    if size is not None and expected != size:
+        raise bad_range(url, offset, size, expected)
+    if offset and not is_part:
+        raise StorageError(f'The server ignored the range of a request for {url}. Use one that honours it.')
+    arrived = 0
+    while True:
+        with mapped_errors():
+            chunk = read()
+        if not chunk:
+            break
+        out.write(chunk)
+        arrived += len(chunk)
+    if arrived != expected:
+        raise BrokenTransferError.at(f'{url} broke off after {arrived} of {expected} bytes.', etag=etag)
+    return etag
 
 
 def bad_range(url: str, offset: int, size: int | None, found: int) -> ConfigError:

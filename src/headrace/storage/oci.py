@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError, MissingDependencyError, StorageError
 from headrace.storage.answers import changed, error_of_status
-from headrace.storage.body import SourcePart, bad_range, check_range
+from headrace.storage.body import SourcePart, check_range, receive
 from headrace.storage.oci_login import log_in
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
@@ -96,13 +96,11 @@ class OCIStore:
     def __repr__(self) -> str:
         return f'OCIStore({self.url!r})'
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         name = self._name(key)
         if size == 0:
-            return
+            return ''
         how: dict[str, str] = {}
         if offset or size is not None:
             how['range'] = f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
@@ -121,29 +119,22 @@ class OCIStore:
                 if etag and info.etag != etag:
                     raise changed(f'{self.url}/{key}') from error
                 check_range(info, f'{self.url}/{key}', offset, size)
-                return
+                return info.etag
         found = answer.headers['ETag']
         expected = int(answer.headers['Content-Length'])
         with contextlib.closing(answer.data):
-            if size is not None and expected != size:
-                raise bad_range(f'{self.url}/{key}', offset, size, expected)
-            if offset and answer.status != 206:
-                raise StorageError(
-                    f'{self._server()} ignored the range of a request for {self.url}/{key}. Use a server that honours '
-                    f'it.'
-                )
-            arrived = 0
-            while True:
-                # Only the network's errors are mapped: those of `out` are the caller's.
-                with self._mapped_errors('Reading', key, etag=found):
-                    # The bytes as they are stored, also where their Content-Encoding says that they are compressed.
-                    chunk = answer.data.raw.read(CHUNK, decode_content=False)
-                if not chunk:
-                    break
-                out.write(chunk)
-                arrived += len(chunk)
-        if arrived != expected:
-            raise BrokenTransferError.at(f'{self.url}/{key} broke off after {arrived} of {expected} bytes.', etag=found)
+            return receive(
+                # The bytes as they are stored, also where their Content-Encoding says that they are compressed.
+                lambda: answer.data.raw.read(CHUNK, decode_content=False),
+                out,
+                url=f'{self.url}/{key}',
+                etag=found,
+                expected=expected,
+                offset=offset,
+                size=size,
+                is_part=answer.status == 206,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
+            )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""

@@ -22,7 +22,7 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.storage.answers import error_of_status
-from headrace.storage.body import SourcePart, bad_range
+from headrace.storage.body import SourcePart, receive
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
 from headrace.storage.resolve import split_url
@@ -114,27 +114,18 @@ class S3Store:
                 raise
         found = answer['ETag'].strip('"')
         expected = int(answer['ContentLength'])
-        if size is not None and expected != size:
-            answer['Body'].close()
-            raise bad_range(f'{self.url}/{key}', offset, size, expected)
-        if 'Range' in where and answer['ResponseMetadata']['HTTPStatusCode'] != 206 and offset:
-            answer['Body'].close()
-            raise StorageError(
-                f'{self._server()} ignored the Range of a request for {self.url}/{key}. Use a server that honours it.'
-            )
-        arrived = 0
         with contextlib.closing(answer['Body']) as body:
-            while True:
-                # Only the network's errors are mapped: those of `out` are the caller's.
-                with self._mapped_errors('Reading', key, etag=found):
-                    chunk = body.read(CHUNK)
-                if not chunk:
-                    break
-                out.write(chunk)
-                arrived += len(chunk)
-        if arrived != expected:
-            raise BrokenTransferError.at(f'{self.url}/{key} broke off after {arrived} of {expected} bytes.', etag=found)
-        return found
+            return receive(
+                lambda: body.read(CHUNK),
+                out,
+                url=f'{self.url}/{key}',
+                etag=found,
+                expected=expected,
+                offset=offset,
+                size=size,
+                is_part=answer['ResponseMetadata']['HTTPStatusCode'] == 206,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
+            )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""
