@@ -82,7 +82,7 @@ class ShardPool:
             return
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(
-                fetch=self.fetch,
+                fetch=lambda shard: shard in self.bad_shards or self.fetch(shard),
                 is_present=lambda shard: shard in self.bad_shards or self.is_present(shard),
                 shards_ahead=shards_ahead,
                 batches_ahead=batches_ahead,
