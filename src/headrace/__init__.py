@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.dataset import (
+    BAD_SAMPLE,
     PADDING,
     STREAM,
     CSVWriter,
@@ -25,6 +26,7 @@ from headrace.selection import Where
 __version__ = '0.1.0'
 
 __all__ = [
+    'BAD_SAMPLE',
     'PADDING',
     'STREAM',
     'CSVWriter',

@@ -146,6 +146,14 @@ def test_a_stream_without_a_name_is_refused() -> None:
         metrics['a'].update(torch.ones(2), streams=torch.tensor([0, 2]))
 
 
+def test_rows_of_bad_samples_are_left_out() -> None:
+    metrics = stream_metrics(PerStreamMean(['a', 'b']))
+    for metric in metrics.values():
+        bad = torch.tensor([True, False, False])
+        metric.update(torch.tensor([5.0, 1.0, 3.0]), streams=torch.tensor([0, 0, 1]), is_bad_sample=bad)
+    assert [float(metric.compute()) for metric in metrics.values()] == [1, 3]
+
+
 # -- a curriculum ------------------------------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace import BAD_SAMPLE, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.metrics import DataMeter, count_tokens
 
 
@@ -129,6 +129,20 @@ def test_what_is_added_up_over_ranks(make_loader, clock):
     assert figures['data/samples'] == 40
 
 
+def test_bad_samples_are_counted_where_they_are_skipped(make_loader, make_dataset):
+    folder = make_dataset('bad', 40)
+    shard = folder / 'shard.00001.mds'
+    shard.write_bytes(shard.read_bytes()[:-1])
+    loader = StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=8, on_bad_sample='skip'))
+    meter = DataMeter()
+    meter.follow({'': loader})
+    for _ in loader:
+        meter.batch_done()
+    assert meter.read()['data/bad_samples'] == loader.stats().bad_samples == loader.dataset.shards[1].samples
+    meter.follow({'': make_loader()})
+    assert 'data/bad_samples' not in meter.read()
+
+
 def test_a_loader_in_the_place_of_another_goes_on_with_its_counts(make_loader):
     meter = DataMeter()
     hits = 0
@@ -225,6 +239,10 @@ def test_of_many_streams_the_largest_difference_is_shown(make_dataset):
         ({'tokens': torch.zeros(3)}, None, None),
         ({'input_ids': torch.zeros(2, 3), 'attention_mask': torch.tensor([[1, 1, 0], [1, 0, 0]])}, None, 3),
         ({'input_ids': torch.zeros(2, 3), 'attention_mask': torch.tensor([[1, 1, 0], [1, 0, 0]])}, 1, 2),
+        ({'input_ids': torch.zeros(3, 5), BAD_SAMPLE: torch.tensor([True, False, True])}, None, 5),
+        ({'input_ids': torch.zeros(3, 5), BAD_SAMPLE: torch.tensor([True, False, True])}, 2, 5),
+        ({'tokens': [[1, 2], [3]], BAD_SAMPLE: torch.tensor([True, False])}, None, 1),
+        ({'tokens': torch.zeros(2, 3), 'attention_mask': torch.ones(2, 3), BAD_SAMPLE: torch.arange(2) > 0}, None, 3),
         ({'image': torch.zeros(3, 5)}, None, None),
         ((torch.zeros(3, 5),), None, None),
     ],

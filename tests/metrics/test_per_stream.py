@@ -155,3 +155,15 @@ def test_ranks_agree_also_where_one_has_no_row_of_a_stream(tmp_path):
         assert (wrapped['code'], wrapped['prose']) == ([1, 2], [11, 12])
         assert math.isnan(mean['maths'][0])
         assert math.isnan(wrapped['maths'][0])
+
+
+def test_rows_of_bad_samples_are_left_out():
+    values, streams = torch.tensor([1.0, 3.0, 5.0, 7.0]), torch.tensor([0, 0, 1, 1])
+    padding, bad = torch.tensor([False, False, False, True]), torch.tensor([True, False, False, False])
+    marks = {'is_padding': padding, 'is_bad_sample': bad}
+    mean, each = PerStreamMean(NAMES), PerStream(MeanMetric(), NAMES)
+    mean.update(values, streams, **marks)
+    each.update(values, streams=streams, **marks)
+    assert each(values, streams=streams, **marks) == {'code': 3, 'prose': 5}
+    for metric in (mean, each):
+        assert [float(value) for value in metric.compute().values()][:2] == [3, 5]

@@ -40,6 +40,17 @@ def test_scores_keep_their_classes():
     assert metric.compute() == 0.5
 
 
+def test_rows_of_bad_samples_are_left_out():
+    metric = WithoutPadding(MeanMetric())
+    padding, bad = torch.tensor([False, False, True]), torch.tensor([True, False, False])
+    metric.update(torch.tensor([5.0, 1.0, 9.0]), is_padding=padding, is_bad_sample=bad)
+    metric.update(torch.tensor([5.0, 3.0, 3.0]), is_bad_sample=bad)
+    assert metric(torch.tensor([7.0]), is_bad_sample=torch.tensor([True])) is None
+    assert (metric.compute(), metric.metric.weight) == (7 / 3, 3)
+    with pytest.raises(ConfigError, match='leaves out rows by their mark, but got none'):
+        metric.update(torch.tensor([1.0]))
+
+
 def test_a_value_for_the_whole_batch_is_refused():
     with pytest.raises(ConfigError, match="reduction='none'"):
         WithoutPadding(MeanMetric()).update(torch.tensor(1.0), is_padding=torch.tensor([False, True]))

@@ -79,6 +79,7 @@ def test_every_key_arrives(tmp_path: Path) -> None:
         'when_exhausted': 'repeat',
         'on_mixture_change': 'continue',
         'skip': [[1, 2], ['3ba', '4ba']],
+        'on_bad_sample': 'skip',
     }
     arguments = recorded(config(tmp_path, **keys))
     (stream,) = arguments.pop('streams')

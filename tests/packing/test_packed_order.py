@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_model import documents_of_lane, pieces_of_rows
 
-from headrace import PADDING, MDSWriter, Stream, StreamingDataLoader, Topology, sample_rng
+from headrace import BAD_SAMPLE, PADDING, MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology, sample_rng
 from headrace.dataset.prefetch import Prefetcher
+from headrace.errors import ChecksumError
 from headrace.packing import PackedDataset, Packing
 
 SIZE = 16
@@ -349,3 +350,71 @@ def test_looking_ahead_begins_anew_with_each_pass(data, tmp_path, monkeypatch):
     for _ in range(2):
         assert len(sequences(loader)) == 400
     assert followed == [0, 0]
+
+
+# -- documents that cannot be read -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope='module')
+def damaged(tmp_path_factory) -> tuple[str, list[int]]:
+    """Documents of which the third shard is cut short, and their lengths, 0 for those that are in it."""
+    lengths = [20] * 90
+    folder = write(tmp_path_factory.mktemp('damaged'), lengths)
+    shards = StreamingDataset(local=folder).shards
+    shard = Path(folder, shards[2].files[0].raw.basename)
+    shard.write_bytes(shard.read_bytes()[:-1])
+    first = sum(info.samples for info in shards[:2])
+    lengths[first : first + shards[2].samples] = [0] * shards[2].samples
+    return folder, lengths
+
+
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_document_that_cannot_be_read_is_in_no_sequence(damaged, method, workers):
+    folder, lengths = damaged
+    loader = make(folder, method=method, num_workers=workers, on_bad_sample='skip')
+    assert sequences(loader, 40) == expected(folder, lengths, 160, method=method)  # one and a half passes
+    assert BAD_SAMPLE not in next(iter(make(folder, on_bad_sample='skip')))
+    (count,) = loader.dataset.document_counts.values()
+    assert count.tokens == 20 * (count.documents - count.left_out)
+    assert loader.stats().bad_samples == count.left_out >= lengths.count(0)
+    with pytest.raises(ChecksumError):
+        sequences(make(folder, method=method), 40)
+
+
+def test_a_run_over_bad_documents_goes_on_on_other_ranks(damaged):
+    folder, lengths = damaged
+    whole = expected(folder, lengths, 144, lanes=12)
+    state: Any = None
+    for step, ranks in enumerate([1, 3, 2, 4, 6, 1]):
+        options = {'lanes': 12, 'batch': 24, 'on_bad_sample': 'skip'}
+        found, states = world(folder, ranks, state, 1, exchange=step % 2 == 0, **options)
+        assert found == whole[24 * step : 24 * (step + 1)]
+        state = states[-1]
+
+
+@pytest.mark.parametrize('fault', [ZeroDivisionError, MemoryError])
+def test_what_a_subclass_raises_for_a_document(data, fault):
+    class Refusing(PackedDataset):
+        def __getitem__(self, at: Any) -> Any:
+            if at % 2:
+                raise fault('odd')
+            return super().__getitem__(at)
+
+    packing = Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32')
+    dataset = Refusing(local=data[0], shuffle=True, shuffle_seed=7, packing=packing, on_bad_sample='skip')
+    loader = StreamingDataLoader(dataset, batch_size=4)
+    if fault is MemoryError:
+        with pytest.raises(MemoryError, match='odd'):
+            next(iter(loader))
+    else:
+        lengths = [0 if number % 2 else length for number, length in enumerate(data[1])]
+        assert sequences(loader, 40) == expected(data[0], lengths, 160)
+
+
+def test_where_no_document_can_be_read_the_error_is_raised(tmp_path):
+    folder = write(tmp_path, [20] * 90)
+    for shard in tmp_path.glob('*.mds'):
+        shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ChecksumError):
+        sequences(make(folder, on_bad_sample='skip'), 1)

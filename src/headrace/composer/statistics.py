@@ -30,8 +30,8 @@ class DataStatistics(Callback):
     Args:
         every_n_batches: batches between two logs.
         per_stream: log samples, share and promised share of each stream.
-        sync_dist: add up downloads, requests, hits, stalls and waits over all ranks, by one reduction at each log. If
-            not, each rank's are its own.
+        sync_dist: add up downloads, requests, hits, stalls, waits and bad samples over all ranks, by one reduction at
+            each log. If not, each rank's are its own.
 
     Raises:
         ConfigError: `every_n_batches` is below 1; or, before the first step, the train loader is not headrace's.

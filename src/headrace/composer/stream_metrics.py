@@ -44,7 +44,14 @@ class _OfStream(WrapperMetric):
             else PerStream(cast('Metric', metric.metrics[number]), [name], prefix=prefix)
         )
 
-    def update(self, *args: Any, streams: Tensor, is_padding: Tensor | None = None, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        *args: Any,
+        streams: Tensor,
+        is_padding: Tensor | None = None,
+        is_bad_sample: Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Count the rows of the stream; arguments as those of the metric.
 
         Raises:
@@ -57,8 +64,9 @@ class _OfStream(WrapperMetric):
                 f'{int(streams.max())}. Give the names of all streams, in their order in the dataset.'
             )
         others = streams != self._number
-        left_out = others if is_padding is None else others | is_padding.to(streams.device)
-        self.metric.update(*args, streams=torch.zeros_like(streams), is_padding=left_out, **kwargs)
+        for mark in (is_padding, is_bad_sample):
+            others = others if mark is None else others | mark.to(streams.device)
+        self.metric.update(*args, streams=torch.zeros_like(streams), is_padding=others, **kwargs)
 
     def compute(self) -> Any:
         """The value of the stream, over all ranks."""

@@ -1,5 +1,6 @@
 """Streams, datasets, loaders and writers: what joins format, storage and order."""
 
+from headrace.dataset.bad_sample import BAD_SAMPLE
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.loader import StreamingDataLoader
@@ -13,6 +14,7 @@ from headrace.dataset.stream_mark import STREAM
 from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
 __all__ = [
+    'BAD_SAMPLE',
     'PADDING',
     'STREAM',
     'CSVWriter',

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +13,14 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset, default_collate
 
+from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.padding import marked
 from headrace.dataset.prefetch import look_ahead
 from headrace.dataset.randomness import drawing_for, drawing_for_batch
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.stream_mark import with_streams
+from headrace.dataset.tolerant_reader import BadRows
 from headrace.order import BatchPlan, Remainder, Topology
 from headrace.storage import CacheCounts
 
@@ -68,10 +71,11 @@ class BatchReader(Dataset[Any]):
         self._mark_streams = mark_streams
         self._number_type = np.min_scalar_type(len(dataset.streams) - 1)  # of streams, on their way between processes
         self._counting: tuple[int, CacheCounts] | None = None  # a worker's process, and what it had read before
-        self._is_columnar = collate_fn is None and type(dataset).__getitem__ is StreamingDataset.__getitem__
+        self._is_columnar = collate_fn is None and dataset.is_columnar
+        self._tolerant = dataset.tolerant_reader
         self._pass: tuple[int, int] | None = None
+        self._last = -1  # batch that was read; one before it is of another pass, be it of the same epoch
         self._rows = global_batch_size // topology.replicas
-        self._last = -1
         self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
         self._kept_chunks = _FEWEST_CHUNKS
         self._plan: BatchPlan | None = None
@@ -91,12 +95,12 @@ class BatchReader(Dataset[Any]):
         return feed(BatchKey(epoch, start, number) for number in range(plan.num_batches))
 
     def __getitem__(self, key: BatchKey) -> Delivery:
-        if self._pass != key[:2] or key.number <= self._last:  # an evaluation's next pass is over the same epoch
+        if self._pass != key[:2] or key.number <= self._last:
             self._begin(key)
         self._last = key.number
         self._dataset.pool.advance(key.number)
         ids = self._ids(key.number)
-        batch = self._dataset.pool.batch(ids) if self._is_columnar else self._collated(key.epoch, ids.tolist())
+        batch, bad_rows = self._read(key.epoch, ids)
         if self._remainder == 'exact':
             assert self._plan is not None
             batch = marked(batch, rows=len(ids), own_samples=self._plan.own_samples(key.number))
@@ -105,19 +109,37 @@ class BatchReader(Dataset[Any]):
             streams = self._dataset.mixture.streams_of(ids).astype(self._number_type)
         if self._mark_streams:
             batch = with_streams(batch, streams, len(ids))
-        if self._counting is None:
-            return Delivery(batch, len(ids), streams)
-        process, before = self._counting
-        return Delivery(batch, len(ids), streams, process, self._dataset.cache_counts().minus(before))
+        if self._tolerant is not None:
+            mark = torch.zeros(len(ids), dtype=torch.bool) if bad_rows is None else torch.from_numpy(bad_rows)
+            batch = BAD_SAMPLE_MARK.put(batch, mark)
+        return self._delivery(batch, len(ids), streams)._replace(bad_rows=bad_rows)
 
-    def _collated(self, epoch: int, ids: list[int]) -> Any:
-        seed = self._dataset.shuffle_seed
-        with drawing_for_batch(seed, epoch, ids):
-            samples: list[Any] = []
-            for sample_id in ids:
-                with drawing_for(seed, epoch, sample_id):
-                    samples.append(self._dataset[sample_id])
-            return (self._collate_fn or default_collate)(samples)
+    def _delivery(self, batch: Any, rows: int, streams: npt.NDArray[Any] | None) -> Delivery:
+        """What was read, and what the process has read until now."""
+        if self._counting is None:
+            return Delivery(batch, rows, streams)
+        process, before = self._counting
+        return Delivery(batch, rows, streams, process, self._dataset.cache_counts().minus(before))
+
+    def _read(self, epoch: int, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
+        if not self._is_columnar:
+            return self._collated(epoch, ids.tolist())
+        if self._tolerant is not None:
+            return self._tolerant.batch(ids)
+        return self._dataset.pool.batch(ids), None
+
+    def _collated(self, epoch: int, ids: list[int]) -> tuple[Any, BadRows | None]:
+        read, bad_rows = partial(self._sample, epoch), None
+        with drawing_for_batch(self._dataset.shuffle_seed, epoch, ids):
+            if self._tolerant is not None:
+                samples, bad_rows = self._tolerant.samples(ids, read)
+            else:
+                samples = [read(sample_id) for sample_id in ids]
+            return (self._collate_fn or default_collate)(samples), bad_rows
+
+    def _sample(self, epoch: int, sample_id: int) -> Any:
+        with drawing_for(self._dataset.shuffle_seed, epoch, sample_id):
+            return self._dataset[sample_id]
 
     def _begin(self, key: BatchKey) -> None:
         worker = torch.utils.data.get_worker_info()
@@ -127,6 +149,8 @@ class BatchReader(Dataset[Any]):
         self._pass = key[:2]
         self._plan = plan = self.plan(*key[:2])
         self._chunks.clear()
+        if self._tolerant is not None:
+            self._tolerant.begin_pass()
         # The other workers' batches, too, from the one on that is handed out first.
         first = key.number - key.number % workers
         upcoming = ((k, self._dataset.locate(self._ids(k))[0]) for k in range(first, plan.num_batches))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset
 
+from headrace.dataset.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
 from headrace.dataset.batch_mark import BatchMark
 from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.padding import PADDING_MARK
@@ -18,6 +19,7 @@ from headrace.dataset.reading import ShardPool
 from headrace.dataset.samples import Samples
 from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.stream import Stream, open_streams
+from headrace.dataset.tolerant_reader import TolerantReader
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
@@ -91,6 +93,9 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
             as a trainer counts its steps when nothing is left out ('1200ba'). The position counts what is left out, so
             ranges may be added at every resumption; those ahead of a checkpoint go only with `on_mixture_change`
             'continue'. Not with MosaicML Streaming's orders.
+        on_bad_sample: what happens at a sample that cannot be read because its data are missing or damaged: 'raise' the
+            error, or 'skip' it: log it, put another in its row, and mark the row in every batch under
+            `headrace.BAD_SAMPLE`. What lies elsewhere, such as an outage or a full disk, raises in any case.
         topology: rank, world size and nodes; by default found at the first `len` or `iter`.
 
     Raises:
@@ -136,6 +141,7 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
         when_exhausted: Exhaustion = 'repeat',
         on_mixture_change: MixtureChange = 'refuse',
         skip: Sequence[SkipRange] = (),
+        on_bad_sample: BadSamplePolicy = 'raise',
         topology: Topology | None = None,
     ) -> None:
         if streams is not None and (remote or local):
@@ -156,6 +162,7 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
                 stacklevel=2,
             )
         ranges = parse_skip(skip)
+        self.on_bad_sample = parse_policy(on_bad_sample)
         self.predownload = predownload
         self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
         self.allow_unsafe_types = allow_unsafe_types
@@ -178,6 +185,8 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
         if remainder == 'exact':
             self.check_columns(PADDING_MARK)
+        if self.on_bad_sample == 'skip':
+            self.check_columns(BAD_SAMPLE_MARK)
         self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
         asked = OrderConfig(
             algorithm=shuffle_algo,
@@ -210,6 +219,10 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
             topology=topology,
         )
         self._samples = Samples(self.streams, self.mixture, is_limited=self.cache_limit is not None)
+        self.tolerant_reader: TolerantReader | None = None
+        """What reads on where samples cannot be read, under ``on_bad_sample='skip'``."""
+        if self.on_bad_sample == 'skip':
+            self.tolerant_reader = TolerantReader(self._samples, from_user=not self.is_columnar)
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
@@ -265,6 +278,11 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
     def pool(self) -> ShardPool:
         """This process' mapped shards."""
         return self._samples.pool
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether samples are what shards hold, so that batches can be read column by column."""
+        return type(self).__getitem__ is StreamingDataset.__getitem__
 
     def cache_counts(self) -> CacheCounts:
         """What this process has read of the streams' stores and caches, indexes included."""

@@ -286,6 +286,15 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         return self._tally.own_streams
 
+    @property
+    def own_bad_rows(self) -> npt.NDArray[np.bool_]:
+        """Which rows of the batch handed out last, on this rank, hold another sample because theirs could not be read.
+
+        bool[rows], padding included; empty before the first batch. For batches that are no dicts, which cannot hold the
+        mark of ``on_bad_sample='skip'``.
+        """
+        return self._tally.own_bad_rows
+
     # -- statistics ------------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:

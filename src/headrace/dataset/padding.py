@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from headrace.dataset.bad_sample import BAD_SAMPLE
 from headrace.dataset.batch_mark import BatchMark
-from headrace.dataset.rows import cut_rows, outline, possible_rows
+from headrace.dataset.rows import cut_rows, outline, pick_rows, possible_rows
 from headrace.errors import ConfigError
 
 __all__ = ['PADDING', 'PADDING_MARK', 'marked', 'without_padding']
@@ -43,26 +46,34 @@ def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
     return PADDING_MARK.put(batch, torch.arange(rows) >= own_samples)
 
 
-def without_padding(batch: Any, own_samples: int | None = None) -> Any:
+def without_padding(batch: Any, own_samples: int | None = None, bad_rows: npt.NDArray[np.bool_] | None = None) -> Any:
     """The rows of a batch that count, and no mark: for metrics, and for what is predicted.
 
     A rank that has no sample of its own in a batch is left with no rows at all: run the model on the whole batch, and
-    take the padding out of what you count.
+    take the padding out of what you count. Rows whose sample could not be read are taken out, too.
 
     Args:
-        batch: a batch of a loader with ``remainder='exact'``. Tensors and arrays, dicts, lists and tuples of them,
-            nested in any way; tensors of the result are views, mappings become dicts.
-        own_samples: number of rows that count, for a batch without the mark: the loader's `own_samples`.
+        batch: a batch of a loader with ``remainder='exact'`` or ``on_bad_sample='skip'``. Tensors and arrays, dicts,
+            lists and tuples of them, nested in any way; tensors of the result are views unless a bad row is taken out,
+            mappings become dicts.
+        own_samples: number of rows that count, for a batch without the mark of padding: the loader's `own_samples`.
+        bad_rows: bool[rows], for a batch without the mark of bad samples: the loader's `own_bad_rows`.
 
     Raises:
-        ConfigError: the batch has no mark and `own_samples` is not given, or its rows cannot be told.
+        ConfigError: the batch has no mark and neither argument is given, or its rows cannot be told.
     """
     rows = None
-    if isinstance(batch, Mapping) and PADDING in batch:
+    if isinstance(batch, Mapping):
         columns = dict(cast('Mapping[Any, Any]', batch))
-        padding = columns.pop(PADDING)
-        rows, own_samples = len(padding), len(padding) - int(padding.sum())
+        if BAD_SAMPLE in columns:
+            bad_rows = columns.pop(BAD_SAMPLE).cpu().numpy()
+        if PADDING in columns:
+            padding = columns.pop(PADDING)
+            rows, own_samples = len(padding), len(padding) - int(padding.sum())
         batch = columns
+    if bad_rows is not None:
+        rows = len(bad_rows)
+        own_samples = rows if own_samples is None else own_samples
     if own_samples is None:
         raise ConfigError(
             f"The batch holds no mark under {PADDING!r}: {outline(batch)}. Read it with remainder 'exact'; if it is no "
@@ -77,4 +88,6 @@ def without_padding(batch: Any, own_samples: int | None = None) -> Any:
             f'The batch must have a row for each of its samples, {own_samples} of which count, but it is '
             f'{outline(batch)}. Leave out the padding where the samples can still be told apart.'
         )
+    if bad_rows is not None and bad_rows[:own_samples].any():
+        return pick_rows(batch, np.flatnonzero(~bad_rows[:own_samples]).tolist(), rows)
     return cut_rows(batch, 0, own_samples, rows)

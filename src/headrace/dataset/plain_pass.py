@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import get_worker_info
 
+from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.prefetch import look_ahead
 from headrace.dataset.randomness import drawing_for
@@ -28,6 +29,8 @@ def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
     epoch, start = dataset.progress.begin(rank=topology.rank, worker=number)
     plan = dataset.plan(epoch=epoch, start=start, topology=topology)
     is_marked = dataset.remainder == 'exact'
+    if dataset.tolerant_reader is not None:
+        dataset.tolerant_reader.begin_pass()
     dataset.pool.prefetch(
         ((k, dataset.locate(plan.ids(k))[0]) for k in range(plan.num_batches)),
         first=0,
@@ -37,10 +40,24 @@ def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
         for k in range(number, plan.num_batches, count):
             dataset.pool.advance(k)
             own_samples = plan.own_samples(k)
-            for row, sample_id in enumerate(plan.ids(k).tolist()):
-                with drawing_for(dataset.shuffle_seed, epoch, sample_id):
-                    sample = dataset[sample_id]
+            for row, sample in enumerate(_samples(dataset, epoch, plan.ids(k).tolist())):
                 yield PADDING_MARK.put(sample, row >= own_samples) if is_marked else sample
     finally:
         dataset.pool.rest()
         dataset.progress.end(epoch)
+
+
+def _samples(dataset: StreamingDataset, epoch: int, ids: list[int]) -> Iterator[Any]:
+    """The samples of one batch."""
+
+    def read(sample_id: int) -> Any:
+        with drawing_for(dataset.shuffle_seed, epoch, sample_id):
+            return dataset[sample_id]
+
+    if dataset.tolerant_reader is None:
+        yield from map(read, ids)
+        return
+    # All at once: what stands in for a sample may be behind it.
+    samples, bad = dataset.tolerant_reader.samples(ids, read)
+    for row, sample in enumerate(samples):
+        yield BAD_SAMPLE_MARK.put(sample, bad is not None and bool(bad[row]))

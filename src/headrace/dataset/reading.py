@@ -14,6 +14,8 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
+from headrace.dataset.bad_sample import is_bad_sample
+from headrace.dataset.bad_shards import BadShards
 from headrace.dataset.prefetch import LookAhead, Prefetcher, Upcoming
 from headrace.dataset.stream import Stream
 from headrace.errors import CacheError, CollateError, FormatError, StorageError
@@ -41,8 +43,12 @@ class ShardPool:
         self._is_limited = is_limited
         self._held: OrderedDict[int, tuple[Lease, ShardReader]] = OrderedDict()
         self._prefetcher: Prefetcher | None = None
+        self.bad_shards = BadShards()
+        """Those that are not tried again; filled while `trying_once`."""
+        self._is_trying_once = False
         schemas = list(dict.fromkeys(schema for stream in streams for schema in stream.shards.schemas))
-        self._schema = schemas[0] if len(schemas) == 1 else None
+        self.schema = schemas[0] if len(schemas) == 1 else None
+        """The columns of all shards; None where they differ."""
 
     def place(self, shard: int) -> tuple[Stream, int]:
         """The stream of a shard, and the shard's number in it."""
@@ -59,6 +65,9 @@ class ShardPool:
         stream, local = self.place(shard)
         with self._naming(shard):
             return stream.cache().fetch(stream.entry(local), next_use=self._next_use, wait=wait)
+
+    def _fetch_ahead(self, shard: int) -> Fetched:
+        return Fetched.PRESENT if shard in self.bad_shards else self.fetch(shard, wait=False)
 
     def is_present(self, shard: int) -> bool:
         """Whether a shard needs no fetching."""
@@ -96,8 +105,8 @@ class ShardPool:
             return
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(
-                fetch=lambda shard: self.fetch(shard, wait=False),
-                is_present=self.is_present,
+                fetch=self._fetch_ahead,
+                is_present=lambda shard: shard in self.bad_shards or self.is_present(shard),
                 size_of=self._size_of,
                 ahead=ahead,
             )
@@ -121,13 +130,22 @@ class ShardPool:
             lease.release()
         self._held.clear()
 
+    @contextlib.contextmanager
+    def trying_once(self) -> Generator[None]:
+        """While this lasts, a shard whose data are bad is remembered, and is not fetched again for its next sample."""
+        self._is_trying_once = True
+        try:
+            yield
+        finally:
+            self._is_trying_once = False
+
     def _hold(self, shard: int) -> tuple[Lease, ShardReader]:
         """A shard's reader, to be given back with `_done`."""
         held = self._held.get(shard)
         if held is not None:
             self._held.move_to_end(shard)
             return held
-        held = self._open(shard)
+        held = self._open_once(shard) if self._is_trying_once else self._open(shard)
         if not self._is_limited:
             self._held[shard] = held
             if len(self._held) > MAPPED_SHARDS:
@@ -137,6 +155,24 @@ class ShardPool:
     def _done(self, lease: Lease) -> None:
         if self._is_limited:
             lease.release()
+
+    def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
+        self.bad_shards.check(shard)
+        try:
+            return self._open(shard)
+        except Exception as error:
+            if not is_bad_sample(error):
+                raise
+            # Of the right size, and yet no shard? What the cache holds may be damaged where the object is not.
+            if not self.evict(shard):
+                self.bad_shards.add(shard, error)
+                raise
+        try:
+            return self._open(shard)
+        except Exception as error:
+            if is_bad_sample(error):
+                self.bad_shards.add(shard, error)
+            raise
 
     def _open(self, shard: int) -> tuple[Lease, ShardReader]:
         if self._prefetcher is not None:
@@ -162,17 +198,32 @@ class ShardPool:
 
     def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
-        if self._schema is None:
+        if self.schema is None:
             return default_collate([self.sample(sample_id) for sample_id in ids.tolist()])
-        return collate_columns(self._gather(self._schema, ids))
+        return collate_columns(self.gather(self.schema, ids))
 
     def values(self, ids: npt.NDArray[np.int64], column: str) -> Sequence[Any] | npt.NDArray[Any]:
         """What the samples of `ids` have in a column, as it is stored, of any shape."""
-        if self._schema is None:
+        if self.schema is None:
             return [self.sample(sample_id)[column] for sample_id in ids.tolist()]
-        return self._gather(self._schema, ids, [column]).columns[column]
+        return self.gather(self.schema, ids, [column]).columns[column]
 
-    def _gather(self, schema: Schema, ids: npt.NDArray[np.int64], names: Collection[str] | None = None) -> ColumnBatch:
+    def gather(
+        self,
+        schema: Schema,
+        ids: npt.NDArray[np.int64],
+        names: Collection[str] | None = None,
+        *,
+        failed: dict[int, Exception] | None = None,
+    ) -> ColumnBatch:
+        """The samples of `ids` in columns.
+
+        Args:
+            schema: that of all shards.
+            ids: the samples.
+            names: the columns to read; None: all.
+            failed: takes the errors of bad samples by row, whose values are then of no use; None: they are raised.
+        """
         columns = schema.allocate(len(ids), names)
         shards, rows = self._sample_map.locate(ids)
         # Rows of one shard are read together; the order of shards inside a batch is free.
@@ -181,12 +232,30 @@ class ShardPool:
         cuts = [0, *(np.flatnonzero(np.diff(sorted_shards)) + 1).tolist(), len(ids)]
         for begin, end in pairwise(cuts):
             out_rows = by_shard[begin:end]
-            lease, reader = self._hold(int(sorted_shards[begin]))
+            shard = int(sorted_shards[begin])
             try:
-                reader.gather(rows[out_rows], out_rows, columns)
-            finally:
-                self._done(lease)
+                self._gather_of_shard(shard, rows[out_rows], out_rows, columns)
+                continue
+            except Exception as error:
+                if failed is None or not is_bad_sample(error):
+                    raise
+            for out_row in out_rows.tolist():  # to see which of them it was
+                try:
+                    self._gather_of_shard(shard, rows[[out_row]], np.array([out_row]), columns)
+                except Exception as error:  # noqa: PERF203 - each sample may be bad by itself
+                    if not is_bad_sample(error):
+                        raise
+                    failed[out_row] = error
         return columns
+
+    def _gather_of_shard(
+        self, shard: int, rows: npt.NDArray[np.int64], out_rows: npt.NDArray[np.int64], columns: ColumnBatch
+    ) -> None:
+        lease, reader = self._hold(shard)
+        try:
+            reader.gather(rows, out_rows, columns)
+        finally:
+            self._done(lease)
 
 
 def collate_columns(batch: ColumnBatch) -> dict[str, Any]:

@@ -9,13 +9,13 @@ texts and None belong to every row.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeGuard, cast
 
 import numpy as np
 import torch
 
-__all__ = ['cut_rows', 'has_rows', 'outline', 'possible_rows']
+__all__ = ['cut_rows', 'has_rows', 'outline', 'pick_rows', 'possible_rows']
 
 
 def possible_rows(part: Any, *, is_column: bool = False) -> list[int] | None:
@@ -42,21 +42,34 @@ def _common(columns: list[list[int]]) -> list[int] | None:
     return [rows for rows in min(columns, key=len) if all(rows in column for column in columns)]
 
 
-def cut_rows(part: Any, begin: int, end: int, rows: int, *, is_column: bool = False) -> Any:
+def cut_rows(part: Any, begin: int, end: int, rows: int) -> Any:
     """Rows [begin, end) of the ``rows`` that a part has. Tensors are views of the part's; mappings become dicts."""
+    return _take(part, lambda column: column[begin:end], rows)
+
+
+def pick_rows(part: Any, picked: list[int], rows: int) -> Any:
+    """The rows of these numbers, of the ``rows`` that a part has. Tensors are copies; mappings become dicts."""
+
+    def pick(column: Any) -> Any:
+        return column[picked] if has_rows(column) else type(column)(column[row] for row in picked)
+
+    return _take(part, pick, rows)
+
+
+def _take(part: Any, take: Callable[[Any], Any], rows: int, *, is_column: bool = False) -> Any:
+    """What `take` makes of each tensor, array, and list or tuple of rows."""
     if has_rows(part):
-        return part[begin:end]
+        return take(part)
     if isinstance(part, Mapping):
         columns = cast('Mapping[Any, Any]', part)
-        return {key: cut_rows(value, begin, end, rows, is_column=True) for key, value in columns.items()}
+        return {key: _take(value, take, rows, is_column=True) for key, value in columns.items()}
     if not _is_sequence(part):
         return part
     inner = [possible_rows(value) for value in part]
     can_be_columns = bool(part) and all(found is not None and rows in found for found in inner)
     if len(part) == rows and (is_column or not can_be_columns):
-        cut: Any = part[begin:end]
-        return list(cut) if hasattr(part, '_fields') else cut
-    values = [cut_rows(value, begin, end, rows) for value in part]
+        return take(list(part) if hasattr(part, '_fields') else part)
+    values = [_take(value, take, rows) for value in part]
     if hasattr(part, '_fields'):  # a named tuple
         return cast('Any', type(part))(*values)
     return tuple(values) if isinstance(part, tuple) else values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from headrace.order import BatchExplanation, BatchPlan, Mixture, SampleMap
 from headrace.storage import CacheCounts, CacheStats
 
 __all__ = ['Samples']
+
+_OTHERS = 8  # shards of a stream, and streams, in which another sample is looked for
 
 
 class Samples:
@@ -75,6 +77,30 @@ class Samples:
         number = int(self._first_shards.searchsorted(shard, 'right')) - 1
         stream, local = self._streams[number], shard - int(self._first_shards[number])
         return stream.name or '', local, stream.shards[local].files[0].raw.basename
+
+    def others(self, sample_id: int) -> Iterator[int]:
+        """A few other samples, those first that are the likeliest to be like this one and to be read if it cannot be.
+
+        First of its shard, then of the next shards of its stream, round about, then of other streams.
+        """
+        shard, _ = self._map.locate_one(sample_id)
+        neighbours = self._map.ids_of(shard)
+        yield from (i for i in neighbours[max(sample_id - neighbours.start - 2, 0) :][:5] if i != sample_id)
+        own = int(self._first_shards.searchsorted(shard, 'right')) - 1
+        for number in [own, *(stream for stream in range(len(self._streams)) if stream != own)][:_OTHERS]:
+            first = int(self._first_shards[number])
+            shards = self._map.filled_shards(first, first + len(self._streams[number].shards))
+            if number == own:
+                after = int(shards.searchsorted(shard, 'right'))
+                shards = np.concatenate([shards[after:], shards[:after]])[:-1]
+            for other in shards[: _OTHERS if number == own else 1].tolist():
+                yield self._map.ids_of(other)[0]
+
+    def stream_of(self, sample_id: int) -> tuple[Stream, int, int]:
+        """The stream of a sample, the number of its shard there, and its row in the shard."""
+        shard, row = self._map.locate_one(sample_id)
+        stream, local = self.pool.place(shard)
+        return stream, local, row
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
         """Which samples of which shards make up batch k of a plan, with the names of the shards' files.

@@ -39,6 +39,10 @@ class Delivery(NamedTuple):
     """Id of the worker's process that read it; 0: the loader's own."""
     read: CacheCounts = CacheCounts()
     """What that worker has read until now, since it began."""
+    bad_rows: npt.NDArray[np.bool_] | None = None
+    """bool[rows], True where the sample could not be read; None: nowhere."""
+    left_out: int = 0
+    """Documents that could not be read, and so are in no sequence, since the batch before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,11 @@ class LoaderStats:
     """Rows of these that are no padding."""
     stream_samples: Mapping[str, int]
     """The same by stream. Of this rank alone: `StreamingDataLoader.mix` counts all ranks'."""
+    bad_samples: int
+    """Those of them whose sample could not be read, so that another is in its place; with packing, documents that were
+    left out. See `on_bad_sample`."""
+    stream_bad_samples: Mapping[str, int]
+    """The same by stream; with packing, `PackedDataset.document_counts` has it."""
     seconds_waiting: float
     """Time that whoever iterates has waited in `next` for a batch, the first ones included."""
     stalls: int
@@ -96,7 +105,8 @@ class Tally:
         self._read = CacheCounts()
         self._of_process: dict[int, CacheCounts] = {}
         self._streams: npt.NDArray[np.int64] = np.zeros(len(names), np.int64)
-        self._batches = self._samples = self._stalls = 0
+        self._bad_streams = np.zeros_like(self._streams)
+        self._batches = self._samples = self._left_out = self._stalls = 0
         self._seconds_waiting = 0.0
         self._seconds_to_first_batch: float | None = None
         self._asked = self._handed_out = 0.0
@@ -105,6 +115,7 @@ class Tally:
         """Rows of the batch handed out last that are no padding."""
         self._rows = 0
         self._own_streams: npt.NDArray[Any] | None = None
+        self._bad_rows: npt.NDArray[np.bool_] | None = None
 
     def begin_pass(self, *, new_processes: bool) -> None:
         """A pass begins, in processes that begin to count, or in those of the last one."""
@@ -133,6 +144,10 @@ class Tally:
             self._streams[0] += own_samples
         else:
             self._streams += np.bincount(delivery.streams[:own_samples], minlength=len(self._names))
+        self._bad_rows, self._left_out = delivery.bad_rows, self._left_out + delivery.left_out
+        if delivery.bad_rows is not None:
+            bad = np.flatnonzero(delivery.bad_rows[:own_samples])
+            self._bad_streams += np.bincount(self.own_streams[bad], minlength=len(self._names))
         self._handed_out = time.perf_counter()
         waited = self._handed_out - self._asked
         self._seconds_waiting += waited
@@ -145,6 +160,11 @@ class Tally:
     def own_streams(self) -> npt.NDArray[np.int64]:
         """Stream number of each row of the batch handed out last, int64[rows], padding included."""
         return np.zeros(self._rows, np.int64) if self._own_streams is None else self._own_streams.astype(np.int64)
+
+    @property
+    def own_bad_rows(self) -> npt.NDArray[np.bool_]:
+        """Which rows of the batch handed out last hold another sample than theirs, bool[rows], padding included."""
+        return np.zeros(self._rows, np.bool_) if self._bad_rows is None else self._bad_rows.copy()
 
     def _count(self, process: int, read: CacheCounts) -> None:
         before = self._of_process.get(process, _NOTHING)
@@ -159,6 +179,8 @@ class Tally:
             batches=self._batches,
             samples=self._samples,
             stream_samples=dict(zip(self._names, self._streams.tolist(), strict=True)),
+            bad_samples=int(self._bad_streams.sum()) + self._left_out,
+            stream_bad_samples=dict(zip(self._names, self._bad_streams.tolist(), strict=True)),
             seconds_waiting=self._seconds_waiting,
             stalls=self._stalls,
             seconds_to_first_batch=self._seconds_to_first_batch,

@@ -15,6 +15,8 @@ from headrace.mixing import LoaderConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    import numpy as np
+    import numpy.typing as npt
     from lightning.fabric import Fabric
 
     from headrace.order import Topology
@@ -62,6 +64,11 @@ class FabricLoader:
     def own_samples(self) -> int:
         """Rows of the batch handed out last that are no padding; see `StreamingDataLoader.own_samples`."""
         return self.loader.own_samples
+
+    @property
+    def own_bad_rows(self) -> npt.NDArray[np.bool_]:
+        """Which rows of the batch handed out last are bad samples; see `StreamingDataLoader.own_bad_rows`."""
+        return self.loader.own_bad_rows
 
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on every rank."""

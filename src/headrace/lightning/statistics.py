@@ -36,8 +36,8 @@ class DataStatistics(Callback):
             `headrace.metrics.count_tokens`.
         per_stream: log samples, share and promised share of each stream.
         progress_bar: show downloads, waits and shares of streams in the trainer's progress bar.
-        sync_dist: add up downloads, requests, hits, stalls, waits and tokens over all ranks, by one reduction at each
-            log. If not, they are those of rank 0, whose tokens stand for every rank's.
+        sync_dist: add up downloads, requests, hits, stalls, waits, bad samples and tokens over all ranks, by one
+            reduction at each log. If not, they are those of rank 0, whose tokens stand for every rank's.
 
     Raises:
         ConfigError: `every_n_steps` is below 1; or, before the first step, no training loader is headrace's.

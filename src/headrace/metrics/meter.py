@@ -26,6 +26,7 @@ class _Read(NamedTuple):
     bytes_downloaded: float = 0
     requests: float = 0
     cache_hits: float = 0
+    bad_samples: float = 0
     tokens: float = 0
     has_tokens: float = 0
     """Whether batches had any."""
@@ -38,7 +39,14 @@ class _Read(NamedTuple):
 
     @classmethod
     def of(cls, stats: LoaderStats) -> _Read:
-        return cls(stats.seconds_waiting, stats.stalls, stats.bytes_downloaded, stats.requests, stats.cache_hits)
+        return cls(
+            stats.seconds_waiting,
+            stats.stalls,
+            stats.bytes_downloaded,
+            stats.requests,
+            stats.cache_hits,
+            stats.bad_samples,
+        )
 
 
 @dataclass(slots=True)
@@ -143,7 +151,8 @@ class DataMeter:
             ranks: number of ranks.
             replicas: number of ranks that have different samples.
             sum_over_ranks: adds lists of numbers over all ranks; called once, on each of them. None: waits, stalls,
-                requests, hits and bytes are of this rank alone, and all ranks count as having as many tokens.
+                requests, hits, bytes and bad samples are of this rank alone, and all ranks count as having as many
+                tokens.
             per_stream: whether to give the figures of each stream, where there are several.
 
         Returns:
@@ -153,6 +162,7 @@ class DataMeter:
             - ``data/wait_share``: time waiting for data as a share of all time, from 0 to 1; of the mean rank
             - ``data/samples``: of the run, also before a resume
             - ``data/stalls``, ``data/bytes_downloaded``, ``data/requests``, ``data/cache_hits``: since the start
+            - ``data/bad_samples``: since the start, under ``on_bad_sample='skip'``
             - ``data/seconds_to_first_batch``: of the pass begun last; the slowest loader's
             - ``mix/<stream>/samples``, of the run; ``mix/<stream>/share``, from 0 to 1, and what the mixture or its
               schedule promises for it: ``mix/<stream>/promised``
@@ -175,6 +185,8 @@ class DataMeter:
             'data/requests': summed.requests,
             'data/cache_hits': summed.cache_hits,
         }
+        if any(loader.dataset.on_bad_sample == 'skip' for loader in self.loaders):
+            figures['data/bad_samples'] = summed.bad_samples
         if summed.has_tokens:
             figures['data/tokens_per_second'] = tokens / seconds
         starts = [start for loader in self.loaders if (start := loader.stats().seconds_to_first_batch) is not None]

@@ -1,4 +1,4 @@
-"""A metric that leaves out the rows that only fill up a batch."""
+"""A metric that leaves out the rows that only fill up a batch, and those that stand for bad samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
-from headrace.metrics.selected_rows import select_rows
+from headrace.errors import ConfigError
+from headrace.metrics.selected_rows import left_out, select_rows
 
 __all__ = ['WithoutPadding']
 
@@ -26,26 +27,33 @@ class WithoutPadding(WrapperMetric):
         super().__init__()
         self.metric = metric
 
-    def update(self, *args: Any, is_padding: Tensor, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, *args: Any, is_padding: Tensor | None = None, is_bad_sample: Tensor | None = None, **kwargs: Any
+    ) -> None:
         """Update the metric with the rows that count.
 
         Args:
             args: what the metric takes, each with a row for each sample: tensors, arrays, lists.
             is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
+            is_bad_sample: the same: ``batch[headrace.BAD_SAMPLE]``.
             kwargs: as args; values that are no rows go to the metric as they are.
 
         Raises:
-            ConfigError: an argument does not have as many rows.
+            ConfigError: an argument does not have as many rows, or neither mark is given.
         """
-        if not bool(is_padding.all()):
-            args, kwargs = select_rows(~is_padding, args, kwargs)
+        without = _given(left_out(is_padding, is_bad_sample))
+        if not bool(without.all()):
+            args, kwargs = select_rows(~without, args, kwargs)
             self.metric.update(*args, **kwargs)
 
-    def forward(self, *args: Any, is_padding: Tensor, **kwargs: Any) -> Any:
-        """Update the metric, and return its value for the batch; None where all rows are padding."""
+    def forward(
+        self, *args: Any, is_padding: Tensor | None = None, is_bad_sample: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """Update the metric, and return its value for the batch; None where no row counts."""
         self._forward_cache = None
-        if not bool(is_padding.all()):
-            args, kwargs = select_rows(~is_padding, args, kwargs)
+        without = _given(left_out(is_padding, is_bad_sample))
+        if not bool(without.all()):
+            args, kwargs = select_rows(~without, args, kwargs)
             self._forward_cache = self.metric(*args, **kwargs)
         return self._forward_cache
 
@@ -59,3 +67,12 @@ class WithoutPadding(WrapperMetric):
         """Begin anew."""
         super().reset()
         self.metric.reset()
+
+
+def _given(without: Tensor | None) -> Tensor:
+    if without is None:
+        raise ConfigError(
+            'WithoutPadding leaves out rows by their mark, but got none. Pass `is_padding=batch[headrace.PADDING]`, '
+            '`is_bad_sample=batch[headrace.BAD_SAMPLE]`, or both.'
+        )
+    return without

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from headrace.errors import ConfigError
-from headrace.metrics.selected_rows import select_rows
+from headrace.metrics.selected_rows import left_out, select_rows
 
 __all__ = ['PerStream', 'PerStreamMean']
 
@@ -44,13 +44,20 @@ class PerStreamMean(Metric):
         self.add_state('total', torch.zeros(len(names)), dist_reduce_fx='sum')
         self.add_state('rows', torch.zeros(len(names), dtype=torch.int64), dist_reduce_fx='sum')
 
-    def update(self, values: Tensor, streams: Tensor, is_padding: Tensor | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        values: Tensor,
+        streams: Tensor,
+        is_padding: Tensor | None = None,
+        is_bad_sample: Tensor | None = None,
+    ) -> None:
         """Count the values of a batch.
 
         Args:
             values: float[rows], one for each row.
             streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``.
             is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
+            is_bad_sample: the same: ``batch[headrace.BAD_SAMPLE]``.
 
         Raises:
             ConfigError: there is not one value for each row.
@@ -63,9 +70,10 @@ class PerStreamMean(Metric):
         values = values.detach().to(self.total)
         streams = streams.to(self.total.device)
         own = torch.ones_like(streams)
-        if is_padding is not None:
-            is_padding = is_padding.to(self.total.device)
-            values, own = values.masked_fill(is_padding, 0), own.masked_fill(is_padding, 0)
+        without = left_out(is_padding, is_bad_sample)
+        if without is not None:
+            without = without.to(self.total.device)
+            values, own = values.masked_fill(without, 0), own.masked_fill(without, 0)
         # Added up by batch: single values would be lost in a total of millions of them.
         self.total += torch.zeros_like(self.total).index_add_(0, streams, values)
         self.rows.index_add_(0, streams, own)
@@ -97,24 +105,39 @@ class PerStream(WrapperMetric):
         self.metrics = ModuleList(copy.deepcopy(metric) for _ in names)
         self.rows = _Rows(len(names))
 
-    def update(self, *args: Any, streams: Tensor, is_padding: Tensor | None = None, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def update(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        *args: Any,
+        streams: Tensor,
+        is_padding: Tensor | None = None,
+        is_bad_sample: Tensor | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Update the metrics of the streams that are in a batch.
 
         Args:
             args: what the metric takes, each with a row for each sample: tensors, arrays, lists.
             streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``.
             is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
+            is_bad_sample: the same: ``batch[headrace.BAD_SAMPLE]``.
             kwargs: as args; values that are no rows go to the metric as they are.
 
         Raises:
             ConfigError: an argument does not have as many rows, or there is no stream of a number.
         """
-        for number, chosen, named in self._parts(args, kwargs, streams, is_padding):
+        for number, chosen, named in self._parts(args, kwargs, streams, left_out(is_padding, is_bad_sample)):
             self._metric(number).update(*chosen, **named)
 
-    def forward(self, *args: Any, streams: Tensor, is_padding: Tensor | None = None, **kwargs: Any) -> dict[str, Any]:
+    def forward(
+        self,
+        *args: Any,
+        streams: Tensor,
+        is_padding: Tensor | None = None,
+        is_bad_sample: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """Update the metrics, and return the values of the streams in the batch, for it alone."""
-        parts = self._parts(args, kwargs, streams, is_padding)
+        parts = self._parts(args, kwargs, streams, left_out(is_padding, is_bad_sample))
         values = {self.prefix + self.names[s]: self._metric(s)(*chosen, **named) for s, chosen, named in parts}
         self._forward_cache = values
         return values
@@ -123,9 +146,9 @@ class PerStream(WrapperMetric):
         return self.metrics[number]
 
     def _parts(
-        self, args: Sequence[Any], kwargs: dict[str, Any], streams: Tensor, is_padding: Tensor | None
+        self, args: Sequence[Any], kwargs: dict[str, Any], streams: Tensor, without: Tensor | None
     ) -> Iterator[tuple[int, tuple[Any, ...], dict[str, Any]]]:
-        own = torch.ones_like(streams, dtype=torch.bool) if is_padding is None else ~is_padding.to(streams.device)
+        own = torch.ones_like(streams, dtype=torch.bool) if without is None else ~without.to(streams.device)
         counts = Counter(streams[own].tolist())
         unknown = sorted(set(counts) - set(range(len(self.names))))
         if unknown:

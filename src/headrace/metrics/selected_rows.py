@@ -12,7 +12,14 @@ from torch import Tensor
 from headrace.dataset.rows import has_rows
 from headrace.errors import ConfigError
 
-__all__ = ['select_rows']
+__all__ = ['left_out', 'select_rows']
+
+
+def left_out(is_padding: Tensor | None, is_bad_sample: Tensor | None) -> Tensor | None:
+    """bool[rows], True for a row that either mark leaves out; None where there is no mark."""
+    if is_padding is None or is_bad_sample is None:
+        return is_bad_sample if is_padding is None else is_padding
+    return is_padding | is_bad_sample.to(is_padding.device)
 
 
 def select_rows(

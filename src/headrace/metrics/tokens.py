@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from headrace.dataset.bad_sample import BAD_SAMPLE
 from headrace.dataset.rows import has_rows
 
 __all__ = ['count_tokens']
@@ -17,6 +19,8 @@ _COLUMNS = ('input_ids', 'tokens')
 
 def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | None:
     """The tokens of a batch: those that its attention mask keeps, or all places of its column of tokens.
+
+    Rows that are marked as bad samples do not count.
 
     Args:
         batch: a dict with `input_ids` or `tokens`, [rows, length] or a list of ragged rows, and maybe with
@@ -33,17 +37,31 @@ def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | N
     name = next((name for name in _COLUMNS if name in columns), None)
     if name is None:
         return None
+    bad = columns.get(BAD_SAMPLE)
+    if bad is not None:
+        bad = bad[:own_samples]
+        if bad.is_cpu and not bad.any():
+            bad = None
     mask = columns.get('attention_mask')
     if has_rows(mask):
         if own_samples is not None and own_samples < mask.shape[0]:
             mask = mask[:own_samples]
+        if bad is not None:
+            mask = torch.as_tensor(mask).masked_fill(bad[:, None], 0)
         # Of a tensor in memory, numpy counts in a third of the time that PyTorch takes.
         return int(np.count_nonzero(mask)) if getattr(mask, 'is_cpu', True) else mask.count_nonzero()
     values = columns[name]
     if has_rows(values):
         shape = values[:own_samples].shape
-        return int(shape[0] * shape[1]) if len(shape) > 1 else None
+        if len(shape) < 2:
+            return None
+        if bad is None:
+            return int(shape[0] * shape[1])
+        tokens = (~bad).sum() * shape[1]
+        return int(tokens) if bad.is_cpu else tokens
     if isinstance(values, (list, tuple)):
         rows = cast('Sequence[Any]', values)[:own_samples]
+        if bad is not None:
+            rows = [row for row, is_bad in zip(rows, bad.tolist(), strict=True) if not is_bad]
         return sum(len(row) for row in rows if not isinstance(row, (str, bytes)) and hasattr(row, '__len__'))
     return None

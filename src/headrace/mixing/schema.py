@@ -104,6 +104,10 @@ class DatasetConfig(SelectionConfig):
     """Ranges of the run's global sequence to leave out, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the
     run's beginning, or global batches of the present size; the end is the first that is kept."""
 
+    on_bad_sample: Literal['raise', 'skip'] = 'raise'
+    """A sample that cannot be read: an error, or log it, put another in its row, and mark the row in the batch as
+    `is_bad_sample`."""
+
     def broken_rules(self) -> Iterator[BrokenRule]:
         """The rules between this loader's keys that do not hold, its streams' own excepted."""
         yield from self._broken_source_rules()

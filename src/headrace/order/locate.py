@@ -67,6 +67,14 @@ class SampleMap:
             ranks = ids - self._bounds[shards]
         return shards, self._stored(shards, ranks) if self._kept else ranks
 
+    def ids_of(self, shard: int) -> range:
+        """The ids of a shard's samples; global shard numbers."""
+        return range(int(self._bounds[shard]), int(self._bounds[shard + 1]))
+
+    def filled_shards(self, begin: int, end: int) -> IntArray:
+        """Those of the shards [begin, end) that hold samples, int64."""
+        return begin + np.flatnonzero(np.diff(self._bounds[begin : end + 1]))
+
     def _stored(self, shards: IntArray, ranks: IntArray) -> IntArray:
         """Which rows the kept ones with these ranks are, int64[n] all."""
         rows = ranks.copy()

@@ -23,9 +23,11 @@ class DocumentCount(NamedTuple):
     """What was taken from a stream."""
 
     documents: int
-    """Documents that were tokenised."""
+    """Documents that were taken."""
     tokens: int
     """Their tokens."""
+    left_out: int = 0
+    """Those of them that could not be read, and have none; see `on_bad_sample`."""
 
 
 class PackedDataset(StreamingDataset):
@@ -43,6 +45,8 @@ class PackedDataset(StreamingDataset):
         packing: how documents are packed.
         skip: ranges of sequences to leave out; see `StreamingDataset`.
         **options: as `StreamingDataset`'s. `epoch_size` and the streams' weights count documents, in a pass over them.
+            Under ``on_bad_sample='skip'`` a document that cannot be read has no tokens; no row stands for it, so none
+            is marked.
 
     Raises:
         ConfigError: an argument breaks a rule; MosaicML Streaming's orders, other mixtures at a resumption and marked
@@ -150,10 +154,10 @@ class PackedDataset(StreamingDataset):
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add what was taken from streams, by their numbers."""
-        for number, (documents, tokens) in counts.items():
+        for number, count in counts.items():
             name = self.streams[number].name or ''
             had = self.document_counts[name]
-            self.document_counts[name] = DocumentCount(had.documents + documents, had.tokens + tokens)
+            self.document_counts[name] = DocumentCount(*(a + b for a, b in zip(had, count, strict=True)))
 
     def _plain_pass(self) -> Iterator[Any]:
         raise TypeError(

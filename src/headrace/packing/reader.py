@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 from headrace.dataset.batch_reader import BatchReader, Feed
 from headrace.dataset.padding import marked
 from headrace.dataset.prefetch import look_ahead
-from headrace.dataset.randomness import drawing_for
 from headrace.dataset.statistics import Delivery
+from headrace.dataset.tolerant_reader import BadRows
 from headrace.packing.dataset import DocumentCount, PackedDataset
 from headrace.packing.lane import Document
 from headrace.packing.lanes import Lanes, place_of
@@ -51,6 +52,8 @@ class Chunk(NamedTuple):
     labels: npt.NDArray[np.int32] | None
     lengths: npt.NDArray[np.int32]
     """int32[documents]."""
+    bad: BadRows | None
+    """bool[documents], True for one that could not be read, and has no tokens; None: all could."""
 
     def documents(self) -> list[Document]:
         """One by one."""
@@ -107,7 +110,8 @@ class PackedReader(BatchReader):
                 batch = batch_of(rows, packing.sequence_length, packing.pad_token_id)
                 if self._remainder == 'exact':
                     batch = marked(batch, rows=len(rows), own_samples=own)
-                yield Delivery(batch, len(rows), None)
+                left_out, packer.left_out = packer.left_out, 0
+                yield Delivery(batch, len(rows), None, left_out=left_out)
 
     # -- where documents are read ------------------------------------------------------------------------------------
 
@@ -118,15 +122,8 @@ class PackedReader(BatchReader):
         assert self._encode is not None
         self._prefetch(key)
         ids, epochs = self._ids_of([(key.lane, number) for number in key.numbers])
-        column = dataset.packing.document_column
-        if self._is_columnar:
-            values = dataset.pool.values(ids, column)
-        else:
-            values: Any = []
-            for epoch, sample_id in zip(epochs.tolist(), ids.tolist(), strict=True):
-                with drawing_for(dataset.shuffle_seed, epoch, sample_id):
-                    values.append(dataset[sample_id][column])
-        documents = self._encode(values)
+        values, bad = self._values(ids, epochs)
+        documents = self._documents(values, bad)
         labels = None
         if any(document.labels is not None for document in documents):
             labels = np.concatenate([d.tokens if d.labels is None else d.labels for d in documents])
@@ -135,12 +132,41 @@ class PackedReader(BatchReader):
             np.concatenate([document.tokens for document in documents]),
             labels,
             np.array([len(document.tokens) for document in documents], np.int32),
+            bad,
         )
         streams = dataset.run.documents.mixture.streams_of(ids).astype(self._number_type)
-        if self._counting is None:
-            return Delivery(chunk, len(ids), streams)
-        process, before = self._counting
-        return Delivery(chunk, len(ids), streams, process, dataset.cache_counts().minus(before))
+        return self._delivery(chunk, len(ids), streams)
+
+    def _values(self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
+        """What is to be tokenised, and which of it could not be read."""
+        column = self._packed.packing.document_column
+        if self._is_columnar:
+            if self._tolerant is not None:
+                return self._tolerant.readable_values(ids, column)
+            return self._packed.pool.values(ids, column), None
+        values: list[Any] = [None] * len(ids)
+        bad = np.zeros(len(ids), np.bool_)
+        for epoch in np.unique(epochs).tolist():  # what samples draw is another in each pass over them
+            places = np.flatnonzero(epochs == epoch)
+            read = partial(self._sample, epoch)
+            if self._tolerant is not None:
+                samples, found = self._tolerant.readable(ids[places].tolist(), read)
+                bad[places] = False if found is None else found
+            else:
+                samples = [read(sample_id) for sample_id in ids[places].tolist()]
+            for place, sample in zip(places.tolist(), samples, strict=True):
+                if not bad[place]:
+                    values[place] = sample[column]
+        return values, bad if bad.any() else None
+
+    def _documents(self, values: Any, bad: BadRows | None) -> list[Document]:
+        """Tokens of each value; of those that are bad none, so that the sequences are as if they were not there."""
+        assert self._encode is not None
+        if bad is None:
+            return self._encode(values)
+        readable = [value for value, is_bad in zip(values, bad.tolist(), strict=True) if not is_bad]
+        documents = iter(self._encode(readable) if readable else ())
+        return [Document(np.empty(0, np.int32)) if is_bad else next(documents) for is_bad in bad.tolist()]
 
     def _begin_here(self) -> None:
         if torch.utils.data.get_worker_info() is not None:
@@ -178,6 +204,8 @@ class PackedReader(BatchReader):
         block = min(key.numbers) // _BLOCK
         if self._row != key.row:
             self._row, self._blocks_from = key.row, block
+            if self._tolerant is not None:
+                self._tolerant.begin_pass()
             packing = self._packed.packing
             ahead = look_ahead(self._dataset.predownload, max(self._rows * _BLOCK, packing.window))
             self._dataset.pool.prefetch(self._blocks(), first=block, ahead=ahead)
@@ -207,6 +235,8 @@ class _Packer:
         self._documents, self._tokens = 1, dataset.packing.sequence_length // 4  # until they are known
         self._supplies = {number: self._supply(number) for number in self._lanes}
         self._enough = len(own) * dataset.packing.sequence_length * (lanes.window + 1)
+        self.left_out = 0
+        """Documents that could not be read, of those received since this was last set to 0."""
 
     def keys(self) -> Iterator[ChunkKey]:
         """What lanes want, those first that will run out first."""
@@ -260,9 +290,11 @@ class _Packer:
         self._tokens += tokens
         self._supplies[chunk.key.lane] = self._supply(chunk.key.lane)
         assert delivery.streams is not None
+        bad = np.zeros(len(chunk.lengths), np.bool_) if chunk.bad is None else chunk.bad
+        self.left_out += int(bad.sum())
         self._dataset.count(
             {
-                stream: DocumentCount(int(is_of.sum()), int(chunk.lengths[is_of].sum()))
+                stream: DocumentCount(int(is_of.sum()), int(chunk.lengths[is_of].sum()), int((is_of & bad).sum()))
                 for stream in np.unique(delivery.streams).tolist()
                 for is_of in [delivery.streams == stream]
             }

@@ -1,0 +1,35 @@
+"""Shards that could not be read, remembered by the process that tried."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+__all__ = ['BadShards']
+
+_MOST = 4096  # some hundred bytes each; what is forgotten is tried once more
+
+
+class BadShards:
+    """Why shards cannot be read, by their numbers, so that each is tried once a pass and not once for each sample."""
+
+    def __init__(self) -> None:
+        self._errors: OrderedDict[int, tuple[type[Exception], str]] = OrderedDict()
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._errors
+
+    def add(self, shard: int, error: Exception) -> None:
+        """Remember one. Not the error itself, which holds on to all that was being done where it was raised."""
+        self._errors[shard] = type(error), str(error)
+        if len(self._errors) > _MOST:
+            self._errors.popitem(last=False)
+
+    def check(self, shard: int) -> None:
+        """Raise again what was remembered of a shard, if anything was."""
+        found = self._errors.get(shard)
+        if found is not None:
+            raise found[0](found[1])
+
+    def clear(self) -> None:
+        """Forget all: in the next pass the objects may have been repaired."""
+        self._errors.clear()
