@@ -19,6 +19,8 @@ from headrace.storage.s3 import S3Store
         ('x/y', ('', 'x/y')),
         ('a/b://c', ('', 'a/b://c')),
         ('file:///data', ('file', '/data')),
+        ('dbfs:/Volumes/c', ('dbfs', '/Volumes/c')),
+        ('dbfs:///Volumes/c', ('dbfs', '/Volumes/c')),
     ],
 )
 def test_split_url(url, expected):
@@ -67,6 +69,7 @@ def test_extra_options_of_another_backend_are_refused(tmp_path):
 def test_importing_and_opening_loads_no_sdk():
     code = (
         'import sys, headrace.storage as s; s.open_store("/tmp"); s.open_store("s3://b/x"); '
-        'assert not {"boto3", "botocore"} & set(sys.modules)'
+        's.open_store("sftp://h/x"); s.open_store("dbfs:/x"); s.open_store("dbfs:/Volumes/c/s/v"); '
+        'assert not {"boto3", "botocore", "paramiko", "databricks", "requests"} & set(sys.modules)'
     )
     subprocess.run([sys.executable, '-c', code], check=True)

@@ -33,6 +33,8 @@ _factories: dict[str, StoreFactory] = {
     'azure-dl': _backend('azure', 'open_azure_store'),
     'oci': _backend('oci', 'open_oci_store'),
     's3': _backend('s3', 'open_s3_store'),
+    'sftp': _backend('sftp', 'open_sftp_store'),
+    'dbfs': _backend('databricks', 'open_databricks_store'),
 }
 
 
@@ -52,8 +54,13 @@ def register_store(scheme: str, factory: StoreFactory) -> None:
 
 
 def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:
-    """Split into (scheme, rest): ``s3://b/k`` -> ``('s3', 'b/k')``, a plain path -> ``('', path)``."""
+    """Split into (scheme, rest): ``s3://b/k`` -> ``('s3', 'b/k')``, a plain path -> ``('', path)``.
+
+    Databricks writes its URLs with one slash: ``dbfs:/Volumes/c`` is ``('dbfs', '/Volumes/c')``, as ``dbfs:///Volumes/c``.
+    """
     text = os.fspath(url)
+    if text[:6].lower() == 'dbfs:/' and text[6:7] != '/':
+        return 'dbfs', text[5:]
     scheme, separator, rest = text.partition('://')
     if not separator or '/' in scheme:
         return '', text

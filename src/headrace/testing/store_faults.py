@@ -3,7 +3,7 @@
 
 A backend's test class inherits `StoreFaultContract` and gives it two fixtures: ``direct``, an empty store, and
 ``proxied``, the same objects through a `FaultProxy` (or something with ``faults`` and ``requests`` like it), with
-time-outs of half a second.
+time-outs of half a second. A store whose protocol is not HTTP gives it other tables of faults, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 from headrace.errors import AccessDeniedError, ObjectNotFoundError, TransferError
 from headrace.storage.retry import BrokenTransferError, Retry
 from headrace.storage.transfer import download
-from headrace.testing.proxy import Fault, FaultProxy
+from headrace.testing.proxy import Fault
 from headrace.testing.stores import put_bytes, read_bytes
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class ProxiedStore(NamedTuple):
     """A store, and what stands between it and its server."""
 
     store: Store
-    proxy: FaultProxy
+    proxy: Any
+    """A `FaultProxy`, or something with ``faults`` and ``requests`` like it."""
 
 
 OPERATIONS: dict[str, Callable[[Store], Any]] = {
@@ -49,7 +50,7 @@ OPERATIONS: dict[str, Callable[[Store], Any]] = {
     'put': lambda store: put_bytes(store, 'y', b'1'),
     'delete': lambda store: store.delete('absent'),
 }
-FAULTS: dict[str, tuple[Callable[[], Fault], type[Exception]]] = {
+FAULTS: dict[str, tuple[Callable[[], Any], type[Exception]]] = {
     'no connection': (lambda: Fault(drop=True), TransferError),
     '500': (lambda: Fault(status=500), TransferError),
     '502': (lambda: Fault(status=502), TransferError),
@@ -59,7 +60,7 @@ FAULTS: dict[str, tuple[Callable[[], Fault], type[Exception]]] = {
     '401': (lambda: Fault(status=401), AccessDeniedError),
     '403': (lambda: Fault(status=403), AccessDeniedError),
 }
-BROKEN_BODIES: dict[str, Callable[[int], Fault]] = {
+BROKEN_BODIES: dict[str, Callable[[int], Any]] = {
     'reset': lambda after: Fault(match='GET', reset_after=after, times=1),
     'truncated': lambda after: Fault(match='GET', close_after=after, times=1),
     'stalled': lambda after: Fault(match='GET', stall_after=after, times=1),
@@ -69,22 +70,42 @@ BROKEN_BODIES: dict[str, Callable[[int], Fault]] = {
 class StoreFaultContract:
     """Tests of the `Store` protocol on a network that fails."""
 
+    OPERATIONS: ClassVar = OPERATIONS
+    FAULTS: ClassVar = FAULTS
+    """What goes wrong with each operation, and what it then raises."""
+    BROKEN_BODIES: ClassVar = BROKEN_BODIES
+    """How a transfer ends after a number of bytes."""
     RETRY: ClassVar = Retry(attempts=4, first_delay=0.01)
     REQUESTS: ClassVar[dict[str, int]] = {}
     """Requests that an operation makes at most where it is more than one."""
     SLOWEST: ClassVar = 20.0
     """Seconds until any failure must have been told."""
 
+    def slow(self) -> Any:
+        """The fault of a connection that is slow, and never silent for long."""
+        return Fault(match='GET', rate=2_000_000)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Have a test that names a row of a table run with each of this class's."""
+        given = {name for mark in metafunc.definition.iter_markers('parametrize') for name in _names(mark.args[0])}
+        tables = {
+            'operation': self.OPERATIONS,
+            'fault': self.FAULTS,
+            'kind': self.BROKEN_BODIES,
+            'passing_fault': [name for name, (_, error) in self.FAULTS.items() if error is TransferError],
+        }
+        for name, rows in tables.items():
+            if name in metafunc.fixturenames and name not in given:
+                metafunc.parametrize(name, rows)
+
     @pytest.fixture(autouse=True)
     def objects(self, direct: Store) -> None:
         put_bytes(direct, 'x', DATA)
 
-    @pytest.mark.parametrize('fault', FAULTS)
-    @pytest.mark.parametrize('operation', OPERATIONS)
     def test_a_failure_is_told_soon_and_once(self, proxied: ProxiedStore, operation: str, fault: str) -> None:
         store, proxy = proxied
-        make, expected = FAULTS[fault]
-        act = OPERATIONS[operation]
+        make, expected = self.FAULTS[fault]
+        act = self.OPERATIONS[operation]
         proxy.faults = [make()]
         begin = time.monotonic()
         with pytest.raises(expected) as caught:
@@ -100,49 +121,46 @@ class StoreFaultContract:
     def test_404_is_told(self, proxied: ProxiedStore, operation: str) -> None:
         proxied.proxy.faults = [Fault(status=404)]
         with pytest.raises(ObjectNotFoundError):
-            OPERATIONS[operation](proxied.store)
+            self.OPERATIONS[operation](proxied.store)
 
     @pytest.mark.parametrize('operation', ['get', 'range', 'head', 'list'])
     def test_retry_after_is_heard(self, proxied: ProxiedStore, operation: str) -> None:
         proxied.proxy.faults = [Fault(status=503, retry_after=7)]
         with pytest.raises(BrokenTransferError) as caught:
-            OPERATIONS[operation](proxied.store)
+            self.OPERATIONS[operation](proxied.store)
         assert caught.value.retry_after == 7
 
     @pytest.mark.parametrize('after', [0, MIDDLE, len(DATA) - 3000])
-    @pytest.mark.parametrize('kind', BROKEN_BODIES)
     def test_a_broken_body_is_an_error_and_what_came_is_right(
         self, proxied: ProxiedStore, kind: str, after: int
     ) -> None:
         for how in ({}, RANGE):
             expected = DATA if not how else DATA[1000:-1000]
-            proxied.proxy.faults = [BROKEN_BODIES[kind](after)]
+            proxied.proxy.faults = [self.BROKEN_BODIES[kind](after)]
             out = io.BytesIO()
             with pytest.raises(TransferError):
                 proxied.store.get('x', out, **how)
             assert expected.startswith(out.getvalue())
 
     @pytest.mark.parametrize('after', [0, MIDDLE, len(DATA) - 1])
-    @pytest.mark.parametrize('kind', BROKEN_BODIES)
     def test_a_broken_download_goes_on(self, proxied: ProxiedStore, tmp_path: Path, kind: str, after: int) -> None:
-        proxied.proxy.faults = [BROKEN_BODIES[kind](after)]
+        proxied.proxy.faults = [self.BROKEN_BODIES[kind](after)]
         assert self._download(proxied.store, tmp_path) == DATA
 
-    @pytest.mark.parametrize('fault', ['no connection', '500', '503', '429', 'no first byte'])
-    def test_a_download_survives_a_burst(self, proxied: ProxiedStore, tmp_path: Path, fault: str) -> None:
-        one = FAULTS[fault][0]()
+    def test_a_download_survives_a_burst(self, proxied: ProxiedStore, tmp_path: Path, passing_fault: str) -> None:
+        one = self.FAULTS[passing_fault][0]()
         one.times = 2
         proxied.proxy.faults = [one]
         assert self._download(proxied.store, tmp_path) == DATA
 
     def test_a_dead_server_is_given_up(self, proxied: ProxiedStore, tmp_path: Path) -> None:
-        proxied.proxy.faults = [Fault(drop=True)]
+        proxied.proxy.faults = [self.FAULTS['no connection'][0]()]
         with pytest.raises(TransferError, match=r'after 4 attempts'):
             self._download(proxied.store, tmp_path)
 
     def test_slow_is_not_broken(self, proxied: ProxiedStore, tmp_path: Path) -> None:
         """The time-out is for a connection without a byte, not for the whole object."""
-        proxied.proxy.faults = [Fault(match='GET', rate=2_000_000)]
+        proxied.proxy.faults = [self.slow()]
         assert self._download(proxied.store, tmp_path) == DATA
 
     def _download(self, store: Store, folder: Path) -> bytes:
@@ -150,3 +168,8 @@ class StoreFaultContract:
             count = download(store, 'x', out, self.RETRY)
         assert (folder / 'out').stat().st_size == count
         return (folder / 'out').read_bytes()
+
+
+def _names(argument: str | list[str] | tuple[str, ...]) -> list[str]:
+    """The names of a ``parametrize`` mark, which may be one text."""
+    return [name.strip() for name in argument.split(',')] if isinstance(argument, str) else list(argument)

@@ -1,0 +1,171 @@
+"""DBFS, the file system of a Databricks workspace that came before volumes.
+
+Its API moves at most 1 MiB at a time, as base64 in JSON: it is slow, and volumes are what Databricks recommends.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+
+from headrace.errors import ObjectNotFoundError, StorageError
+from headrace.storage.answers import changed
+from headrace.storage.body import SourcePart, check_range
+from headrace.storage.databricks_api import CHUNK, RefusedError, WorkspaceFolder, etag_of
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_prefix
+from headrace.storage.retry import BrokenTransferError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ['DbfsStore']
+
+API: Final = '/api/2.0/dbfs'
+TEMPORARY: Final = '.headrace-put-'
+"""Beginning of the names under which objects are written before they appear; never listed."""
+
+
+class DbfsStore(WorkspaceFolder):
+    """Files of DBFS, below a folder."""
+
+    def __init__(self, root: str = '', options: StoreOptions | None = None) -> None:
+        super().__init__(root, options or StoreOptions())
+
+    def get(
+        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
+    ) -> None:
+        """See `Store.get`."""
+        url = f'{self.url}/{key}'
+        info = self._status('Reading', key)
+        if etag and etag != info.etag:
+            raise changed(url)
+        left = check_range(info, url, offset, size)
+        whole = left <= CHUNK
+        try:
+            while left:
+                block = self._block(key, offset, min(CHUNK, left))
+                if not block:
+                    raise BrokenTransferError.at(f'{url} ended {left} bytes early: it was truncated while being read.')
+                out.write(block)
+                offset += len(block)
+                left -= len(block)
+            # Each block is a request of its own, so the file may have been replaced between two of them.
+            if not whole and self._status('Reading', key).etag != info.etag:
+                raise changed(url)
+        except BrokenTransferError as error:
+            if not error.changed:
+                error.etag = info.etag
+            raise
+
+    def _block(self, key: str, offset: int, size: int) -> bytes:
+        query = {'path': self._path(key), 'offset': offset, 'length': size}
+        with self._refusals('Reading', key):
+            answer = self._fetch('Reading', key, 'GET', f'{API}/read', query=query)
+        block = base64.b64decode(answer.get('data', ''))
+        if len(block) > size:
+            raise StorageError(
+                f'{self._host()} sent {len(block)} bytes of {self.url}/{key} where it was asked for {size}. Use a '
+                f'server that honours the length.'
+            )
+        return block
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`. DBFS cannot replace a file at once: while one is replaced, a reader may find none."""
+        path = self._path(key)
+        folder = path.rpartition('/')[0]
+        temporary = f'{folder}/{TEMPORARY}{secrets.token_hex(8)}'
+        body = SourcePart(source, size)
+        with self._refusals('Writing', key):
+            try:
+                handle = self._post(key, 'create', path=temporary)['handle']
+            except RefusedError as error:
+                if error.status != 404:
+                    raise
+                self._post(key, 'mkdirs', path=folder)
+                handle = self._post(key, 'create', path=temporary)['handle']
+            try:
+                while block := body.read(CHUNK):
+                    self._post(key, 'add-block', handle=handle, data=base64.b64encode(block).decode())
+                self._post(key, 'close', handle=handle)
+                try:
+                    self._post(key, 'move', source_path=temporary, destination_path=path)
+                except RefusedError as error:
+                    if error.code != 'RESOURCE_ALREADY_EXISTS':
+                        raise
+                    self._post(key, 'delete', path=path)
+                    self._post(key, 'move', source_path=temporary, destination_path=path)
+            except BaseException:
+                with contextlib.suppress(RefusedError, StorageError):
+                    self._post(key, 'delete', path=temporary)
+                raise
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        return self._status('Looking up', key)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+        folder, _, _ = check_prefix(prefix).rpartition('/')
+        base = self.root.rstrip('/')
+        folders = [f'{base}/{folder}' if folder else self.root]
+        found: list[ObjectInfo] = []
+        while folders:
+            folder = folders.pop()
+            with self._refusals('Listing', prefix):
+                try:
+                    page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': folder})
+                except RefusedError as error:
+                    if error.status != 404:  # or deleted meanwhile
+                        raise
+                    continue
+            for entry in page.get('files', ()):
+                path = str(entry['path'])
+                key = path[len(base) + 1 :]
+                if path == folder:  # a file lists itself
+                    continue
+                if entry.get('is_dir'):
+                    if f'{key}/'.startswith(prefix) or prefix.startswith(f'{key}/'):
+                        folders.append(path)
+                elif key.startswith(prefix) and not key.rpartition('/')[2].startswith(TEMPORARY):
+                    found.append(_info(key, entry))
+        yield from sorted(found, key=lambda info: info.key)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        path = self._path(key)
+        with self._refusals('Deleting', key):
+            try:
+                self._post(key, 'delete', doing='Deleting', path=path)
+            except RefusedError as error:
+                if error.status != 404:
+                    raise
+
+    def _status(self, doing: str, key: str) -> ObjectInfo:
+        path = self._path(key)
+        with self._refusals(doing, key):
+            answer = self._fetch(doing, key, 'GET', f'{API}/get-status', query={'path': path})
+        if answer.get('is_dir'):
+            raise ObjectNotFoundError(f'No such file or directory: {self.url}/{key}: it is a folder.')
+        return _info(key, answer)
+
+    def _post(self, key: str, verb: str, *, doing: str = 'Writing', **fields: Any) -> dict[str, Any]:
+        return self._fetch(doing, key, 'POST', f'{API}/{verb}', json=fields)
+
+    def _why_absent(self, key: str) -> str:
+        folder = self._path(key).rpartition('/')[0] or '/'
+        try:
+            with self._answer('Looking up', key, 'GET', f'{API}/get-status', query={'path': folder}):
+                return f'the folder {folder} exists, but holds no such file'
+        except RefusedError as error:
+            if error.status == 404:
+                return f'the folder {folder} does not exist'
+        except StorageError:
+            pass
+        return f'the service does not say whether the folder {folder} exists'
+
+
+def _info(key: str, told: dict[str, Any]) -> ObjectInfo:
+    size = int(told.get('file_size', 0))
+    return ObjectInfo(key, size, etag_of(int(told.get('modification_time', 0)) / 1000, size))
