@@ -44,16 +44,20 @@ class SourcePart:
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """As any file's; a source that ends early raises ``ConfigError``."""
+        """As a buffered file's: less than ``size`` at the end only. A source that ends early raises ``ConfigError``."""
         left = self._size - self._at
-        chunk = self._source.read(left if size is None or size < 0 else min(size, left))
-        if left and not chunk and size != 0:
-            raise ConfigError(
-                f'put() was told {self._size} bytes, but the source ended {left} bytes early. Pass the number of '
-                f'bytes that are left in the source.'
-            )
-        self._at += len(chunk)
-        return chunk
+        wanted = left if size is None or size < 0 else min(size, left)
+        data = self._source.read(wanted)
+        while len(data) < wanted:
+            more = self._source.read(wanted - len(data))
+            if not more:
+                raise ConfigError(
+                    f'put() was told {self._size} bytes, but the source ended {left - len(data)} bytes early. Pass the '
+                    f'number of bytes that are left in the source.'
+                )
+            data += more
+        self._at += wanted
+        return data
 
 
 def bad_range(url: str, offset: int, size: int | None, found: int) -> ConfigError:
