@@ -30,6 +30,7 @@ _factories: dict[str, StoreFactory] = {
     '': _backend('local', 'open_local_store'),
     'file': _backend('local', 'open_local_store'),
     's3': _backend('s3', 'open_s3_store'),
+    'gs': _backend('gcs', 'open_gcs_store'),
 }
 
 
