@@ -31,6 +31,7 @@ _factories: dict[str, StoreFactory] = {
     'file': _backend('local', 'open_local_store'),
     's3': _backend('s3', 'open_s3_store'),
     'gs': _backend('gcs', 'open_gcs_store'),
+    'hf': _backend('hf', 'open_hf_store'),
 }
 
 
