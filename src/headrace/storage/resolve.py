@@ -35,6 +35,8 @@ _factories: dict[str, StoreFactory] = {
     's3': _backend('s3', 'open_s3_store'),
     'sftp': _backend('sftp', 'open_sftp_store'),
     'dbfs': _backend('databricks', 'open_databricks_store'),
+    'gs': _backend('gcs', 'open_gcs_store'),
+    'hf': _backend('hf', 'open_hf_store'),
 }
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from typing import BinaryIO
 
-__all__ = ['S3Store', 'open_s3_store']
+__all__ = ['S3Service', 'S3Store', 'open_s3_store']
 
 CHUNK: Final = 1 << 20
 EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
@@ -62,6 +63,20 @@ MEANINGS: Final = {
 """What S3's error codes mean as a status of HTTP, where the answer's own may be another. HEAD has no codes."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Service:
+    """A service that speaks S3's protocol to users of its own keys, under a URL scheme of its own."""
+
+    scheme: str
+    endpoint_url: str
+    """Where it is, unless `StoreOptions.endpoint_url` names another place."""
+    region: str
+    """What its signatures name, unless `StoreOptions.region` does."""
+    access_key_variable: str
+    """The environment variable that holds the access key."""
+    secret_key_variable: str
+
+
 def open_s3_store(url: str, options: StoreOptions) -> S3Store:
     """The store for ``s3://bucket/prefix``."""
     _, rest = split_url(url)
@@ -74,10 +89,19 @@ def open_s3_store(url: str, options: StoreOptions) -> S3Store:
 class S3Store:
     """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
 
-    def __init__(self, bucket: str, prefix: str = '', options: StoreOptions | None = None) -> None:
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = '',
+        options: StoreOptions | None = None,
+        *,
+        service: S3Service | None = None,
+    ) -> None:
+        """A service takes its endpoint and keys from nowhere else: S3's own variables and profiles do not count."""
         self.bucket = bucket
         self.prefix = prefix.strip('/')
         self.options = options or StoreOptions()
+        self.service = service
         unknown = sorted(set(self.options.extra) - EXTRA)
         if unknown:
             raise ConfigError(
@@ -88,7 +112,8 @@ class S3Store:
     @property
     def url(self) -> str:
         """The root."""
-        return f's3://{self.bucket}/{self.prefix}'.rstrip('/')
+        scheme = self.service.scheme if self.service else 's3'
+        return f'{scheme}://{self.bucket}/{self.prefix}'.rstrip('/')
 
     def __repr__(self) -> str:
         return f'S3Store({self.url!r})'
@@ -180,8 +205,11 @@ class S3Store:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
-        options = self.options
-        endpoint = options.endpoint_url or os.environ.get('S3_ENDPOINT_URL') or None
+        options, service = self.options, self.service
+        if service:
+            endpoint = options.endpoint_url or service.endpoint_url
+        else:
+            endpoint = options.endpoint_url or os.environ.get('S3_ENDPOINT_URL') or None
         settings: dict[str, Any] = {
             'connect_timeout': options.connect_timeout,
             'read_timeout': options.read_timeout,
@@ -201,14 +229,33 @@ class S3Store:
                 # Servers other than AWS's may know neither the checksums nor their trailers.
                 settings['request_checksum_calculation'] = 'when_required'
                 settings['response_checksum_validation'] = 'when_required'
-            region = options.region or session.region_name or ('us-east-1' if custom else None)
-            client = session.client('s3', endpoint_url=endpoint, region_name=region, config=Config(**settings))
+            region = options.region or (service and service.region) or session.region_name
+            client = session.client(
+                's3',
+                endpoint_url=endpoint,
+                region_name=region or ('us-east-1' if custom else None),
+                config=Config(**settings),
+                **self._keys(),
+            )
         except (BotoCoreError, ValueError) as error:
             raise ConfigError(
                 f'boto3 made no client for {self.url}: {error}. Check the endpoint ({endpoint or "the default"}), the '
                 f'region ({options.region or "the default"}) and the AWS profile.'
             ) from error
         return client, session
+
+    def _keys(self) -> dict[str, Any]:
+        """The keys of a service, which are read where they are used: none is kept, printed or pickled."""
+        if not self.service or self.options.anonymous:
+            return {}
+        names = self.service.access_key_variable, self.service.secret_key_variable
+        keys = [os.environ.get(name, '') for name in names]
+        if not all(keys):
+            raise AccessDeniedError(
+                f'{self.url} needs the environment variables {names[0]} and {names[1]}; they are not both set. Set '
+                f'them in each process that reads it.'
+            )
+        return {'aws_access_key_id': keys[0], 'aws_secret_access_key': keys[1]}
 
     def _server(self) -> str:
         return self._client.meta.endpoint_url
@@ -217,6 +264,8 @@ class S3Store:
         """Which credentials the requests are signed with, without saying what they are."""
         if self.options.anonymous:
             return 'no credentials (anonymous)'
+        if self.service:
+            return f'the keys in {self.service.access_key_variable} and {self.service.secret_key_variable}'
         found = None
         with contextlib.suppress(Exception):
             found = self._connection.get()[1].get_credentials()
@@ -305,7 +354,8 @@ class S3Store:
             )
         else:
             reason = f'{self._server()} does not say whether the bucket {self.bucket!r} exists'
-        return f'{reason}. Check the URL and the endpoint (options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3).'
+        places = 'options' if self.service else 'options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3'
+        return f'{reason}. Check the URL and the endpoint ({places}).'
 
 
 def _status(error: Any) -> int:

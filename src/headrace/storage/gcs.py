@@ -1,0 +1,402 @@
+"""Google Cloud Storage, through google-cloud-storage, or with HMAC keys through the protocol of S3.
+
+Credentials are, in this order: none if ``StoreOptions.anonymous``; the file ``service_account_file``; HMAC keys in the
+environment variables ``GCS_KEY`` and ``GCS_SECRET`` (boto3 is needed then); none where ``STORAGE_EMULATOR_HOST`` is the
+server; else Application Default Credentials, the whole chain: ``GOOGLE_APPLICATION_CREDENTIALS`` (a service account, a
+user, workload identity federation), what ``gcloud auth application-default login`` left, and the metadata server of
+Google's machines. google-auth refreshes what expires.
+
+The server is ``StoreOptions.endpoint_url``, else ``STORAGE_EMULATOR_HOST``, else Google's. A version (etag) is the
+object's generation. ``StoreOptions.requester_pays`` bills the project of ``extra``, else ``GOOGLE_CLOUD_PROJECT``, else
+that of the credentials.
+
+``StoreOptions.extra``: ``project`` (whom requests are billed to), ``service_account_file`` (path of a service account's
+key) and ``max_pool_connections`` (connections per process). With HMAC keys they are those of `headrace.storage.s3`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+from headrace.errors import (
+    AccessDeniedError,
+    ConfigError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    StorageError,
+)
+from headrace.storage.answers import changed, error_of_status
+from headrace.storage.body import SourcePart, bad_range
+from headrace.storage.per_process import PerProcess
+from headrace.storage.protocol import ObjectInfo, Store, StoreOptions, check_key, check_prefix
+from headrace.storage.resolve import split_url
+from headrace.storage.retry import BrokenTransferError
+from headrace.storage.s3 import S3Service, S3Store
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from typing import BinaryIO
+
+__all__ = ['GCSStore', 'open_gcs_store']
+
+CHUNK: Final = 1 << 20
+UPLOAD_PART: Final = 32 << 20
+EXTRA: Final = frozenset({'max_pool_connections', 'project', 'service_account_file'})
+SCOPE: Final = 'https://www.googleapis.com/auth/devstorage.read_write'
+HMAC: Final = S3Service(
+    scheme='gs',
+    endpoint_url='https://storage.googleapis.com',
+    region='auto',
+    access_key_variable='GCS_KEY',
+    secret_key_variable='GCS_SECRET',  # noqa: S106 - the name of a variable
+)
+
+
+def open_gcs_store(url: str, options: StoreOptions) -> Store:
+    """The store for ``gs://bucket/prefix``: an `S3Store` if there are HMAC keys and nothing speaks against them."""
+    _, rest = split_url(url)
+    bucket, _, prefix = rest.partition('/')
+    if not bucket:
+        raise ConfigError(f'A GCS URL names a bucket, as in gs://bucket/prefix; got {url!r}. Add the bucket.')
+    has_keys = os.environ.get(HMAC.access_key_variable) and os.environ.get(HMAC.secret_key_variable)
+    if not has_keys or options.anonymous or 'service_account_file' in options.extra:
+        return GCSStore(bucket, prefix, options)
+    if options.requester_pays:
+        raise ConfigError(
+            f'With HMAC keys GCS bills nobody but the owner of a bucket; got `requester_pays` for {url!r}, and '
+            f'GCS_KEY and GCS_SECRET are set. Unset them, so that Application Default Credentials are used.'
+        )
+    return S3Store(bucket, prefix, options, service=HMAC)
+
+
+class _Connection(NamedTuple):
+    """What a process uses to reach the server."""
+
+    client: Any
+    session: Any
+    """Of the same credentials: the client hides the answers that bodies are read from."""
+    credentials: Any
+    payer: str | None
+    """The project that is billed, if it is not the bucket's own."""
+
+
+class GCSStore:
+    """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
+
+    def __init__(self, bucket: str, prefix: str = '', options: StoreOptions | None = None) -> None:
+        self.bucket = bucket
+        self.prefix = prefix.strip('/')
+        self.options = options or StoreOptions()
+        unknown = sorted(set(self.options.extra) - EXTRA)
+        if unknown:
+            raise ConfigError(
+                f'Extra options of a GCS store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
+            )
+        self._connection = PerProcess(self._connect)
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        return f'gs://{self.bucket}/{self.prefix}'.rstrip('/')
+
+    def __repr__(self) -> str:
+        return f'GCSStore({self.url!r})'
+
+    def get(
+        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
+    ) -> None:
+        """See `Store.get`."""
+        name = self._name(key)
+        if size == 0:
+            return
+        # Encoded objects are read as they are stored.
+        headers = {'Accept-Encoding': 'gzip'}
+        if offset or size is not None:
+            headers['Range'] = f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
+        parameters = {'alt': 'media'}
+        with self._mapped_errors('Reading', key):
+            connection = self._connection.get()
+            if etag:
+                parameters['ifGenerationMatch'] = etag
+            if connection.payer:
+                parameters['userProject'] = connection.payer
+            answer = connection.session.get(
+                f'{self._server()}/download/storage/v1/b/{quote(self.bucket, safe="")}/o/{quote(name, safe="")}',
+                params=parameters,
+                headers=headers,
+                stream=True,
+                timeout=self._timeout,
+            )
+        with contextlib.closing(answer):
+            if answer.status_code == 416:
+                # Right at its end nothing is left, which HTTP calls a bad range.
+                info = self.head(key)
+                if size is None and info.size == offset and etag in {None, info.etag}:
+                    return
+                raise bad_range(f'{self.url}/{key}', offset, size, max(info.size - offset, 0))
+            if answer.status_code not in {200, 206}:
+                with self._mapped_errors('Reading', key):
+                    text = answer.text
+                raise self._from_answer('Reading', key, answer, text)
+            self._copy(key, answer, out, offset=offset, size=size, etag=etag)
+
+    def _copy(self, key: str, answer: Any, out: BinaryIO, *, offset: int, size: int | None, etag: str | None) -> None:
+        """Pass the body of an answer on."""
+        url = f'{self.url}/{key}'
+        if offset and answer.status_code != 206:
+            raise StorageError(f'{self._server()} ignored the Range of a request for {url}. Use one that honours it.')
+        found: str | None = answer.headers.get('x-goog-generation')
+        # Emulators may say no generation and ignore the condition on it.
+        if etag and etag != (found or self.head(key).etag):
+            raise changed(url)
+        expected = int(answer.headers.get('Content-Length', -1))
+        if size is not None and expected != size:
+            raise bad_range(url, offset, size, expected)
+        arrived = 0
+        while True:
+            # Only the network's errors are mapped: those of `out` are the caller's.
+            with self._mapped_errors('Reading', key, etag=found or etag):
+                chunk = answer.raw.read(CHUNK, decode_content=False)
+            if not chunk:
+                break
+            out.write(chunk)
+            arrived += len(chunk)
+        if expected not in {-1, arrived}:
+            raise BrokenTransferError.at(f'{url} broke off after {arrived} of {expected} bytes.', etag=found or etag)
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`."""
+        name = self._name(key)
+        body = SourcePart(source, size)
+        with self._mapped_errors('Writing', key):
+            # What is larger than 8 MiB goes up in parts, each of them in memory; readers see it after the last one.
+            blob = self._bucket().blob(name, chunk_size=UPLOAD_PART)
+            blob.upload_from_file(body, size=size, checksum='crc32c', retry=None, timeout=self._timeout)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        name = self._name(key)
+        with self._mapped_errors('Looking up', key):
+            blob = self._bucket().blob(name)
+            blob.reload(retry=None, timeout=self._timeout)
+        return ObjectInfo(key, int(blob.size), str(blob.generation))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+        root = f'{self.prefix}/' if self.prefix else ''
+        where = root + check_prefix(prefix)
+        with self._mapped_errors('Listing', prefix):
+            found = self._connection.get().client.list_blobs(
+                self._bucket(),
+                prefix=where,
+                fields='items(name,size,generation),nextPageToken',
+                retry=None,
+                timeout=self._timeout,
+            )
+            for blob in found:
+                if not blob.name.endswith('/'):  # the folders of consoles
+                    yield ObjectInfo(blob.name[len(root) :], int(blob.size), str(blob.generation))
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        name = self._name(key)
+        # A missing bucket holds no such object either.
+        with contextlib.suppress(ObjectNotFoundError), self._mapped_errors('Deleting', key, asks_bucket=False):
+            self._bucket().blob(name).delete(retry=None, timeout=self._timeout)
+
+    def _name(self, key: str) -> str:
+        check_key(key)
+        return f'{self.prefix}/{key}' if self.prefix else key
+
+    def _bucket(self) -> Any:
+        connection = self._connection.get()
+        return connection.client.bucket(self.bucket, user_project=connection.payer)
+
+    @property
+    def _timeout(self) -> tuple[float, float]:
+        return self.options.connect_timeout, self.options.read_timeout
+
+    def _connect(self) -> _Connection:
+        try:
+            from google.auth.exceptions import GoogleAuthError
+            from google.auth.transport.requests import AuthorizedSession
+            from google.cloud.storage import Client
+            from requests.adapters import HTTPAdapter
+        except ImportError as error:
+            raise MissingDependencyError(
+                f'{self.url} needs google-cloud-storage, which is not installed. Run: pip install "headrace[gcs]"'
+            ) from error
+        options = self.options
+        emulator = os.environ.get('STORAGE_EMULATOR_HOST')
+        if emulator and '://' not in emulator:
+            emulator = f'http://{emulator}'
+        endpoint = options.endpoint_url or emulator
+        try:
+            credentials, project = self._find_credentials(emulated=bool(emulator) and not options.endpoint_url)
+        except GoogleAuthError as error:
+            raise AccessDeniedError(
+                f'{self.url} needs credentials, and google-auth found none that work: {error} Run "gcloud auth '
+                f'application-default login", set GOOGLE_APPLICATION_CREDENTIALS, or GCS_KEY and GCS_SECRET, or set '
+                f'`anonymous` for a public bucket.'
+            ) from error
+        payer = None
+        if options.requester_pays:
+            payer = options.extra.get('project') or os.environ.get('GOOGLE_CLOUD_PROJECT') or project
+            if not payer:
+                raise ConfigError(
+                    f'Somebody pays for requests: `requester_pays` is set for {self.url}, but no project. Name it in '
+                    f'GOOGLE_CLOUD_PROJECT or as `project` in the extra options.'
+                )
+        try:
+            settings = {'api_endpoint': endpoint.rstrip('/')} if endpoint else None
+            client = Client(project=None, credentials=credentials, client_options=settings)
+        except ValueError as error:
+            raise ConfigError(
+                f'google-cloud-storage made no client for {self.url}: {error} Check the endpoint '
+                f'({endpoint or "the default"}) and the credentials ({_describe(credentials)}).'
+            ) from error
+        session = AuthorizedSession(credentials)
+        pool = HTTPAdapter(pool_maxsize=int(str(options.extra.get('max_pool_connections', 32))))
+        session.mount(f'{client.api_endpoint}/', pool)
+        return _Connection(client, session, credentials, None if payer is None else str(payer))
+
+    def _find_credentials(self, *, emulated: bool) -> tuple[Any, str | None]:
+        """The credentials of requests, and the project that they belong to."""
+        import google.auth
+        from google.auth.credentials import AnonymousCredentials
+        from google.oauth2.service_account import Credentials
+
+        if self.options.anonymous:
+            return AnonymousCredentials(), None
+        path = self.options.extra.get('service_account_file')
+        if path is not None:
+            try:
+                found = Credentials.from_service_account_file(str(path), scopes=[SCOPE])
+            except (OSError, ValueError) as error:
+                raise ConfigError(
+                    f'`service_account_file` names the JSON key of a service account; got {path!r}: {error} Correct '
+                    f'the path, or set GOOGLE_APPLICATION_CREDENTIALS for other kinds of credentials.'
+                ) from error
+            return found, found.project_id
+        if emulated:
+            return AnonymousCredentials(), None
+        return google.auth.default(scopes=[SCOPE])
+
+    def _server(self) -> str:
+        return self._connection.get().client.api_endpoint
+
+    def _credentials(self) -> str:
+        path = self.options.extra.get('service_account_file')
+        described = _describe(self._connection.get().credentials)
+        return f'{described} of {path} (`service_account_file`)' if path is not None else described
+
+    @contextlib.contextmanager
+    def _mapped_errors(
+        self, doing: str, key: str, *, etag: str | None = None, asks_bucket: bool = True
+    ) -> Generator[None]:
+        """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
+        self._connection.get()  # before they are imported: it says what is missing
+        from google.api_core.exceptions import GoogleAPICallError
+        from google.auth import exceptions as auth
+        from requests.exceptions import InvalidURL, MissingSchema, RequestException
+        from urllib3.exceptions import HTTPError
+
+        what = f'{doing} {self.url}/{key}'
+        try:
+            yield
+        except StorageError:
+            raise
+        except GoogleAPICallError as error:
+            raise self._from_answer(
+                doing, key, error.response, error.message, status=error.code or 0, asks_bucket=asks_bucket
+            ) from error
+        except auth.TransportError as error:
+            raise BrokenTransferError.at(f'{what} broke while {self._credentials()} was renewed: {error}.') from error
+        except auth.GoogleAuthError as error:
+            if error.retryable:
+                raise BrokenTransferError.at(
+                    f'{what} broke while {self._credentials()} was renewed: {error}.'
+                ) from error
+            raise AccessDeniedError(
+                f'{what} at {self._server()} was refused. The request was made with {self._credentials()}, which '
+                f'could not be renewed: {error}. Use credentials that may do this, or correct the endpoint.'
+            ) from error
+        except (InvalidURL, MissingSchema) as error:
+            raise ConfigError(
+                f'{what}: {error}. An endpoint is a URL such as https://storage.googleapis.com; correct it (options, '
+                f'STORAGE_EMULATOR_HOST).'
+            ) from error
+        except (RequestException, HTTPError, ConnectionError, TimeoutError, _corruption()) as error:
+            raise BrokenTransferError.at(
+                f'{what} at {self._server()} broke: {type(error).__name__}: {error}.', etag=etag
+            ) from error
+
+    def _from_answer(
+        self, doing: str, key: str, answer: Any, text: str, *, status: int = 0, asks_bucket: bool = True
+    ) -> Exception:
+        def absent() -> str:
+            known = None
+            if asks_bucket:
+                known = False if doing == 'Listing' or 'bucket does not exist' in text else self._bucket_exists()
+            if known is False:
+                reason = f'the bucket {self.bucket!r} does not exist at {self._server()}'
+            elif known:
+                reason = (
+                    f'the bucket {self.bucket!r} exists at {self._server()}, but not the object {self._name(key)!r}'
+                )
+            else:
+                reason = f'{self._server()} does not say whether the bucket {self.bucket!r} exists'
+            return f'{reason}. Check the URL and the endpoint (options, STORAGE_EMULATOR_HOST).'
+
+        status = status or answer.status_code
+        return error_of_status(
+            status,
+            f'{doing} {self.url}/{key} at {self._server()}: {status} {text.strip()[:500]}'.rstrip('. '),
+            url=f'{self.url}/{key}',
+            absent=absent,
+            credentials=self._credentials,
+            remedy='Use credentials that may do this (without the right to list a bucket, objects that do not exist '
+            'are refused, too), correct the endpoint, or set `anonymous` or `requester_pays` if the bucket wants that.',
+            retry_after=answer.headers.get('Retry-After') if answer is not None else None,
+        )
+
+    def _bucket_exists(self) -> bool | None:
+        """Whether the bucket is there; None if it does not say. Listing needs less of a right than looking it up."""
+        from google.api_core.exceptions import NotFound
+
+        try:
+            client = self._connection.get().client
+            next(iter(client.list_blobs(self._bucket(), max_results=1, retry=None, timeout=self._timeout)), None)
+        except NotFound:
+            return False
+        except Exception:
+            return None
+        return True
+
+
+def _corruption() -> type[Exception]:
+    """What the SDK raises if the checksum of an upload is not the one of what arrived."""
+    try:
+        from google.cloud.storage.exceptions import DataCorruption
+    except ImportError:  # before its 3.0
+        from google.resumable_media import DataCorruption
+    return DataCorruption
+
+
+def _describe(credentials: Any) -> str:
+    """Which credentials these are, without saying what they are."""
+    from google.auth.credentials import AnonymousCredentials
+
+    if isinstance(credentials, AnonymousCredentials):
+        return 'no credentials (anonymous)'
+    # Newer versions of google-auth know where they found what they found.
+    known = credentials.get_cred_info() if hasattr(credentials, 'get_cred_info') else None
+    if known:
+        who = f' of {known["principal"]}' if known.get('principal') else ''
+        return f'{known["credential_type"]}{who} from {known["credential_source"]}'
+    who = getattr(credentials, 'service_account_email', '')
+    kind = f'{type(credentials).__module__}.{type(credentials).__name__}'
+    return f'credentials ({kind}' + (f', {who})' if who else ')')

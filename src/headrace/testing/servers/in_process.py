@@ -1,0 +1,72 @@
+"""Small HTTP servers of ours, in a thread of the process that uses them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+__all__ = ['Handler', 'serving']
+
+GENERATED = frozenset({'connection', 'content-length', 'date', 'server', 'transfer-encoding'})
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request: a subclass answers it in ``handle_any``, whatever its method is."""
+
+    protocol_version = 'HTTP/1.1'
+    disable_nagle_algorithm = True
+
+    def handle_any(self, body: bytes) -> None:
+        """Answer a request that has this body."""
+        raise NotImplementedError
+
+    def _handle(self) -> None:
+        self.handle_any(self.rfile.read(int(self.headers.get('Content-Length') or 0)))
+
+    do_HEAD = do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _handle  # noqa: N815 - the names are http.server's
+
+    def log_message(self, *_: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Say nothing."""
+
+    def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        """Send a whole answer; headers that HTTP itself needs are made anew."""
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in GENERATED:
+                self.send_header(name, value)
+        self.send_header('Content-Length', str(len(body)))
+        if self.close_connection:
+            self.send_header('Connection', 'close')
+        self.end_headers()
+        if self.command != 'HEAD':
+            self.wfile.write(body)
+
+    def answer_json(self, status: int, content: object, headers: Mapping[str, str] | None = None) -> None:
+        """Send a whole answer in JSON."""
+        self.answer(status, {'Content-Type': 'application/json', **(headers or {})}, json.dumps(content).encode())
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that break off are what tests are about."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+@contextlib.contextmanager
+def serving(handler: type[Handler]) -> Generator[_Server]:
+    """Run a server on a free port of 127.0.0.1 as long as the context lasts."""
+    server = _Server(('127.0.0.1', 0), handler)
+    threading.Thread(target=server.serve_forever, name=handler.__qualname__, daemon=True).start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
