@@ -34,10 +34,10 @@ What the contenders are given:
   HTTP. Its shuffle has a window of one chunk for each worker and cannot be made wider, so its first batch needs the
   fewest bytes.
 
-**nodes**: 1, 2 and 4 nodes of one rank, each a process with a cache folder (and /dev/shm, where mosaicml-streaming has
-its locks) of its own, that read one epoch with a global batch of 64 as fast as they can, over a link without a limit.
-4 canonical nodes. "more than once": shards that lie in more than one node's folder at the end; "needed": those that
-have samples for more than one node.
+**nodes**: 1, 2 and 4 nodes of one rank, each a process with a cache folder (and for mosaicml-streaming, as root, a
+/dev/shm) of its own, that read one epoch with a global batch of 64 as fast as they can, over a link without a limit.
+There are 4 canonical nodes, hence 3 boundaries at which a shard may belong to two. "more than once": shards that lie in
+more than one node's folder at the end; "needed": those that have samples for more than one node.
 
 **cache**: one rank reads two epochs over a link without a limit of bandwidth, as fast as it can and at a pace, with and
 without a `cache_limit` of a third of the data set. Without a limit the second epoch fetches nothing, and its rate is
@@ -235,12 +235,11 @@ def prepare(contender: str) -> Any:
         downloader._OBSTORE_CLIENT_OPTIONS['allow_http'] = True
         return litdata_loader
     if contender == 'mosaicml-streaming':
-        import streaming
+        import streaming  # noqa: F401
         import torch.distributed as dist
 
         if 'WORLD_SIZE' in os.environ:  # else it would make a process group, and end it again, several times
             dist.init_process_group('gloo')
-        streaming.base.util.clean_stale_shared_memory()
         return mosaicml_loader
     import headrace.storage.s3  # noqa: F401
 
@@ -315,10 +314,11 @@ def run_here(run: dict[str, Any]) -> dict[str, Any]:
     return {'epochs': results}
 
 
-def launch(run: dict[str, Any], environ: Mapping[str, str], *, own_shared_memory: bool = False) -> Any:
+def launch(run: dict[str, Any], environ: Mapping[str, str]) -> Any:
     """Begin a run in a new process."""
     command = [sys.executable, '-W', 'ignore', __file__, '--run', json.dumps(run)]
-    if own_shared_memory:
+    if run['contender'] == 'mosaicml-streaming' and os.geteuid() == 0 and shutil.which('unshare'):
+        # It takes names in shared memory that others on this machine may have, and leaves some behind.
         command = ['unshare', '-m', 'sh', '-c', 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', 'sh', *command]
     return subprocess.Popen(
         command,
@@ -535,7 +535,7 @@ def nodes_run(bench: Bench, contender: str, nodes: int) -> dict[str, Any]:
                     'GLOO_SOCKET_IFNAME': 'lo',
                 }
             settings = bench.run(contender, cache=str(caches[-1]), batch=BATCH // nodes, canonical_nodes=4)
-            processes.append(launch(settings, environ, own_shared_memory=contender != 'headrace'))
+            processes.append(launch(settings, environ))
         stack.callback(lambda: [process.kill() for process in processes])
         seconds = 0.0
         for process in processes:

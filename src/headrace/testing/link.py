@@ -79,7 +79,8 @@ class Link:
 
     def __enter__(self) -> Link:
         with contextlib.ExitStack() as stack:
-            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix='headrace-link-'))
+            file = tempfile.NamedTemporaryFile(prefix='headrace-link-')  # noqa: SIM115 - closed once both have mapped it
+            stack.callback(file.close)
             file.truncate(8 * relay.COUNTERS)
             self._counts = memoryview(mmap.mmap(file.fileno(), 8 * relay.COUNTERS)).cast('q')
             assert relay.__file__ is not None
@@ -94,6 +95,7 @@ class Link:
                 return self._counts[relay.PORT] != 0
 
             wait_until(listens)
+            file.close()  # so that nothing is left behind if this process is killed
             self._stack = stack.pop_all()
         return self
 
