@@ -79,7 +79,7 @@ class Link:
 
     def __enter__(self) -> Link:
         with contextlib.ExitStack() as stack:
-            file = tempfile.NamedTemporaryFile(prefix='headrace-link-')  # noqa: SIM115 - closed once both have mapped it
+            file = tempfile.NamedTemporaryFile(prefix='headrace-link-')
             stack.callback(file.close)
             file.truncate(8 * relay.COUNTERS)
             self._counts = memoryview(mmap.mmap(file.fileno(), 8 * relay.COUNTERS)).cast('q')
