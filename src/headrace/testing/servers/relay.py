@@ -1,0 +1,260 @@
+"""The program behind `headrace.testing.link.Link`: forwards connections over a link of some latency and bandwidth.
+
+It needs nothing but Python's own library and is run by its path, so that it starts at once.
+
+    relay.py HOST PORT LATENCY RATE COUNTERS
+
+HOST and PORT are the server's, LATENCY is a round trip's in seconds, RATE the bytes per second towards the client (0:
+no limit), COUNTERS a file of `COUNTERS` int64 numbers in the machine's byte order, which it writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import mmap
+import selectors
+import socket
+import sys
+import time
+from collections import deque
+from typing import Final
+
+COUNTERS: Final = 4
+PORT, TO_CLIENT, TO_SERVER, CONNECTIONS = range(COUNTERS)
+"""What the numbers of the file count: the port that it listens on, bytes each way, connections accepted."""
+
+_SLACK: Final = 0.001  # seconds that a chunk may be taken before its turn: the clock of epoll has no finer grain
+_CATCH_UP: Final = 0.1  # seconds that this process may lose to others while data wait, without losing bandwidth
+_UNLIMITED_WINDOW: Final = 64 << 20
+_CHUNK: Final = 1 << 18
+
+
+class _Pipe:
+    """One direction of a connection: what was read, what is under way, what has arrived and is not yet written."""
+
+    def __init__(self, source: socket.socket, sink: socket.socket, *, to_client: bool) -> None:
+        self.source = source
+        self.sink = sink
+        self.to_client = to_client
+        self.peer: _Pipe
+        self.opens = 0.0
+        """When the handshake is over: no byte leaves before."""
+        self.flying: deque[bytes] = deque()
+        """In the order of arrival; an empty one is the end."""
+        self.arrived: deque[memoryview] = deque()
+        self.held = 0
+        """Bytes of both."""
+        self.is_waiting = False
+        """Whether it stands in the queue for the link."""
+        self.has_ended = False
+        """Whether there is nothing more to read."""
+        self.is_done = False
+        """Whether the end was passed on."""
+        self.is_blocked = False
+        """Whether the sink takes no more for now."""
+
+
+class _Relay:
+    def __init__(self, server: tuple[str, int], latency: float, rate: float, counts: memoryview) -> None:
+        self._server = server
+        self._one_way = latency / 2
+        self._round_trip = latency
+        self._rate = rate
+        self._counts = counts
+        self._selector = selectors.DefaultSelector()
+        self._interest: dict[socket.socket, int] = {}
+        self._reads: dict[socket.socket, _Pipe] = {}
+        self._writes: dict[socket.socket, _Pipe] = {}
+        self._waiting: deque[_Pipe] = deque()
+        self._free_at = 0.0  # when the last bit that was sent is on the link
+        self._flights: list[tuple[float, int, _Pipe]] = []
+        self._numbers = itertools.count()
+        # As much as is under way in four round trips, besides what the kernel keeps: what TCP's window would be.
+        self._window = int(4 * rate * latency) + (1 << 20) if rate else _UNLIMITED_WINDOW
+        # About 2 ms of the link, so that connections take turns often.
+        self._quantum = min(max(int(rate * 0.002), 1 << 14), _CHUNK) if rate else _CHUNK
+        self._listener = socket.create_server(('127.0.0.1', 0), backlog=512)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        counts[PORT] = self._listener.getsockname()[1]
+
+    def run(self) -> None:
+        while True:
+            for key, events in self._selector.select(self._patience()):
+                found = key.fileobj
+                assert isinstance(found, socket.socket)
+                if found is self._listener:
+                    self._accept()
+                    continue
+                if events & selectors.EVENT_WRITE and found in self._writes:
+                    self._write(self._writes[found])
+                if events & selectors.EVENT_READ and found in self._reads:
+                    self._readable(self._reads[found])
+            self._send()
+            self._deliver()
+
+    def _patience(self) -> float | None:
+        """Seconds until something is due, None: only sockets can change anything."""
+        due = self._flights[0][0] if self._flights else None
+        if self._waiting:
+            turn = self._free_at - _SLACK
+            due = turn if due is None else min(due, turn)
+        return None if due is None else max(0.0, due - time.monotonic())
+
+    # -- connections ----------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            client, _ = self._listener.accept()
+            try:
+                server = socket.create_connection(self._server)
+            except OSError:
+                client.close()
+                return
+            self._counts[CONNECTIONS] += 1
+            for end in (client, server):
+                end.setblocking(False)
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            down = _Pipe(server, client, to_client=True)
+            up = _Pipe(client, server, to_client=False)
+            down.peer, up.peer = up, down
+            # The kernel has shaken hands already; over the link that takes a round trip, and the client sends after it.
+            up.opens = time.monotonic() + self._round_trip
+            for pipe in (down, up):
+                self._reads[pipe.source] = pipe
+                self._writes[pipe.sink] = pipe
+                self._watch(pipe.source)
+
+    def _watch(self, end: socket.socket) -> None:
+        """Have the selector look at what can be done with a socket now."""
+        read, write = self._reads.get(end), self._writes.get(end)
+        events = 0
+        if read is not None and not (read.has_ended or read.is_waiting or read.held > self._window):
+            events |= selectors.EVENT_READ
+        if write is not None and write.is_blocked:
+            events |= selectors.EVENT_WRITE
+        before = self._interest.get(end, 0)
+        if events == before:
+            return
+        if not before:
+            self._selector.register(end, events)
+        elif not events:
+            self._selector.unregister(end)
+        else:
+            self._selector.modify(end, events)
+        self._interest[end] = events
+
+    def _drop(self, pipe: _Pipe) -> None:
+        """Close both ends of a connection, whatever is under way."""
+        for one in (pipe, pipe.peer):
+            one.has_ended = one.is_done = True
+            one.is_blocked = False
+            one.flying.clear()
+            one.arrived.clear()
+            self._reads.pop(one.source, None)
+            self._writes.pop(one.sink, None)
+        for one in (pipe, pipe.peer):
+            self._watch(one.source)
+            self._interest.pop(one.source, None)
+            one.source.close()
+
+    # -- the link -------------------------------------------------------------------------------------------------
+
+    def _readable(self, pipe: _Pipe) -> None:
+        if pipe.to_client and self._rate:
+            if not self._waiting:  # the link had nothing to do until now
+                self._free_at = max(self._free_at, time.monotonic())
+            pipe.is_waiting = True
+            self._waiting.append(pipe)
+            self._watch(pipe.source)
+        else:
+            self._take(pipe, _CHUNK)
+            self._watch(pipe.source)
+
+    def _send(self) -> None:
+        """Put what waits on the link, one chunk of each connection after another, as far as it is free."""
+        now = time.monotonic()
+        while self._waiting and self._free_at <= now + _SLACK:
+            pipe = self._waiting.popleft()
+            pipe.is_waiting = False
+            if pipe.has_ended:
+                continue
+            self._free_at = max(self._free_at, now - _CATCH_UP)
+            if self._take(pipe, self._quantum) == self._quantum and pipe.held <= self._window:
+                pipe.is_waiting = True
+                self._waiting.append(pipe)
+            else:
+                self._watch(pipe.source)
+
+    def _take(self, pipe: _Pipe, most: int) -> int:
+        """Read at most so many bytes and send them off; how many these were."""
+        try:
+            chunk = pipe.source.recv(most)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            chunk = b''
+        size = len(chunk)
+        now = time.monotonic()
+        if pipe.to_client:
+            self._counts[TO_CLIENT] += size
+            if self._rate:
+                self._free_at += size / self._rate
+                now = self._free_at
+        else:
+            self._counts[TO_SERVER] += size
+            now = max(now, pipe.opens)
+        pipe.has_ended = not size
+        pipe.held += size
+        pipe.flying.append(chunk)
+        heapq.heappush(self._flights, (now + self._one_way, next(self._numbers), pipe))
+        return size
+
+    def _deliver(self) -> None:
+        now = time.monotonic()
+        while self._flights and self._flights[0][0] <= now:
+            pipe = heapq.heappop(self._flights)[2]
+            if not pipe.is_done:
+                pipe.arrived.append(memoryview(pipe.flying.popleft()))
+                if not pipe.is_blocked:
+                    self._write(pipe)
+
+    def _write(self, pipe: _Pipe) -> None:
+        """Write what has arrived, as far as the sink takes it."""
+        pipe.is_blocked = False
+        try:
+            while pipe.arrived:
+                chunk = pipe.arrived[0]
+                if not chunk:
+                    pipe.is_done = True
+                    if pipe.peer.is_done:
+                        self._drop(pipe)
+                        return
+                    pipe.sink.shutdown(socket.SHUT_WR)
+                    break
+                sent = pipe.sink.send(chunk)
+                pipe.held -= sent
+                if sent == len(chunk):
+                    pipe.arrived.popleft()
+                else:
+                    pipe.arrived[0] = chunk[sent:]
+        except BlockingIOError:
+            pipe.is_blocked = True
+        except OSError:
+            self._drop(pipe)
+            return
+        self._watch(pipe.sink)
+        self._watch(pipe.source)
+
+
+def _main() -> None:
+    host, port, latency, rate, counters = sys.argv[1:]
+    with open(counters, 'r+b') as file:
+        counts = memoryview(mmap.mmap(file.fileno(), 8 * COUNTERS)).cast('q')
+    _Relay((host, int(port)), float(latency), float(rate), counts).run()
+
+
+if __name__ == '__main__':
+    _main()
