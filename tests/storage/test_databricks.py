@@ -249,8 +249,7 @@ class TestRequests:
         proxy.faults = [Fault(match='GET.*(files|read)', skip=0, times=1, close_after=1_300_000)]
         new = os.urandom(len(DATA) + 1)
         with open(tmp_path / 'out', 'w+b', buffering=0) as out:
-            retry = Retry(attempts=3, first_delay=0.01)
-            download(store, 'x', out, retry, on_retry=lambda: put_bytes(store, 'x', new))
+            download(store, 'x', out, Retry(attempts=3, sleep=lambda _: put_bytes(store, 'x', new)))
         assert (tmp_path / 'out').read_bytes() == new
 
     def test_a_file_of_dbfs_replaced_between_two_blocks_is_refused(self, workspace):

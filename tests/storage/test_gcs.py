@@ -1,7 +1,9 @@
+import io
 import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +67,15 @@ class TestGCSStore(StoreContract):
     def store(self, emulator):
         return emulator.store(emulator.new_bucket(), 'some/prefix')
 
+    def test_an_etag_names_a_version(self, store):
+        put_bytes(store, 'x', b'one')
+        etag = store.head('x').etag
+        assert store.get('x', io.BytesIO()) == ''
+        assert store.get('x', io.BytesIO(), etag=etag) == etag
+        put_bytes(store, 'x', b'another')
+        with pytest.raises(TransferError, match='changed'):
+            read_bytes(store, 'x', offset=1, etag=etag)
+
 
 class TestGCSStoreBehindTheGate(StoreContract):
     """With a service account, preconditions and pages, as Google has them."""
@@ -109,7 +120,7 @@ class TestGCSFaults(StoreFaultContract):
         new = os.urandom(len(DATA))
         proxied.proxy.faults = [Fault(match='GET', close_after=1_500_000, times=1)]
         with open(tmp_path / 'out', 'w+b', buffering=0) as out:
-            download(proxied.store, 'x', out, self.RETRY, on_retry=lambda: put_bytes(direct, 'x', new))
+            download(proxied.store, 'x', out, replace(self.RETRY, sleep=lambda _: put_bytes(direct, 'x', new)))
         assert (tmp_path / 'out').read_bytes() == new
 
 

@@ -97,6 +97,7 @@ class TestPlainSftpStore(StoreContract):
     def test_an_etag_names_a_version(self, store):
         put_bytes(store, 'x', b'one')
         etag = store.head('x').etag
+        assert store.get('x', io.BytesIO()) == etag
         assert read_bytes(store, 'x', etag=etag) == b'one'
         store.delete('x')
         put_bytes(store, 'x', b'another')
@@ -277,7 +278,7 @@ class TestConnections:
         proxy.faults = [TcpFault(close_after=2_000_000, times=1)]
         new = os.urandom(len(DATA) + 1)
         with open(tmp_path / 'out', 'w+b', buffering=0) as out:
-            download(store, 'x', out, Retry(attempts=3, first_delay=0.01), on_retry=lambda: put_bytes(store, 'x', new))
+            download(store, 'x', out, Retry(attempts=3, sleep=lambda _: put_bytes(store, 'x', new)))
         assert (tmp_path / 'out').read_bytes() == new
 
     def test_no_one_listens(self, sshd):

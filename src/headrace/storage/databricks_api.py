@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
 from headrace.storage.answers import error_of_status
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import StoreOptions, check_key
+from headrace.storage.protocol import StoreOptions, check_extra, check_key
 from headrace.storage.retry import BrokenTransferError
 
 if TYPE_CHECKING:
@@ -51,11 +51,7 @@ class WorkspaceFolder:
     def __init__(self, root: str, options: StoreOptions) -> None:
         self.root = '/' + root.strip('/')
         self.options = options
-        unknown = sorted(set(options.extra) - EXTRA)
-        if unknown:
-            raise ConfigError(
-                f'Extra options of a Databricks store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
-            )
+        check_extra(options, EXTRA, 'a Databricks store')
         self._connection = PerProcess(self._connect)
 
     @property
@@ -185,8 +181,7 @@ class WorkspaceFolder:
                 f'{doing} {self.url}/{key} at {self._host()}: {str(error).rstrip(".")}',
                 url=f'{self.url}/{key}',
                 absent=lambda: (
-                    f'{self._why_absent(key)} at {self._host()}. Check the URL and the workspace '
-                    f'(DATABRICKS_HOST, or the profile).'
+                    f'{self._why_absent(key)}. Check the URL and the workspace (DATABRICKS_HOST, or the profile).'
                 ),
                 credentials=self._credentials,
                 remedy='Use credentials that may do this, or have them granted what is missing.',
