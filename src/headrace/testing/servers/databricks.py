@@ -225,9 +225,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: bytes = b'', **headers: str) -> None:
         self.send_response(status)
-        close = {'Connection': 'close'} if self.close_connection else {}  # as asked for
         kind = {'Content-Type': 'application/json'}  # but for files
-        for name, value in (kind | {'Content-Length': str(len(body))} | headers | close).items():
+        for name, value in (kind | {'Content-Length': str(len(body))} | headers).items():
             self.send_header(name.replace('_', '-'), value)
         self.end_headers()
         if self.command != 'HEAD':
