@@ -138,8 +138,8 @@ class TestSftpFaults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, sshd, proxy, direct):
-        # A handshake computes; on a busy machine half a second would be short.
-        store = sshd.store(direct.root, port=proxy.port, connect_timeout=1.5, read_timeout=0.5)
+        # A handshake computes; on a busy machine half a second is short.
+        store = sshd.store(direct.root, port=proxy.port, connect_timeout=1.0, read_timeout=0.5)
         if not TestSftpFaults.opened:
             with sshd.store(direct.root, port=proxy.port)._session('Measuring', ''):
                 TestSftpFaults.opened = proxy.requests.pop().received

@@ -11,6 +11,7 @@ roles, and web identity; what expires is refreshed by it. The server is ``StoreO
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -197,6 +198,7 @@ class S3Store:
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
+        from botocore.session import Session as CoreSession
 
         options, service = self.options, self.service
         if service:
@@ -216,7 +218,13 @@ class S3Store:
         if 'addressing_style' in options.extra:
             settings['s3'] = {'addressing_style': options.extra['addressing_style']}
         try:
-            session = Session(profile_name=options.extra.get('profile'), region_name=options.region)
+            core = CoreSession()
+            if profile := options.extra.get('profile'):
+                core.set_config_variable('profile', profile)
+            loader = _descriptions(core.get_config_variable('data_path'))
+            core.register_component('data_loader', loader)
+            session = Session(botocore_session=core, profile_name=profile, region_name=options.region)
+            loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's
             custom = endpoint or _configured_endpoint(session)
             if custom:
                 # Servers other than AWS's may know neither the checksums nor their trailers.
@@ -345,6 +353,17 @@ class S3Store:
         )
         places = 'options' if self.service else 'options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3'
         return f'{reason}. Check the URL and the endpoint ({places}).'
+
+
+@functools.cache
+def _descriptions(path: str | None) -> Any:
+    """What botocore reads of the services from its files, which is most of the time that a client takes to make.
+
+    All clients of a process share it, such as those of the streams of a mixture.
+    """
+    from botocore.loaders import create_loader
+
+    return create_loader(path)
 
 
 def _status(error: Any) -> int:

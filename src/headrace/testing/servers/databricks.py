@@ -182,6 +182,7 @@ class DatabricksServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
+    disable_nagle_algorithm = True
     workspace: DatabricksServer
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that it has
