@@ -7,6 +7,7 @@ have one time-out for everything.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any, Final
 
@@ -76,8 +77,6 @@ class WorkspaceFolder:
         import requests
         from requests.adapters import HTTPAdapter
 
-        from headrace import __version__
-
         try:
             with self._mapped_errors('Finding the workspace of', ''):
                 config = Config(
@@ -86,7 +85,7 @@ class WorkspaceFolder:
                     http_timeout_seconds=self.options.read_timeout,
                     retry_timeout_seconds=1,  # of what it asks about the workspace; 0 would be its default of 300
                     product='headrace',
-                    product_version=__version__,
+                    product_version=_own_version(),
                 )
         except ConfigError:
             raise
@@ -220,6 +219,13 @@ class WorkspaceFolder:
             raise BrokenTransferError.at(
                 f'{doing} {self.url}/{key} broke: {type(error).__name__}: {error}.', etag=etag
             ) from error
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version('headrace')
+    except importlib.metadata.PackageNotFoundError:  # a copy of the sources
+        return '0.0.0'
 
 
 def _without_settings(error: ValueError) -> str:
