@@ -39,7 +39,7 @@ def test_an_answer_ends_its_connection(url):
 
 
 @pytest.mark.parametrize('fault', [Fault(latency=60), Fault(stall_after=100), Fault(rate=100), Fault()])
-def test_it_ends_quietly_whatever_is_pending(url, fault, capfd):
+def test_it_ends_quietly_whatever_is_pending(url, fault, capfd, caplog):
     with FaultProxy(url, [fault]) as proxy:
         clients = [socket.create_connection(('127.0.0.1', proxy._port)) for _ in range(3)]
         for client, request in zip(clients, (b'GET / HTTP/1.1\r\nHost: x\r\n\r\n', b'GET / HT', b''), strict=True):
@@ -49,3 +49,4 @@ def test_it_ends_quietly_whatever_is_pending(url, fault, capfd):
         client.close()
     gc.collect()
     assert capfd.readouterr() == ('', '')
+    assert not caplog.records
