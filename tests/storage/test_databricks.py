@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 import time
 from typing import ClassVar
 
@@ -311,15 +309,3 @@ class TestUrls:
     def test_one_slash_makes_a_url(self):
         assert split_url('dbfs:/Volumes/c') == split_url('dbfs:///Volumes/c') == ('dbfs', '/Volumes/c')
         assert split_url('dbfs:x') == ('', 'dbfs:x')
-
-
-def test_without_databricks_sdk_the_extra_to_install_is_named():
-    code = (
-        'import sys; sys.modules["databricks.sdk.core"] = None\n'
-        'from headrace.storage import open_store\n'
-        'import io\n'
-        'try: open_store("dbfs:/a").get("x", io.BytesIO())\n'
-        'except ImportError as error: assert "headrace[databricks]" in str(error), error\n'
-        'else: raise SystemExit("no error")\n'
-    )
-    subprocess.run([sys.executable, '-c', code], check=True)

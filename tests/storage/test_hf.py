@@ -289,17 +289,6 @@ class TestErrors:
         with pytest.raises(ConfigError, match=r"no extra options.*; got \['token'\]"):
             open_store('hf://datasets/o/r', StoreOptions(extra={'token': 'x'}))
 
-    def test_without_the_sdk_the_extra_to_install_is_named(self):
-        code = (
-            'import sys; sys.modules["huggingface_hub"] = None\n'
-            'from headrace.storage import open_store\n'
-            'import io\n'
-            'try: open_store("hf://datasets/o/r").get("x", io.BytesIO())\n'
-            'except ImportError as error: assert "headrace[hf]" in str(error), error\n'
-            'else: raise SystemExit("no error")\n'
-        )
-        subprocess.run([sys.executable, '-c', code], check=True)
-
 
 class TestRequests:
     def test_public_repositories_are_read_without_a_token(self, hub, monkeypatch):

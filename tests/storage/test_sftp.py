@@ -522,15 +522,3 @@ class TestUrls:
 
     def test_repr(self):
         assert repr(SftpStore('h', '/p/')) == "SftpStore('sftp://h/p')"
-
-
-def test_without_paramiko_the_extra_to_install_is_named():
-    code = (
-        'import sys; sys.modules["paramiko"] = None\n'
-        'from headrace.storage import open_store\n'
-        'import io\n'
-        'try: open_store("sftp://h/a").get("x", io.BytesIO())\n'
-        'except ImportError as error: assert "headrace[sftp]" in str(error), error\n'
-        'else: raise SystemExit("no error")\n'
-    )
-    subprocess.run([sys.executable, '-c', code], check=True)
