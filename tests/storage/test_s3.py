@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -167,17 +165,6 @@ class TestRequests:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store._client is parents
-
-    def test_without_boto3_the_extra_to_install_is_named(self):
-        code = (
-            'import sys; sys.modules["boto3"] = None\n'
-            'from headrace.storage import open_store\n'
-            'import io\n'
-            'try: open_store("s3://b").get("x", io.BytesIO())\n'
-            'except ImportError as error: assert "headrace[s3]" in str(error), error\n'
-            'else: raise SystemExit("no error")\n'
-        )
-        subprocess.run([sys.executable, '-c', code], check=True)
 
 
 class TestFaults:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Fetched, Lease, ShardCache
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
-from headrace.storage.resolve import known_schemes, open_store, register_store, split_url
+from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
 from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheCounts
 from headrace.storage.transfer import download
@@ -31,6 +31,7 @@ __all__ = [
     'StoreOptions',
     'download',
     'known_schemes',
+    'local_path',
     'open_store',
     'register_store',
     'split_url',
