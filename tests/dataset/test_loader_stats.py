@@ -15,9 +15,9 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from headrace import PADDING, STREAM, LoaderStats, Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.dataset.statistics import Delivery
+from headrace.dataset.statistics import Delivery, ReadCounts
 from headrace.errors import ConfigError
-from headrace.storage import CacheCounts
+from headrace.storage.local import LocalStore
 
 SIZES = {'a': 60, 'b': 80, 'c': 30}
 FIRST = {'a': 0, 'b': 1000, 'c': 2000}
@@ -78,6 +78,98 @@ def test_counts_are_those_of_the_batches_and_bytes_those_of_the_shards(remote, t
     assert stats.cache_hits > 0
     assert 0 < stats.seconds_to_first_batch <= stats.seconds_waiting
     assert {name: count.samples for name, count in loader.mix().items()} == dict(stats.stream_samples)
+
+
+READ = ('bytes_downloaded', 'bytes_unpacked', 'requests', 'shards_fetched', 'cache_hits', 'evictions', 'retries')
+
+
+def sums_of_streams(stats: LoaderStats) -> dict[str, int]:
+    return {name: sum(getattr(stream, name) for stream in stats.streams.values()) for name in ('samples', *READ)}
+
+
+@pytest.mark.parametrize('workers', WORKERS.values(), ids=WORKERS)
+@pytest.mark.parametrize('left_at', [None, 5], ids=['whole', 'left'])
+def test_each_stream_has_its_own_counts(remote, tmp_path, workers, left_at):
+    folders, size = remote
+    data = dataset(folders, tmp_path / 'cache', batch_size=8)
+    loader = StreamingDataLoader(data, **workers)
+    assert {name: sum(counts) for name, counts in loader.stats().streams.items()} == dict.fromkeys(SIZES, 0)
+    for _ in range(3):  # what is lost of a pass that was left comes with the next one
+        for _ in itertools.islice(loader, left_at):
+            stats = loader.stats()
+            assert sums_of_streams(stats) == {name: getattr(stats, name) for name in ('samples', *READ)}
+            assert {n: s.samples for n, s in stats.streams.items()} == stats.stream_samples
+    for epoch in range(2):
+        list(loader)
+        if workers.get('persistent_workers') or left_at is None or not workers:
+            assert loader.stats().bytes_downloaded == size, epoch
+    for name, folder in folders.items():
+        sizes = [path.stat().st_size for path in folder.glob('*.mds')]
+        found = loader.stats().streams[name]
+        if workers.get('persistent_workers') or left_at is None or not workers:
+            assert (found.bytes_downloaded, found.requests, found.shards_fetched) == (
+                sum(sizes),
+                len(sizes),
+                len(sizes),
+            )
+        assert found.cache_hits > 0
+        assert found.evictions == found.retries == found.bad_samples == 0
+
+
+def test_streams_are_a_value_too(remote):
+    loader = StreamingDataLoader(dataset(remote[0], batch_size=8))
+    before = loader.stats().streams
+    assert list(before) == list(SIZES)
+    for _ in itertools.islice(loader, 3):
+        pass
+    after = loader.stats().streams
+    assert {stream.samples for stream in before.values()} == {0}
+    assert sum(stream.samples for stream in after.values()) == 24
+    assert pickle.loads(pickle.dumps(after)) == after == loader.stats().streams != before
+    assert 'cache_hits=' in repr(after)
+    with pytest.raises(KeyError, match='d'):
+        after['d']
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_evictions_are_the_evicted_streams(make_dataset, tmp_path, workers):
+    folders = {'a': make_dataset('a', 100), 'b': make_dataset('b', 100)}
+    sizes = {
+        kind: sum(path.stat().st_size for folder in folders.values() for path in folder.glob(kind))
+        for kind in ('index.json', '*.mds')
+    }
+    limit = sizes['index.json'] + sizes['*.mds'] // 2
+    data = dataset(folders, tmp_path / 'cache', batch_size=5, cache_limit=limit)
+    loader = StreamingDataLoader(data, num_workers=workers)
+    for _ in range(3):
+        list(loader)
+    streams = loader.stats().streams
+    assert all(stream.evictions > 0 for stream in streams.values())
+    assert sum(stream.evictions for stream in streams.values()) == loader.stats().evictions
+    for name, stream in streams.items():
+        there = sum(1 for _ in (tmp_path / 'cache' / name).glob('*.mds'))
+        assert stream.shards_fetched - stream.evictions <= there  # what is fetched last may still be on its way
+
+
+def test_who_waits_for_a_shard_says_of_which_stream(make_dataset, tmp_path, monkeypatch):
+    folders = {'fast': make_dataset('fast', 50), 'slow': make_dataset('slow', 50, first=1000)}
+    get = LocalStore.get
+
+    def slow_get(self, key, out, **options):
+        if 'slow' in self.url and key.endswith('.mds'):
+            time.sleep(0.05)
+        return get(self, key, out, **options)
+
+    monkeypatch.setattr(LocalStore, 'get', slow_get)
+    streams = [
+        Stream(remote=str(folder), local=str(tmp_path / 'cache' / name), name=name) for name, folder in folders.items()
+    ]
+    loader = StreamingDataLoader(StreamingDataset(streams=streams, batch_size=100))
+    list(loader)
+    slow = loader.stats().streams['slow']
+    assert 1 <= slow.shards_waited_for <= 5
+    assert 0.03 <= slow.seconds_waited <= loader.stats().seconds_waiting
+    assert slow.seconds_waited > loader.stats().streams['fast'].seconds_waited
 
 
 @pytest.mark.parametrize('workers', [WORKERS['none'], WORKERS['fork']], ids=['none', 'fork'])
@@ -288,7 +380,7 @@ def test_pytorch_page_locks_what_is_in_a_delivery():
             return self
 
     streams = np.array([0, 1], np.uint8)
-    sent = Delivery({'x': Batch()}, 2, streams, 5, CacheCounts(hits=3))
+    sent = Delivery({'x': Batch()}, 2, streams, ReadCounts(5, np.array([1]), np.ones((1, 9), np.int64)))
     got = pin_memory(sent)
     assert got.batch['x'].is_locked
     assert got[1:] == sent[1:]

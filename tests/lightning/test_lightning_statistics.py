@@ -62,6 +62,9 @@ def test_a_run_is_logged(mixes, tmp_path, workers, by_hand):
         assert 'data/tokens_per_second' not in row
     size = sum(path.stat().st_size for folder in mixes['uneven'].values() for path in Path(folder).glob('*.mds'))
     assert logged[-1]['data/bytes_downloaded'] <= size == run.train_dataloader.stats().bytes_downloaded
+    parts = [logged[-1][f'data/{name}/bytes_downloaded'] for name in SIZES]
+    assert all(parts)
+    assert sum(parts) == logged[-1]['data/bytes_downloaded']
 
 
 def test_ranks_are_logged_together(mixes, tmp_path):
@@ -73,6 +76,7 @@ def test_ranks_are_logged_together(mixes, tmp_path):
     had = shares(ranks[0]['ids'] + ranks[1]['ids'])
     assert {name: last[f'mix/{name}/samples'] for name in SIZES} == had
     assert last['data/bytes_downloaded'] == ranks[0]['bytes'] + ranks[1]['bytes']
+    assert sum(last[f'data/{name}/bytes_downloaded'] for name in SIZES) == last['data/bytes_downloaded']
     assert last['data/cache_hits'] == ranks[0]['hits'] + ranks[1]['hits']
     assert last['data/tokens_per_second'] == pytest.approx(10 * last['data/samples_per_second'], rel=1e-3)
 

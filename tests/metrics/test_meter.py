@@ -143,6 +143,68 @@ def test_bad_samples_are_counted_where_they_are_skipped(make_loader, make_datase
     assert 'data/bad_samples' not in meter.read()
 
 
+@pytest.fixture
+def remote_loader(make_dataset, tmp_path):
+    folders = {name: make_dataset(f'far-{name}', 50) for name in 'ab'}
+
+    def make(cache: str, *, local: bool = False) -> StreamingDataLoader:
+        streams = [
+            Stream(remote=str(folder), local=str(tmp_path / cache / name), name=name)
+            for name, folder in folders.items()
+        ]
+        if local:
+            streams.append(Stream(local=str(folders['a']), name='here'))
+        return StreamingDataLoader(StreamingDataset(streams=streams, batch_size=10))
+
+    return make
+
+
+def test_downloads_are_told_apart_by_stream(remote_loader):
+    meter, loader = DataMeter(), remote_loader('cache', local=True)
+    meter.follow({'': loader})
+    list(loader)
+    figures = meter.read()
+    parts = [loader.stats().streams[name] for name in 'ab']
+    for name, part in zip('ab', parts, strict=True):
+        assert figures[f'data/{name}/bytes_downloaded'] == part.bytes_downloaded > 0
+        assert figures[f'data/{name}/requests'] == part.requests > 0
+        assert figures[f'data/{name}/cache_hits'] == part.cache_hits > 0
+        assert figures[f'data/{name}/shards_waited_for'] == part.shards_waited_for
+        assert figures[f'data/{name}/seconds_waited'] == pytest.approx(part.seconds_waited)
+    assert figures['data/bytes_downloaded'] == sum(part.bytes_downloaded for part in parts)
+    assert not any(name.startswith('data/here/') for name in figures)  # nothing of it has to be downloaded
+    assert figures.keys() - meter.read(per_stream_reads=False).keys() == {
+        n for n in figures if n.count('/') == 2 and n[0] == 'd'
+    }
+    assert not any(name.count('/') > 1 for name in meter.read(per_stream=False))
+
+    summed = meter.read(ranks=2, sum_over_ranks=lambda numbers: [2 * number for number in numbers])
+    assert summed['data/b/requests'] == 2 * figures['data/b/requests']
+    assert summed['data/requests'] == 2 * figures['data/requests']
+
+    other = remote_loader('other', local=True)  # in the place of the first
+    meter.follow({'': other})
+    list(other)
+    assert meter.read()['data/a/requests'] == 2 * parts[0].requests
+
+
+def test_many_streams_are_told_apart_only_when_that_is_asked_for(remote_loader, monkeypatch):
+    monkeypatch.setattr('headrace.metrics.meter._LOGGED_STREAMS', 3)
+    meter, loaders = DataMeter(), {name: remote_loader(name) for name in 'xy'}
+    meter.follow(loaders)
+    for loader in loaders.values():
+        list(loader)
+    assert not any(name.startswith('data/x/') for name in meter.read())
+    assert meter.read(per_stream_reads=True)['data/x/a/requests'] == loaders['x'].stats().streams['a'].requests
+
+
+def test_a_single_stream_is_all_there_is(make_dataset, tmp_path):
+    data = StreamingDataset(remote=str(make_dataset('far', 20)), local=str(tmp_path / 'cache'), batch_size=10)
+    meter = DataMeter()
+    meter.follow({'': StreamingDataLoader(data)})
+    assert not any(name.count('/') > 1 for name in meter.read(per_stream_reads=True))
+
+
 def test_a_loader_in_the_place_of_another_goes_on_with_its_counts(make_loader):
     meter = DataMeter()
     hits = 0

@@ -30,18 +30,28 @@ class DataStatistics(Callback):
     Args:
         every_n_batches: batches between two logs.
         per_stream: log samples, share and promised share of each stream.
-        sync_dist: add up downloads, requests, hits, stalls, waits and bad samples over all ranks, by one reduction at
-            each log. If not, each rank's are its own.
+        per_stream_reads: log also what was downloaded of each stream, and how long its shards were waited for; None: if
+            at most 32 streams have to be downloaded.
+        sync_dist: add up downloads, requests, hits, stalls, waits and bad samples over all ranks, those of each stream
+            included, by one reduction at each log. If not, each rank's are its own.
 
     Raises:
         ConfigError: `every_n_batches` is below 1; or, before the first step, the train loader is not headrace's.
     """
 
-    def __init__(self, every_n_batches: int = 10, *, per_stream: bool = True, sync_dist: bool = False) -> None:
+    def __init__(
+        self,
+        every_n_batches: int = 10,
+        *,
+        per_stream: bool = True,
+        per_stream_reads: bool | None = None,
+        sync_dist: bool = False,
+    ) -> None:
         if every_n_batches < 1:
             raise ConfigError(f'`every_n_batches` must be at least 1, got {every_n_batches}.')
         self.every_n_batches = every_n_batches
         self._per_stream = per_stream
+        self._per_stream_reads = per_stream_reads
         self._sync_dist = sync_dist
         self._meter = DataMeter()
         self._tokens = 0
@@ -72,6 +82,7 @@ class DataStatistics(Callback):
             replicas=topology.replicas,
             sum_over_ranks=(lambda numbers: _sum_over_ranks(numbers, state)) if is_summed else None,
             per_stream=self._per_stream,
+            per_stream_reads=self._per_stream_reads,
         )
         logger.log_metrics(figures)
 

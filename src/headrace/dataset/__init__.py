@@ -8,7 +8,7 @@ from headrace.dataset.local import LocalDataset
 from headrace.dataset.mesh import topology_of_mesh
 from headrace.dataset.padding import PADDING, without_padding
 from headrace.dataset.randomness import sample_rng
-from headrace.dataset.statistics import LoaderStats, StreamCount
+from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
 from headrace.dataset.stream import Stream
 from headrace.dataset.stream_mark import STREAM
 from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
@@ -24,6 +24,7 @@ __all__ = [
     'MDSWriter',
     'Stream',
     'StreamCount',
+    'StreamStats',
     'StreamingDataLoader',
     'StreamingDataset',
     'TSVWriter',

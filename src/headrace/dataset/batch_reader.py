@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -22,7 +21,7 @@ from headrace.dataset.statistics import Delivery
 from headrace.dataset.stream_mark import with_streams
 from headrace.dataset.tolerant_reader import BadRows
 from headrace.order import BatchPlan, Remainder, Topology
-from headrace.storage import CacheCounts
+from headrace.storage import CacheCounters
 
 __all__ = ['BatchKey', 'BatchReader', 'Collate', 'Feed']
 
@@ -46,8 +45,7 @@ class BatchReader(Dataset[Any]):
     """Reads batches of one rank by their keys: in the main process, or in workers, which get a copy.
 
     A key says all that changes from batch to batch, so a worker holds no position and needs no word from the main
-    process at a new epoch or after a resume. What it gives says beside the batch what its rows are, and what the
-    process has read.
+    process at a new epoch or after a resume. What it gives says beside the batch what its rows are.
     """
 
     packs_here = False
@@ -70,7 +68,6 @@ class BatchReader(Dataset[Any]):
         self._collate_fn = collate_fn
         self._mark_streams = mark_streams
         self._number_type = np.min_scalar_type(len(dataset.streams) - 1)  # of streams, on their way between processes
-        self._counting: tuple[int, CacheCounts] | None = None  # a worker's process, and what it had read before
         self._is_columnar = collate_fn is None and dataset.is_columnar
         self._tolerant = dataset.tolerant_reader
         self._pass: tuple[int, int] | None = None
@@ -112,14 +109,12 @@ class BatchReader(Dataset[Any]):
         if self._tolerant is not None:
             mark = torch.zeros(len(ids), dtype=torch.bool) if bad_rows is None else torch.from_numpy(bad_rows)
             batch = BAD_SAMPLE_MARK.put(batch, mark)
-        return self._delivery(batch, len(ids), streams)._replace(bad_rows=bad_rows)
+        return Delivery(batch, len(ids), streams, bad_rows=bad_rows)
 
-    def _delivery(self, batch: Any, rows: int, streams: npt.NDArray[Any] | None) -> Delivery:
-        """What was read, and what the process has read until now."""
-        if self._counting is None:
-            return Delivery(batch, rows, streams)
-        process, before = self._counting
-        return Delivery(batch, rows, streams, process, self._dataset.cache_counts().minus(before))
+    @property
+    def counters(self) -> CacheCounters:
+        """What this process has read of each stream."""
+        return self._dataset.cache_counters
 
     def _read(self, epoch: int, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         if not self._is_columnar:
@@ -144,8 +139,6 @@ class BatchReader(Dataset[Any]):
     def _begin(self, key: BatchKey) -> None:
         worker = torch.utils.data.get_worker_info()
         workers = worker.num_workers if worker is not None else 1
-        if worker is not None and self._counting is None:
-            self._counting = os.getpid(), self._dataset.cache_counts()  # a fork goes on with its parent's
         self._pass = key[:2]
         self._plan = plan = self.plan(*key[:2])
         self._chunks.clear()
@@ -172,4 +165,4 @@ class BatchReader(Dataset[Any]):
         return ids[place * self._rows : (place + 1) * self._rows]  # the epoch's last batch may be shorter
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_pass': None, '_last': -1, '_plan': None, '_counting': None, '_chunks': OrderedDict()}
+        return {**self.__dict__, '_pass': None, '_last': -1, '_plan': None, '_chunks': OrderedDict()}

@@ -37,7 +37,7 @@ from headrace.order import (
     parse_skip,
 )
 from headrace.selection import Fraction, Predicate, Subset
-from headrace.storage import CacheCounts
+from headrace.storage import CacheCounters, CacheCounts
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_reader import BatchReader, Collate
@@ -289,7 +289,12 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
 
     def cache_counts(self) -> CacheCounts:
         """What this process has read of the streams' stores and caches, indexes included."""
-        return self._samples.cache_counts()
+        return self._samples.counters.total()
+
+    @property
+    def cache_counters(self) -> CacheCounters:
+        """The same by stream, in a form that is cheap to ask again."""
+        return self._samples.counters
 
     def __getitem__(self, at: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Any:
         """One sample by its global id, or a list of samples. Negative ids count from the end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from headrace.dataset.batch_reader import BatchReader, Collate
+from headrace.dataset.counted_reader import CountedKey, CountedReader
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.fork_context import worker_context
 from headrace.dataset.orphan import WorkerStart
@@ -157,7 +159,9 @@ class StreamingDataLoader(DataLoader[Any]):
         vars(self)['remainder'] = remainder  # where trainers look that make a loader anew; the property goes before it
         self._handed_out: tuple[BatchPlan, int] | None = None
         self._epoch_under_way: int | None = None
-        self._tally = Tally(dataset.stream_names, dataset.cache_counts())
+        names = [stream.name or '' for stream in dataset.streams]
+        self._tally = Tally(dataset.stream_names, names, dataset.cache_counters)
+        self._passes = 0
         self._mix = Mix()
 
     @property
@@ -303,7 +307,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
         Without workers, what was read is what this process read of the dataset's streams, whoever asked for it.
         """
-        return self._tally.stats(self.dataset.cache_counts() if self.num_workers == 0 else None)
+        return self._tally.stats(reads_here=self.num_workers == 0)
 
     def mix(self) -> dict[str, StreamCount]:
         """By stream, the samples of the batches handed out on all ranks, and as many as the mixture promises.
@@ -334,7 +338,7 @@ class StreamingDataLoader(DataLoader[Any]):
         key = (dataset.topology, dataset.order_key, self.batch_size, self.remainder)
         if self._feed is None or self._feed_key != key:
             self._feed = DataLoader(
-                reader,
+                CountedReader(reader),
                 batch_size=None,
                 sampler=_Keys(),
                 num_workers=self.num_workers,
@@ -351,7 +355,8 @@ class StreamingDataLoader(DataLoader[Any]):
             self._feed_key = key
             self._tally.begin_pass(new_processes=True)
         assert isinstance(self._feed.sampler, _Keys)
-        self._feed.sampler.keys = keys
+        self._passes += 1
+        self._feed.sampler.keys = map(CountedKey, itertools.repeat(self._passes), keys)
         return iter(self._feed)
 
     # -- the position ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Generator, Sequence
 from itertools import pairwise
@@ -26,6 +27,8 @@ from headrace.storage import CacheEntry, Fetched, Lease
 __all__ = ['ShardPool', 'collate_columns']
 
 MAPPED_SHARDS = 1024  # kept mapped by one process at most; a map costs address space, not memory
+
+_SHORTEST_WAIT = 1_000_000  # nanoseconds; what is present takes a twentieth of it to open
 
 
 class ShardPool:
@@ -175,12 +178,15 @@ class ShardPool:
             raise
 
     def _open(self, shard: int) -> tuple[Lease, ShardReader]:
+        stream, local = self.place(shard)
+        info, cache = stream.shards[local], stream.cache()
+        begin = time.perf_counter_ns()
         if self._prefetcher is not None:
             self._prefetcher.wait(shard)
-        stream, local = self.place(shard)
-        info = stream.shards[local]
         with self._naming(shard):
-            lease = stream.cache().acquire(stream.entry(local), next_use=self._next_use)
+            lease = cache.acquire(stream.entry(local), next_use=self._next_use)
+        if (waited := time.perf_counter_ns() - begin) > _SHORTEST_WAIT:
+            cache.stats.add(waits=1, nanoseconds_waited=waited)
         try:
             return lease, open_shard(info, lease.buffers, source=f'{stream.title}: {info.files[0].raw.basename}')
         except BaseException:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.stream import Stream
 from headrace.order import BatchExplanation, BatchPlan, Mixture, SampleMap
-from headrace.storage import CacheCounts, CacheStats
+from headrace.storage import CacheCounters
 
 __all__ = ['Samples']
 
@@ -31,13 +31,13 @@ class Samples:
         self._map = SampleMap.of(mixture, [stream.kept for stream in streams])
         self._pool: ShardPool | None = None
         self._pool_pid = -1
-        self._stats: list[CacheStats] | None = None
+        self._counters: CacheCounters | None = None
 
     def __len__(self) -> int:
         return self._map.num_samples
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_pool': None, '_pool_pid': -1, '_stats': None}
+        return {**self.__dict__, '_pool': None, '_pool_pid': -1, '_counters': None}
 
     @property
     def pool(self) -> ShardPool:
@@ -47,15 +47,12 @@ class Samples:
             self._pool_pid = os.getpid()
         return self._pool
 
-    def cache_counts(self) -> CacheCounts:
-        """What this process has read for the streams; for a forked one, its parent before it too."""
-        if self._stats is None:
-            found = [stream.cache().stats for stream in self._streams]
-            self._stats = list({id(stats): stats for stats in found}.values())  # mostly one, which they share
-        total = CacheCounts()
-        for stats in self._stats:
-            total = total.plus(stats.counts())
-        return total
+    @property
+    def counters(self) -> CacheCounters:
+        """What this process has read of each stream; for a forked one, its parent before it too."""
+        if self._counters is None:
+            self._counters = CacheCounters([stream.cache().stats for stream in self._streams])
+        return self._counters
 
     def read(self, at: int) -> dict[str, Any]:
         """One sample. Negative ids count from the end.

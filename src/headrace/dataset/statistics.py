@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,14 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.order import BatchPlan, Promise
-from headrace.storage import CacheCounts
+from headrace.storage import CacheCounters, CacheCounts, CountTable
 
-__all__ = ['Delivery', 'LoaderStats', 'Mix', 'StreamCount', 'Tally']
+__all__ = ['Delivery', 'LoaderStats', 'Mix', 'ReadCounts', 'StreamCount', 'StreamStats', 'Tally']
 
 _SHORTEST_STALL = 0.001  # seconds
 _STALL_SHARE = 0.05
 _RECENT = 16
 _MOST_UNCOUNTED = 1 << 18  # samples: orders that look each of them up must not do so for a whole epoch at once
+
+
+class ReadCounts(NamedTuple):
+    """What a worker's process has read of some streams until now, since it began."""
+
+    process: int
+    """Its id."""
+    streams: npt.NDArray[np.integer[Any]]
+    """[n], their numbers."""
+    counts: CountTable
+    """int64[n, counters], a row of `CacheCounts` for each."""
 
 
 class Delivery(NamedTuple):
@@ -35,14 +46,33 @@ class Delivery(NamedTuple):
     """Its samples, padding included."""
     streams: npt.NDArray[np.unsignedinteger[Any]] | None
     """Stream number of each row, [rows]; None where there is one stream."""
-    process: int = 0
-    """Id of the worker's process that read it; 0: the loader's own."""
-    read: CacheCounts = CacheCounts()
-    """What that worker has read until now, since it began."""
+    read: ReadCounts | None = None
+    """Of the streams of which that was not said before; None: of none, or the process is the loader's own."""
     bad_rows: npt.NDArray[np.bool_] | None = None
     """bool[rows], True where the sample could not be read; None: nowhere."""
     left_out: int = 0
     """Documents that could not be read, and so are in no sequence, since the batch before."""
+
+
+class StreamStats(NamedTuple):
+    """What one loader, on one rank, has had and read of one stream; see `LoaderStats`."""
+
+    samples: int
+    """Rows handed out that are no padding; with packing, documents that were read."""
+    bad_samples: int
+    bytes_downloaded: int
+    bytes_unpacked: int
+    requests: int
+    shards_fetched: int
+    cache_hits: int
+    evictions: int
+    """Its shards that were deleted to make room, for shards of any stream."""
+    retries: int
+    shards_waited_for: int
+    """Shards that were not there yet when a batch was to be read from them, so that its process, which may be a worker
+    that is ahead of the trainer, waited for more than 1 ms."""
+    seconds_waited: float
+    """How long processes waited for these; processes that wait at the same time are added up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +114,46 @@ class LoaderStats:
     """Shards deleted to make room."""
     retries: int
     """Transfers begun again, and files fetched again because they were bad."""
+    streams: Mapping[str, StreamStats]
+    """The same by stream, as far as that means something: batches, and the trainer's waits for them, are of all."""
+
+
+class _ByStream(Mapping[str, StreamStats]):
+    """`StreamStats` by name, made when they are looked at: there may be thousands of streams."""
+
+    __slots__ = ('_counts', '_names', '_numbers', '_samples')
+
+    def __init__(self, names: tuple[str, ...], samples: npt.NDArray[np.int64], counts: CountTable) -> None:
+        """Take names, int64[2, streams] samples and those of them that are bad, and what was read."""
+        self._names, self._samples, self._counts = names, samples, counts
+        self._numbers: dict[str, int] | None = None
+
+    def __getitem__(self, name: str) -> StreamStats:
+        if self._numbers is None:
+            self._numbers = {name: number for number, name in enumerate(self._names)}
+        number = self._numbers[name]
+        read = CacheCounts(*self._counts[number].tolist())
+        return StreamStats(
+            *self._samples[:, number].tolist(),
+            bytes_downloaded=read.bytes_downloaded,
+            bytes_unpacked=read.bytes_unpacked,
+            requests=read.requests,
+            shards_fetched=read.fetches,
+            cache_hits=read.hits,
+            evictions=read.evictions,
+            retries=read.retries,
+            shards_waited_for=read.waits,
+            seconds_waited=read.nanoseconds_waited / 1e9,
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 class StreamCount(NamedTuple):
@@ -98,12 +168,20 @@ class StreamCount(NamedTuple):
 class Tally:
     """The counters of one loader, in the process that iterates."""
 
-    def __init__(self, names: Sequence[str], here: CacheCounts) -> None:
-        """Take the streams' names, and what was counted in this process before."""
-        self._names = tuple(names)
-        self._before = here
-        self._read = CacheCounts()
-        self._of_process: dict[int, CacheCounts] = {}
+    def __init__(self, names: Sequence[str], read_names: Sequence[str], here: CacheCounters) -> None:
+        """Take the streams' names.
+
+        Args:
+            names: the streams of the samples that are handed out.
+            read_names: the streams that are read; others, if samples are packed from theirs.
+            here: what this process has read of them, and will.
+        """
+        self._names, self._read_names = tuple(names), tuple(read_names)
+        self._packs = self._names != self._read_names
+        self._here, self._before = here, here.table()
+        self._read = np.zeros_like(self._before)
+        self._of_process: dict[int, CountTable] = {}
+        self._documents = np.zeros((2, len(read_names)), np.int64)  # and those of them that are bad
         self._streams: npt.NDArray[np.int64] = np.zeros(len(names), np.int64)
         self._bad_streams = np.zeros_like(self._streams)
         self._batches = self._samples = self._left_out = self._stalls = 0
@@ -131,8 +209,18 @@ class Tally:
 
     def receive(self, delivery: Delivery) -> None:
         """Something came from where it was read."""
-        if delivery.process:
-            self._count(delivery.process, delivery.read)
+        if delivery.read is not None:
+            process, streams, counts = delivery.read
+            before = self._of_process.get(process)
+            if before is None:
+                before = self._of_process[process] = np.zeros_like(self._read)
+            self._read[streams] += counts - before[streams]
+            before[streams] = counts
+        if self._packs and delivery.streams is not None:
+            most = len(self._read_names)
+            self._documents[0] += np.bincount(delivery.streams, minlength=most)
+            if delivery.bad_rows is not None:
+                self._documents[1] += np.bincount(delivery.streams[delivery.bad_rows], minlength=most)
 
     def hand_out(self, delivery: Delivery, own_samples: int) -> None:
         """A batch is handed out, of whose rows the first own_samples are no padding."""
@@ -166,15 +254,11 @@ class Tally:
         """Which rows of the batch handed out last hold another sample than theirs, bool[rows], padding included."""
         return np.zeros(self._rows, np.bool_) if self._bad_rows is None else self._bad_rows.copy()
 
-    def _count(self, process: int, read: CacheCounts) -> None:
-        before = self._of_process.get(process, _NOTHING)
-        if read != before:
-            self._read = self._read.plus(read.minus(before))
-            self._of_process[process] = read
-
-    def stats(self, here: CacheCounts | None) -> LoaderStats:
-        """What was counted; here is what this process has read, if it reads."""
-        read = self._read if here is None else here.minus(self._before)
+    def stats(self, *, reads_here: bool) -> LoaderStats:
+        """What was counted; of what was read, what this process did, or what workers have sent word of."""
+        table = self._here.table() - self._before if reads_here else self._read.copy()
+        read = CacheCounts(*table.sum(axis=0).tolist())
+        samples = self._documents.copy() if self._packs else np.array([self._streams, self._bad_streams])
         return LoaderStats(
             batches=self._batches,
             samples=self._samples,
@@ -191,10 +275,8 @@ class Tally:
             cache_hits=read.hits,
             evictions=read.evictions,
             retries=read.retries,
+            streams=_ByStream(self._read_names, samples, table),
         )
-
-
-_NOTHING = CacheCounts()
 
 
 class Mix:

@@ -26,7 +26,6 @@ from headrace.storage import (
     CacheEntry,
     CacheLimit,
     CachePart,
-    CacheStats,
     Retry,
     ShardCache,
     StoreOptions,
@@ -171,9 +170,7 @@ class Stream:
             if getattr(self, key) is None:
                 setattr(self, key, value)
 
-    def open(
-        self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None, stats: CacheStats | None = None
-    ) -> None:
+    def open(self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None) -> None:
         """Fetch and read the index.
 
         Raises:
@@ -200,14 +197,14 @@ class Stream:
         else:
             found = IndexFile(f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types, cache=folder)
             try:
-                self.cache(limit, stats).fetch_file(INDEX, validate=found.read)
+                self.cache(limit).fetch_file(INDEX, validate=found.read)
             except ObjectNotFoundError as error:
                 raise ObjectNotFoundError(
                     f'No such file or directory: the index of stream {self.title}: {error}'
                 ) from None
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
-        self.cache(limit, stats)
+        self.cache(limit)
         if selection is not None:
             changed = (folder / INDEX).stat().st_mtime_ns  # data that were written anew can have the same index
             self.kept, said = selection.keep(self._shards_to_select(f'{self.fingerprint} {changed}'))
@@ -239,7 +236,7 @@ class Stream:
         with self.cache().acquire(self.entry(shard)) as lease:
             yield open_shard(info, lease.buffers, source=f'{self.title}: {info.files[0].raw.basename}')
 
-    def cache(self, limit: CacheLimit | None = None, stats: CacheStats | None = None) -> ShardCache:
+    def cache(self, limit: CacheLimit | None = None) -> ShardCache:
         """The cache over the stream's folder, made at the first call."""
         if self._cache is None:
             store = None if self.is_local or self.url is None else open_store(self.url, self._store_options())
@@ -251,7 +248,6 @@ class Stream:
                 keep_packed=bool(self.keep_zip),
                 retry=Retry(attempts=1 + (2 if self.download_retry is None else self.download_retry)),
                 verify_present=self.validate_hash is not None,
-                stats=stats,
             )
         return self._cache
 
@@ -333,10 +329,9 @@ def open_streams(
         stream.name = stream.name or f'stream_{number}'
         stream.fill_in(defaults)
     limit = None if cache_limit is None else CacheLimit(cache_limit)
-    stats = CacheStats()  # one for all streams: it is read at every batch
 
     def open_one(stream: Stream) -> None:
-        stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit, stats=stats)
+        stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit)
 
     # The threads end here: none may be alive when a DataLoader forks its workers.
     with ThreadPoolExecutor(min(16, len(streams))) as pool:

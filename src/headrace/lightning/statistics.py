@@ -35,9 +35,12 @@ class DataStatistics(Callback):
         tokens: number of tokens of a batch, an int or a tensor of one element; by default
             `headrace.metrics.count_tokens`.
         per_stream: log samples, share and promised share of each stream.
+        per_stream_reads: log also what was downloaded of each stream, and how long its shards were waited for; None: if
+            at most 32 streams have to be downloaded.
         progress_bar: show downloads, waits and shares of streams in the trainer's progress bar.
-        sync_dist: add up downloads, requests, hits, stalls, waits, bad samples and tokens over all ranks, by one
-            reduction at each log. If not, they are those of rank 0, whose tokens stand for every rank's.
+        sync_dist: add up downloads, requests, hits, stalls, waits, bad samples and tokens over all ranks, those of each
+            stream included, by one reduction at each log. If not, they are those of rank 0, whose tokens stand for
+            every rank's.
 
     Raises:
         ConfigError: `every_n_steps` is below 1; or, before the first step, no training loader is headrace's.
@@ -49,6 +52,7 @@ class DataStatistics(Callback):
         *,
         tokens: Callable[[Any], int | torch.Tensor] | None = None,
         per_stream: bool = True,
+        per_stream_reads: bool | None = None,
         progress_bar: bool = True,
         sync_dist: bool = False,
     ) -> None:
@@ -57,6 +61,7 @@ class DataStatistics(Callback):
         self.every_n_steps = every_n_steps
         self._count_tokens = tokens
         self._per_stream = per_stream
+        self._per_stream_reads = per_stream_reads
         self._progress_bar = progress_bar
         self._sync_dist = sync_dist
         self._meter = DataMeter()
@@ -126,6 +131,7 @@ class DataStatistics(Callback):
             replicas=self._meter.loaders[0].dataset.topology.replicas,
             sum_over_ranks=sum_over_ranks if is_summed else None,
             per_stream=self._per_stream,
+            per_stream_reads=self._per_stream_reads,
         )
         if trainer.is_global_zero:
             for logger in trainer.loggers:

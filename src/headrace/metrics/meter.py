@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.statistics import LoaderStats, Mix, StreamCount
+from headrace.dataset.statistics import LoaderStats, Mix, StreamCount, StreamStats
 
 __all__ = ['DataMeter']
 
 _TEXT_STREAMS = 4  # whose shares fit into a line
+_LOGGED_STREAMS = 32  # whose downloads are given without being asked for
 _UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
 
 
@@ -49,6 +50,28 @@ class _Read(NamedTuple):
         )
 
 
+class _StreamRead(NamedTuple):
+    """The same of a stream."""
+
+    bytes_downloaded: float = 0
+    requests: float = 0
+    cache_hits: float = 0
+    shards_waited_for: float = 0
+    seconds_waited: float = 0
+
+    def plus(self, other: Sequence[float]) -> _StreamRead:
+        return _StreamRead(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: Sequence[float]) -> _StreamRead:
+        return _StreamRead(*(a - b for a, b in zip(self, other, strict=True)))
+
+    @classmethod
+    def of(cls, stats: StreamStats) -> _StreamRead:
+        return cls(
+            stats.bytes_downloaded, stats.requests, stats.cache_hits, stats.shards_waited_for, stats.seconds_waited
+        )
+
+
 @dataclass(slots=True)
 class _Followed:
     """A loader, and what it had counted when the meter first saw it."""
@@ -56,7 +79,8 @@ class _Followed:
     loader: StreamingDataLoader
     before: _Read
     mix: Mix
-    is_remote: bool
+    remote: dict[str, _StreamRead]
+    """Streams that have to be downloaded, and what had been counted of them then."""
 
 
 class DataMeter:
@@ -73,6 +97,7 @@ class DataMeter:
         self._clock = clock
         self._followed: dict[str, _Followed] = {}
         self._past = _Read()  # of loaders that were replaced, and tokens
+        self._past_streams: dict[str, _StreamRead] = {}  # of loaders that were replaced
         self._earlier: dict[str, StreamCount] = {}  # before a checkpoint
         self._tokens: int | Tensor = 0
         self._has_tokens = False
@@ -96,14 +121,24 @@ class DataMeter:
             if old is not None and old.loader is loader:
                 continue
             if old is not None:
-                self._past = self._past.plus(_Read.of(old.loader.stats()).minus(old.before))
-            is_remote = any(not stream.is_local for stream in loader.dataset.streams)
+                self._leave(name, old)
+            stats = loader.stats()
+            names = [stream.name or '' for stream in loader.dataset.streams if not stream.is_local]
             mix = Mix() if old is None else old.mix
-            self._followed[name] = _Followed(loader, _Read.of(loader.stats()), mix, is_remote)
+            remote = {stream: _StreamRead.of(stats.streams[stream]) for stream in names}
+            self._followed[name] = _Followed(loader, _Read.of(stats), mix, remote)
         for name in self._followed.keys() - loaders.keys():
             old = self._followed.pop(name)
-            self._past = self._past.plus(_Read.of(old.loader.stats()).minus(old.before))
+            self._leave(name, old)
             self._add_earlier(name, old.mix.counts())
+
+    def _leave(self, label: str, old: _Followed) -> None:
+        stats = old.loader.stats()
+        self._past = self._past.plus(_Read.of(stats).minus(old.before))
+        for stream, before in old.remote.items():
+            name = f'{label}/{stream}' if label else stream
+            had = self._past_streams.get(name, _StreamRead())
+            self._past_streams[name] = had.plus(_StreamRead.of(stats.streams[stream]).minus(before))
 
     @property
     def loaders(self) -> list[StreamingDataLoader]:
@@ -144,6 +179,7 @@ class DataMeter:
         replicas: int = 1,
         sum_over_ranks: Callable[[Sequence[float]], Sequence[float]] | None = None,
         per_stream: bool = True,
+        per_stream_reads: bool | None = None,
     ) -> dict[str, float]:
         """The figures since the last reading, and those of the run.
 
@@ -154,6 +190,8 @@ class DataMeter:
                 requests, hits, bytes and bad samples are of this rank alone, and all ranks count as having as many
                 tokens.
             per_stream: whether to give the figures of each stream, where there are several.
+            per_stream_reads: whether these include what was read of each stream that has to be downloaded; None: if
+                there are at most 32 of these.
 
         Returns:
             By name; samples, tokens and streams of all ranks together:
@@ -166,13 +204,21 @@ class DataMeter:
             - ``data/seconds_to_first_batch``: of the pass begun last; the slowest loader's
             - ``mix/<stream>/samples``, of the run; ``mix/<stream>/share``, from 0 to 1, and what the mixture or its
               schedule promises for it: ``mix/<stream>/promised``
+            - ``data/<stream>/bytes_downloaded``, ``requests``, ``cache_hits``, ``shards_waited_for``,
+              ``seconds_waited``: since the start, as `headrace.dataset.StreamStats` has them
         """
         now, total, samples = self._clock(), self._total(), self._samples()
         seconds = max(now - self._since, 1e-9)
         passed = total.minus(self._last)
+        reads = (
+            self._stream_reads(always=bool(per_stream_reads)) if per_stream and per_stream_reads is not False else {}
+        )
         if sum_over_ranks is not None:
-            numbers = sum_over_ranks([*total, *passed])
-            summed, passed = _Read(*numbers[: len(total)]), _Read(*numbers[len(total) :])
+            size = len(total)
+            numbers = sum_over_ranks([*total, *passed, *(number for read in reads.values() for number in read)])
+            summed, passed = _Read(*numbers[:size]), _Read(*numbers[size : 2 * size])
+            rest = iter(numbers[2 * size :])
+            reads = {name: _StreamRead(*(next(rest) for _ in read)) for name, read in reads.items()}
             waiting, tokens = passed.seconds_waiting / ranks, passed.tokens * replicas / ranks
         else:
             summed, waiting, tokens = total, passed.seconds_waiting, passed.tokens * replicas
@@ -194,8 +240,26 @@ class DataMeter:
             figures['data/seconds_to_first_batch'] = max(starts)
         if per_stream:
             figures.update(self._mix_figures())
+        for name, read in reads.items():
+            figures.update({f'data/{name}/{what}': number for what, number in zip(read._fields, read, strict=True)})
         self._since, self._last, self._last_samples = now, total, samples
         return figures
+
+    def _stream_reads(self, *, always: bool) -> dict[str, _StreamRead]:
+        """What was read of each stream that has to be downloaded; the same streams on every rank."""
+        followed = self._followed.values()
+        if sum(len(each.loader.dataset.streams) for each in followed) < 2:
+            return {}
+        if not always and sum(len(each.remote) for each in followed) > _LOGGED_STREAMS:
+            return {}
+        found: dict[str, _StreamRead] = {}
+        for label, each in self._followed.items():
+            streams = each.loader.stats().streams
+            for stream, before in each.remote.items():
+                name = f'{label}/{stream}' if label else stream
+                past = self._past_streams.get(name, _StreamRead())
+                found[name] = past.plus(_StreamRead.of(streams[stream]).minus(before))
+        return found
 
     def _mix_figures(self) -> dict[str, float]:
         counts = self.counts()
@@ -233,7 +297,7 @@ class DataMeter:
         """
         now, total = self._clock(), self._total()
         found: dict[str, str] = {}
-        if any(followed.is_remote for followed in self._followed.values()):
+        if any(followed.remote for followed in self._followed.values()):
             found['data'] = _bytes_text(total.bytes_downloaded)
         share = (total.seconds_waiting - self._text_waiting) / max(now - self._text_since, 1e-9)
         found['stall'] = f'{min(share, 1):.1%}'

@@ -135,7 +135,7 @@ class PackedReader(BatchReader):
             bad,
         )
         streams = dataset.run.documents.mixture.streams_of(ids).astype(self._number_type)
-        return self._delivery(chunk, len(ids), streams)
+        return Delivery(chunk, len(ids), streams, bad_rows=bad)
 
     def _values(self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         """What is to be tokenised, and which of it could not be read."""
@@ -171,7 +171,6 @@ class PackedReader(BatchReader):
     def _begin_here(self) -> None:
         if torch.utils.data.get_worker_info() is not None:
             os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # workers share the cores
-            self._counting = os.getpid(), self._dataset.cache_counts()
         self._encode = encoder_of(self._packed.packing)
 
     def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -4,7 +4,7 @@
 2. `transfer.download` copies an object into a file, going on at the byte reached when a transfer breaks.
 3. `cache.ShardCache` makes shards present in a folder and lends them out, mapped.
 
-Imports the standard library only; a cloud's SDK is imported by its backend when its scheme is first opened.
+Imports the standard library and numpy only; a cloud's SDK is imported by its backend when its scheme is first opened.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
 from headrace.storage.retry import Retry
-from headrace.storage.stats import CacheCounts
+from headrace.storage.stats import CacheCounters, CacheCounts, CountTable
 from headrace.storage.transfer import download
 
 __all__ = [
+    'CacheCounters',
     'CacheCounts',
     'CacheEntry',
     'CacheLimit',
     'CachePart',
     'CacheStats',
+    'CountTable',
     'Fetched',
     'Lease',
     'ObjectInfo',

@@ -154,7 +154,8 @@ class ShardCache:
         while tries < TRIES:
             files = self._map(entry, handle)
             if files is not None and self._verify(entry):
-                self.stats.hits += not tries
+                if not tries:
+                    self.stats.hit()
                 return Lease(entry, files, locked=self._shelf is not None)
             for file in files or ():
                 file.close()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-__all__ = ['CacheCounts', 'CacheStats']
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ['CacheCounters', 'CacheCounts', 'CacheStats', 'CountTable']
 
 
 class CacheCounts(NamedTuple):
-    """The counters of `CacheStats` at one moment, without those of time."""
+    """The counters of `CacheStats` at one moment; those of time in whole nanoseconds, so that sums are exact."""
 
     bytes_downloaded: int = 0
     bytes_unpacked: int = 0
@@ -19,14 +25,12 @@ class CacheCounts(NamedTuple):
     hits: int = 0
     evictions: int = 0
     retries: int = 0
+    waits: int = 0
+    nanoseconds_waited: int = 0
 
-    def plus(self, other: CacheCounts) -> CacheCounts:
-        """The sums."""
-        return CacheCounts(*(a + b for a, b in zip(self, other, strict=True)))
 
-    def minus(self, other: CacheCounts) -> CacheCounts:
-        """What was counted since `other`."""
-        return CacheCounts(*(a - b for a, b in zip(self, other, strict=True)))
+CountTable: TypeAlias = 'npt.NDArray[np.int64]'
+"""int64[caches, counters], a row of `CacheCounts` for each cache."""
 
 
 @dataclass(slots=True)
@@ -48,9 +52,15 @@ class CacheStats:
     """Shards deleted by this process to make room."""
     retries: int = 0
     """Transfers begun again, and files fetched again because they were bad."""
+    waits: int = 0
+    """Shards for which a reader of this process had to wait, as it says itself."""
+    nanoseconds_waited: int = 0
+    """How long it waited for these."""
     seconds_waiting: float = 0.0
     """Waiting for another fetcher of the same shard, or for room."""
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _told: tuple[tuple[weakref.ref[set[int]], int], ...] = field(default=(), repr=False, compare=False)
+    """Who wants to know of changes, and by which number."""
 
     def add(
         self,
@@ -61,6 +71,8 @@ class CacheStats:
         bytes_unpacked: int = 0,
         evictions: int = 0,
         retries: int = 0,
+        waits: int = 0,
+        nanoseconds_waited: int = 0,
         seconds_waiting: float = 0.0,
     ) -> None:
         """Count; hits are counted without this lock, where a lost one does not matter."""
@@ -71,7 +83,26 @@ class CacheStats:
             self.bytes_unpacked += bytes_unpacked
             self.evictions += evictions
             self.retries += retries
+            self.waits += waits
+            self.nanoseconds_waited += nanoseconds_waited
             self.seconds_waiting += seconds_waiting
+        self._tell()
+
+    def hit(self) -> None:
+        """Count a shard that was present."""
+        self.hits += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        for reference, number in self._told:
+            changed = reference()
+            if changed is not None:
+                changed.add(number)
+
+    def tell(self, changed: set[int], number: int) -> None:
+        """Put a number into a set after each change from now on, as long as the set lives."""
+        others = tuple(told for told in self._told if told[0]() is not None)
+        self._told = (*others, (weakref.ref(changed), number))
 
     def counts(self) -> CacheCounts:
         """What was counted until now."""
@@ -83,8 +114,47 @@ class CacheStats:
             self.hits,
             self.evictions,
             self.retries,
+            self.waits,
+            self.nanoseconds_waited,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Caches that share one keep sharing one: pickle makes it once.
         return CacheStats, ()
+
+
+class CacheCounters:
+    """The counters of several caches in one process as a table, brought up to date where something changed."""
+
+    def __init__(self, stats: Sequence[CacheStats]) -> None:
+        """Take the counters of each cache, each a different one."""
+        self._stats = list(stats)
+        self._changed = set[int]()
+        for number, one in enumerate(self._stats):
+            one.tell(self._changed, number)
+        self._table = np.array([one.counts() for one in self._stats], np.int64).reshape(len(stats), -1)
+
+    def update(self) -> list[int]:
+        """Bring the table up to date; returns the numbers of the caches that changed since the last time."""
+        numbers: list[int] = []
+        # Counters change first, and say so then: what changes after its number was taken here is in the set again.
+        with contextlib.suppress(KeyError):
+            while True:
+                number = self._changed.pop()
+                self._table[number] = self._stats[number].counts()
+                numbers.append(number)
+        return numbers
+
+    def table(self) -> CountTable:
+        """What each cache has counted until now; a copy."""
+        self.update()
+        return self._table.copy()
+
+    def rows(self, numbers: Sequence[int]) -> CountTable:
+        """The counts of some caches, as they were at the last `update`."""
+        return self._table[numbers]
+
+    def total(self) -> CacheCounts:
+        """What all of them have counted until now."""
+        self.update()
+        return CacheCounts(*self._table.sum(axis=0).tolist())
