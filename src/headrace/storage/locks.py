@@ -270,8 +270,9 @@ class FetchLock:
             self.folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError, FileNotFoundError):  # others make and remove it as well
                 self.state.mkdir()
-                # Whoever may write to the folder may also clear up after another user's killed process.
-                self.state.chmod(0o777 & self.folder.stat().st_mode)
+                with contextlib.suppress(PermissionError):  # it is another user's by now
+                    # Whoever may write to the folder may also clear up after another user's killed process.
+                    self.state.chmod(0o777 & self.folder.stat().st_mode)
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise
