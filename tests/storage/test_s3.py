@@ -38,7 +38,7 @@ class TestS3Faults(StoreFaultContract):
     @pytest.fixture
     def proxied(self, server, direct):
         with FaultProxy(server.endpoint_url) as proxy:
-            # Ceph writes to its disks and to its journal: on a busy machine half a second is short.
+            # Ceph is several programs: on a busy machine half a second is short.
             seconds = 1.5 if server.name == 'rgw' else 0.5
             options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': seconds, 'connect_timeout': 0.5}
             yield ProxiedStore(server.store(direct.bucket, 'p', **options), proxy)
