@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -117,9 +118,13 @@ def check_read(read: list[list[dict[str, Any]]]) -> None:
         assert sorted(i for of_rank in read for i in of_rank[epoch]['ids']) == list(range(SAMPLES))
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-@pytest.mark.parametrize('ranks', [1, 2])
-@pytest.mark.parametrize('nodes', [1, 2, 4])
+def topologies():
+    for nodes, ranks, workers in itertools.product([1, 2, 4], [1, 2], [0, 2]):
+        is_usual = not workers or (nodes, ranks) == (2, 2)
+        yield pytest.param(nodes, ranks, workers, marks=[] if is_usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(('nodes', 'ranks', 'workers'), topologies())
 @pytest.mark.parametrize('order', ORDERS)
 @pytest.mark.filterwarnings('ignore:Shuffle block size')
 def test_nodes_fetch_each_shard_once(make_dataset, tmp_path, order, nodes, ranks, workers):
