@@ -28,8 +28,9 @@ test: .venv/.ready ## The tests, slow ones excepted
 test-all: .venv/.ready ## All tests
 	.venv/bin/python $(PYTEST)
 
-test-next: .venv-next/.ready ## The tests with the newest torch, without Composer
-	.venv-next/bin/python $(PYTEST) -m 'not slow and not composer'
+# Clouds know nothing of torch.
+test-next: .venv-next/.ready ## The tests with the newest torch, without Composer and most clouds
+	.venv-next/bin/python $(PYTEST) -m 'not slow and not composer and not cloud'
 
 test-pythons: $(OTHER_PYTHONS:%=test-python-%) ## The tests of the core on other Pythons, as far as they are there
 
