@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def read_on_nodes(
         def epoch(loader: StreamingDataLoader) -> None:
             together.wait(60)
             ids = [sample for batch in loader for sample in batch['id'].tolist()]
-            read.append({'ids': ids, 'stats': asdict(loader.stats())})
+            read.append({'ids': ids, 'stats': asdict(replace(loader.stats(), streams={}))})
 
         first = loader()
         epoch(first)
@@ -116,6 +116,11 @@ def total(read: list[list[dict[str, Any]]], epoch: int, what: str) -> int:
 def check_read(read: list[list[dict[str, Any]]]) -> None:
     for epoch in range(3):
         assert sorted(i for of_rank in read for i in of_rank[epoch]['ids']) == list(range(SAMPLES))
+
+
+def nothing_is_being_fetched(cache: Path) -> bool:
+    """A count that took long, as on a busy machine, may be remembered under a limit."""
+    return {path.name for path in cache.glob('.headrace/*')} <= {'ledger'}
 
 
 def topologies():
@@ -261,7 +266,7 @@ def test_two_users_share_a_folder_that_both_may_write_to(make_dataset_in, open_f
 
     users = [NOBODY, OTHER, NOBODY, OTHER]
     fork_all([lambda number=number: work(number) for number in range(4)], user=users)
-    assert not (cache / '.headrace').exists()
+    assert nothing_is_being_fetched(cache)
     owners = {path.stat().st_uid for path in cache.iterdir()}
     assert owners <= {NOBODY, OTHER}
 
@@ -288,4 +293,4 @@ def test_what_another_users_killed_process_left_is_in_nobodys_way(make_dataset_i
 
     fork_all([leave], user=[OTHER])
     fork_all([lambda: read_all(remote, cache, limit=limit)], user=[NOBODY])
-    assert not (cache / '.headrace').exists()
+    assert nothing_is_being_fetched(cache)

@@ -91,7 +91,7 @@ class TestGCSFaults(StoreFaultContract):
     @pytest.fixture
     def proxied(self, gate, account, direct):
         with FaultProxy(gate.endpoint_url) as proxy:
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 0.5, 'connect_timeout': 0.5}
+            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 1.0, 'connect_timeout': 0.5}
             store = gate.store(direct.bucket, 'p', extra=account, **options)
             yield ProxiedStore(store, proxy)
 

@@ -83,7 +83,7 @@ class TestHFFaults(StoreFaultContract):
     @pytest.fixture
     def proxied(self, hub, direct):
         with FaultProxy(hub.endpoint_url) as proxy:
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 0.5, 'connect_timeout': 0.5}
+            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 1.0, 'connect_timeout': 0.5}
             yield ProxiedStore(hub.store(direct.repo, 'p', **options), BodyFaults(proxy) if hub.lfs else proxy)
 
     def test_it_goes_on_where_it_broke_in_the_same_version(self, proxied, tmp_path):
