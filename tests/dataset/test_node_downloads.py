@@ -45,6 +45,8 @@ def fork_all(works: list[Callable[[], None]], *, seconds: float = 120, user: lis
             os.setgroups([])
             os.setgid(uid)
             os.setuid(uid)
+            # This process' folder for the sockets of its queues, if it has made one, is not theirs.
+            multiprocessing.current_process()._config.pop('tempdir', None)  # pyright: ignore[reportAttributeAccessIssue]
         work()
 
     users = user or [None] * len(works)
