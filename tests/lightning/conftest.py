@@ -22,6 +22,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.lightning)
 
 
+@pytest.fixture(autouse=True)
+def first_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process writes logs and warnings, whichever rank a test before had Lightning take it for."""
+    from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+    monkeypatch.setattr(rank_zero_only, 'rank', 0)
+
+
 @pytest.fixture(scope='session')
 def mixes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
     """Two mixes of two streams, 96 and 101 samples; `id` is the number of a sample in its mix."""
