@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-next test-pythons test-numpys lint format clean
+.PHONY: help setup demo test test-all test-next test-pythons test-numpys contract lint format clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
@@ -28,8 +28,9 @@ test: .venv/.ready ## The tests, slow ones excepted
 test-all: .venv/.ready ## All tests
 	.venv/bin/python $(PYTEST)
 
-test-next: .venv-next/.ready ## The tests with the newest torch, without Composer
-	.venv-next/bin/python $(PYTEST) -m 'not slow and not composer'
+# Clouds know nothing of torch.
+test-next: .venv-next/.ready ## The tests with the newest torch, without Composer and most clouds
+	.venv-next/bin/python $(PYTEST) -m 'not slow and not composer and not cloud'
 
 test-pythons: $(OTHER_PYTHONS:%=test-python-%) ## The tests of the core on other Pythons, as far as they are there
 
@@ -58,8 +59,11 @@ format: .venv/.ready ## Format the code
 	.venv/bin/ruff check --fix
 	.venv/bin/ruff format
 
-clean: ## Remove all that is made here, environments included
-	rm -rf .venv .venv-* demo-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+contract: .venv/.ready ## The contract's tests on every store, counted into docs/stores.md
+	.venv/bin/python tests/storage/contract_table.py docs/stores.md
+
+clean: ## Remove all that is made here, environments and servers included
+	rm -rf .venv .venv-* .servers demo-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/.ready: pyproject.toml
 	@.ci/environment .venv '$(PYTHONS)' -e '.[dev,composer,recipes]' 'mosaicml-streaming>=0.13,<0.14'

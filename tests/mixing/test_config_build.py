@@ -122,6 +122,7 @@ def test_what_a_stream_does_not_say_the_loader_says(tmp_path: Path) -> None:
         'region': 'r',
         'anonymous': True,
         'requester_pays': True,
+        'store_options': {'profile': 'p', 'connect_timeout': 3},
     }
     own: dict[str, Any] = {'download_retry': 0, 'keep_zip': False, 'anonymous': False, 'endpoint_url': 'http://b'}
     streams = {'plain': {'remote': 's3://x/y'}, 'own': {'remote': 's3://x/z', 'repeat': 2, **own}}

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -82,7 +83,7 @@ class TestHFFaults(StoreFaultContract):
     @pytest.fixture
     def proxied(self, hub, direct):
         with FaultProxy(hub.endpoint_url) as proxy:
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 0.5, 'connect_timeout': 0.5}
+            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 1.0, 'connect_timeout': 0.5}
             yield ProxiedStore(hub.store(direct.repo, 'p', **options), BodyFaults(proxy) if hub.lfs else proxy)
 
     def test_it_goes_on_where_it_broke_in_the_same_version(self, proxied, tmp_path):
@@ -96,7 +97,7 @@ class TestHFFaults(StoreFaultContract):
         new = os.urandom(len(DATA))
         proxied.proxy.faults = [Fault(match='GET', close_after=1_500_000, times=1)]
         with open(tmp_path / 'out', 'w+b', buffering=0) as out:
-            download(proxied.store, 'x', out, self.RETRY, on_retry=lambda: put_bytes(direct, 'x', new))
+            download(proxied.store, 'x', out, replace(self.RETRY, sleep=lambda _: put_bytes(direct, 'x', new)))
         assert (tmp_path / 'out').read_bytes() == new
 
     @pytest.mark.parametrize('request_', ['preupload', 'commit', 'objects/batch', 'PUT /lfs', 'lfs/verify'])
@@ -285,19 +286,8 @@ class TestErrors:
             list(store.list(''))
 
     def test_extra_options_are_refused(self):
-        with pytest.raises(ConfigError, match=r"no extra options; got \['token'\]"):
+        with pytest.raises(ConfigError, match=r"no extra options.*; got \['token'\]"):
             open_store('hf://datasets/o/r', StoreOptions(extra={'token': 'x'}))
-
-    def test_without_the_sdk_the_extra_to_install_is_named(self):
-        code = (
-            'import sys; sys.modules["huggingface_hub"] = None\n'
-            'from headrace.storage import open_store\n'
-            'import io\n'
-            'try: open_store("hf://datasets/o/r").get("x", io.BytesIO())\n'
-            'except ImportError as error: assert "headrace[hf]" in str(error), error\n'
-            'else: raise SystemExit("no error")\n'
-        )
-        subprocess.run([sys.executable, '-c', code], check=True)
 
 
 class TestRequests:

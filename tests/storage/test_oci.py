@@ -3,8 +3,6 @@ import io
 import os
 import pickle
 import secrets
-import subprocess
-import sys
 import time
 
 import pytest
@@ -124,18 +122,6 @@ class TestUrls:
     def test_unknown_extra_options_are_refused(self):
         with pytest.raises(ConfigError, match=r"\['profil'\]"):
             open_store('oci://data', StoreOptions(extra={'profil': 'x'}))
-
-    def test_without_the_sdk_the_extra_to_install_is_named(self):
-        code = (
-            'import sys; sys.modules["oci.object_storage"] = sys.modules["oci"] = None\n'
-            'from headrace.storage import open_store\n'
-            'import io\n'
-            'for act in (lambda s: s.get("x", io.BytesIO()), lambda s: s.delete("x"), lambda s: list(s.list(""))):\n'
-            '    try: act(open_store("oci://b@n"))\n'
-            '    except ImportError as error: assert "headrace[oci]" in str(error), error\n'
-            '    else: raise SystemExit("no error")\n'
-        )
-        subprocess.run([sys.executable, '-c', code], check=True)
 
 
 class TestProfiles:

@@ -66,10 +66,44 @@ def test_extra_options_of_another_backend_are_refused(tmp_path):
         open_store(tmp_path, StoreOptions(extra={'profile': 'x'}))
 
 
-def test_importing_and_opening_loads_no_sdk():
-    code = (
-        'import sys, headrace.storage as s; s.open_store("/tmp"); s.open_store("s3://b/x"); '
-        's.open_store("sftp://h/x"); s.open_store("dbfs:/x"); s.open_store("dbfs:/Volumes/c/s/v"); '
-        'assert not {"boto3", "botocore", "paramiko", "databricks", "requests"} & set(sys.modules)'
-    )
+URLS = {
+    's3://b/x': 's3',
+    'gs://b/x': 'gcs',
+    'azure://data/x': 'azure',
+    'azure-dl://data/x': 'azure',
+    'oci://b@n/x': 'oci',
+    'hf://datasets/o/r': 'hf',
+    'sftp://h/x': 'sftp',
+    'dbfs:/x': 'databricks',
+    'dbfs:/Volumes/c/s/v': 'databricks',
+}
+"""A URL of every store that needs an SDK, and the extra that brings it."""
+
+
+def test_all_stores_with_an_sdk_are_here():
+    assert {split_url(url)[0] for url in URLS} == set(known_schemes()) - {'file'}
+
+
+def test_importing_and_opening_loads_no_sdk_and_without_it_the_extra_to_install_is_named():
+    code = f"""
+import io, sys
+from headrace.storage import open_store
+open_store('/tmp')
+stores = {{url: open_store(url) for url in {list(URLS)}}}
+sdks = {{'azure', 'boto3', 'botocore', 'databricks', 'google.cloud', 'huggingface_hub', 'oci', 'paramiko', 'requests'}}
+assert not sdks & set(sys.modules), sdks & set(sys.modules)
+for name in ('boto3', 'google.cloud.storage', 'azure.storage.blob', 'oci', 'oci.object_storage', 'huggingface_hub',
+             'paramiko', 'databricks.sdk.core'):
+    sys.modules[name] = None
+acts = (lambda s: s.get('x', io.BytesIO()), lambda s: s.head('x'), lambda s: s.delete('x'), lambda s: list(s.list('')),
+        lambda s: s.put('x', io.BytesIO(), size=0))
+for url, extra in {URLS}.items():
+    for act in acts:
+        try:
+            act(stores[url])
+        except ImportError as error:
+            assert f'"headrace[{{extra}}]"' in str(error), error
+        else:
+            raise SystemExit(f'no error for {{url}}')
+"""
     subprocess.run([sys.executable, '-c', code], check=True)

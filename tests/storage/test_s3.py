@@ -1,6 +1,4 @@
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -40,7 +38,9 @@ class TestS3Faults(StoreFaultContract):
     @pytest.fixture
     def proxied(self, server, direct):
         with FaultProxy(server.endpoint_url) as proxy:
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 0.5, 'connect_timeout': 0.5}
+            # Ceph is several programs: on a busy machine half a second is short.
+            seconds = 1.5 if server.name == 'rgw' else 0.5
+            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': seconds, 'connect_timeout': 0.5}
             yield ProxiedStore(server.store(direct.bucket, 'p', **options), proxy)
 
 
@@ -167,17 +167,6 @@ class TestRequests:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert store._client is parents
-
-    def test_without_boto3_the_extra_to_install_is_named(self):
-        code = (
-            'import sys; sys.modules["boto3"] = None\n'
-            'from headrace.storage import open_store\n'
-            'import io\n'
-            'try: open_store("s3://b").get("x", io.BytesIO())\n'
-            'except ImportError as error: assert "headrace[s3]" in str(error), error\n'
-            'else: raise SystemExit("no error")\n'
-        )
-        subprocess.run([sys.executable, '-c', code], check=True)
 
 
 class TestFaults:

@@ -55,7 +55,8 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
     Args:
         streams: the streams to mix. Or give one by `remote`, `local` and `split`.
         remote, local, split: see `Stream`; with `streams`, defaults for them.
-        download_retry, download_timeout, validate_hash, keep_zip: see `Stream`; defaults for all streams.
+        download_retry, download_timeout, validate_hash, keep_zip, store_options: see `Stream`; defaults for all
+            streams.
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
@@ -115,6 +116,7 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
         download_timeout: float = 60,
         validate_hash: str | None = None,
         keep_zip: bool = False,
+        store_options: Mapping[str, Any] | None = None,
         subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
         fraction: Fraction | Sequence[float | str] | None = None,
         fraction_seed: int | None = None,
@@ -177,6 +179,7 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
             download_timeout=download_timeout,
             validate_hash=validate_hash,
             keep_zip=keep_zip,
+            store_options=store_options,
             subset=subset,
             fraction=fraction,
             fraction_seed=fraction_seed,

@@ -17,6 +17,7 @@ from headrace.dataset.batch_reader import BatchReader, Collate
 from headrace.dataset.counted_reader import CountedKey, CountedReader
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.fork_context import worker_context
+from headrace.dataset.orphan import WorkerStart
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.progress import Progress
 from headrace.dataset.statistics import Delivery, LoaderStats, Mix, StreamCount, Tally
@@ -344,7 +345,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 collate_fn=_as_it_is,
                 pin_memory=self.pin_memory,
                 timeout=self.timeout,
-                worker_init_fn=self.worker_init_fn,
+                worker_init_fn=WorkerStart(self.worker_init_fn),
                 multiprocessing_context=worker_context(self.multiprocessing_context),
                 generator=self.generator,
                 prefetch_factor=self.prefetch_factor,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
+from headrace.dataset.orphan import end_with_parent
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.prefetch import look_ahead
 from headrace.dataset.randomness import drawing_for
@@ -26,6 +27,8 @@ def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
     dataset.settle()
     topology, worker = dataset.topology, get_worker_info()
     number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
+    if worker is not None:
+        end_with_parent()
     epoch, start = dataset.progress.begin(rank=topology.rank, worker=number)
     plan = dataset.plan(epoch=epoch, start=start, topology=topology)
     is_marked = dataset.remainder == 'exact'

@@ -97,17 +97,22 @@ class Prefetcher:
 
     def follow(self, upcoming: Upcoming, *, first: int) -> None:
         """Look ahead along another sequence of batches, whose first is number `first`."""
+        self.rest()
+        self._upcoming = upcoming
+        self._seen = first - 1
+
+    def rest(self) -> None:
+        """Begin no more fetches until there is another sequence to `follow`; those under way end by themselves."""
         with self._lock:
             self._queue.clear()
             self._queued.clear()
             self._refused.clear()
             self._failed.clear()
             self._uses.clear()
-        self._upcoming = upcoming
+        self._upcoming = None
         self._looked.clear()
         self._first_uses.clear()
         self._bytes = 0
-        self._seen = first - 1
 
     def advance(self, batch: int) -> None:
         """Say that the reader is at `batch`, and look further ahead."""
@@ -194,10 +199,6 @@ class Prefetcher:
             if uses is None:
                 return math.inf
             return uses if isinstance(uses, int) else uses[0]
-
-    def rest(self) -> None:
-        """Begin no more fetches until there is another sequence to `follow`; those under way end by themselves."""
-        self.follow(iter(()), first=0)
 
     def close(self) -> None:
         """Take no more shards, for good. Fetches under way end by themselves."""

@@ -9,6 +9,7 @@ import tempfile
 import weakref
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from headrace.storage import (
     Retry,
     ShardCache,
     StoreOptions,
+    local_path,
     open_store,
 )
 from headrace.storage.machine_file import claim_private_folder, private_folder
@@ -59,6 +61,8 @@ class Stream:
         region: region of the store.
         anonymous: send requests unsigned.
         requester_pays: accept that the requester is billed.
+        store_options: options of this kind of store, which ``docs/stores.md`` lists, such as ``{'profile': 'x'}``; and
+            ``connect_timeout``, the seconds until an attempt to connect is given up, 10 by default.
         subset: ranges of the stream's samples in stored order, ``[[0, 1000], [5000, None]]``: only these are offered.
         fraction: ``[low, high]``, a random part of each shard, from 0 to 1; parts that only touch share no sample.
         fraction_seed: which random parts; streams that split the same data must have the same. 0 by default.
@@ -88,6 +92,7 @@ class Stream:
         region: str | None = None,
         anonymous: bool | None = None,
         requester_pays: bool | None = None,
+        store_options: Mapping[str, Any] | None = None,
         subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
         fraction: Fraction | Sequence[float | str] | None = None,
         fraction_seed: int | None = None,
@@ -117,6 +122,7 @@ class Stream:
         self.region = region
         self.anonymous = anonymous
         self.requester_pays = requester_pays
+        self.store_options = store_options
         self.subset, self.fraction, self.fraction_seed, self.where = subset, fraction, fraction_seed, where
         self._read_selection()
         self.shards = ShardTable.empty()
@@ -157,8 +163,8 @@ class Stream:
         """Whether nothing has to be fetched: no remote, or a remote that is the local folder itself."""
         if self.url is None:
             return True
-        path = self.url.removeprefix('file://')
-        return '://' not in path and Path(path).resolve() == self.folder.resolve()
+        path = local_path(self.url)
+        return path is not None and Path(path).resolve() == self.folder.resolve()
 
     def fill_in(self, defaults: dict[str, Any]) -> None:
         """Take the dataset's values for the arguments that were left at None."""
@@ -235,14 +241,7 @@ class Stream:
     def cache(self, limit: CacheLimit | None = None) -> ShardCache:
         """The cache over the stream's folder, made at the first call."""
         if self._cache is None:
-            options = StoreOptions(
-                endpoint_url=self.endpoint_url,
-                region=self.region,
-                anonymous=bool(self.anonymous),
-                requester_pays=bool(self.requester_pays),
-                read_timeout=float(self.download_timeout or 60),
-            )
-            store = None if self.is_local or self.url is None else open_store(self.url, options)
+            store = None if self.is_local or self.url is None else open_store(self.url, self._store_options())
             self._cache = ShardCache(
                 self.folder,
                 store=store,
@@ -259,6 +258,23 @@ class Stream:
         if first != self.first_shard:
             self.first_shard = first
             self.cache().forget()
+
+    def _store_options(self) -> StoreOptions:
+        extra = dict(self.store_options or {})
+        options = StoreOptions(
+            endpoint_url=self.endpoint_url,
+            region=self.region,
+            anonymous=bool(self.anonymous),
+            requester_pays=bool(self.requester_pays),
+            read_timeout=float(self.download_timeout or 60),
+        )
+        seconds = extra.pop('connect_timeout', options.connect_timeout)
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+            raise StreamError(
+                f'`connect_timeout` in `store_options` of stream {self.title} must be a number of seconds above 0, but '
+                f'is {seconds!r}.'
+            )
+        return replace(options, connect_timeout=float(seconds), extra=extra)
 
     def _entry_of(self, name: str) -> CacheEntry | None:
         """The entry to which a file of the folder belongs."""

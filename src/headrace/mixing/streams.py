@@ -41,6 +41,9 @@ class TransferConfig:
     requester_pays: bool | None = None
     """Agree to pay for the requests, where a bucket's owner asks for it. Left out: false."""
 
+    store_options: Mapping[str, object] | None = None
+    """Options of this kind of store, which `docs/stores.md` lists, and `connect_timeout`. Left out: none."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig(TransferConfig):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Fetched, Lease, ShardCache
 from headrace.storage.entry import LateEntry
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
-from headrace.storage.resolve import known_schemes, open_store, register_store, split_url
+from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
 from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheCounters, CacheCounts, CountTable
 from headrace.storage.transfer import download
@@ -35,6 +35,7 @@ __all__ = [
     'StoreOptions',
     'download',
     'known_schemes',
+    'local_path',
     'open_store',
     'register_store',
     'split_url',

@@ -12,7 +12,10 @@ from headrace.storage.retry import BrokenTransferError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ['changed', 'error_of_status', 'seconds_to_wait']
+__all__ = ['ANONYMOUS', 'changed', 'error_of_status', 'not_found', 'seconds_to_wait', 'why_absent']
+
+ANONYMOUS = 'no credentials (anonymous)'
+"""What messages call the credentials of a request that is not signed."""
 
 BUSY = frozenset({408, 425, 429})
 """Statuses below 500 that waiting may cure."""
@@ -40,7 +43,7 @@ def error_of_status(
         retry_after: The answer's header of that name.
     """
     if status in {404, 410}:
-        return ObjectNotFoundError(f'No such file or directory: {url}: {absent()}')
+        return not_found(url, absent())
     if status in {401, 403}:
         return AccessDeniedError(f'{what}. The request was made with {credentials()}. {remedy}')
     if status == 412:
@@ -48,6 +51,25 @@ def error_of_status(
     if status >= 500 or status in BUSY:
         return BrokenTransferError.at(f'{what}.', retry_after=seconds_to_wait(retry_after))
     return StorageError(f'{what}.')
+
+
+def not_found(url: str, why: str) -> ObjectNotFoundError:
+    """The error for an object that is not there."""
+    return ObjectNotFoundError(f'No such file or directory: {url}: {why}')
+
+
+def why_absent(exists: bool | None, *, container: str, server: str, name: str) -> str:
+    """Why an object may not be there, without a full stop.
+
+    Args:
+        exists: Whether its container does; None if the store does not say.
+        container: Such as "the bucket 'b'".
+        server: Where it was looked for.
+        name: Such as "the key 'k'".
+    """
+    if exists is None:
+        return f'{server} does not say whether {container} exists'
+    return f'{container} exists at {server}, but not {name}' if exists else f'{container} does not exist at {server}'
 
 
 def changed(url: str) -> BrokenTransferError:

@@ -29,11 +29,11 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
-from headrace.storage.answers import changed, error_of_status
+from headrace.storage.answers import error_of_status, not_found, why_absent
 from headrace.storage.azure_account import SECRET_VARIABLES, Account, connect, without_signature
-from headrace.storage.body import SourcePart, check_range, receive
+from headrace.storage.body import SourcePart, nothing_left, receive
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
+from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
 
@@ -93,14 +93,12 @@ class AzureStore:
         host: str = '',
     ) -> None:
         self.container = container
-        self.prefix = prefix.strip('/')
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
         self.options = options or StoreOptions()
         self.scheme, self.host = scheme, host
-        unknown = sorted(set(self.options.extra) - EXTRA)
-        if unknown:
-            raise ConfigError(
-                f'Extra options of an Azure store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
-            )
+        check_extra(self.options, EXTRA, 'an Azure store')
+        self._pool = count_option(self.options, 'max_pool_connections', 32)
         self._connection = PerProcess(self._connect)
 
     @property
@@ -118,8 +116,8 @@ class AzureStore:
         if size == 0:
             return ''
         answer = self._open(blob, key, offset, size, etag)
-        if answer is None:
-            return ''
+        if isinstance(answer, str):
+            return answer
         expected = int(answer.headers['Content-Length'])
         found = answer.headers['ETag'].strip('"')
         # The body as it is stored, also where its Content-Encoding says that it is compressed.
@@ -130,6 +128,7 @@ class AzureStore:
                 out,
                 url=f'{self.url}/{key}',
                 etag=found,
+                wanted=etag,
                 expected=expected,
                 offset=offset,
                 size=size,
@@ -138,7 +137,7 @@ class AzureStore:
             )
 
     def _open(self, blob: Any, key: str, offset: int, size: int | None, etag: str | None) -> Any:
-        """The answer to a GET, whose body has not been read; None if nothing is left from ``offset``.
+        """The answer to a GET, whose body has not been read; the version if nothing is left of it from ``offset``.
 
         The SDK's own downloader keeps whole answers in memory, and repeats those that break off. Its hook for raw
         answers comes before that.
@@ -167,11 +166,8 @@ class AzureStore:
             except HttpResponseError as error:
                 if error.status_code != 416:
                     raise
-                info = self.head(key)
-                if etag and info.etag != etag:
-                    raise changed(f'{self.url}/{key}') from error
-                check_range(info, f'{self.url}/{key}', offset, size)
-        return None
+                return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
+        raise AssertionError('the hook above is called for every answer')
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""
@@ -191,11 +187,10 @@ class AzureStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`. All pages are asked for before the first object is told, for the sake of the order."""
-        root = f'{self.prefix}/' if self.prefix else ''
-        begin = root + check_prefix(prefix)
+        begin = self._names.of_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
             found = [
-                ObjectInfo(blob.name[len(root) :], int(blob.size), blob.etag.strip('"'))
+                ObjectInfo(self._names.key(blob.name), int(blob.size), blob.etag.strip('"'))
                 for blob in self._client.list_blobs(name_starts_with=begin or None, include=['metadata'])
                 if not blob.name.endswith('/') and (blob.metadata or {}).get(FOLDER) != 'true'
             ]
@@ -215,8 +210,8 @@ class AzureStore:
                     raise
 
     def _blob(self, key: str) -> Any:
-        check_key(key)
-        return self._client.get_blob_client(f'{self.prefix}/{key}' if self.prefix else key)
+        name = self._names.of_key(key)
+        return self._client.get_blob_client(name)
 
     @property
     def _client(self) -> Any:
@@ -227,7 +222,7 @@ class AzureStore:
 
     def _connect(self) -> tuple[Account, Any]:
         """The account, and the container's client."""
-        account = connect(self.url, self.host, self.options)
+        account = connect(self.url, self.host, self.options, self._pool)
         return account, account.service.get_container_client(self.container)
 
     @contextlib.contextmanager
@@ -302,15 +297,12 @@ class AzureStore:
     def _absent(self, key: str, code: str) -> str:
         known = {'BlobNotFound': True, 'ContainerNotFound': False}
         exists = known[code] if code in known else self._container_exists()
-        if exists is False:
-            reason = f'the container {self.container!r} does not exist at {self._server()}'
-        elif exists:
-            name = f'{self.prefix}/{key}' if self.prefix else key
-            reason = f'the container {self.container!r} exists at {self._server()}, but not the blob {name!r}'
-        else:
-            reason = f'{self._server()} does not say whether the container {self.container!r} exists'
-            if self.options.anonymous:
-                reason += ', or whether the public may read it'
+        name = self._names.shown(key)
+        reason = why_absent(
+            exists, container=f'the container {self.container!r}', server=self._server(), name=f'the blob {name!r}'
+        )
+        if exists is None and self.options.anonymous:
+            reason += ', or whether the public may read it'
         return f'{reason}. Check the URL, the account and the endpoint.'
 
     def _container_exists(self) -> bool | None:
@@ -321,9 +313,7 @@ class AzureStore:
             return None
 
     def _is_folder(self, key: str) -> ObjectNotFoundError:
-        return ObjectNotFoundError(
-            f'No such file or directory: {self.url}/{key}: it is a folder. Name a file in it, or list it.'
-        )
+        return not_found(f'{self.url}/{key}', 'it is a folder. Name a file in it, or list it.')
 
 
 def _code(error: Any) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError, MissingDependencyError
+from headrace.storage.answers import ANONYMOUS
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
@@ -22,7 +23,6 @@ SAS_TOKEN: Final = 'AZURE_STORAGE_SAS_TOKEN'  # noqa: S105 - a variable's name
 SECRET_VARIABLES: Final = ('AZURE_ACCOUNT_ACCESS_KEY', CONNECTION_STRING, 'AZURE_STORAGE_KEY', SAS_TOKEN)
 ENDPOINT_VARIABLE: Final = 'AZURE_STORAGE_SERVICE_ENDPOINT'
 DEFAULT_CREDENTIAL: Final = 'DefaultAzureCredential'
-ANONYMOUS: Final = 'no credentials (anonymous)'
 ONE_REQUEST: Final = 1 << 50
 """Bytes; more than any blob has. The SDK cuts a download into requests of this size."""
 
@@ -34,7 +34,7 @@ class Account:
     service: Any
     """A BlobServiceClient."""
     source: str
-    """Of the credentials: a variable, or one of the two constants."""
+    """Of the credentials: a variable, `DEFAULT_CREDENTIAL` or `ANONYMOUS`."""
     credential: Any = field(repr=False)
 
     @property
@@ -51,13 +51,14 @@ class Account:
         return f'credentials from {self.source}' + (f' ({type(used).__name__})' if used else '')
 
 
-def connect(url: str, host: str, options: StoreOptions) -> Account:
+def connect(url: str, host: str, options: StoreOptions, connections: int) -> Account:
     """Make the client for a store.
 
     Args:
         url: The store's, for messages.
         host: What the URL names before the container, or ''.
         options: Of the store.
+        connections: Kept open at most.
 
     Raises:
         ConfigError: No account is named, or the SDK refuses what was found.
@@ -74,7 +75,6 @@ def connect(url: str, host: str, options: StoreOptions) -> Account:
     from requests.adapters import HTTPAdapter
 
     session = Session()
-    connections: Any = options.extra.get('max_pool_connections', 32)
     for protocol in ('https://', 'http://'):
         session.mount(protocol, HTTPAdapter(pool_maxsize=connections))
     settings: dict[str, Any] = {

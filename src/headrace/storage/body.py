@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import ConfigError, StorageError
+from headrace.storage.answers import changed
 from headrace.storage.retry import BrokenTransferError
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.protocol import ObjectInfo
 
-__all__ = ['SourcePart', 'bad_range', 'check_range', 'receive']
+__all__ = ['SourcePart', 'check_range', 'nothing_left', 'range_header', 'receive', 'truncated']
 
 
 class SourcePart:
@@ -65,13 +66,21 @@ class SourcePart:
         return chunk
 
 
+def range_header(offset: int, size: int | None) -> str | None:
+    """The value of a Range header for what `Store.get` is asked for; None for the whole object."""
+    if not offset and size is None:
+        return None
+    return f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
+
+
 def receive(
     read: Callable[[], bytes],
     out: BinaryIO,
     *,
     url: str,
     etag: str,
-    expected: int,
+    wanted: str | None,
+    expected: int | None,
     offset: int,
     size: int | None,
     is_part: bool,
@@ -83,8 +92,9 @@ def receive(
         read: The next bytes of the body, none at its end.
         out: Receives them.
         url: The object.
-        etag: The version that the answer is of.
-        expected: Bytes of the body, as the answer says.
+        etag: The version that the answer is of; empty if it does not say.
+        wanted: The version that was asked for; None for any.
+        expected: Bytes of the body, as the answer says; None if it does not.
         offset: First byte that was asked for.
         size: Bytes that were asked for; None: to the end.
         is_part: Whether the answer says that it is a range.
@@ -94,14 +104,18 @@ def receive(
         ``etag``.
 
     Raises:
-        BrokenTransferError: The body broke off.
+        BrokenTransferError: The body broke off, or is of another version.
         ConfigError: The object has no such range.
         StorageError: The server ignored the range.
     """
-    if size is not None and expected != size:
-        raise bad_range(url, offset, size, expected)
-    if offset and not is_part:
+    if wanted and wanted != etag:  # not every server knows conditions
+        raise changed(url)
+    if not is_part and (offset or (size is not None and expected is not None and expected > size)):
         raise StorageError(f'The server ignored the range of a request for {url}. Use one that honours it.')
+    if expected is None:
+        expected = size
+    elif size is not None and expected != size:
+        raise bad_range(url, offset, size, expected)
     arrived = 0
     while True:
         with mapped_errors():
@@ -110,9 +124,31 @@ def receive(
             break
         out.write(chunk)
         arrived += len(chunk)
-    if arrived != expected:
-        raise BrokenTransferError.at(f'{url} broke off after {arrived} of {expected} bytes.', etag=etag)
+    if expected not in {None, arrived}:
+        raise BrokenTransferError.at(f'{url} broke off after {arrived} of {expected} bytes.', etag=etag or None)
     return etag
+
+
+def nothing_left(info: ObjectInfo, url: str, *, offset: int, size: int | None, wanted: str | None) -> str:
+    """What `Store.get` comes to after status 416, which a range right at the end of an object is answered with, too.
+
+    Args:
+        info: What the store says of the object now.
+        url: The object.
+        offset: First byte that was asked for.
+        size: Bytes that were asked for; None: to the end.
+        wanted: The version that was asked for; None for any.
+
+    Returns:
+        The version that has nothing from there on.
+
+    Raises:
+        BrokenTransferError: The object is another version, or has such a range by now.
+        ConfigError: The object has no such range.
+    """
+    if (wanted and wanted != info.etag) or check_range(info, url, offset, size):
+        raise changed(url)
+    return info.etag
 
 
 def bad_range(url: str, offset: int, size: int | None, found: int) -> ConfigError:
@@ -129,3 +165,8 @@ def check_range(info: ObjectInfo, url: str, offset: int, size: int | None) -> in
     if offset < 0 or left < 0 or (size is not None and not 0 <= size <= left):
         raise bad_range(url, offset, size, max(left, 0))
     return left if size is None else size
+
+
+def truncated(url: str, missing: int, *, etag: str | None = None) -> BrokenTransferError:
+    """The error for an object that ended before the size that it had when its reading began."""
+    return BrokenTransferError.at(f'{url} ended {missing} bytes early: it was truncated while being read.', etag=etag)

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote
 
 from headrace.errors import ConfigError, StorageError
-from headrace.storage.answers import changed
-from headrace.storage.body import SourcePart, bad_range
+from headrace.storage.answers import why_absent
+from headrace.storage.body import SourcePart, nothing_left, range_header, receive
 from headrace.storage.databricks_api import CHUNK, RefusedError, WorkspaceFolder, etag_of
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_prefix
+from headrace.storage.folders import walk
+from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
-from headrace.storage.retry import BrokenTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,57 +67,38 @@ class VolumeStore(WorkspaceFolder):
         super().__init__(root, options or StoreOptions())
         self.volume = '/'.join(self.root.split('/')[:5])
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         path, url = self._path(key), f'{self.url}/{key}'
         if size == 0:
-            return
+            return ''
         headers = {'Accept': 'application/octet-stream'}
-        if offset or size is not None:
-            headers['Range'] = f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
+        if wanted := range_header(offset, size):
+            headers['Range'] = wanted
         if etag:
             headers['If-Unmodified-Since'] = email.utils.formatdate(int(etag.partition('-')[0], 16), usegmt=True)
         with self._refusals('Reading', key):
             try:
                 with self._answer('Reading', key, 'GET', FILES + quote(path), headers=headers) as answer:
-                    expected = int(answer.headers['Content-Length'])
-                    whole = expected
-                    if answer.status_code == 206:
-                        whole = int(answer.headers['Content-Range'].rpartition('/')[2])
+                    expected, is_part = int(answer.headers['Content-Length']), answer.status_code == 206
+                    whole = int(answer.headers['Content-Range'].rpartition('/')[2]) if is_part else expected
                     found = _etag(answer, whole)
-                    if etag and etag != found:
-                        raise changed(url)
-                    if offset and answer.status_code != 206:
-                        raise StorageError(
-                            f'{self._host()} ignored the Range of a request for {url}. Use a server that honours it.'
-                        )
-                    if size is not None and expected != size:
-                        raise bad_range(url, offset, size, whole - offset)
-                    self._copy(key, answer, out, expected, found)
+                    return receive(
+                        lambda: answer.raw.read(CHUNK),
+                        out,
+                        url=url,
+                        etag=found,
+                        wanted=etag,
+                        expected=expected,
+                        offset=offset,
+                        size=size,
+                        is_part=is_part,
+                        mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
+                    )
             except RefusedError as error:
                 if error.status != 416:
                     raise
-                info = self.head(key)
-                if etag and etag != info.etag:
-                    raise changed(url) from error
-                # Right at its end nothing is left, which HTTP calls a bad range.
-                if size is not None or offset != info.size:
-                    raise bad_range(url, offset, size, max(info.size - offset, 0)) from error
-
-    def _copy(self, key: str, answer: Any, out: BinaryIO, expected: int, etag: str) -> None:
-        arrived = 0
-        while arrived < expected:
-            # Only the network's errors are mapped: those of `out` are the caller's.
-            with self._mapped_errors('Reading', key, etag=etag):
-                chunk: bytes = answer.raw.read(CHUNK)
-            if not chunk:
-                raise BrokenTransferError.at(
-                    f'{self.url}/{key} broke off after {arrived} of {expected} bytes.', etag=etag
-                )
-            out.write(chunk)
-            arrived += len(chunk)
+                return nothing_left(self.head(key), url, offset=offset, size=size, wanted=etag)
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`. The service takes up to 5 GiB at once."""
@@ -153,20 +134,17 @@ class VolumeStore(WorkspaceFolder):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
-        folder, _, _ = check_prefix(prefix).rpartition('/')
-        folders = [f'{self.root}/{folder}' if folder else self.root]
-        found: list[ObjectInfo] = []
-        while folders:
-            for entry in self._entries(folders.pop(), prefix):
-                path = str(entry['path']).rstrip('/')
-                key = path[len(self.root) + 1 :]
+
+        def children(folder: str) -> Iterator[ObjectInfo | str]:
+            for entry in self._entries(f'{self.root}/{folder}'.rstrip('/'), prefix):
+                key = str(entry['path']).rstrip('/')[len(self.root) + 1 :]
                 if entry.get('is_directory'):
-                    if f'{key}/'.startswith(prefix) or prefix.startswith(f'{key}/'):
-                        folders.append(path)
-                elif key.startswith(prefix):
+                    yield key
+                else:
                     size = int(entry.get('file_size', 0))
-                    found.append(ObjectInfo(key, size, etag_of(int(entry.get('last_modified', 0)) / 1000, size)))
-        yield from sorted(found, key=lambda info: info.key)
+                    yield ObjectInfo(key, size, etag_of(int(entry.get('last_modified', 0)) / 1000, size))
+
+        yield from walk(prefix, children)
 
     def _entries(self, folder: str, prefix: str) -> Iterator[dict[str, Any]]:
         query: dict[str, Any] = {}
@@ -205,12 +183,12 @@ class VolumeStore(WorkspaceFolder):
             return None
 
     def _why_absent(self, key: str) -> str:
-        exists = self._volume_exists()
-        if exists is False:
-            return f'the volume {self.volume} does not exist'
-        if exists:
-            return f'the volume {self.volume} exists, but not the file {self.root}/{key}'
-        return f'the service does not say whether the volume {self.volume} exists'
+        return why_absent(
+            self._volume_exists(),
+            container=f'the volume {self.volume}',
+            server=self._host(),
+            name=f'the file {self.root}/{key}',
+        )
 
 
 def _etag(answer: Any, size: int) -> str:

@@ -7,13 +7,14 @@ have one time-out for everything.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
 from headrace.storage.answers import error_of_status
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import StoreOptions, check_key
+from headrace.storage.protocol import StoreOptions, check_extra, check_key
 from headrace.storage.retry import BrokenTransferError
 
 if TYPE_CHECKING:
@@ -51,11 +52,7 @@ class WorkspaceFolder:
     def __init__(self, root: str, options: StoreOptions) -> None:
         self.root = '/' + root.strip('/')
         self.options = options
-        unknown = sorted(set(options.extra) - EXTRA)
-        if unknown:
-            raise ConfigError(
-                f'Extra options of a Databricks store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
-            )
+        check_extra(options, EXTRA, 'a Databricks store')
         self._connection = PerProcess(self._connect)
 
     @property
@@ -80,8 +77,6 @@ class WorkspaceFolder:
         import requests
         from requests.adapters import HTTPAdapter
 
-        from headrace import __version__
-
         try:
             with self._mapped_errors('Finding the workspace of', ''):
                 config = Config(
@@ -90,7 +85,7 @@ class WorkspaceFolder:
                     http_timeout_seconds=self.options.read_timeout,
                     retry_timeout_seconds=1,  # of what it asks about the workspace; 0 would be its default of 300
                     product='headrace',
-                    product_version=__version__,
+                    product_version=_own_version(),
                 )
         except ConfigError:
             raise
@@ -185,8 +180,7 @@ class WorkspaceFolder:
                 f'{doing} {self.url}/{key} at {self._host()}: {str(error).rstrip(".")}',
                 url=f'{self.url}/{key}',
                 absent=lambda: (
-                    f'{self._why_absent(key)} at {self._host()}. Check the URL and the workspace '
-                    f'(DATABRICKS_HOST, or the profile).'
+                    f'{self._why_absent(key)}. Check the URL and the workspace (DATABRICKS_HOST, or the profile).'
                 ),
                 credentials=self._credentials,
                 remedy='Use credentials that may do this, or have them granted what is missing.',
@@ -225,6 +219,13 @@ class WorkspaceFolder:
             raise BrokenTransferError.at(
                 f'{doing} {self.url}/{key} broke: {type(error).__name__}: {error}.', etag=etag
             ) from error
+
+
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version('headrace')
+    except importlib.metadata.PackageNotFoundError:  # a copy of the sources
+        return '0.0.0'
 
 
 def _without_settings(error: ValueError) -> str:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import secrets
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
-from headrace.errors import ObjectNotFoundError, StorageError
-from headrace.storage.answers import changed
-from headrace.storage.body import SourcePart, check_range
+from headrace.errors import StorageError
+from headrace.storage.answers import changed, not_found, why_absent
+from headrace.storage.body import SourcePart, check_range, truncated
 from headrace.storage.databricks_api import CHUNK, RefusedError, WorkspaceFolder, etag_of
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_prefix
+from headrace.storage.folders import temporary_name, walk
+from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.retry import BrokenTransferError
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 __all__ = ['DbfsStore']
 
 API: Final = '/api/2.0/dbfs'
-TEMPORARY: Final = '.headrace-put-'
-"""Beginning of the names under which objects are written before they appear; never listed."""
 
 
 class DbfsStore(WorkspaceFolder):
@@ -33,31 +31,31 @@ class DbfsStore(WorkspaceFolder):
     def __init__(self, root: str = '', options: StoreOptions | None = None) -> None:
         super().__init__(root, options or StoreOptions())
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
         url = f'{self.url}/{key}'
         info = self._status('Reading', key)
         if etag and etag != info.etag:
             raise changed(url)
         left = check_range(info, url, offset, size)
-        whole = left <= CHUNK
+        if not left:
+            return info.etag
         try:
             while left:
                 block = self._block(key, offset, min(CHUNK, left))
                 if not block:
-                    raise BrokenTransferError.at(f'{url} ended {left} bytes early: it was truncated while being read.')
+                    raise truncated(url, left)
                 out.write(block)
                 offset += len(block)
                 left -= len(block)
-            # Each block is a request of its own, so the file may have been replaced between two of them.
-            if not whole and self._status('Reading', key).etag != info.etag:
+            # Each block is a request of its own, so the file may have been replaced before one of them.
+            if self._status('Reading', key).etag != info.etag:
                 raise changed(url)
         except BrokenTransferError as error:
             if not error.changed:
                 error.etag = info.etag
             raise
+        return info.etag
 
     def _block(self, key: str, offset: int, size: int) -> bytes:
         query = {'path': self._path(key), 'offset': offset, 'length': size}
@@ -75,7 +73,7 @@ class DbfsStore(WorkspaceFolder):
         """See `Store.put`. DBFS cannot replace a file at once: while one is replaced, a reader may find none."""
         path = self._path(key)
         folder = path.rpartition('/')[0]
-        temporary = f'{folder}/{TEMPORARY}{secrets.token_hex(8)}'
+        temporary = f'{folder}/{temporary_name()}'
         body = SourcePart(source, size)
         with self._refusals('Writing', key):
             try:
@@ -107,30 +105,23 @@ class DbfsStore(WorkspaceFolder):
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
-        folder, _, _ = check_prefix(prefix).rpartition('/')
         base = self.root.rstrip('/')
-        folders = [f'{base}/{folder}' if folder else self.root]
-        found: list[ObjectInfo] = []
-        while folders:
-            folder = folders.pop()
+
+        def children(folder: str) -> Iterator[ObjectInfo | str]:
+            path = f'{base}/{folder}' if folder else self.root
             with self._refusals('Listing', prefix):
                 try:
-                    page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': folder})
+                    page = self._fetch('Listing', prefix, 'GET', f'{API}/list', query={'path': path})
                 except RefusedError as error:
                     if error.status != 404:  # or deleted meanwhile
                         raise
-                    continue
+                    return
             for entry in page.get('files', ()):
-                path = str(entry['path'])
-                key = path[len(base) + 1 :]
-                if path == folder:  # a file lists itself
-                    continue
-                if entry.get('is_dir'):
-                    if f'{key}/'.startswith(prefix) or prefix.startswith(f'{key}/'):
-                        folders.append(path)
-                elif key.startswith(prefix) and not key.rpartition('/')[2].startswith(TEMPORARY):
-                    found.append(_info(key, entry))
-        yield from sorted(found, key=lambda info: info.key)
+                key = str(entry['path'])[len(base) + 1 :]
+                if entry['path'] != path:  # a file lists itself
+                    yield key if entry.get('is_dir') else _info(key, entry)
+
+        yield from walk(prefix, children)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
@@ -147,7 +138,7 @@ class DbfsStore(WorkspaceFolder):
         with self._refusals(doing, key):
             answer = self._fetch(doing, key, 'GET', f'{API}/get-status', query={'path': path})
         if answer.get('is_dir'):
-            raise ObjectNotFoundError(f'No such file or directory: {self.url}/{key}: it is a folder.')
+            raise not_found(f'{self.url}/{key}', 'it is a folder.')
         return _info(key, answer)
 
     def _post(self, key: str, verb: str, *, doing: str = 'Writing', **fields: Any) -> dict[str, Any]:
@@ -155,15 +146,15 @@ class DbfsStore(WorkspaceFolder):
 
     def _why_absent(self, key: str) -> str:
         folder = self._path(key).rpartition('/')[0] or '/'
+        exists: bool | None = None
         try:
             with self._answer('Looking up', key, 'GET', f'{API}/get-status', query={'path': folder}):
-                return f'the folder {folder} exists, but holds no such file'
+                exists = True
         except RefusedError as error:
-            if error.status == 404:
-                return f'the folder {folder} does not exist'
+            exists = False if error.status == 404 else None
         except StorageError:
             pass
-        return f'the service does not say whether the folder {folder} exists'
+        return why_absent(exists, container=f'the folder {folder}', server=self._host(), name='such a file in it')
 
 
 def _info(key: str, told: dict[str, Any]) -> ObjectInfo:

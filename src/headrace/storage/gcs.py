@@ -18,20 +18,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
-    MissingDependencyError,
     ObjectNotFoundError,
     StorageError,
 )
-from headrace.storage.answers import changed, error_of_status
-from headrace.storage.body import SourcePart, bad_range
+from headrace.storage.answers import error_of_status, why_absent
+from headrace.storage.body import SourcePart, nothing_left, range_header, receive
+from headrace.storage.gcs_login import Connection, connect, describe
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import ObjectInfo, Store, StoreOptions, check_key, check_prefix
+from headrace.storage.protocol import Names, ObjectInfo, Store, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
 from headrace.storage.s3 import S3Service, S3Store
@@ -45,7 +45,6 @@ __all__ = ['GCSStore', 'open_gcs_store']
 CHUNK: Final = 1 << 20
 UPLOAD_PART: Final = 32 << 20
 EXTRA: Final = frozenset({'max_pool_connections', 'project', 'service_account_file'})
-SCOPE: Final = 'https://www.googleapis.com/auth/devstorage.read_write'
 HMAC: Final = S3Service(
     scheme='gs',
     endpoint_url='https://storage.googleapis.com',
@@ -72,29 +71,16 @@ def open_gcs_store(url: str, options: StoreOptions) -> Store:
     return S3Store(bucket, prefix, options, service=HMAC)
 
 
-class _Connection(NamedTuple):
-    """What a process uses to reach the server."""
-
-    client: Any
-    session: Any
-    """Of the same credentials: the client hides the answers that bodies are read from."""
-    credentials: Any
-    payer: str | None
-    """The project that is billed, if it is not the bucket's own."""
-
-
 class GCSStore:
     """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
 
     def __init__(self, bucket: str, prefix: str = '', options: StoreOptions | None = None) -> None:
         self.bucket = bucket
-        self.prefix = prefix.strip('/')
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
         self.options = options or StoreOptions()
-        unknown = sorted(set(self.options.extra) - EXTRA)
-        if unknown:
-            raise ConfigError(
-                f'Extra options of a GCS store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
-            )
+        check_extra(self.options, EXTRA, 'a GCS store')
+        self._pool = count_option(self.options, 'max_pool_connections', 32)
         self._connection = PerProcess(self._connect)
 
     @property
@@ -105,17 +91,15 @@ class GCSStore:
     def __repr__(self) -> str:
         return f'GCSStore({self.url!r})'
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
-        name = self._name(key)
+        name, url = self._names.of_key(key), f'{self.url}/{key}'
         if size == 0:
-            return
+            return ''
         # Encoded objects are read as they are stored.
         headers = {'Accept-Encoding': 'gzip'}
-        if offset or size is not None:
-            headers['Range'] = f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
+        if wanted := range_header(offset, size):
+            headers['Range'] = wanted
         parameters = {'alt': 'media'}
         with self._mapped_errors('Reading', key):
             connection = self._connection.get()
@@ -132,44 +116,31 @@ class GCSStore:
             )
         with contextlib.closing(answer):
             if answer.status_code == 416:
-                # Right at its end nothing is left, which HTTP calls a bad range.
-                info = self.head(key)
-                if size is None and info.size == offset and etag in {None, info.etag}:
-                    return
-                raise bad_range(f'{self.url}/{key}', offset, size, max(info.size - offset, 0))
+                return nothing_left(self.head(key), url, offset=offset, size=size, wanted=etag)
             if answer.status_code not in {200, 206}:
                 with self._mapped_errors('Reading', key):
                     text = answer.text
                 raise self._from_answer('Reading', key, answer, text)
-            self._copy(key, answer, out, offset=offset, size=size, etag=etag)
-
-    def _copy(self, key: str, answer: Any, out: BinaryIO, *, offset: int, size: int | None, etag: str | None) -> None:
-        """Pass the body of an answer on."""
-        url = f'{self.url}/{key}'
-        if offset and answer.status_code != 206:
-            raise StorageError(f'{self._server()} ignored the Range of a request for {url}. Use one that honours it.')
-        found: str | None = answer.headers.get('x-goog-generation')
-        # Emulators may say no generation and ignore the condition on it.
-        if etag and etag != (found or self.head(key).etag):
-            raise changed(url)
-        expected = int(answer.headers.get('Content-Length', -1))
-        if size is not None and expected != size:
-            raise bad_range(url, offset, size, expected)
-        arrived = 0
-        while True:
-            # Only the network's errors are mapped: those of `out` are the caller's.
-            with self._mapped_errors('Reading', key, etag=found or etag):
-                chunk = answer.raw.read(CHUNK, decode_content=False)
-            if not chunk:
-                break
-            out.write(chunk)
-            arrived += len(chunk)
-        if expected not in {-1, arrived}:
-            raise BrokenTransferError.at(f'{url} broke off after {arrived} of {expected} bytes.', etag=found or etag)
+            found = answer.headers.get('x-goog-generation', '')
+            if etag and not found:  # emulators may say no generation, and ignore the condition on it
+                found = self.head(key).etag
+            length = answer.headers.get('Content-Length')
+            return receive(
+                lambda: answer.raw.read(CHUNK, decode_content=False),
+                out,
+                url=url,
+                etag=found,
+                wanted=etag,
+                expected=None if length is None else int(length),
+                offset=offset,
+                size=size,
+                is_part=answer.status_code == 206,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found or None),
+            )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""
-        name = self._name(key)
+        name = self._names.of_key(key)
         body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
             # What is larger than 8 MiB goes up in parts, each of them in memory; readers see it after the last one.
@@ -178,7 +149,7 @@ class GCSStore:
 
     def head(self, key: str) -> ObjectInfo:
         """See `Store.head`."""
-        name = self._name(key)
+        name = self._names.of_key(key)
         with self._mapped_errors('Looking up', key):
             blob = self._bucket().blob(name)
             blob.reload(retry=None, timeout=self._timeout)
@@ -186,8 +157,7 @@ class GCSStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
-        root = f'{self.prefix}/' if self.prefix else ''
-        where = root + check_prefix(prefix)
+        where = self._names.of_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
             found = self._connection.get().client.list_blobs(
                 self._bucket(),
@@ -198,18 +168,14 @@ class GCSStore:
             )
             for blob in found:
                 if not blob.name.endswith('/'):  # the folders of consoles
-                    yield ObjectInfo(blob.name[len(root) :], int(blob.size), str(blob.generation))
+                    yield ObjectInfo(self._names.key(blob.name), int(blob.size), str(blob.generation))
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        name = self._name(key)
+        name = self._names.of_key(key)
         # A missing bucket holds no such object either.
         with contextlib.suppress(ObjectNotFoundError), self._mapped_errors('Deleting', key, asks_bucket=False):
             self._bucket().blob(name).delete(retry=None, timeout=self._timeout)
-
-    def _name(self, key: str) -> str:
-        check_key(key)
-        return f'{self.prefix}/{key}' if self.prefix else key
 
     def _bucket(self) -> Any:
         connection = self._connection.get()
@@ -219,79 +185,14 @@ class GCSStore:
     def _timeout(self) -> tuple[float, float]:
         return self.options.connect_timeout, self.options.read_timeout
 
-    def _connect(self) -> _Connection:
-        try:
-            from google.auth.exceptions import GoogleAuthError
-            from google.auth.transport.requests import AuthorizedSession
-            from google.cloud.storage import Client
-            from requests.adapters import HTTPAdapter
-        except ImportError as error:
-            raise MissingDependencyError(
-                f'{self.url} needs google-cloud-storage, which is not installed. Run: pip install "headrace[gcs]"'
-            ) from error
-        options = self.options
-        emulator = os.environ.get('STORAGE_EMULATOR_HOST')
-        if emulator and '://' not in emulator:
-            emulator = f'http://{emulator}'
-        endpoint = options.endpoint_url or emulator
-        try:
-            credentials, project = self._find_credentials(emulated=bool(emulator) and not options.endpoint_url)
-        except GoogleAuthError as error:
-            raise AccessDeniedError(
-                f'{self.url} needs credentials, and google-auth found none that work: {error} Run "gcloud auth '
-                f'application-default login", set GOOGLE_APPLICATION_CREDENTIALS, or GCS_KEY and GCS_SECRET, or set '
-                f'`anonymous` for a public bucket.'
-            ) from error
-        payer = None
-        if options.requester_pays:
-            payer = options.extra.get('project') or os.environ.get('GOOGLE_CLOUD_PROJECT') or project
-            if not payer:
-                raise ConfigError(
-                    f'Somebody pays for requests: `requester_pays` is set for {self.url}, but no project. Name it in '
-                    f'GOOGLE_CLOUD_PROJECT or as `project` in the extra options.'
-                )
-        try:
-            settings = {'api_endpoint': endpoint.rstrip('/')} if endpoint else None
-            client = Client(project=None, credentials=credentials, client_options=settings)
-        except ValueError as error:
-            raise ConfigError(
-                f'google-cloud-storage made no client for {self.url}: {error} Check the endpoint '
-                f'({endpoint or "the default"}) and the credentials ({_describe(credentials)}).'
-            ) from error
-        session = AuthorizedSession(credentials)
-        pool = HTTPAdapter(pool_maxsize=int(str(options.extra.get('max_pool_connections', 32))))
-        session.mount(f'{client.api_endpoint}/', pool)
-        return _Connection(client, session, credentials, None if payer is None else str(payer))
-
-    def _find_credentials(self, *, emulated: bool) -> tuple[Any, str | None]:
-        """The credentials of requests, and the project that they belong to."""
-        import google.auth
-        from google.auth.credentials import AnonymousCredentials
-        from google.oauth2.service_account import Credentials
-
-        if self.options.anonymous:
-            return AnonymousCredentials(), None
-        path = self.options.extra.get('service_account_file')
-        if path is not None:
-            try:
-                found = Credentials.from_service_account_file(str(path), scopes=[SCOPE])
-            except (OSError, ValueError) as error:
-                raise ConfigError(
-                    f'`service_account_file` names the JSON key of a service account; got {path!r}: {error} Correct '
-                    f'the path, or set GOOGLE_APPLICATION_CREDENTIALS for other kinds of credentials.'
-                ) from error
-            return found, found.project_id
-        if emulated:
-            return AnonymousCredentials(), None
-        return google.auth.default(scopes=[SCOPE])
+    def _connect(self) -> Connection:
+        return connect(self.url, self.options, self._pool)
 
     def _server(self) -> str:
         return self._connection.get().client.api_endpoint
 
     def _credentials(self) -> str:
-        path = self.options.extra.get('service_account_file')
-        described = _describe(self._connection.get().credentials)
-        return f'{described} of {path} (`service_account_file`)' if path is not None else described
+        return describe(self._connection.get().credentials, self.options)
 
     @contextlib.contextmanager
     def _mapped_errors(
@@ -341,14 +242,12 @@ class GCSStore:
             known = None
             if asks_bucket:
                 known = False if doing == 'Listing' or 'bucket does not exist' in text else self._bucket_exists()
-            if known is False:
-                reason = f'the bucket {self.bucket!r} does not exist at {self._server()}'
-            elif known:
-                reason = (
-                    f'the bucket {self.bucket!r} exists at {self._server()}, but not the object {self._name(key)!r}'
-                )
-            else:
-                reason = f'{self._server()} does not say whether the bucket {self.bucket!r} exists'
+            reason = why_absent(
+                known,
+                container=f'the bucket {self.bucket!r}',
+                server=self._server(),
+                name=f'the object {self._names.shown(key)!r}',
+            )
             return f'{reason}. Check the URL and the endpoint (options, STORAGE_EMULATOR_HOST).'
 
         status = status or answer.status_code
@@ -384,19 +283,3 @@ def _corruption() -> type[Exception]:
     except ImportError:  # before its 3.0
         from google.resumable_media import DataCorruption
     return DataCorruption
-
-
-def _describe(credentials: Any) -> str:
-    """Which credentials these are, without saying what they are."""
-    from google.auth.credentials import AnonymousCredentials
-
-    if isinstance(credentials, AnonymousCredentials):
-        return 'no credentials (anonymous)'
-    # Newer versions of google-auth know where they found what they found.
-    known = credentials.get_cred_info() if hasattr(credentials, 'get_cred_info') else None
-    if known:
-        who = f' of {known["principal"]}' if known.get('principal') else ''
-        return f'{known["credential_type"]}{who} from {known["credential_source"]}'
-    who = getattr(credentials, 'service_account_email', '')
-    kind = f'{type(credentials).__module__}.{type(credentials).__name__}'
-    return f'credentials ({kind}' + (f', {who})' if who else ')')

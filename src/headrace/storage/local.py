@@ -8,18 +8,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
-from urllib.parse import unquote
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage.answers import changed
-from headrace.storage.body import check_range
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
-from headrace.storage.resolve import split_url
-from headrace.storage.retry import BrokenTransferError
+from headrace.storage.body import check_range, truncated
+from headrace.storage.folders import is_temporary, temporary_name
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
+from headrace.storage.resolve import local_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -27,24 +25,14 @@ if TYPE_CHECKING:
 __all__ = ['LocalStore', 'open_local_store']
 
 CHUNK = 1 << 20
-TEMPORARY = '.headrace-put-'
-"""Beginning of the names under which objects are written before they appear; never listed."""
 
 
 def open_local_store(url: str, options: StoreOptions) -> LocalStore:
     """The store for a plain path or a ``file://`` URL."""
-    scheme, rest = split_url(url)
-    if scheme == 'file':
-        host, _, path = rest.partition('/')
-        if host not in {'', 'localhost'}:
-            raise ConfigError(
-                f'A file URL names a path of this machine, as in file:///data/x; got {url!r}, whose host is {host!r}. '
-                f'Add the third "/", or mount that machine and name the mount.'
-            )
-        rest = unquote(f'/{path}')
-    if options.extra:
-        raise ConfigError(f'A folder takes no extra store options; got {sorted(options.extra)}. Remove them.')
-    return LocalStore(rest)
+    path = local_path(url)
+    assert path is not None
+    check_extra(options, (), 'a folder')
+    return LocalStore(path)
 
 
 class LocalStore:
@@ -75,7 +63,7 @@ class LocalStore:
             while left:
                 chunk = source.read(min(CHUNK, left))
                 if not chunk:
-                    raise BrokenTransferError.at(f'{path} ended {left} bytes early: it was truncated while being read.')
+                    raise truncated(str(path), left)
                 out.write(chunk)
                 left -= len(chunk)
         return _etag(info)
@@ -83,7 +71,7 @@ class LocalStore:
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`. The bytes and the name are on disk when this returns."""
         path = self._path(key)
-        temporary = path.parent / f'{TEMPORARY}{secrets.token_hex(8)}'
+        temporary = path.parent / temporary_name()
         with _mapped_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -127,7 +115,7 @@ class LocalStore:
                 for name in names:
                     path = os.path.join(parent, name)  # noqa: PTH118 - a Path per file costs more than the stat
                     key = os.path.relpath(path, self.root).replace(os.sep, '/')
-                    if not key.startswith(prefix) or name.startswith(TEMPORARY):
+                    if not key.startswith(prefix) or is_temporary(name):
                         continue
                     with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                         info = os.stat(path)  # noqa: PTH116

@@ -234,6 +234,7 @@ class FetchLock:
         self.waited += time.monotonic() - begin
 
     def _open(self) -> int:
+        refused: OSError | None = None
         for _ in range(100):
             try:
                 handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
@@ -241,10 +242,14 @@ class FetchLock:
                 # The folder is new, or its last user has just removed the subfolder.
                 self._make_folders()
             except PermissionError as error:
-                # Another user has made the file and not yet opened it to everyone who shares the folder.
-                if not os.access(self.state, os.W_OK):
+                # Another user has made the file, or the subfolder, and not yet opened it to all who share the folder.
+                refused = error
+                if not os.access(self.folder, os.W_OK):
                     raise cannot_write(self.folder, error) from error
                 time.sleep(0.001)
+                if not os.access(self.state, os.W_OK):
+                    with contextlib.suppress(OSError):
+                        self.state.rmdir()  # its maker was killed before that; else it is made again
             except OSError as error:
                 if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                     raise
@@ -253,6 +258,8 @@ class FetchLock:
                 with contextlib.suppress(OSError):
                     os.fchmod(handle, 0o666 & self.folder.stat().st_mode)
                 return handle
+        if refused is not None and not os.access(self.state, os.W_OK):
+            raise cannot_write(self.state, refused) from refused
         raise CacheError(
             f'{self.path} cannot be opened: what is in {self.state} is deleted as fast as it is made, or belongs to '
             f'another user. Stop what deletes it, or delete that folder while no process uses it.'
@@ -263,8 +270,9 @@ class FetchLock:
             self.folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileExistsError, FileNotFoundError):  # others make and remove it as well
                 self.state.mkdir()
-                # Whoever may write to the folder may also clear up after another user's killed process.
-                self.state.chmod(0o777 & self.folder.stat().st_mode)
+                with contextlib.suppress(PermissionError):  # it is another user's by now
+                    # Whoever may write to the folder may also clear up after another user's killed process.
+                    self.state.chmod(0o777 & self.folder.stat().st_mode)
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise
@@ -318,6 +326,15 @@ def _remove_lock(state: Path, name: str) -> None:
         state.rmdir()
 
 
+def _open_to_reclaim(path: Path) -> int:
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        # Of another user, who has just made it, or was killed before opening it to all. To lock it is enough.
+        return os.open(path, flags | os.O_RDONLY)
+
+
 def reclaim_fetches(folder: Path) -> bool:
     """Remove the leftovers of fetches whose process was killed; what is still being fetched is left alone.
 
@@ -333,9 +350,11 @@ def reclaim_fetches(folder: Path) -> bool:
     for name in names:
         path = state / f'{name}.lock'
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            handle = _open_to_reclaim(path)
         except FileNotFoundError:
             break  # the last fetch ended and took the subfolder with it
+        except PermissionError:
+            continue  # another user's, which has not opened it to all: as in use
         except OSError as error:
             raise cannot_write(folder, error) from error
         with held(handle):

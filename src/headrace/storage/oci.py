@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError, MissingDependencyError, StorageError
-from headrace.storage.answers import changed, error_of_status
-from headrace.storage.body import SourcePart, check_range, receive
+from headrace.storage.answers import error_of_status, why_absent
+from headrace.storage.body import SourcePart, nothing_left, range_header, receive
 from headrace.storage.oci_login import log_in
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
+from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
 
@@ -75,15 +75,13 @@ class OCIStore:
         self, bucket: str, prefix: str = '', options: StoreOptions | None = None, *, namespace: str = ''
     ) -> None:
         self.bucket = bucket
-        self.prefix = prefix.strip('/')
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
         self.options = options or StoreOptions()
         self.namespace = namespace
         """Empty for that of the tenancy."""
-        unknown = sorted(set(self.options.extra) - EXTRA)
-        if unknown:
-            raise ConfigError(
-                f'Extra options of an OCI store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
-            )
+        check_extra(self.options, EXTRA, 'an OCI store')
+        self._pool = count_option(self.options, 'max_pool_connections', 32)
         self._connection = PerProcess(self._connect)
         self._own_namespace = PerProcess(self._ask_for_namespace)
 
@@ -98,12 +96,12 @@ class OCIStore:
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
-        name = self._name(key)
+        name = self._names.of_key(key)
         if size == 0:
             return ''
         how: dict[str, str] = {}
-        if offset or size is not None:
-            how['range'] = f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
+        if wanted := range_header(offset, size):
+            how['range'] = wanted
         if etag:
             how['if_match'] = etag
         client = self._client
@@ -115,11 +113,7 @@ class OCIStore:
             except ServiceError as error:
                 if error.status != 416:
                     raise
-                info = self.head(key)
-                if etag and info.etag != etag:
-                    raise changed(f'{self.url}/{key}') from error
-                check_range(info, f'{self.url}/{key}', offset, size)
-                return info.etag
+                return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
         found = answer.headers['ETag']
         expected = int(answer.headers['Content-Length'])
         with contextlib.closing(answer.data):
@@ -129,6 +123,7 @@ class OCIStore:
                 out,
                 url=f'{self.url}/{key}',
                 etag=found,
+                wanted=etag,
                 expected=expected,
                 offset=offset,
                 size=size,
@@ -138,35 +133,34 @@ class OCIStore:
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""
-        name = self._name(key)
+        name = self._names.of_key(key)
         body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
             self._client.put_object(*self._place(), name, body, content_length=size)
 
     def head(self, key: str) -> ObjectInfo:
         """See `Store.head`."""
-        name = self._name(key)
+        name = self._names.of_key(key)
         with self._mapped_errors('Looking up', key):
             headers = self._client.head_object(*self._place(), name).headers
         return ObjectInfo(key, int(headers['Content-Length']), headers['ETag'])
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
-        root = f'{self.prefix}/' if self.prefix else ''
-        where: dict[str, Any] = {'prefix': root + check_prefix(prefix), 'fields': 'name,size,etag'}
+        where: dict[str, Any] = {'prefix': self._names.of_prefix(prefix), 'fields': 'name,size,etag'}
         with self._mapped_errors('Listing', prefix):
             while True:
                 page = self._client.list_objects(*self._place(), **where).data
                 for item in page.objects:
                     if not item.name.endswith('/'):  # the folders of the console
-                        yield ObjectInfo(item.name[len(root) :], int(item.size), item.etag)
+                        yield ObjectInfo(self._names.key(item.name), int(item.size), item.etag)
                 if not page.next_start_with:
                     return
                 where['start'] = page.next_start_with
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
-        name = self._name(key)
+        name = self._names.of_key(key)
         client = self._client
         from oci.exceptions import ServiceError
 
@@ -176,10 +170,6 @@ class OCIStore:
             except ServiceError as error:
                 if error.code != 'ObjectNotFound':
                     raise
-
-    def _name(self, key: str) -> str:
-        check_key(key)
-        return f'{self.prefix}/{key}' if self.prefix else key
 
     def _place(self) -> tuple[str, str]:
         return self.namespace or self._own_namespace.get(), self.bucket
@@ -234,9 +224,8 @@ class OCIStore:
                 f'the endpoint ({endpoint or "the default"}), the region ({login.config.get("region") or "none"}) and '
                 f'the credentials.'
             ) from error
-        connections: Any = options.extra.get('max_pool_connections', 32)
         for adapter in client.base_client.session.adapters.values():
-            adapter.init_poolmanager(connections, connections)
+            adapter.init_poolmanager(self._pool, self._pool)
         return _Connection(client, login.source)
 
     @contextlib.contextmanager
@@ -287,13 +276,11 @@ class OCIStore:
         known = {'ObjectNotFound': True, 'BucketNotFound': False, 'NamespaceNotFound': False}
         exists = known[code] if code in known else self._bucket_exists()
         place = f'the bucket {self.bucket!r} of the namespace {self._place()[0]!r}'
-        if exists:
-            reason = f'{place} exists at {self._server()}, but not the object {self._name(key)!r}'
-        elif exists is False:
+        name = self._names.shown(key)
+        reason = why_absent(exists, container=place, server=self._server(), name=f'the object {name!r}')
+        if exists is False:
             # The service does not tell the two apart.
-            reason = f'{place} does not exist at {self._server()}, or {self._connection.get().source} may not read it'
-        else:
-            reason = f'{self._server()} does not say whether {place} exists'
+            reason += f', or {self._connection.get().source} may not read it'
         return f'{reason}. Check the URL, the region and the policies.'
 
     def _bucket_exists(self) -> bool | None:

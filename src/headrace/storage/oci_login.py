@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.errors import AccessDeniedError, ConfigError
+from headrace.storage.answers import ANONYMOUS
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
@@ -56,7 +57,7 @@ def log_in(url: str, options: StoreOptions) -> Login:
         AccessDeniedError: Nothing is configured, or a principal has no credentials here.
     """
     if options.anonymous:
-        login = Login({}, _unsigned(), 'no credentials (anonymous)')
+        login = Login({}, _unsigned(), ANONYMOUS)
     else:
         auth = str(options.extra.get('auth') or os.environ.get('OCI_CLI_AUTH', ''))
         if auth and auth not in AUTH:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, BinaryIO, Protocol, runtime_checkable
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ['ObjectInfo', 'Store', 'StoreOptions', 'check_key', 'check_prefix']
+__all__ = ['Names', 'ObjectInfo', 'Store', 'StoreOptions', 'check_extra', 'check_key', 'check_prefix', 'count_option']
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +108,57 @@ def check_prefix(prefix: str) -> str:
     if prefix:
         check_key(prefix.removesuffix('/') or '/')
     return prefix
+
+
+class Names:
+    """The names that objects of a bucket have, whose keys are relative to a prefix."""
+
+    def __init__(self, prefix: str) -> None:
+        self.prefix = prefix.strip('/')
+        self._root = f'{self.prefix}/' if self.prefix else ''
+
+    def of_key(self, key: str) -> str:
+        """The name of an object."""
+        return self._root + check_key(key)
+
+    def of_prefix(self, prefix: str) -> str:
+        """What the names of all objects begin with whose keys begin with ``prefix``."""
+        return self._root + check_prefix(prefix)
+
+    def shown(self, key: str) -> str:
+        """What `of_key` or `of_prefix` gave, for messages."""
+        return self._root + key
+
+    def key(self, name: str) -> str:
+        """The key of the object that has this name."""
+        return name[len(self._root) :]
+
+
+def check_extra(options: StoreOptions, known: Iterable[str], store: str) -> None:
+    """Refuse extra options that a backend does not have.
+
+    Args:
+        options: Of the store.
+        known: The names of those that it has.
+        store: What messages call the backend, as "an S3 store".
+    """
+    names = sorted(known)
+    unknown = sorted(set(options.extra) - set(names))
+    if unknown and names:
+        raise ConfigError(
+            f'Extra options of {store} are {names} (and connect_timeout in `store_options`); got {unknown}. Remove or '
+            f'correct them.'
+        )
+    if unknown:
+        raise ConfigError(
+            f'{store[0].upper()}{store[1:]} has no extra options (but connect_timeout in `store_options`); got '
+            f'{unknown}. Remove them.'
+        )
+
+
+def count_option(options: StoreOptions, name: str, default: int) -> int:
+    """An extra option that is a number from 1."""
+    found = options.extra.get(name, default)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise ConfigError(f'{name} of a store is a number from 1; got {found!r}. Correct it.')
+    return found

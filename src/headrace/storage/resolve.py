@@ -7,11 +7,12 @@ import importlib
 import os
 from collections.abc import Callable
 from typing import TypeAlias
+from urllib.parse import unquote
 
 from headrace.errors import ConfigError
 from headrace.storage.protocol import Store, StoreOptions
 
-__all__ = ['StoreFactory', 'known_schemes', 'open_store', 'register_store', 'split_url']
+__all__ = ['StoreFactory', 'known_schemes', 'local_path', 'open_store', 'register_store', 'split_url']
 
 StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]
 """Makes a store rooted at a URL."""
@@ -67,6 +68,20 @@ def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:
     if not separator or '/' in scheme:
         return '', text
     return scheme.lower(), rest
+
+
+def local_path(url: str | os.PathLike[str]) -> str | None:
+    """The path that a plain path or a ``file://`` URL names; None for the URL of another store."""
+    scheme, rest = split_url(url)
+    if scheme != 'file':
+        return None if scheme else rest
+    host, _, path = rest.partition('/')
+    if host not in {'', 'localhost'}:
+        raise ConfigError(
+            f'A file URL names a path of this machine, as in file:///data/x; got {url!r}, whose host is {host!r}. '
+            f'Add the third "/", or mount that machine and name the mount.'
+        )
+    return unquote(f'/{path}')
 
 
 def open_store(url: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:

@@ -11,6 +11,7 @@ roles, and web identity; what expires is refreshed by it. The server is ``StoreO
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -19,13 +20,12 @@ from headrace.errors import (
     AccessDeniedError,
     ConfigError,
     MissingDependencyError,
-    ObjectNotFoundError,
     StorageError,
 )
-from headrace.storage.answers import error_of_status
-from headrace.storage.body import SourcePart, receive
+from headrace.storage.answers import ANONYMOUS, error_of_status, not_found, why_absent
+from headrace.storage.body import SourcePart, nothing_left, range_header, receive
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
+from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
 
@@ -99,14 +99,12 @@ class S3Store:
     ) -> None:
         """A service takes its endpoint and keys from nowhere else: S3's own variables and profiles do not count."""
         self.bucket = bucket
-        self.prefix = prefix.strip('/')
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
         self.options = options or StoreOptions()
         self.service = service
-        unknown = sorted(set(self.options.extra) - EXTRA)
-        if unknown:
-            raise ConfigError(
-                f'Extra options of an S3 store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
-            )
+        check_extra(self.options, EXTRA, 'an S3 store')
+        self._pool = count_option(self.options, 'max_pool_connections', 32)
         self._connection = PerProcess(self._connect)
 
     @property
@@ -123,20 +121,17 @@ class S3Store:
         where = self._where(key)
         if size == 0:
             return ''
-        if offset or size is not None:
-            where['Range'] = f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
+        if wanted := range_header(offset, size):
+            where['Range'] = wanted
         if etag:
             where['IfMatch'] = f'"{etag}"'
         with self._mapped_errors('Reading', key):
             try:
                 answer = self._client.get_object(**where)
             except self._client.exceptions.ClientError as error:
-                if size is None and offset and _status(error) == 416:
-                    # Right at its end nothing is left, which S3 calls a bad range.
-                    info = self.head(key)
-                    if info.size == offset and etag in {None, info.etag}:
-                        return info.etag
-                raise
+                if _status(error) != 416:
+                    raise
+                return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
         found = answer['ETag'].strip('"')
         expected = int(answer['ContentLength'])
         with contextlib.closing(answer['Body']) as body:
@@ -145,6 +140,7 @@ class S3Store:
                 out,
                 url=f'{self.url}/{key}',
                 etag=found,
+                wanted=etag,
                 expected=expected,
                 offset=offset,
                 size=size,
@@ -168,13 +164,12 @@ class S3Store:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
-        root = f'{self.prefix}/' if self.prefix else ''
-        where = {'Bucket': self.bucket, 'Prefix': root + check_prefix(prefix), **self._payer()}
+        where = {'Bucket': self.bucket, 'Prefix': self._names.of_prefix(prefix), **self._payer()}
         with self._mapped_errors('Listing', prefix):
             for page in self._client.get_paginator('list_objects_v2').paginate(**where):
                 for item in page.get('Contents', ()):
                     if not item['Key'].endswith('/'):  # the folders of S3 consoles
-                        yield ObjectInfo(item['Key'][len(root) :], int(item['Size']), item['ETag'].strip('"'))
+                        yield ObjectInfo(self._names.key(item['Key']), int(item['Size']), item['ETag'].strip('"'))
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
@@ -183,8 +178,7 @@ class S3Store:
             self._client.delete_object(**where)
 
     def _where(self, key: str) -> dict[str, Any]:
-        check_key(key)
-        return {'Bucket': self.bucket, 'Key': f'{self.prefix}/{key}' if self.prefix else key, **self._payer()}
+        return {'Bucket': self.bucket, 'Key': self._names.of_key(key), **self._payer()}
 
     def _payer(self) -> dict[str, str]:
         return {'RequestPayer': 'requester'} if self.options.requester_pays else {}
@@ -204,6 +198,7 @@ class S3Store:
         from botocore import UNSIGNED
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
+        from botocore.session import Session as CoreSession
 
         options, service = self.options, self.service
         if service:
@@ -215,7 +210,7 @@ class S3Store:
             'read_timeout': options.read_timeout,
             # One attempt per call: `retry.Retry` decides about others.
             'retries': {'total_max_attempts': 1, 'mode': 'standard'},
-            'max_pool_connections': options.extra.get('max_pool_connections', 32),
+            'max_pool_connections': self._pool,
             'tcp_keepalive': True,
         }
         if options.anonymous:
@@ -223,7 +218,13 @@ class S3Store:
         if 'addressing_style' in options.extra:
             settings['s3'] = {'addressing_style': options.extra['addressing_style']}
         try:
-            session = Session(profile_name=options.extra.get('profile'), region_name=options.region)
+            core = CoreSession()
+            if profile := options.extra.get('profile'):
+                core.set_config_variable('profile', profile)
+            loader = _descriptions(core.get_config_variable('data_path'))
+            core.register_component('data_loader', loader)
+            session = Session(botocore_session=core, profile_name=profile, region_name=options.region)
+            loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's
             custom = endpoint or _configured_endpoint(session)
             if custom:
                 # Servers other than AWS's may know neither the checksums nor their trailers.
@@ -263,7 +264,7 @@ class S3Store:
     def _credentials(self) -> str:
         """Which credentials the requests are signed with, without saying what they are."""
         if self.options.anonymous:
-            return 'no credentials (anonymous)'
+            return ANONYMOUS
         if self.service:
             return f'the keys in {self.service.access_key_variable} and {self.service.secret_key_variable}'
         found = None
@@ -319,9 +320,7 @@ class S3Store:
         code, status = str(error.response.get('Error', {}).get('Code', '')), _status(error)
         what = f'{doing} {self.url}/{key} at {self._server()}: {error}'
         if code == 'NoSuchBucket':
-            return ObjectNotFoundError(
-                f'No such file or directory: {self.url}/{key}: {self._absent(key, bucket=False)}'
-            )
+            return not_found(f'{self.url}/{key}', self._absent(key, bucket=False))
         if status in {301, 307, 400} and code in {'PermanentRedirect', 'AuthorizationHeaderMalformed', '301', '400'}:
             return ConfigError(f'{what}. The bucket is in another region or at another endpoint: name it.')
         return error_of_status(
@@ -346,16 +345,25 @@ class S3Store:
         return True
 
     def _absent(self, key: str, *, bucket: bool | None) -> str:
-        if bucket is False:
-            reason = f'the bucket {self.bucket!r} does not exist at {self._server()}'
-        elif bucket:
-            reason = (
-                f'the bucket {self.bucket!r} exists at {self._server()}, but not the key {self._where(key)["Key"]!r}'
-            )
-        else:
-            reason = f'{self._server()} does not say whether the bucket {self.bucket!r} exists'
+        reason = why_absent(
+            bucket,
+            container=f'the bucket {self.bucket!r}',
+            server=self._server(),
+            name=f'the key {self._names.shown(key)!r}',
+        )
         places = 'options' if self.service else 'options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3'
         return f'{reason}. Check the URL and the endpoint ({places}).'
+
+
+@functools.cache
+def _descriptions(path: str | None) -> Any:
+    """What botocore reads of the services from its files, which is most of the time that a client takes to make.
+
+    All clients of a process share it, such as those of the streams of a mixture.
+    """
+    from botocore.loaders import create_loader
+
+    return create_loader(path)
 
 
 def _status(error: Any) -> int:

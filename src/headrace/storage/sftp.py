@@ -19,19 +19,19 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-import secrets
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, ObjectNotFoundError, StorageError
-from headrace.storage.answers import changed
-from headrace.storage.body import SourcePart, check_range
+from headrace.storage.answers import changed, not_found
+from headrace.storage.body import SourcePart, check_range, truncated
+from headrace.storage.folders import temporary_name, walk
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_key, check_prefix
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
-from headrace.storage.sftp_session import Attributes, SftpConnectionError, SftpStatusError, Status
+from headrace.storage.sftp_packets import Attributes, SftpConnectionError, SftpStatusError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -43,8 +43,6 @@ __all__ = ['SftpStore', 'open_sftp_store']
 
 EXTRA: Final = frozenset({'key_file', 'known_hosts', 'max_connections'})
 MAX_CONNECTIONS: Final = 4
-TEMPORARY: Final = '.headrace-put-'
-"""Beginning of the names under which objects are written before they appear; never listed."""
 
 
 def open_sftp_store(url: str, options: StoreOptions) -> SftpStore:
@@ -90,15 +88,8 @@ class SftpStore:
         self.host, self.port, self.user = host, port, user
         self.root = '/' + root.strip('/')
         self.options = options or StoreOptions()
-        unknown = sorted(set(self.options.extra) - EXTRA)
-        if unknown:
-            raise ConfigError(
-                f'Extra options of an SFTP store are {sorted(EXTRA)}; got {unknown}. Remove or correct them.'
-            )
-        limit: Any = self.options.extra.get('max_connections', MAX_CONNECTIONS)
-        if not isinstance(limit, int) or limit < 1:
-            raise ConfigError(f'max_connections of an SFTP store is a number from 1; got {limit!r}. Correct it.')
-        self._max_connections = limit
+        check_extra(self.options, EXTRA, 'an SFTP store')
+        self._max_connections = count_option(self.options, 'max_connections', MAX_CONNECTIONS)
         self._connection = PerProcess(self._connect)
 
     @property
@@ -111,12 +102,10 @@ class SftpStore:
     def __repr__(self) -> str:
         return f'SftpStore({self.url!r})'
 
-    def get(
-        self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None
-    ) -> None:
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
-        path = self._path(key)
-        found: str | None = None
+        path, url = self._path(key), f'{self.url}/{key}'
+        found = ''
         try:
             with self._session('Reading', key) as session:
                 handle = session.open_for_reading(path)
@@ -124,27 +113,26 @@ class SftpStore:
                     info = self._info(key, session.fstat(handle))
                     found = info.etag
                     if etag and etag != found:
-                        raise changed(f'{self.url}/{key}')
-                    left = check_range(info, f'{self.url}/{key}', offset, size)
+                        raise changed(url)
+                    left = check_range(info, url, offset, size)
                     for block in session.read(handle, offset, left):
                         out.write(block)
                         left -= len(block)
                     if left:
-                        raise BrokenTransferError.at(
-                            f'{self.url}/{key} ended {left} bytes early: it was truncated while being read.'
-                        )
+                        raise truncated(url, left)
                 finally:
                     if session.is_usable:
                         session.forget_file(handle)
         except BrokenTransferError as error:
             if not error.changed:
-                error.etag = found
+                error.etag = found or None
             raise
+        return found
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`. A connection that breaks meanwhile leaves a hidden file ``.headrace-put-*`` behind."""
         path = self._path(key)
-        temporary = f'{posixpath.dirname(path)}/{TEMPORARY}{secrets.token_hex(8)}'
+        temporary = f'{posixpath.dirname(path)}/{temporary_name()}'
         with self._session('Writing', key) as session:
             try:
                 handle = session.open_new(temporary)
@@ -180,29 +168,26 @@ class SftpStore:
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`. Links to files are followed, links to folders are not: a loop would never end."""
-        folder, _, _ = check_prefix(prefix).rpartition('/')
-        found: list[ObjectInfo] = []
-        folders = [folder]
         with self._session('Listing', prefix) as session:
-            while folders:
-                folder = folders.pop()
-                path = f'{self._base}/{folder}' if folder else self.root
-                try:
-                    entries = session.entries(path)
-                except SftpStatusError as error:
-                    if error.code == Status.NO_SUCH_FILE:  # or deleted meanwhile
-                        continue
-                    raise
-                for name, told in entries:
-                    key = f'{folder}/{name}' if folder else name
-                    if told.is_folder:
-                        if f'{key}/'.startswith(prefix) or prefix.startswith(f'{key}/'):
-                            folders.append(key)
-                    elif key.startswith(prefix) and not name.startswith(TEMPORARY):
-                        partial = told.is_link or told.size is None or told.modified is None
-                        with contextlib.suppress(ObjectNotFoundError):
-                            found.append(self._info(key, _target(session, f'{path}/{name}') if partial else told))
-        yield from sorted(found, key=lambda info: info.key)
+            found = walk(prefix, lambda folder: self._children(session, folder, prefix))
+        yield from found
+
+    def _children(self, session: SftpSession, folder: str, prefix: str) -> Iterator[ObjectInfo | str]:
+        path = f'{self._base}/{folder}' if folder else self.root
+        try:
+            entries = session.entries(path)
+        except SftpStatusError as error:
+            if error.code == Status.NO_SUCH_FILE:  # or deleted meanwhile
+                return
+            raise
+        for name, told in entries:
+            key = f'{folder}/{name}' if folder else name
+            if told.is_folder:
+                yield key
+            elif key.startswith(prefix):  # to look at others would cost requests
+                partial = told.is_link or told.size is None or told.modified is None
+                with contextlib.suppress(ObjectNotFoundError):
+                    yield self._info(key, _target(session, f'{path}/{name}') if partial else told)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
@@ -223,7 +208,7 @@ class SftpStore:
 
     def _info(self, key: str, attributes: Attributes) -> ObjectInfo:
         if not attributes.is_file:
-            raise ObjectNotFoundError(f'No such file or directory: {self.url}/{key}: it is not a regular file.')
+            raise not_found(f'{self.url}/{key}', 'it is not a regular file.')
         if attributes.size is None:
             raise StorageError(f'{self.host} does not say how large {self.url}/{key} is. Use a server that does.')
         etag = '' if attributes.modified is None else f'{attributes.modified:x}-{attributes.size:x}'
@@ -259,10 +244,8 @@ class SftpStore:
     ) -> StorageError:
         what = f'{doing} {self.url}/{key} at {login.server}'
         if error.code == Status.NO_SUCH_FILE:
-            return ObjectNotFoundError(
-                f'No such file or directory: {self.url}/{key}: {_why_absent(session, self._path(key))} at '
-                f'{login.server}. Check the URL.'
-            )
+            why = _why_absent(session, self._path(key))
+            return not_found(f'{self.url}/{key}', f'{why} at {login.server}. Check the URL.')
         if error.code == Status.PERMISSION_DENIED:
             return AccessDeniedError(
                 f'{what}: {error}. The connection was made with {login}. Use a user who may do this, or change the '

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import paramiko
 
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
-from headrace.storage.sftp_session import WINDOW, SftpConnectionError, SftpSession
+from headrace.storage.sftp_packets import SftpConnectionError
+from headrace.storage.sftp_session import WINDOW, SftpSession
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions

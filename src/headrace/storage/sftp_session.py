@@ -9,17 +9,26 @@ from __future__ import annotations
 import os
 import struct
 import threading
-from dataclasses import dataclass
-from enum import IntEnum
-from stat import S_ISDIR, S_ISLNK, S_ISREG
 from typing import TYPE_CHECKING, Any, Final
+
+from headrace.storage.sftp_packets import (
+    FOR_NEW_FILE,
+    FOR_READING,
+    Attributes,
+    Fields,
+    Kind,
+    SftpConnectionError,
+    SftpStatusError,
+    Status,
+    packed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from headrace.storage.body import SourcePart
 
-__all__ = ['Attributes', 'SftpConnectionError', 'SftpSession', 'SftpStatusError', 'Status']
+__all__ = ['SftpSession']
 
 BLOCK: Final = 1 << 15
 """Bytes of a request that every server accepts."""
@@ -34,117 +43,6 @@ FOLDER_REQUESTS: Final = 8
 LARGEST_PACKET: Final = 1 << 20
 """Bytes; a packet that claims more is none."""
 RECEIVE: Final = 1 << 20
-
-INIT, VERSION, OPEN, CLOSE, READ, WRITE, FSTAT = 1, 2, 3, 4, 5, 6, 8
-OPENDIR, READDIR, REMOVE, MKDIR, STAT, RENAME = 11, 12, 13, 14, 17, 18
-STATUS, HANDLE, DATA, NAME, ATTRS, EXTENDED, EXTENDED_REPLY = 101, 102, 103, 104, 105, 200, 201
-
-FOR_READING: Final = 0x01
-FOR_NEW_FILE: Final = 0x02 | 0x08 | 0x20
-"""Write, create, and fail if it exists."""
-
-
-class Status(IntEnum):
-    """Codes of an answer that is nothing but a status."""
-
-    OK = 0
-    EOF = 1
-    NO_SUCH_FILE = 2
-    PERMISSION_DENIED = 3
-    FAILURE = 4
-    NO_CONNECTION = 6
-    CONNECTION_LOST = 7
-
-
-class SftpStatusError(Exception):
-    """The server refused a request; the connection is as good as before."""
-
-    def __init__(self, code: int, text: str) -> None:
-        super().__init__(f'{text or "no reason given"} (status {code})')
-        self.code = code
-
-
-class SftpConnectionError(Exception):
-    """The connection is of no more use."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attributes:
-    """What the server says of a file; None where it does not say it."""
-
-    size: int | None
-    mode: int | None
-    modified: int | None
-    """Seconds since 1970."""
-
-    @property
-    def is_file(self) -> bool:
-        """Whether it is a regular file, as far as the server says."""
-        return self.mode is None or S_ISREG(self.mode)
-
-    @property
-    def is_folder(self) -> bool:
-        """Whether it is a folder, and no link to one."""
-        return self.mode is not None and S_ISDIR(self.mode)
-
-    @property
-    def is_link(self) -> bool:
-        """Whether it is a symbolic link."""
-        return self.mode is not None and S_ISLNK(self.mode)
-
-
-class _Fields:
-    """Reads the fields of a packet, one after the other."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    def __bool__(self) -> bool:
-        return self._at < len(self._data)
-
-    def _number(self, form: str) -> int:
-        try:
-            (value,) = struct.unpack_from(form, self._data, self._at)
-        except struct.error as error:
-            raise SftpConnectionError('a packet ended before its fields did') from error
-        self._at += struct.calcsize(form)
-        return value
-
-    def uint32(self) -> int:
-        return self._number('>I')
-
-    def uint64(self) -> int:
-        return self._number('>Q')
-
-    def string(self) -> bytes:
-        length = self.uint32()
-        self._at += length
-        if self._at > len(self._data):
-            raise SftpConnectionError('a string was longer than its packet')
-        return self._data[self._at - length : self._at]
-
-    def text(self) -> str:
-        return self.string().decode('utf-8', 'surrogateescape')
-
-    def attributes(self) -> Attributes:
-        flags = self.uint32()
-        size = self.uint64() if flags & 1 else None
-        if flags & 2:
-            self.uint64()  # owner and group
-        mode = self.uint32() if flags & 4 else None
-        modified = None
-        if flags & 8:
-            self.uint32()  # last access
-            modified = self.uint32()
-        if flags & 0x80000000:
-            for _ in range(2 * self.uint32()):
-                self.string()
-        return Attributes(size, mode, modified)
-
-
-def _string(value: str | bytes) -> bytes:
-    data = value.encode('utf-8', 'surrogateescape') if isinstance(value, str) else value
-    return struct.pack('>I', len(data)) + data
 
 
 class SftpSession:
@@ -170,9 +68,9 @@ class SftpSession:
         self._ignored: set[int] = set()
         self._broken = False
         channel.settimeout(timeout)
-        self._send(struct.pack('>IBI', 5, INIT, 3))
+        self._send(struct.pack('>IBI', 5, Kind.INIT, 3))
         kind, fields = self._packet()
-        if kind != VERSION:
+        if kind != Kind.VERSION:
             raise self._break(f'it answered with packet type {kind}, not with its version of SFTP')
         fields.uint32()
         self.extensions: dict[str, bytes] = {}
@@ -182,7 +80,7 @@ class SftpSession:
             self.extensions[name] = fields.string()
         self._read_size = self._write_size = BLOCK
         if 'limits@openssh.com' in self.extensions:
-            _, answer = self._call(EXTENDED, _string('limits@openssh.com'))
+            _, answer = self._call(Kind.EXTENDED, packed('limits@openssh.com'))
             answer.uint64()
             self._read_size, self._write_size = (
                 max(BLOCK, min(limit or BLOCK, LARGEST_BLOCK)) for limit in (answer.uint64(), answer.uint64())
@@ -203,27 +101,27 @@ class SftpSession:
 
     def stat(self, path: str) -> Attributes:
         """Of a file, or of what a link points to."""
-        return self._call(STAT, _string(path))[1].attributes()
+        return self._call(Kind.STAT, packed(path))[1].attributes()
 
     def fstat(self, handle: bytes) -> Attributes:
         """Of an open file."""
-        return self._call(FSTAT, _string(handle))[1].attributes()
+        return self._call(Kind.FSTAT, packed(handle))[1].attributes()
 
     def open_for_reading(self, path: str) -> bytes:
         """A handle of a file."""
-        return self._call(OPEN, _string(path), struct.pack('>II', FOR_READING, 0))[1].string()
+        return self._call(Kind.OPEN, packed(path), struct.pack('>II', FOR_READING, 0))[1].string()
 
     def open_new(self, path: str) -> bytes:
         """A handle of a new file, to be written."""
-        return self._call(OPEN, _string(path), struct.pack('>II', FOR_NEW_FILE, 0))[1].string()
+        return self._call(Kind.OPEN, packed(path), struct.pack('>II', FOR_NEW_FILE, 0))[1].string()
 
     def close_file(self, handle: bytes) -> None:
         """Have it closed; a file that was written is complete then."""
-        self._call(CLOSE, _string(handle))
+        self._call(Kind.CLOSE, packed(handle))
 
     def forget_file(self, handle: bytes) -> None:
         """Have a file that was only read closed, without waiting for the answer."""
-        number = self._ask(CLOSE, _string(handle))
+        number = self._ask(Kind.CLOSE, packed(handle))
         self._waiting.remove(number)
         self._ignored.add(number)
 
@@ -235,7 +133,7 @@ class SftpSession:
         next_block = delivered = offset
 
         def ask(at: int, length: int) -> None:
-            asked[self._ask(READ, _string(handle), struct.pack('>QI', at, length))] = at, length
+            asked[self._ask(Kind.READ, packed(handle), struct.pack('>QI', at, length))] = at, length
 
         while delivered < end:
             while next_block < end and next_block - delivered < WINDOW and len(asked) < REQUESTS:
@@ -244,10 +142,10 @@ class SftpSession:
                 next_block += length
             number, kind, fields = self._answer()
             at, length = asked.pop(number)
-            if kind == STATUS:
+            if kind == Kind.STATUS:
                 _raise_unless(fields, Status.EOF)
                 return
-            block = self._expect(DATA, kind, fields).string()
+            block = self._expect(Kind.DATA, kind, fields).string()
             if not 0 < len(block) <= length:
                 raise self._break(f'it sent {len(block)} bytes of the {length} that were asked for')
             if len(block) < length:
@@ -267,11 +165,11 @@ class SftpSession:
                 block = source.read(self._write_size)
                 more = bool(block)
                 if more:
-                    self._ask(WRITE, _string(handle), struct.pack('>Q', at), _string(block))
+                    self._ask(Kind.WRITE, packed(handle), struct.pack('>Q', at), packed(block))
                     at += len(block)
             if self._waiting:
                 _, kind, fields = self._answer()
-                _raise_unless(self._expect(STATUS, kind, fields), Status.OK)
+                _raise_unless(self._expect(Kind.STATUS, kind, fields), Status.OK)
 
     def finish(self) -> None:
         """Take the answers that are still missing, whatever they say."""
@@ -281,22 +179,22 @@ class SftpSession:
     def sync(self, handle: bytes) -> None:
         """Have what was written reach the disk, where the server can do that."""
         if 'fsync@openssh.com' in self.extensions:
-            self._call(EXTENDED, _string('fsync@openssh.com'), _string(handle))
+            self._call(Kind.EXTENDED, packed('fsync@openssh.com'), packed(handle))
 
     def entries(self, path: str) -> list[tuple[str, Attributes]]:
         """Names in a folder, in any order, and what they are; links as links."""
-        handle = self._call(OPENDIR, _string(path))[1].string()
+        handle = self._call(Kind.OPENDIR, packed(path))[1].string()
         found: list[tuple[str, Attributes]] = []
         more = True
         while more or self._waiting:
             while more and len(self._waiting) < FOLDER_REQUESTS:
-                self._ask(READDIR, _string(handle))
+                self._ask(Kind.READDIR, packed(handle))
             _, kind, fields = self._answer()
-            if kind == STATUS:
+            if kind == Kind.STATUS:
                 _raise_unless(fields, Status.EOF)
                 more = False
                 continue
-            fields = self._expect(NAME, kind, fields)
+            fields = self._expect(Kind.NAME, kind, fields)
             for _ in range(fields.uint32()):
                 name = fields.text()
                 fields.string()  # a line of `ls`
@@ -308,11 +206,11 @@ class SftpSession:
 
     def make_folder(self, path: str) -> None:
         """Make a folder in one that exists."""
-        self._call(MKDIR, _string(path), struct.pack('>I', 0))
+        self._call(Kind.MKDIR, packed(path), struct.pack('>I', 0))
 
     def remove(self, path: str) -> None:
         """Remove a file."""
-        self._call(REMOVE, _string(path))
+        self._call(Kind.REMOVE, packed(path))
 
     @property
     def replaces(self) -> bool:
@@ -322,17 +220,17 @@ class SftpSession:
     def rename(self, old: str, new: str) -> None:
         """Give a file another name, at once."""
         if self.replaces:
-            self._call(EXTENDED, _string('posix-rename@openssh.com'), _string(old), _string(new))
+            self._call(Kind.EXTENDED, packed('posix-rename@openssh.com'), packed(old), packed(new))
         else:
-            self._call(RENAME, _string(old), _string(new))
+            self._call(Kind.RENAME, packed(old), packed(new))
 
-    def _call(self, kind: int, *fields: bytes) -> tuple[int, _Fields]:
+    def _call(self, kind: int, *fields: bytes) -> tuple[int, Fields]:
         """One request and its answer."""
         asked = self._ask(kind, *fields)
         number, answer, rest = self._answer()
         if number != asked:
             raise self._break(f'it answered request {number}, not {asked}')
-        if answer == STATUS:
+        if answer == Kind.STATUS:
             _raise_unless(rest, Status.OK)
         return answer, rest
 
@@ -343,7 +241,7 @@ class SftpSession:
         self._waiting.add(self._number)
         return self._number
 
-    def _answer(self) -> tuple[int, int, _Fields]:
+    def _answer(self) -> tuple[int, int, Fields]:
         """Number, kind and fields of the next answer that somebody waits for."""
         while True:
             kind, fields = self._packet()
@@ -356,12 +254,12 @@ class SftpSession:
             else:
                 raise self._break(f'it answered request {number}, which nobody made')
 
-    def _expect(self, expected: int, kind: int, fields: _Fields) -> _Fields:
+    def _expect(self, expected: int, kind: int, fields: Fields) -> Fields:
         if kind != expected:
             raise self._break(f'it answered with packet type {kind}, not {expected}')
         return fields
 
-    def _packet(self) -> tuple[int, _Fields]:
+    def _packet(self) -> tuple[int, Fields]:
         received = self._received
         self._receive(4)
         (length,) = struct.unpack_from('>I', received)
@@ -373,7 +271,7 @@ class SftpSession:
         self._receive(4 + length)
         kind = received[4]
         with memoryview(received) as view:
-            fields = _Fields(bytes(view[5 : 4 + length]))
+            fields = Fields(bytes(view[5 : 4 + length]))
         del received[: 4 + length]
         return kind, fields
 
@@ -414,7 +312,7 @@ class SftpSession:
         self._channel.closed = True
 
 
-def _raise_unless(fields: _Fields, fine: Status) -> None:
+def _raise_unless(fields: Fields, fine: Status) -> None:
     code = fields.uint32()
     if code != fine:
         raise SftpStatusError(code, fields.text() if fields else '')

@@ -93,10 +93,10 @@ class FaultProxy:
         self._ready.set()
         self._loop.run_forever()
         server.close()
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        while tasks := asyncio.all_tasks(self._loop):  # some wait for others that they cancel
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
 
     def _choose(self, request: ProxiedRequest) -> Fault:
@@ -119,7 +119,7 @@ class FaultProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._answer(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, EOFError):
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):  # an end has gone, or the proxy ends
             pass
         finally:
             writer.close()
@@ -158,7 +158,7 @@ class FaultProxy:
         while head.startswith((b'HTTP/1.1 100', b'HTTP/1.0 100')):
             writer.write(head)
             head = await reader.readuntil(b'\r\n\r\n')
-        writer.write(head)
+        writer.write(_closing(head))
         sent = 0
         ends = [end for end in (fault.reset_after, fault.close_after, fault.stall_after) if end is not None]
         while chunk := await reader.read(1 << 16):
@@ -178,6 +178,13 @@ class FaultProxy:
                     linger = struct.pack('ii', 1, 0)
                     writer.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 return
+
+
+def _closing(head: bytes) -> bytes:
+    """The head of an answer, which says that the connection ends with it: whatever the server said is of its own."""
+    first, *lines = head.removesuffix(b'\r\n\r\n').split(b'\r\n')
+    kept = [line for line in lines if not line.lower().startswith((b'connection:', b'keep-alive:'))]
+    return b'\r\n'.join([first, *kept, b'Connection: close', b'', b''])
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -182,6 +182,7 @@ class DatabricksServer:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = 'HTTP/1.1'
+    disable_nagle_algorithm = True
     workspace: DatabricksServer
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name that it has
@@ -225,9 +226,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: bytes = b'', **headers: str) -> None:
         self.send_response(status)
-        close = {'Connection': 'close'} if self.close_connection else {}  # as asked for
         kind = {'Content-Type': 'application/json'}  # but for files
-        for name, value in (kind | {'Content-Length': str(len(body))} | headers | close).items():
+        for name, value in (kind | {'Content-Length': str(len(body))} | headers).items():
             self.send_header(name.replace('_', '-'), value)
         self.end_headers()
         if self.command != 'HEAD':

@@ -42,8 +42,6 @@ class Handler(BaseHTTPRequestHandler):
             if name.lower() not in GENERATED:
                 self.send_header(name, value)
         self.send_header('Content-Length', str(len(body)))
-        if self.close_connection:
-            self.send_header('Connection', 'close')
         self.end_headers()
         if self.command != 'HEAD':
             self.wfile.write(body)

@@ -234,8 +234,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {'Content-Length': str(len(body)), **headers}.items():
             self.send_header(name, value)
-        if self.close_connection:
-            self.send_header('Connection', 'close')
         self.end_headers()
         if self.command != 'HEAD':
             with contextlib.suppress(ConnectionError):

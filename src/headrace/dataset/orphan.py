@@ -1,0 +1,52 @@
+"""Workers end with the process that they work for, whatever they are doing.
+
+PyTorch's workers look after their parent every 5 s, but only between two batches. One that waits for a store that does
+not answer, or that cannot hand on what it has read, would outlive a rank that was killed: with its memory, and with the
+fetch that the next run waits for.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+__all__ = ['WorkerStart', 'end_with_parent']
+
+_SECONDS: Final = 1.0
+_GRACE: Final = 6.0  # for PyTorch's way, which also removes the worker's temporary files
+
+_watched = 0  # process that has the thread; a forked one has not
+
+
+def end_with_parent() -> None:
+    """End this process, a worker, some seconds after its parent. May be called again."""
+    global _watched  # noqa: PLW0603 - it is the process' own
+    if _watched != os.getpid():
+        _watched = os.getpid()
+        threading.Thread(target=_watch, name='headrace-orphan', daemon=True).start()
+
+
+def _watch() -> None:
+    # A forkserver's worker is no child of the rank, and whoever is an orphan already sees no change of its parent.
+    rank, parent = multiprocessing.parent_process(), os.getppid()
+    while os.getppid() == parent and (rank is None or rank.is_alive()):
+        time.sleep(_SECONDS)
+    time.sleep(_GRACE)
+    os._exit(1)
+
+
+class WorkerStart:
+    """A `worker_init_fn` that has workers end with their parent, and then calls the user's."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        """Begin, in a worker of this number."""
+        end_with_parent()
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker)

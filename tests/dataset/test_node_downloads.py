@@ -1,0 +1,298 @@
+"""What nodes fetch: each shard once on all of them, whatever the ranks, the workers, and who has been there before."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headrace import StreamingDataLoader, StreamingDataset, Topology
+from headrace.storage import register_store
+from headrace.storage.local import LocalStore
+from headrace.testing.proxy import FaultProxy
+from headrace.testing.servers.s3 import moto_server
+from headrace.testing.stores import CountingStore, put_bytes
+
+FORK = multiprocessing.get_context('fork')
+SAMPLES = 224
+CANONICAL = 4  # 56 samples each
+ORDERS: dict[str, dict[str, Any]] = {
+    'native': {'shuffle': True},
+    'stored': {'shuffle': False},
+    'py1s': {'shuffle': True, 'shuffle_algo': 'py1s', 'shuffle_block_size': 40},
+    'py1e': {'shuffle': True, 'shuffle_algo': 'py1e', 'shuffle_block_size': 40},
+}
+
+
+def fork_all(works: list[Callable[[], None]], *, seconds: float = 120, user: list[int] | None = None) -> None:
+    """Run functions in a process each, as the users given; all must end well, in time."""
+
+    def run(work: Callable[[], None], uid: int | None) -> None:
+        if uid is not None:
+            os.setgroups([])
+            os.setgid(uid)
+            os.setuid(uid)
+            # This process' folder for the sockets of its queues, if it has made one, is not theirs.
+            multiprocessing.current_process()._config.pop('tempdir', None)  # pyright: ignore[reportAttributeAccessIssue]
+        work()
+
+    users = user or [None] * len(works)
+    processes = [FORK.Process(target=run, args=pair) for pair in zip(works, users, strict=True)]
+    for process in processes:
+        process.start()
+    until = time.monotonic() + seconds
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+    stuck = [process for process in processes if process.exitcode is None]
+    for process in stuck:
+        process.kill()
+        process.join()
+    assert not stuck
+    assert [process.exitcode for process in processes] == [0] * len(processes)
+
+
+def count_into(log: Path) -> None:
+    """Have this process' reads of ``counted://`` written down."""
+    register_store(
+        'counted',
+        lambda url, _: CountingStore(LocalStore(url.removeprefix('counted://')), log=log, delay=0.002),
+    )
+
+
+def read_on_nodes(
+    folder: Path, remote: str, *, nodes: int, ranks: int, workers: int, **order: Any
+) -> list[list[dict[str, Any]]]:
+    """Read two epochs on all ranks at the same time, and a third with another dataset.
+
+    Returns:
+        By rank, what each epoch read: ids, and the loader's statistics, those of the last from its own begin.
+    """
+    together = FORK.Barrier(nodes * ranks)
+
+    def rank(number: int) -> None:
+        node = number // ranks
+        count_into(folder / f'log{node}')
+        read: list[dict[str, Any]] = []
+        topology = Topology(rank=number, world_size=nodes * ranks, num_nodes=nodes)
+
+        def loader() -> StreamingDataLoader:
+            dataset = StreamingDataset(
+                remote=remote, local=str(folder / f'node{node}'), batch_size=4, topology=topology, **order
+            )
+            return StreamingDataLoader(dataset, num_workers=workers)
+
+        def epoch(loader: StreamingDataLoader) -> None:
+            together.wait(60)
+            ids = [sample for batch in loader for sample in batch['id'].tolist()]
+            read.append({'ids': ids, 'stats': asdict(replace(loader.stats(), streams={}))})
+
+        first = loader()
+        epoch(first)
+        epoch(first)
+        del first
+        epoch(loader())
+        (folder / f'read{number}').write_text(json.dumps(read))
+
+    fork_all([lambda number=number: rank(number) for number in range(nodes * ranks)])
+    return [json.loads((folder / f'read{number}').read_text()) for number in range(nodes * ranks)]
+
+
+def total(read: list[list[dict[str, Any]]], epoch: int, what: str) -> int:
+    """The sum over ranks of one of the statistics."""
+    return sum(of_rank[epoch]['stats'][what] for of_rank in read)
+
+
+def check_read(read: list[list[dict[str, Any]]]) -> None:
+    for epoch in range(3):
+        assert sorted(i for of_rank in read for i in of_rank[epoch]['ids']) == list(range(SAMPLES))
+
+
+def nothing_is_being_fetched(cache: Path) -> bool:
+    """A count that took long, as on a busy machine, may be remembered under a limit."""
+    return {path.name for path in cache.glob('.headrace/*')} <= {'ledger'}
+
+
+def topologies():
+    for nodes, ranks, workers in itertools.product([1, 2, 4], [1, 2], [0, 2]):
+        is_usual = not workers or (nodes, ranks) == (2, 2)
+        yield pytest.param(nodes, ranks, workers, marks=[] if is_usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(('nodes', 'ranks', 'workers'), topologies())
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.filterwarnings('ignore:Shuffle block size')
+def test_nodes_fetch_each_shard_once(make_dataset, tmp_path, order, nodes, ranks, workers):
+    remote = make_dataset('remote', SAMPLES, per_shard=3)
+    size = {path.name: path.stat().st_size for path in remote.glob('*.mds')}
+    begins = np.cumsum([shard['samples'] for shard in json.loads((remote / 'index.json').read_text())['shards']])
+    # No boundary between two canonical nodes is one of shards.
+    assert len(size) > 4 * CANONICAL
+    assert not set(begins[:-1].tolist()) & {SAMPLES * node // CANONICAL for node in range(CANONICAL)}
+    read = read_on_nodes(
+        tmp_path,
+        f'counted://{remote}',
+        nodes=nodes,
+        ranks=ranks,
+        workers=workers,
+        num_canonical_nodes=CANONICAL,
+        **ORDERS[order],
+    )
+    check_read(read)
+    fetched: Counter[str] = Counter()
+    for node in range(nodes):
+        calls = Counter((tmp_path / f'log{node}').read_text().splitlines())
+        assert set(calls.values()) == {1}  # also the index
+        shards = {call.removeprefix('get ') for call in calls} - {'index.json'}
+        assert {path.name for path in (tmp_path / f'node{node}').iterdir()} == shards | {'index.json'}
+        fetched.update(shards)
+    assert fetched.keys() == size.keys()
+    # A shard is fetched twice only where a canonical node ends and another begins; nodes take these in turn.
+    boundaries = CANONICAL - 1 if nodes > 1 else 0
+    assert max(fetched.values()) <= 2
+    assert fetched.total() - len(size) <= boundaries
+    assert order != 'stored' or fetched.total() - len(size) == boundaries
+    for epoch in (0, 1):
+        assert total(read, epoch, 'shards_fetched') == total(read, epoch, 'requests') == fetched.total()
+        assert total(read, epoch, 'bytes_downloaded') == sum(size[name] * fetched[name] for name in fetched)
+        assert total(read, epoch, 'retries') == total(read, epoch, 'evictions') == 0
+    assert total(read, 2, 'requests') == total(read, 2, 'bytes_downloaded') == total(read, 2, 'shards_fetched') == 0
+    assert total(read, 2, 'cache_hits') > 0
+
+
+@pytest.mark.s3
+def test_statistics_agree_with_what_a_proxy_saw(make_dataset, tmp_path, monkeypatch):
+    folder = make_dataset('remote', SAMPLES, per_shard=3, compression='zstd')
+    size = {path.name: path.stat().st_size for path in folder.iterdir()}
+    with moto_server() as server, FaultProxy(server.endpoint_url) as proxy:
+        for name, value in {**server.environment(), 'S3_ENDPOINT_URL': proxy.endpoint_url}.items():
+            monkeypatch.setenv(name, value)
+        bucket = server.new_bucket()
+        for path in folder.iterdir():
+            put_bytes(server.store(bucket), path.name, path.read_bytes())
+        read = read_on_nodes(
+            tmp_path, f's3://{bucket}', nodes=2, ranks=2, workers=2, num_canonical_nodes=CANONICAL, shuffle=True
+        )
+        asked = Counter(one.path.rpartition('/')[2] for one in proxy.requests if one.method == 'GET')
+    check_read(read)
+    assert asked.pop('index.json') == 2
+    assert len(asked) == len(size) - 1
+    assert asked.total() <= len(asked) + CANONICAL - 1
+    assert total(read, 1, 'requests') == total(read, 1, 'shards_fetched') == asked.total()
+    assert total(read, 1, 'bytes_downloaded') == sum(size[name] * times for name, times in asked.items())
+    assert total(read, 2, 'requests') == 0
+
+
+# -- folders that somebody else has filled -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('compression', [None, 'zstd'])
+@pytest.mark.parametrize('keep_zip', [False, True])
+def test_a_cache_of_mosaicml_streaming_is_used_as_it_is(
+    make_dataset, tmp_path, mosaicml_streaming, compression, keep_zip
+):
+    remote, cache, log = make_dataset('remote', 100, compression=compression), tmp_path / 'cache', tmp_path / 'log'
+    theirs = mosaicml_streaming.StreamingDataset(remote=str(remote), local=str(cache), batch_size=1, keep_zip=keep_zip)
+    assert sorted(theirs[i]['id'] for i in range(100)) == list(range(100))
+    there = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
+    assert any(name.endswith('.zstd') for name in there) == (keep_zip and compression is not None)
+    count_into(log)
+    for ours in (not keep_zip, keep_zip):
+        dataset = StreamingDataset(
+            remote=f'counted://{remote}', local=str(cache), batch_size=10, shuffle=True, keep_zip=ours
+        )
+        loader = StreamingDataLoader(dataset, num_workers=2, topology=Topology())
+        assert sorted(i for batch in loader for i in batch['id'].tolist()) == list(range(100))
+        assert loader.stats().requests == loader.stats().bytes_unpacked == 0
+        assert loader.stats().cache_hits > 0
+    assert not log.exists()
+    assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == there
+
+
+@pytest.fixture
+def open_folder(make_dataset: Callable[..., Path]) -> Iterator[Path]:
+    """A folder that every user may enter, which pytest's are not."""
+    if os.geteuid():
+        pytest.skip('only root can become another user')
+    folder = Path(tempfile.mkdtemp(prefix='headrace-test-'))
+    folder.chmod(0o755)
+    # Another user may not read this interpreter's own files: all that it imports is imported here.
+    read_all(make_dataset('imports', 100), folder / 'imports', limit=1 << 20, workers=1)
+    yield folder
+    shutil.rmtree(folder)
+
+
+NOBODY, OTHER = 65534, 65533
+
+
+def read_all(remote: Path | str, local: Path, *, limit: int | None = None, workers: int = 0, seed: int = 0) -> None:
+    dataset = StreamingDataset(
+        remote=str(remote), local=str(local), batch_size=10, cache_limit=limit, shuffle=True, shuffle_seed=seed
+    )
+    loader = StreamingDataLoader(dataset, num_workers=workers, topology=Topology())
+    assert sorted(i for batch in loader for i in batch['id'].tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('limit', [None, 1 << 20])
+def test_another_user_reads_a_complete_cache_that_it_may_not_write_to(make_dataset, open_folder, limit, workers):
+    remote, cache = make_dataset('remote', 100), open_folder / 'cache'
+    read_all(remote, cache)
+    there = {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
+    shutil.rmtree(remote)  # nothing is asked of it
+    fork_all([lambda: read_all(remote, cache, limit=limit, workers=workers)], user=[NOBODY])
+    assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == there
+
+
+@pytest.mark.parametrize('limit', [None, 4000])
+def test_two_users_share_a_folder_that_both_may_write_to(make_dataset_in, open_folder, limit):
+    remote, cache = make_dataset_in(open_folder, 'remote', 100), open_folder / 'cache'
+    cache.mkdir()
+    cache.chmod(0o777)
+
+    def work(number: int) -> None:
+        for turn in range(8):
+            read_all(remote, cache, limit=limit, workers=number % 2, seed=10 * number + turn)
+
+    users = [NOBODY, OTHER, NOBODY, OTHER]
+    fork_all([lambda number=number: work(number) for number in range(4)], user=users)
+    assert nothing_is_being_fetched(cache)
+    owners = {path.stat().st_uid for path in cache.iterdir()}
+    assert owners <= {NOBODY, OTHER}
+
+
+@pytest.mark.parametrize('left', ['folder', 'lock', 'fetch'])
+@pytest.mark.parametrize('limit', [None, 4000])
+def test_what_another_users_killed_process_left_is_in_nobodys_way(make_dataset_in, open_folder, left, limit):
+    """Between two calls, that is: before what it had made was opened to all."""
+    remote, cache = make_dataset_in(open_folder, 'remote', 100), open_folder / 'cache'
+    cache.mkdir()
+    cache.chmod(0o777)
+    dice = random.Random(left)
+
+    def leave() -> None:
+        state = cache / '.headrace'
+        state.mkdir(mode=0o755)
+        if left == 'folder':
+            return
+        state.chmod(0o777)
+        for number in range(3):
+            (state / f'{number}.lock').touch(mode=0o644)
+            if left == 'fetch':
+                (state / f'{number}.0.raw').write_bytes(dice.randbytes(500))
+
+    fork_all([leave], user=[OTHER])
+    fork_all([lambda: read_all(remote, cache, limit=limit)], user=[NOBODY])
+    assert nothing_is_being_fetched(cache)

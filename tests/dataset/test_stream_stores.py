@@ -1,0 +1,102 @@
+"""What a stream says to the store that it reads from."""
+
+import pytest
+
+from headrace import StreamingDataset
+from headrace.dataset.stream import Stream
+from headrace.errors import ConfigError, StreamError
+from headrace.storage import StoreOptions, register_store, resolve
+from headrace.storage.local import LocalStore
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """The options of each store that was opened, by its URL; ``probe:///folder`` is the folder."""
+    monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
+    found = {}
+
+    def open_probe(url, options):
+        found[url] = options
+        return LocalStore(url.removeprefix('probe://'))
+
+    register_store('probe', open_probe)
+    return found
+
+
+def test_all_options_reach_the_store(opened, tmp_path):
+    stream = Stream(
+        remote='probe:///x',
+        local=str(tmp_path),
+        endpoint_url='http://a',
+        region='r',
+        anonymous=True,
+        requester_pays=True,
+        download_timeout=7,
+        store_options={'connect_timeout': 3, 'profile': 'p'},
+    )
+    stream.cache()
+    assert opened == {
+        'probe:///x': StoreOptions(
+            endpoint_url='http://a',
+            region='r',
+            anonymous=True,
+            requester_pays=True,
+            connect_timeout=3.0,
+            read_timeout=7.0,
+            extra={'profile': 'p'},
+        )
+    }
+
+
+def test_without_options_there_are_the_defaults(opened, tmp_path):
+    Stream(remote='probe:///x', local=str(tmp_path)).cache()
+    assert opened['probe:///x'] == StoreOptions()
+
+
+def test_a_dataset_s_options_are_those_of_streams_without_own(opened, make_dataset, tmp_path):
+    own, plain = (f'probe://{make_dataset(name)}' for name in ('own', 'plain'))
+    streams = [
+        Stream(remote=own, local=str(tmp_path / 'a'), store_options={'connect_timeout': 3}),
+        Stream(remote=plain, local=str(tmp_path / 'b')),
+    ]
+    StreamingDataset(streams=streams, store_options={'profile': 'p'})
+    assert (opened[own].connect_timeout, opened[own].extra) == (3.0, {})
+    assert (opened[plain].connect_timeout, opened[plain].extra) == (10.0, {'profile': 'p'})
+
+
+def test_the_store_refuses_options_that_it_does_not_have(tmp_path):
+    stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'profil': 'p', 'connect_timeout': 3})
+    with pytest.raises(ConfigError, match=r"S3 store are .*'profile'\] .*connect_timeout.*; got \['profil'\]"):
+        stream.cache()
+
+
+@pytest.mark.parametrize('seconds', [0, -1, '3', None, True, float('nan')])
+def test_a_time_out_is_a_number(tmp_path, seconds):
+    stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'connect_timeout': seconds})
+    with pytest.raises(StreamError, match='connect_timeout.*above 0, but is'):
+        stream.cache()
+
+
+@pytest.mark.parametrize(
+    ('remote', 'is_local'),
+    [
+        ('{0}', True),
+        ('{0}/', True),
+        ('file://{0}', True),
+        ('file://localhost{0}', True),
+        ('{0}/../elsewhere', False),
+        ('s3://{0}', False),
+        ('dbfs:/{0}', False),
+    ],
+)
+def test_a_remote_is_local_if_it_is_the_folder_itself(tmp_path, remote, is_local):
+    assert Stream(remote=remote.format(tmp_path), local=str(tmp_path)).is_local == is_local
+
+
+def test_a_url_with_one_slash_is_no_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert not Stream(remote='dbfs:/x', local='dbfs:/x').is_local
+
+
+def test_a_file_url_may_quote(tmp_path):
+    assert Stream(remote=f'file://{tmp_path}/a%20b', local=str(tmp_path / 'a b')).is_local

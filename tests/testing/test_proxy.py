@@ -1,0 +1,52 @@
+import gc
+import http.client
+import socket
+import time
+
+import pytest
+
+from headrace.testing.proxy import Fault, FaultProxy
+from headrace.testing.servers.in_process import Handler, serving
+
+
+class Keeping(Handler):
+    """Says that it keeps the connection."""
+
+    def handle_any(self, body):
+        self.send_response(200)
+        for name, value in {'Connection': 'keep-alive', 'Keep-Alive': 'timeout=5', 'Content-Length': '100000'}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(b'x' * 100_000)
+
+
+@pytest.fixture
+def url():
+    with serving(Keeping) as server:
+        yield f'http://127.0.0.1:{server.server_port}'
+
+
+def test_an_answer_ends_its_connection(url):
+    with FaultProxy(url) as proxy:
+        client = http.client.HTTPConnection(proxy.endpoint_url.removeprefix('http://'))
+        for _ in range(2):  # on a new connection each
+            client.request('GET', '/')
+            answer = client.getresponse()
+            assert answer.headers.get_all('Connection') == ['close']
+            assert answer.headers.get_all('Keep-Alive') is None
+            assert len(answer.read()) == 100_000
+        client.close()
+
+
+@pytest.mark.parametrize('fault', [Fault(latency=60), Fault(stall_after=100), Fault(rate=100), Fault()])
+def test_it_ends_quietly_whatever_is_pending(url, fault, capfd, caplog):
+    with FaultProxy(url, [fault]) as proxy:
+        clients = [socket.create_connection(('127.0.0.1', proxy._port)) for _ in range(3)]
+        for client, request in zip(clients, (b'GET / HTTP/1.1\r\nHost: x\r\n\r\n', b'GET / HT', b''), strict=True):
+            client.sendall(request)
+        time.sleep(0.2)
+    for client in clients:
+        client.close()
+    gc.collect()
+    assert capfd.readouterr() == ('', '')
+    assert not caplog.records
