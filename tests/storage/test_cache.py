@@ -21,7 +21,8 @@ from headrace.errors import (
     ObjectNotFoundError,
     TransferError,
 )
-from headrace.storage import CacheEntry, CachePart, Retry, ShardCache
+from headrace.storage import CacheEntry, CachePart, LateEntry, Retry, ShardCache
+from headrace.storage.entry import EntrySet
 from headrace.storage.local import LocalStore
 from headrace.testing.stores import CountingStore, FaultyStore
 
@@ -532,3 +533,30 @@ def test_no_warnings_about_open_files(plain, tmp_path):
         cache = cache_of(plain, tmp_path / 'cache')
         cache.acquire(plain.entries[0])
         gc.collect()
+
+
+def test_a_set_of_entries_with_numbers_and_without():
+    def entry(number: int, name: str = 'x') -> CacheEntry:
+        return CacheEntry((CachePart(name, 1),), id=number)
+
+    found = EntrySet()
+    for number in (0, 5, 1023, 1024, 70_000):
+        found.add(entry(number))
+    found.add(entry(-1, 'y'))
+    assert [n for n in range(71_000) if entry(n) in found] == [0, 5, 1023, 1024, 70_000]
+    assert entry(-1, 'y') in found
+    assert entry(-1, 'x') not in found
+
+
+def test_a_late_entry_is_the_one_it_is_made_of():
+    made: list[int] = []
+
+    def make(number: int) -> CacheEntry:
+        made.append(number)
+        return CacheEntry((CachePart('a', 3), CachePart('b', 4)), id=number)
+
+    entry = make(7)
+    late = LateEntry(entry, make)
+    assert (late.id, late.key, made) == (7, 'a', [7])
+    assert (late.parts, late.size) == (entry.parts, 7)
+    assert made == [7, 7, 7]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from typing import Any, NamedTuple
 
@@ -42,6 +43,9 @@ class CountedReader(Dataset[Any]):
     def __getitem__(self, asked: CountedKey) -> Delivery:
         counters = self._reader.counters
         if self._before is None:
+            # What a fork has from its parent is shared with it until one of them writes, as a collection does to
+            # every object that it looks at. It need not look at these: they outlive the worker.
+            gc.freeze()
             self._process, self._before = os.getpid(), counters.table()
         delivery = self._reader[asked.key]
         news = counters.update()

@@ -89,7 +89,8 @@ class Prefetcher:
         self._closed = False
         self._upcoming: Upcoming | None = None
         self._looked: deque[tuple[int, list[int]]] = deque()  # (batch, shards), from the reader's on
-        self._uses: dict[int, deque[int]] = {}  # the same by shard
+        # The same by shard. Many are used by one batch; and a deque takes ten times as much as a list, however short.
+        self._uses: dict[int, int | list[int]] = {}
         self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes) of what is fetched ahead
         self._bytes = 0  # their sum
         self._seen = -1  # last batch that was looked at
@@ -122,9 +123,10 @@ class Prefetcher:
             while self._looked and self._looked[0][0] < batch:
                 for shard in self._looked.popleft()[1]:
                     uses = self._uses[shard]
-                    uses.popleft()
-                    if not uses:
+                    if isinstance(uses, int) or len(uses) == 1:
                         del self._uses[shard]
+                    else:
+                        uses.pop(0)
             self._refused.sort()
             self._queue.extendleft(reversed(self._refused))
             self._queued.update(shard for _, shard in self._refused)
@@ -147,9 +149,14 @@ class Prefetcher:
 
     def _expect(self, shard: int) -> None:
         with self._lock:
-            is_new = shard not in self._uses
-            self._uses.setdefault(shard, deque()).append(self._seen)
-        if is_new and not self._is_present(shard):
+            uses = self._uses.get(shard)
+            if uses is None:
+                self._uses[shard] = self._seen
+            elif isinstance(uses, int):
+                self._uses[shard] = [uses, self._seen]
+            else:
+                uses.append(self._seen)
+        if uses is None and not self._is_present(shard):
             size = self._size_of(shard)
             self._first_uses.append((self._seen, size))
             self._bytes += size
@@ -189,7 +196,9 @@ class Prefetcher:
         """Number of the next batch that uses a shard, inf where none is in sight."""
         with self._lock:
             uses = self._uses.get(shard)
-            return uses[0] if uses else math.inf
+            if uses is None:
+                return math.inf
+            return uses if isinstance(uses, int) else uses[0]
 
     def close(self) -> None:
         """Take no more shards, for good. Fetches under way end by themselves."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,6 +46,8 @@ class Samples:
         if self._pool is None or self._pool_pid != os.getpid():
             self._pool = ShardPool(self._streams, self._map, is_limited=self._is_limited)
             self._pool_pid = os.getpid()
+            # Its threads would keep it, and themselves, for ever.
+            weakref.finalize(self, _close, self._pool, self._pool_pid).atexit = False
         return self._pool
 
     @property
@@ -109,3 +112,8 @@ class Samples:
         shards, numbers = np.unique(self._first_shards[explained.streams] + explained.shards, return_inverse=True)
         names = np.array([self.place(shard)[2] for shard in shards.tolist()])
         return replace(explained, files=names[numbers])
+
+
+def _close(pool: ShardPool, process: int) -> None:
+    if os.getpid() == process:  # a fork has none of its parent's threads, nor its locks
+        pool.close()

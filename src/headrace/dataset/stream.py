@@ -26,6 +26,7 @@ from headrace.storage import (
     CacheEntry,
     CacheLimit,
     CachePart,
+    LateEntry,
     Retry,
     ShardCache,
     StoreOptions,
@@ -129,6 +130,7 @@ class Stream:
         self.fingerprint = ''
         self.first_shard = 0  # number of this stream's first shard in the dataset
         self._cache: ShardCache | None = None
+        self._make_entry = self._entry_of_id  # one object for all entries that keep it
 
     @property
     def local(self) -> str:
@@ -251,6 +253,12 @@ class Stream:
             )
         return self._cache
 
+    def number_shards(self, first: int) -> None:
+        """Say which number the stream's first shard has in the dataset; nothing is known of shards by other numbers."""
+        if first != self.first_shard:
+            self.first_shard = first
+            self.cache().forget()
+
     def _store_options(self) -> StoreOptions:
         extra = dict(self.store_options or {})
         options = StoreOptions(
@@ -271,7 +279,10 @@ class Stream:
     def _entry_of(self, name: str) -> CacheEntry | None:
         """The entry to which a file of the folder belongs."""
         shard = self.shards.find(name)
-        return None if shard is None else self.entry(shard)
+        return None if shard is None else LateEntry(self.entry(shard), self._make_entry)
+
+    def _entry_of_id(self, number: int) -> CacheEntry:
+        return self.entry(number - self.first_shard)
 
     def entry(self, shard: int) -> CacheEntry:
         """What the cache must know to fetch a shard, verify it and unpack it."""
@@ -339,7 +350,7 @@ def open_streams(
             outcome.result()
     first = 0
     for stream in streams:
-        stream.first_shard = first
+        stream.number_shards(first)
         first += len(stream.shards)
 
 

@@ -10,6 +10,7 @@ Imports the standard library and numpy only; a cloud's SDK is imported by its ba
 from __future__ import annotations
 
 from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Fetched, Lease, ShardCache
+from headrace.storage.entry import LateEntry
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
 from headrace.storage.retry import Retry
@@ -25,6 +26,7 @@ __all__ = [
     'CacheStats',
     'CountTable',
     'Fetched',
+    'LateEntry',
     'Lease',
     'ObjectInfo',
     'Retry',

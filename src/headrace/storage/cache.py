@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CacheError, ChecksumError, DiskFullError, FormatError, HeadraceError
-from headrace.storage.entry import CacheEntry, CachePart
+from headrace.storage.entry import CacheEntry, CachePart, EntrySet
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
 from headrace.storage.locks import FetchLock, cannot_write, lock_file, reclaim_fetches
@@ -100,7 +100,7 @@ class ShardCache:
         self._root = str(self.folder)
         self._reclaimed = False
         self._known: dict[str, CacheEntry] = {}
-        self._verified: set[str] = set()
+        self._verified = EntrySet()
         self._shelf: Shelf | None = None
         if self._limit is not None and self.store is not None:
             self._shelf = Shelf(self.folder, self._entry_of or self._known.get, self.stats)
@@ -172,6 +172,12 @@ class ShardCache:
     def is_present(self, entry: CacheEntry) -> bool:
         """Whether all files of a shard are there, with the right sizes."""
         return not self._absent(entry)
+
+    def forget(self) -> None:
+        """Forget what is known of entries by their numbers: they have others now."""
+        self._verified = EntrySet()
+        if self._shelf is not None:
+            self._shelf.found, self._shelf.present, self._shelf.counted_until = {}, [], 0.0
 
     def evict(self, entry: CacheEntry) -> bool:
         """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
@@ -249,7 +255,7 @@ class ShardCache:
 
     def _verify(self, entry: CacheEntry) -> bool:
         """With ``verify_present``, verify a shard at its first use; False if it was bad and is now absent."""
-        if not self.verify_present or entry.key in self._verified:
+        if not self.verify_present or entry in self._verified:
             return True
         for part in entry.parts:
             path = self.folder / part.name
@@ -269,7 +275,7 @@ class ShardCache:
                 self.stats.add(retries=1)
                 path.unlink(missing_ok=True)
                 return False
-        self._verified.add(entry.key)
+        self._verified.add(entry)
         return True
 
     def _map(self, entry: CacheEntry, first: int | None) -> tuple[MappedFile, ...] | None:
@@ -355,7 +361,7 @@ class ShardCache:
                     os.close(handle)
                 raise
         if self.verify_present:
-            self._verified.add(entry.key)
+            self._verified.add(entry)
         return handle
 
     def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:

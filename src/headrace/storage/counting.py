@@ -99,7 +99,7 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
                     info = item.stat(follow_symlinks=False)
                 except FileNotFoundError:
                     continue
-                found[name] = entry
+                found[entry.key if entry.key == name else name] = entry  # so that there is one copy of it
                 there = present.get(entry.key)
                 if there is None:
                     there = present[entry.key] = Present(shelf, entry)

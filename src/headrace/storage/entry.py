@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ConfigError
 from headrace.storage.protocol import check_key
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ['CacheEntry', 'CachePart']
+__all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LateEntry']
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class CacheEntry:
     """One shard: its parts appear and disappear together."""
 
     parts: tuple[CachePart, ...]
-    id: int = 0
-    """The caller's own number for the shard, for its ``next_use``; the cache does not look at it."""
+    id: int = -1
+    """The caller's own number for the shard, for its ``next_use``: from 0 on, another for each; -1: it has none."""
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -67,3 +67,54 @@ class CacheEntry:
     def size(self) -> int:
         """Bytes on disk once the entry is present and its compressed files are gone."""
         return sum(part.size for part in self.parts)
+
+
+class LateEntry(CacheEntry):
+    """An entry of which only name and number are kept: for each shard of a large cache folder, that is much less."""
+
+    __slots__ = ('_key', '_make')
+
+    def __init__(self, entry: CacheEntry, make: Callable[[int], CacheEntry]) -> None:
+        """Take an entry with a number, and what makes it again of that; the same for many."""
+        object.__setattr__(self, 'id', entry.id)
+        object.__setattr__(self, '_key', entry.key)
+        object.__setattr__(self, '_make', make)
+
+    @property
+    def key(self) -> str:
+        """See `CacheEntry.key`."""
+        return self._key
+
+    @property
+    def parts(self) -> tuple[CachePart, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - read-only, too
+        """See `CacheEntry.parts`."""
+        return self._make(self.id).parts
+
+
+_PAGE: Final = 1024
+
+
+class EntrySet:
+    """A set of entries, of those that have a number in a byte each."""
+
+    __slots__ = ('_keys', '_pages')
+
+    def __init__(self) -> None:
+        self._pages: dict[int, bytearray] = {}
+        self._keys = set[str]()
+
+    def add(self, entry: CacheEntry) -> None:
+        """Put an entry in."""
+        if entry.id < 0:
+            self._keys.add(entry.key)
+            return
+        page, place = divmod(entry.id, _PAGE)
+        if page not in self._pages:
+            self._pages[page] = bytearray(_PAGE)
+        self._pages[page][place] = 1
+
+    def __contains__(self, entry: CacheEntry) -> bool:
+        if entry.id < 0:
+            return entry.key in self._keys
+        page, place = divmod(entry.id, _PAGE)
+        return page in self._pages and bool(self._pages[page][place])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
 import stat
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
 
 from headrace.errors import CacheError
 from headrace.storage.locks import lock_file, unlock_file
@@ -68,10 +71,48 @@ def check_inside(folder: str, name: str) -> None:
         )
 
 
+_library = ctypes.CDLL(None, use_errno=True)
+_map = _library.mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_unmap = _library.munmap
+_unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+class _Pages:
+    """A mapped file's pages, for NumPy; they are unmapped when nobody has them any more.
+
+    Python's own `mmap.mmap` keeps a descriptor open for each map (which it can do without from 3.13 on), and a process
+    that has a thousand shards mapped would have reached the number that most systems allow it.
+    """
+
+    __slots__ = ('__array_interface__', '_address', '_size')
+
+    def __init__(self, handle: int, size: int) -> None:
+        """Map an open file of so many bytes, at least one."""
+        self._size = 0
+        self._address = _map(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+        if self._address == _FAILED:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        self._size = size
+        self.__array_interface__: dict[str, Any] = {
+            'data': (self._address, True),
+            'shape': (size,),
+            'typestr': '|u1',
+            'version': 3,
+        }
+
+    def __del__(self) -> None:
+        if self._size:
+            _unmap(self._address, self._size)
+
+
 class MappedFile:
     """One file in memory, read-only."""
 
-    __slots__ = ('_handle', '_map', '_pid', 'buffer', 'size')
+    __slots__ = ('_handle', '_pid', 'buffer', 'size')
 
     def __init__(self, handle: int, *, locked: bool) -> None:
         """Take over an open descriptor; ``locked`` if the file is going to be locked, or is so already."""
@@ -80,8 +121,7 @@ class MappedFile:
         try:
             self.size = os.fstat(handle).st_size
             # An empty file cannot be mapped.
-            self._map = mmap.mmap(handle, self.size, access=mmap.ACCESS_READ) if self.size else None
-            self.buffer = memoryview(self._map if self._map is not None else b'')
+            self.buffer = np.asarray(_Pages(handle, self.size)).data if self.size else memoryview(b'')
         except BaseException:
             os.close(handle)
             raise
@@ -114,9 +154,6 @@ class MappedFile:
         self.unlock()
         with contextlib.suppress(BufferError):
             self.buffer.release()
-            if self._map is not None:
-                self._map.close()
-        self._map = None
         self.buffer = memoryview(b'')
 
 
