@@ -30,7 +30,7 @@ test-all: .venv/.ready ## All tests
 
 # Clouds know nothing of torch.
 test-next: .venv-next/.ready ## The tests with the newest torch, without Composer and most clouds
-	.venv-next/bin/python $(PYTEST) -m 'not slow and not composer and not cloud'
+	.venv-next/bin/python $(PYTEST) -m 'not slow and not once and not composer and not cloud'
 
 test-pythons: $(OTHER_PYTHONS:%=test-python-%) ## The tests of the core on other Pythons, as far as they are there
 
@@ -45,7 +45,7 @@ test-numpys: .venv/.ready ## The tests of the order with the oldest and the newe
 test-python-%:
 	@if .ci/find-python $* > /dev/null; then \
 		$(MAKE) --no-print-directory .venv-$*/.ready && \
-		.venv-$*/bin/python $(PYTEST) -m 'not slow and not composer and not lightning and not s3 and not cloud'; \
+		.venv-$*/bin/python $(PYTEST) -m 'not slow and not once and not composer and not lightning and not s3 and not cloud'; \
 	else \
 		echo "Skipped: there is no Python $* here, on PATH or where pyenv and uv keep theirs"; \
 	fi

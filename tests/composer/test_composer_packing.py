@@ -44,7 +44,7 @@ def test_an_epoch_without_an_end(config, tmp_path):
         checkpoint = str(tmp_path / f'leg{begin}.pt')
 
 
-@pytest.mark.parametrize(('before', 'after'), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(('before', 'after'), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_a_run_goes_on_on_other_ranks(config, tmp_path, before, after):
     whole = sequences(config, 12)
     launch(before, [str(tmp_path), 'first', config, '7ba'])

@@ -6,7 +6,7 @@ import time
 import pytest
 from fault_matrix import CASES, START_METHODS, Case, expected_ids, run, served_dataset, small_disk
 
-pytestmark = pytest.mark.s3
+pytestmark = [pytest.mark.once, pytest.mark.s3]
 
 
 @pytest.fixture(scope='module')

@@ -24,7 +24,10 @@ from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import put_bytes
 from processes import Program, clean_environment
 
-pytestmark = pytest.mark.skipif(sys.platform != 'linux', reason='processes are looked at in /proc')
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(sys.platform != 'linux', reason='processes are looked at in /proc'),
+]
 
 HERE = Path(__file__).parent
 SAMPLES = 244  # 24 shards of ten and one of four; the last global batch is half a one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import pickle
@@ -29,6 +30,7 @@ WORKERS = {
     'spawn': {'num_workers': 2, 'multiprocessing_context': 'spawn'},
     'spawn-persistent': {'num_workers': 1, 'multiprocessing_context': 'spawn', 'persistent_workers': True},
 }
+SLOW = pytest.mark.slow
 
 
 def stream_of(sample: int) -> str:
@@ -87,7 +89,11 @@ def sums_of_streams(stats: LoaderStats) -> dict[str, int]:
     return {name: sum(getattr(stream, name) for stream in stats.streams.values()) for name in ('samples', *READ)}
 
 
-@pytest.mark.parametrize('workers', WORKERS.values(), ids=WORKERS)
+@pytest.mark.parametrize(
+    'workers',
+    # Each pass imports torch anew in workers that are spawned.
+    [pytest.param(options, id=name, marks=SLOW if name == 'spawn' else ()) for name, options in WORKERS.items()],
+)
 @pytest.mark.parametrize('left_at', [None, 5], ids=['whole', 'left'])
 def test_each_stream_has_its_own_counts(remote, tmp_path, workers, left_at):
     folders, size = remote
@@ -369,6 +375,17 @@ def test_stats_are_a_value(remote):
     assert (before.batches, loader.stats().batches) == (0, 1)
     assert pickle.loads(pickle.dumps(loader.stats())) == loader.stats()
     assert isinstance(before, LoaderStats)
+
+
+def test_stats_are_json_too(remote):
+    loader = StreamingDataLoader(dataset(remote[0], batch_size=8))
+    for _ in itertools.islice(loader, 3):
+        pass
+    stats = loader.stats()
+    found = json.loads(json.dumps(stats.as_dict()))
+    assert found.keys() == {field.name for field in dataclasses.fields(stats)}
+    assert found['samples'] == 24
+    assert {name: stream['samples'] for name, stream in found['streams'].items()} == found['stream_samples']
 
 
 def test_pytorch_page_locks_what_is_in_a_delivery():

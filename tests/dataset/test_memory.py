@@ -20,7 +20,7 @@ from processes import run_well
 
 pytestmark = pytest.mark.skipif(not Path('/proc/self/smaps_rollup').exists(), reason='needs /proc of Linux')
 
-SHARDS, WORKERS, EPOCHS = 1500, 2, 5
+SHARDS, WORKERS, EPOCHS = 1000, 2, 4
 SLACK = 6 << 20  # bytes; a page that a fork shares with its parent becomes its own when it is first written to
 EACH = 500 * SHARDS  # bytes; what piles up does so in every epoch
 

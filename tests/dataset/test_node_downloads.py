@@ -12,7 +12,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ from headrace.storage.local import LocalStore
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import CountingStore, put_bytes
+
+pytestmark = pytest.mark.once
 
 FORK = multiprocessing.get_context('fork')
 SAMPLES = 224
@@ -97,7 +98,7 @@ def read_on_nodes(
         def epoch(loader: StreamingDataLoader) -> None:
             together.wait(60)
             ids = [sample for batch in loader for sample in batch['id'].tolist()]
-            read.append({'ids': ids, 'stats': asdict(replace(loader.stats(), streams={}))})
+            read.append({'ids': ids, 'stats': loader.stats().as_dict()})
 
         first = loader()
         epoch(first)

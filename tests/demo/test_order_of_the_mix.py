@@ -43,5 +43,5 @@ def test_a_state_after_every_batch_of_two_epochs_resumes_on_the_other_topologies
     # three batches, the first of which a wrong position would give away.
     without_workers = [WORLDS[0], WORLDS[2]]
     assert check_resume(make, [WORLDS[0], *without_workers[1:]], epochs=2) == 192
-    assert check_resume(make, [WORLDS[0], WORLDS[1], WORLDS[3], WORLDS[4]], epochs=2, every=4, horizon=3) == 48
-    assert check_resume(make, [WORLDS[4], WORLDS[0], WORLDS[3]], epochs=2, every=12) == 16
+    assert check_resume(make, [WORLDS[0], WORLDS[1], WORLDS[3], WORLDS[4]], epochs=2, every=8, horizon=3) == 24
+    assert check_resume(make, [WORLDS[4], WORLDS[0], WORLDS[3]], epochs=2, every=24) == 8

@@ -56,7 +56,10 @@ class Tokenised(StreamingDataModule):
         return {'id': torch.tensor([sample['id'] for sample in samples]), 'tokens': tokens, 'section': section}
 
 
-@pytest.mark.parametrize(('workers', 'method'), [(0, None), (2, 'fork'), (1, 'spawn'), (1, 'forkserver')])
+@pytest.mark.parametrize(
+    ('workers', 'method'),
+    [(0, None), (2, 'fork'), (1, 'spawn'), pytest.param(1, 'forkserver', marks=pytest.mark.slow)],
+)
 def test_a_subclass_makes_the_batches(run, workers, method):
     vocabulary = {digit: int(digit) + 1 for digit in '0123456789'}
     data = Tokenised(

@@ -37,7 +37,7 @@ def test_an_epoch_without_an_end(config, tmp_path):
         checkpoint = str(tmp_path / f'leg{begin}.ckpt')
 
 
-@pytest.mark.parametrize(('before', 'after'), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(('before', 'after'), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])
 def test_a_run_goes_on_on_other_ranks(config, tmp_path, before, after):
     program = str(Path(__file__).with_name('lightning_packing.py'))
     whole = sequences(config, 12)

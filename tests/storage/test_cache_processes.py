@@ -16,6 +16,8 @@ from headrace.errors import ConfigError
 from headrace.storage import CacheLimit, Retry, ShardCache
 from headrace.testing.stores import CountingStore, FaultyStore
 
+pytestmark = pytest.mark.once
+
 FORK = multiprocessing.get_context('fork')
 
 

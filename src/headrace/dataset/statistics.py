@@ -6,6 +6,7 @@ behind when one is killed. What streams had is worked out from the plan when it 
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import time
 from collections import deque
@@ -116,6 +117,16 @@ class LoaderStats:
     """Transfers begun again, and files fetched again because they were bad."""
     streams: Mapping[str, StreamStats]
     """The same by stream, as far as that means something: batches, and the trainer's waits for them, are of all."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as dicts of str and numbers, as JSON has them; `dataclasses.asdict` would not look into streams."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {
+            **fields,
+            'stream_samples': dict(self.stream_samples),
+            'stream_bad_samples': dict(self.stream_bad_samples),
+            'streams': {name: dataclasses.asdict(stream) for name, stream in self.streams.items()},
+        }
 
 
 class _ByStream(Mapping[str, StreamStats]):

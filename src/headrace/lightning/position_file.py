@@ -156,11 +156,12 @@ def _of(name: str) -> str:
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a small file in one piece, to a path or a URL; its folder is there."""
+    """Write a small file in one piece, to a path, below folders that are made if need be, or to a URL."""
     store, place = fsspec.core.url_to_fs(path)
     if isinstance(store, LocalFileSystem):
         # A transaction of fsspec's would be atomic too, but is shared with a checkpoint that a thread is writing.
         unfinished = Path(place + '.tmp')
+        unfinished.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_text(text, encoding='utf-8')
         unfinished.replace(place)
     else:

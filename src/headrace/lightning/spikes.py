@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -157,8 +156,6 @@ class LossSpikes(Callback):
         folder = self._folder or _checkpoint_folder(trainer)
         try:
             files = self._reports.files(spike, last.number, last.batches, optimizer_step=last.optimizer_step)
-            if '://' not in folder:
-                Path(folder).mkdir(parents=True, exist_ok=True)
             for file in files:
                 write_text(f'{folder}/{file.name}', file.text)
         except Exception as error:  # a store has errors of its own, and none may end a training
