@@ -125,7 +125,7 @@ class LoaderStats:
             **fields,
             'stream_samples': dict(self.stream_samples),
             'stream_bad_samples': dict(self.stream_bad_samples),
-            'streams': {name: dataclasses.asdict(stream) for name, stream in self.streams.items()},
+            'streams': {name: stream._asdict() for name, stream in self.streams.items()},
         }
 
 
