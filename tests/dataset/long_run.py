@@ -15,6 +15,10 @@ import sys
 from pathlib import Path
 
 from headrace import StreamingDataLoader, StreamingDataset
+from headrace.dataset import reading
+
+# So that the first epoch has as many as there ever are.
+reading.MAPPED_SHARDS = 256
 
 
 def uses(pid: int) -> dict[str, int]:

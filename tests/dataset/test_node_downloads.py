@@ -132,7 +132,7 @@ def topologies():
         yield pytest.param(nodes, ranks, workers, marks=[] if is_usual else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(('nodes', 'ranks', 'workers'), topologies())
+@pytest.mark.parametrize(('nodes', 'ranks', 'workers'), list(topologies()))
 @pytest.mark.parametrize('order', ORDERS)
 @pytest.mark.filterwarnings('ignore:Shuffle block size')
 def test_nodes_fetch_each_shard_once(make_dataset, tmp_path, order, nodes, ranks, workers):

@@ -11,7 +11,7 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.prefetch import LookAhead, Prefetcher, look_ahead
-from headrace.storage import Fetched
+from headrace.storage import Fetched, Transfer
 
 SIZE = 100
 FAR = LookAhead(1000, math.inf)
@@ -22,14 +22,16 @@ class Network:
 
     def __init__(self) -> None:
         self.begun: list[int] = []
+        self.how: dict[int, Transfer] = {}
         self.present: set[int] = set()
         self.outcomes: dict[int, list[Fetched | Exception]] = {}
         self._free: set[int] = set()
         self._lock = threading.Condition()
 
-    def fetch(self, shard: int) -> Fetched:
+    def fetch(self, shard: int, how: Transfer) -> Fetched:
         with self._lock:
             self.begun.append(shard)
+            self.how[shard] = how
             self._lock.notify_all()
             outcomes = self.outcomes.get(shard)
             outcome = outcomes.pop(0) if outcomes else Fetched.PRESENT
@@ -63,10 +65,11 @@ def network():
 def prefetcher(network):
     made = []
 
-    def make(batches, *, ahead=FAR):
+    def make(batches, *, ahead=FAR, width=1):
         one = Prefetcher(
             fetch=network.fetch, is_present=network.present.__contains__, size_of=lambda _: SIZE, ahead=ahead
         )
+        one._concurrency.width = width
         one.follow(upcoming(batches), first=0)
         made.append(one)
         return one
@@ -82,10 +85,11 @@ def upcoming(batches, first=0):
 
 
 def test_shards_are_fetched_in_the_order_of_their_first_use(network, prefetcher):
-    network.let(*range(10))
     one = prefetcher([[3], [1, 3], [1, 2], [0]])
     network.present.add(2)
     one.advance(0)
+    assert network.has_begun(3)
+    network.let(*range(10))
     one.wait(3)
     assert network.has_begun(3, 1, 0)
 
@@ -99,12 +103,73 @@ def test_nothing_begins_for_later_batches_while_the_readers_own_is_incomplete(ne
     assert network.has_begun(0, 1)
     network.let(1)
     one.wait(1)
+    assert network.has_begun(0, 1, 2)
+    network.let(2)
     assert network.has_begun(0, 1, 2, 3)
+    assert [network.how[shard].urgent for shard in range(4)] == [True, True, False, False]
+
+
+def test_the_next_shard_begins_as_the_last_bytes_of_the_one_before_come(network, prefetcher):
+    one = prefetcher([[0], [1], [2]])
+    one.advance(0)
+    assert network.has_begun(0)
+    network.how[0].nearly_there()
+    assert network.has_begun(0, 1)
+    network.how[0].nearly_there()
+    network.let(0)
+    one.wait(0)
+    assert network.has_begun(0, 1)
+    network.how[0].nearly_there()  # too late to matter
+    assert network.has_begun(0, 1)
+
+
+@pytest.mark.parametrize('width', [1, 2, 8])
+def test_so_many_are_under_way_as_the_width_says(network, prefetcher, width):
+    network.present.add(99)
+    one = prefetcher([[99], *([shard] for shard in range(20))], width=width)
+    one.advance(0)
+    assert network.has_begun(*range(width))
+
+
+def test_the_next_shard_begins_although_the_one_before_is_unpacked(network, prefetcher):
+    network.present.add(99)
+    one = prefetcher([[99], [0], [1], [2]])
+    one.advance(0)
+    assert network.has_begun(0)
+    network.how[0].nearly_there()
+    assert network.has_begun(0, 1)
+
+
+def test_a_shard_that_does_not_come_delays_others_for_a_while_only(network, prefetcher, monkeypatch):
+    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.2)
+    network.present.add(99)
+    network.let(*range(1, 100))
+    one = prefetcher([[99], *([shard] for shard in range(20))])
+    one.advance(0)
+    assert network.has_begun(0)
+    time.sleep(0.5)
+    assert network.has_begun(*range(20))
+
+
+def test_more_at_once_are_tried_where_the_reader_waits(network, prefetcher, monkeypatch):
+    monkeypatch.setattr('headrace.dataset.concurrency._SHORTEST', 0.02)
+    monkeypatch.setattr('headrace.dataset.concurrency._GRACE', 0.0)
+    one = prefetcher([[shard] for shard in range(200)])
+    widths = []
+    for at in range(8):
+        one.advance(at)
+        comes = threading.Timer(0.02, network.let, [at])
+        comes.start()
+        one.wait(at)
+        one.has_shard()
+        comes.join()
+        widths.append(one._concurrency.width)
+    assert max(widths) == 2
 
 
 def test_what_is_needed_next_begins_although_later_shards_are_under_way(network, prefetcher):
     network.present.add(0)
-    one = prefetcher([[0], [1], [2], [3]], ahead=LookAhead(2, math.inf))
+    one = prefetcher([[0], [1], [2], [3]], ahead=LookAhead(2, math.inf), width=2)
     one.advance(0)
     assert network.has_begun(1, 2)
     one.advance(1)  # shard 1 is still on its way, so shard 3 has to wait
@@ -116,11 +181,32 @@ def test_what_is_needed_next_begins_although_later_shards_are_under_way(network,
 
 def test_a_shard_that_another_process_fetches_is_left_to_it(network, prefetcher):
     network.outcomes[0] = [Fetched.ELSEWHERE]
-    one = prefetcher([[0], [1]])
+    one = prefetcher([[0], [1]], width=2)
     one.advance(0)
     assert network.has_begun(0, 1)
     one.advance(1)
     assert network.has_begun(0, 1, 0)  # it may have been killed
+
+
+def test_what_another_process_fetches_delays_what_is_needed_after_it(network, prefetcher):
+    network.outcomes[1] = [Fetched.ELSEWHERE]
+    network.present.add(0)
+    one = prefetcher([[0], [1], [2], [3]])
+    one.advance(0)
+    assert network.has_begun(1)
+    network.present.add(1)
+    assert network.has_begun(1, 2)
+
+
+def test_what_another_process_fetches_does_not_delay_for_ever(network, prefetcher, monkeypatch):
+    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.2)
+    network.outcomes[1] = [Fetched.ELSEWHERE]
+    network.present.add(0)
+    one = prefetcher([[0], [1], [2], [3]])
+    one.advance(0)
+    assert network.has_begun(1)
+    time.sleep(0.3)
+    assert network.has_begun(1, 2)
 
 
 def test_the_reader_fetches_by_itself_what_nobody_has_begun(network, prefetcher):
@@ -128,10 +214,10 @@ def test_the_reader_fetches_by_itself_what_nobody_has_begun(network, prefetcher)
     one = prefetcher([[0, 1], [2]])
     network.let(1)
     one.advance(0)
-    assert network.has_begun(0, 1, 2)
+    assert network.has_begun(0, 1)
     one.wait(0)  # returns: it is the reader's
     one.wait(1)
-    assert network.begun == [0, 1, 2]
+    assert network.has_begun(0, 1)
 
 
 def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
@@ -143,7 +229,7 @@ def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
     one._has_room = True
     assert network.has_begun(0)
     network.present.add(0)
-    one.advance(1)
+    one.has_shard()
     assert network.has_begun(0, 1)
 
 
@@ -156,6 +242,8 @@ def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefet
     one.advance(1)
     assert network.has_begun(1, 1)
     one.advance(2)
+    assert network.has_begun(1, 1, 1)
+    network.let(1)
     assert network.has_begun(1, 1, 1, 2)
 
 
@@ -187,11 +275,34 @@ def test_a_failure_is_raised_where_the_shard_is_needed_and_the_next_call_tries_a
     one = prefetcher([[9], [0], [1]])
     one.advance(0)
     one.wait(9)
-    assert network.has_begun(0, 1)
+    assert network.has_begun(0, 1)  # the failure ends the first
     one.advance(1)
     with pytest.raises(KeyError, match='no luck'):
         one.wait(0)
     one.wait(0)
+
+
+def test_what_was_refused_for_another_sequence_does_not_delay_this_one(network, prefetcher):
+    refuse = threading.Event()
+
+    def fetch(shard, how):
+        if shard == 0:
+            with network._lock:
+                network.begun.append(0)
+                network._lock.notify_all()
+            assert refuse.wait(10)
+            return Fetched.NO_ROOM
+        return network.fetch(shard, how)
+
+    one = prefetcher([[0], [1]])
+    one._fetch = fetch
+    one.advance(0)
+    assert network.has_begun(0)
+    one.follow(upcoming([[2], [3]]), first=0)
+    one.advance(0)
+    refuse.set()
+    network.let(2)
+    assert network.has_begun(0, 2, 3)
 
 
 def test_another_sequence_forgets_the_first(network, prefetcher):
@@ -209,7 +320,9 @@ def test_an_evaluation_looks_ahead_anew_in_each_pass(make_dataset, tmp_path, mon
     followed = []
     follow = Prefetcher.follow
     monkeypatch.setattr(
-        Prefetcher, 'follow', lambda self, what, *, first: followed.append(first) or follow(self, what, first=first)
+        Prefetcher,
+        'follow',
+        lambda self, what, *, first, **rest: followed.append(first) or follow(self, what, first=first, **rest),
     )
     dataset = StreamingDataset(remote=str(make_dataset('remote', 64)), local=str(tmp_path / 'local'))
     loader = StreamingDataLoader(dataset, batch_size=8, fixed_epoch=0)

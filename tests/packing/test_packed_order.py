@@ -342,7 +342,7 @@ def test_looking_ahead_begins_anew_with_each_pass(data, tmp_path, monkeypatch):
     monkeypatch.setattr(
         Prefetcher,
         'follow',
-        lambda self, upcoming, *, first: followed.append(first) or follow(self, upcoming, first=first),
+        lambda self, upcoming, *, first, **rest: followed.append(first) or follow(self, upcoming, first=first, **rest),
     )
     packing = Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32', sequences_per_epoch=400)
     dataset = PackedDataset(remote=data[0], local=str(tmp_path), shuffle=True, packing=packing)

@@ -265,7 +265,8 @@ class TestConnections:
         folder = sshd.new_folder()
         put_bytes(sshd.store(folder), 'x', DATA)
         store = sshd.store(folder, port=proxy.port)
-        proxy.faults = [TcpFault(close_after=2_000_000, times=1)]
+        # Slow enough for the client to have read what came: what it has not is lost with the connection.
+        proxy.faults = [TcpFault(close_after=2_000_000, rate=8_000_000, times=1)]
         with open(tmp_path / 'out', 'w+b', buffering=0) as out:
             download(store, 'x', out, Retry(attempts=2, first_delay=0.01))
         assert (tmp_path / 'out').read_bytes() == DATA

@@ -149,7 +149,7 @@ class BatchReader(Dataset[Any]):
         upcoming = ((k, self._dataset.locate(self._ids(k))[0]) for k in range(first, plan.num_batches))
         ahead = look_ahead(self._dataset.predownload, self._rows, workers)
         self._kept_chunks = _FEWEST_CHUNKS + ahead.batches // _CHUNK
-        self._dataset.pool.prefetch(upcoming, first=first, ahead=ahead)
+        self._dataset.pool.prefetch(upcoming, first=first, ahead=ahead, progress=self._dataset.progress)
 
     def _ids(self, number: int) -> npt.NDArray[np.int64]:
         assert self._plan is not None

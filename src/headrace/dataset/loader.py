@@ -253,7 +253,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 if number == last:
                     self._epoch_under_way = None
                     own_samples = plan.own_samples(number)
-                tally.hand_out(delivery, own_samples)
+                progress.seconds_stalled += tally.hand_out(delivery, own_samples)
                 yield delivery.batch
                 tally.ask()
         finally:

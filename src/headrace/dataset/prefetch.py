@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.storage import Fetched
+from headrace.dataset.concurrency import Concurrency
+from headrace.storage import Fetched, Transfer
 
 __all__ = ['LookAhead', 'Prefetcher', 'Upcoming', 'look_ahead']
 
@@ -22,6 +27,9 @@ _SAMPLES = 1 << 16
 _BYTES = 512 << 20
 _FEWEST = 2  # shards ahead, however large they are
 _THREADS = 8  # shards being fetched, verified and unpacked at the same time; `storage.transfer` bounds the requests
+_WIDEST = 64  # shards that the processes of a rank have under way at most
+_POLL = 0.02  # seconds between two looks at whether another process is done
+_PATIENCE = 5.0  # seconds for which a shard that does not come delays those that are needed after it
 
 
 class LookAhead(NamedTuple):
@@ -50,8 +58,10 @@ class Prefetcher:
 
     All workers of a rank look along the rank's batches, and not only along their own: so the shards of the next batch
     are fetched before those of later ones, whoever reads it. A shard that another process is fetching is left to it.
-    While the reader waits for shards of its batch, fetching for later batches does not begin: it would take the
-    bandwidth away that the first one needs.
+    What the reader's own batch needs is fetched at once, and what later ones need in order, `Concurrency.width` shards
+    at a time: they share the network, so each one delays those before it. What other processes fetch that is needed
+    sooner counts, too. As the last bytes of a shard come, the next one is asked for, so that its first ones follow
+    without a pause.
 
     Single reader: `follow`, `advance`, `wait` and `close` are called by the thread that reads batches; only `fetch`
     runs in threads. They are daemons, started at the first missing shard, so that a process can end while the network
@@ -67,7 +77,7 @@ class Prefetcher:
     def __init__(
         self,
         *,
-        fetch: Callable[[int], Fetched],
+        fetch: Callable[[int, Transfer], Fetched],
         is_present: Callable[[int], bool],
         size_of: Callable[[int], int],
         ahead: LookAhead,
@@ -79,10 +89,17 @@ class Prefetcher:
         self._lock = threading.Condition()
         self._queue: deque[tuple[int, int]] = deque()  # (first batch, shard)
         self._queued: set[int] = set()
-        self._running: dict[int, int] = {}  # first batch by shard
+        self._running: dict[int, float] = {}  # shard, and until when it delays others
+        self._nearly_there: set[int] = set()  # of these
+        self._waited = self._waiting_since = 0.0  # seconds
+        self._starved: Callable[[], float] = lambda: self._waited
+        self._concurrency = Concurrency(_WIDEST)
         self._failed: dict[int, BaseException] = {}
         self._refused: list[tuple[int, int]] = []  # (first batch, shard): another process fetches it, or had no room
+        self._elsewhere: dict[int, tuple[int, float]] = {}  # of these: first batch, and until when it delays others
+        self._next_look = 0.0  # when to see what of these has come
         self._has_room = True
+        self._pass = 0  # how many sequences were followed
         self._at = -1  # the reader's batch
         self._reader_fetches = False
         self._threads: list[threading.Thread] = []
@@ -95,18 +112,28 @@ class Prefetcher:
         self._bytes = 0  # their sum
         self._seen = -1  # last batch that was looked at
 
-    def follow(self, upcoming: Upcoming, *, first: int) -> None:
-        """Look ahead along another sequence of batches, whose first is number `first`."""
+    def follow(self, upcoming: Upcoming, *, first: int, starved: Callable[[], float] | None = None) -> None:
+        """Look ahead along another sequence of batches.
+
+        Args:
+            upcoming: The batches.
+            first: Number of the first one.
+            starved: How many seconds batches came late, in all; None: as long as the reader waited for shards.
+        """
         self.rest()
         self._upcoming = upcoming
         self._seen = first - 1
+        self._starved = starved or (lambda: self._waited)
+        self._concurrency.begin(self._starved())
 
     def rest(self) -> None:
         """Begin no more fetches until there is another sequence to `follow`; those under way end by themselves."""
         with self._lock:
+            self._pass += 1
             self._queue.clear()
             self._queued.clear()
             self._refused.clear()
+            self._elsewhere.clear()
             self._failed.clear()
             self._uses.clear()
         self._upcoming = None
@@ -132,6 +159,23 @@ class Prefetcher:
             self._queued.update(shard for _, shard in self._refused)
             self._refused.clear()
             self._lock.notify_all()
+        self._look_ahead(batch)
+        with self._lock:
+            self._start_threads()
+
+    def _start_threads(self) -> None:
+        """Start as many as could have something to do. Needs the lock."""
+        if len(self._threads) == _THREADS:
+            return
+        own = sum(first <= self._at for first, _ in itertools.islice(self._queue, _THREADS))
+        # One more begins while the last bytes of another's shard come, or it is unpacked.
+        wanted = min(_THREADS, len(self._running) + own + self._concurrency.width + 1)
+        while self._queue and len(self._threads) < wanted:
+            thread = threading.Thread(target=self._work, name='headrace-fetch', daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def _look_ahead(self, batch: int) -> None:
         for _ in range(_SCAN):
             if self._upcoming is None or self._seen >= batch + self._ahead.batches:
                 return
@@ -164,20 +208,19 @@ class Prefetcher:
                 if shard not in self._running and shard not in self._queued:
                     self._queue.append((self._seen, shard))
                     self._queued.add(shard)
+                    self._start_threads()
                     self._lock.notify()
-            if len(self._threads) < min(_THREADS, len(self._first_uses)):
-                thread = threading.Thread(target=self._work, name='headrace-fetch', daemon=True)
-                self._threads.append(thread)
-                thread.start()
 
     def wait(self, shard: int) -> None:
         """Wait until a shard that is being fetched is there. If it is not, the caller fetches it at once.
+
+        To be followed by `has_shard`.
 
         Raises:
             BaseException: what fetching it raised. The next call tries again.
         """
         with self._lock:
-            self._reader_fetches = False
+            self._waiting_since, self._reader_fetches = time.monotonic(), False
             if shard in self._queued:  # no thread has taken it yet
                 self._queued.remove(shard)
                 self._queue = deque(item for item in self._queue if item[1] != shard)
@@ -207,34 +250,98 @@ class Prefetcher:
             self._queue.clear()
             self._lock.notify_all()
 
+    def has_shard(self) -> None:
+        """Say that the reader has the shard of its last `wait`, or cannot have it."""
+        with self._lock:
+            self._waited += time.monotonic() - self._waiting_since
+            if self._reader_fetches:
+                self._reader_fetches = False
+                self._lock.notify_all()
+
     def _may_begin(self) -> bool:
         """Whether the first shard of the queue may be fetched now. Needs the lock."""
         if not self._queue or not self._has_room:
             return False
-        is_waited_for = self._reader_fetches or any(first <= self._at for first in self._running.values())
-        return self._queue[0][0] <= self._at or not is_waited_for
+        next_first = self._queue[0][0]
+        if next_first <= self._at:
+            return True
+        now = time.monotonic()
+        mine = sum(now < until for shard, until in self._running.items() if shard not in self._nearly_there)
+        others = sum(
+            first <= next_first and now < until and shard not in self._queued
+            for shard, (first, until) in self._elsewhere.items()
+        )
+        return mine + self._reader_fetches + others < self._concurrency.width
+
+    def _longest_wait(self) -> float | None:
+        """Seconds after which something may begin although nobody says so. Needs the lock."""
+        if not self._queue or not self._has_room:
+            return None
+        return _POLL if self._elsewhere else _PATIENCE
+
+    def _look_elsewhere(self) -> None:
+        """See what other processes have done."""
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next_look:
+                return
+            self._next_look = now + _POLL / 2
+            shards = list(self._elsewhere)
+        present: list[int] = []
+        for shard in shards:
+            with contextlib.suppress(OSError):  # raised to the reader, once it needs the shard
+                if self._is_present(shard):
+                    present.append(shard)
+        with self._lock:
+            for shard in present:
+                if self._elsewhere.pop(shard, None) is not None:
+                    self._refused = [item for item in self._refused if item[1] != shard]
+                    self._concurrency.arrived(self._size_of(shard), self._starved())
+
+    def _near(self, shard: int) -> None:
+        with self._lock:
+            if shard in self._running:
+                self._nearly_there.add(shard)
+                self._lock.notify_all()
 
     def _work(self) -> None:
         while True:
+            self._look_elsewhere()
             with self._lock:
-                while not self._closed and not self._may_begin():
-                    self._lock.wait()
+                if not self._closed and not self._may_begin():
+                    self._lock.wait(self._longest_wait())
                 if self._closed:
                     return
+                if not self._may_begin():
+                    continue
                 first, shard = self._queue.popleft()
                 self._queued.discard(shard)
-                self._running[shard] = first
-            outcome, failure = None, None
+                self._running[shard] = time.monotonic() + _PATIENCE
+                of_pass = self._pass
+                how = Transfer(urgent=first <= self._at, nearly_there=partial(self._near, shard))
+            outcome, failure, came = None, None, False
             try:
-                outcome = self._fetch(shard)
+                came = not self._is_present(shard)
+                outcome = self._fetch(shard, how)
             except BaseException as error:  # raised again in the reader, by `wait`
                 failure = error
             with self._lock:
                 del self._running[shard]
+                self._nearly_there.discard(shard)
+                self._lock.notify_all()
+                if of_pass != self._pass:
+                    first = self.next_use(shard)
+                    if first == math.inf:
+                        continue
                 if failure is not None:
                     self._failed[shard] = failure
-                elif not outcome:
-                    self._refused.append((first, shard))
+                elif outcome:
+                    self._elsewhere.pop(shard, None)
+                    if came:
+                        self._concurrency.arrived(self._size_of(shard), self._starved())
+                else:
+                    self._refused.append((int(first), shard))
                     if outcome is Fetched.NO_ROOM:
                         self._has_room = False  # for what is needed later, there is none either
-                self._lock.notify_all()
+                    else:
+                        self._elsewhere.setdefault(shard, (int(first), time.monotonic() + _PATIENCE))

@@ -3,7 +3,8 @@
 A plain DataLoader iterates its dataset in worker processes, so the process that saves the checkpoint never sees an
 epoch begin. The counters therefore live in anonymous memory that forked and spawned workers map: it has no name, so
 nothing is left behind by kill -9, and each worker writes a cell of its own, so nothing needs a lock.
-`StreamingDataLoader` iterates in the main process and uses the same counters.
+`StreamingDataLoader` iterates in the main process and uses the same counters. It says there how long its trainer has
+waited, too: its workers see so whether they fetch fast enough.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.utils.data import get_worker_info
 __all__ = ['Progress']
 
 _RANKS, _WORKERS = 256, 64
-_EPOCH, _SAMPLE, _LOADED, _ENDED, _HEADER = 0, 1, 2, 3, 8  # int64 slots before the cells
+_EPOCH, _SAMPLE, _LOADED, _ENDED, _STALLED, _HEADER = 0, 1, 2, 3, 4, 8  # int64 slots before the cells
 _SIZE = 8 * (_HEADER + _RANKS * _WORKERS)
 
 
@@ -94,6 +95,15 @@ class Progress:
     def fresh(self) -> bool:
         """Whether nothing was begun and nothing was loaded."""
         return not self._slots[_LOADED] and not self._slots[_HEADER:].any()
+
+    @property
+    def seconds_stalled(self) -> float:
+        """How long the trainer has waited for batches that came late, as its loaders say."""
+        return int(self._slots[_STALLED]) / 1e9
+
+    @seconds_stalled.setter
+    def seconds_stalled(self, seconds: float) -> None:
+        self._slots[_STALLED] = int(seconds * 1e9)
 
     def load(self, epoch: int, sample: int) -> None:
         """Have the next pass begin at `sample` of `epoch`."""

@@ -18,11 +18,12 @@ from torch.utils.data import default_collate
 from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.bad_shards import BadShards
 from headrace.dataset.prefetch import LookAhead, Prefetcher, Upcoming
+from headrace.dataset.progress import Progress
 from headrace.dataset.stream import Stream
 from headrace.errors import CacheError, CollateError, FormatError, StorageError
 from headrace.format import ColumnBatch, Schema, ShardReader, open_shard
 from headrace.order import SampleMap
-from headrace.storage import CacheEntry, Fetched, Lease
+from headrace.storage import ORDINARY, CacheEntry, Fetched, Lease, Transfer
 
 __all__ = ['ShardPool', 'collate_columns']
 
@@ -58,19 +59,20 @@ class ShardPool:
         stream = self._streams[self._of_shard[shard]]
         return stream, shard - stream.first_shard
 
-    def fetch(self, shard: int, *, wait: bool = True) -> Fetched:
+    def fetch(self, shard: int, how: Transfer = ORDINARY, *, wait: bool = True) -> Fetched:
         """Make a shard present in its cache, unless a cache limit leaves no room for it now.
 
         Args:
             shard: Its number.
+            how: As `ShardCache.fetch`.
             wait: As `ShardCache.fetch`.
         """
         stream, local = self.place(shard)
         with self._naming(shard):
-            return stream.cache().fetch(stream.entry(local), next_use=self._next_use, wait=wait)
+            return stream.cache().fetch(stream.entry(local), next_use=self._next_use, wait=wait, how=how)
 
-    def _fetch_ahead(self, shard: int) -> Fetched:
-        return Fetched.PRESENT if shard in self.bad_shards else self.fetch(shard, wait=False)
+    def _fetch_ahead(self, shard: int, how: Transfer) -> Fetched:
+        return Fetched.PRESENT if shard in self.bad_shards else self.fetch(shard, how, wait=False)
 
     def is_present(self, shard: int) -> bool:
         """Whether a shard needs no fetching."""
@@ -102,8 +104,15 @@ class ShardPool:
     def _next_use(self, entry: CacheEntry) -> float:
         return math.inf if self._prefetcher is None else self._prefetcher.next_use(entry.id)
 
-    def prefetch(self, upcoming: Upcoming, *, first: int, ahead: LookAhead) -> None:
-        """Fetch the shards of upcoming batches in the background, from batch `first` on."""
+    def prefetch(self, upcoming: Upcoming, *, first: int, ahead: LookAhead, progress: Progress | None = None) -> None:
+        """Fetch the shards of upcoming batches in the background.
+
+        Args:
+            upcoming: The batches and their shards.
+            first: Number of the first one.
+            ahead: How far to look.
+            progress: Where the loader says how long its trainer waited; None: nobody says so.
+        """
         if all(stream.is_local for stream in self._streams):
             return
         if self._prefetcher is None:
@@ -113,7 +122,8 @@ class ShardPool:
                 size_of=self._size_of,
                 ahead=ahead,
             )
-        self._prefetcher.follow(upcoming, first=first)
+        starved = None if progress is None else lambda: progress.seconds_stalled
+        self._prefetcher.follow(upcoming, first=first, starved=starved)
 
     def advance(self, batch: int) -> None:
         """Say that `batch` is read next."""
@@ -183,8 +193,12 @@ class ShardPool:
         begin = time.perf_counter_ns()
         if self._prefetcher is not None:
             self._prefetcher.wait(shard)
-        with self._naming(shard):
-            lease = cache.acquire(stream.entry(local), next_use=self._next_use)
+        try:
+            with self._naming(shard):
+                lease = cache.acquire(stream.entry(local), next_use=self._next_use)
+        finally:
+            if self._prefetcher is not None:
+                self._prefetcher.has_shard()
         if (waited := time.perf_counter_ns() - begin) > _SHORTEST_WAIT:
             cache.stats.add(waits=1, nanoseconds_waited=waited)
         try:

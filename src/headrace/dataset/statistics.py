@@ -233,8 +233,12 @@ class Tally:
             if delivery.bad_rows is not None:
                 self._documents[1] += np.bincount(delivery.streams[delivery.bad_rows], minlength=most)
 
-    def hand_out(self, delivery: Delivery, own_samples: int) -> None:
-        """A batch is handed out, of whose rows the first own_samples are no padding."""
+    def hand_out(self, delivery: Delivery, own_samples: int) -> float:
+        """A batch is handed out, of whose rows the first own_samples are no padding.
+
+        Returns:
+            Seconds for which it was waited, if it counts as a stall.
+        """
         self._batches += 1
         self._samples += own_samples
         self.own_samples = own_samples
@@ -254,6 +258,8 @@ class Tally:
             self._seconds_to_first_batch = waited
         elif waited > _SHORTEST_STALL and waited > _STALL_SHARE * statistics.median(self._busy):
             self._stalls += 1
+            return waited
+        return 0.0
 
     @property
     def own_streams(self) -> npt.NDArray[np.int64]:

@@ -207,7 +207,8 @@ class PackedReader(BatchReader):
                 self._tolerant.begin_pass()
             packing = self._packed.packing
             ahead = look_ahead(self._dataset.predownload, max(self._rows * _BLOCK, packing.window))
-            self._dataset.pool.prefetch(self._blocks(), first=block, ahead=ahead)
+            progress = self._dataset.progress
+            self._dataset.pool.prefetch(self._blocks(), first=block, ahead=ahead, progress=progress)
         self._dataset.pool.advance(block)
 
     def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:

@@ -15,9 +15,10 @@ from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
 from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheCounters, CacheCounts, CountTable
-from headrace.storage.transfer import download
+from headrace.storage.transfer import ORDINARY, Transfer, download
 
 __all__ = [
+    'ORDINARY',
     'CacheCounters',
     'CacheCounts',
     'CacheEntry',
@@ -33,6 +34,7 @@ __all__ = [
     'ShardCache',
     'Store',
     'StoreOptions',
+    'Transfer',
     'download',
     'known_schemes',
     'local_path',

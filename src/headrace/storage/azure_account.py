@@ -10,13 +10,13 @@ from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError, MissingDependencyError
 from headrace.storage.answers import ANONYMOUS
+from headrace.storage.body import CHUNK
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
 
 __all__ = ['SECRET_VARIABLES', 'Account', 'connect', 'without_signature']
 
-CHUNK: Final = 1 << 20
 ACCOUNT_VARIABLES: Final = ('AZURE_ACCOUNT_NAME', 'AZURE_STORAGE_ACCOUNT', 'AZURE_STORAGE_ACCOUNT_NAME')
 CONNECTION_STRING: Final = 'AZURE_STORAGE_CONNECTION_STRING'
 SAS_TOKEN: Final = 'AZURE_STORAGE_SAS_TOKEN'  # noqa: S105 - a variable's name

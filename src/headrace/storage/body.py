@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 from headrace.errors import ConfigError, StorageError
 from headrace.storage.answers import changed
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
     from headrace.storage.protocol import ObjectInfo
 
-__all__ = ['SourcePart', 'check_range', 'nothing_left', 'range_header', 'receive', 'truncated']
+__all__ = ['CHUNK', 'SourcePart', 'check_range', 'nothing_left', 'range_header', 'receive', 'truncated']
+
+CHUNK: Final = 1 << 17
+"""Bytes of a body that are read at a time. Fewer cost more calls; with more it is seen too late how far a download has
+come, for the next one to begin before it ends."""
 
 
 class SourcePart:

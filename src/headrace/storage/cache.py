@@ -30,6 +30,7 @@ from headrace.storage.mapped import Lease, MappedFile, open_file, suspend_leases
 from headrace.storage.protocol import Store, check_key
 from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheStats
+from headrace.storage.transfer import ORDINARY, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -115,7 +116,12 @@ class ShardCache:
         self._start()
 
     def fetch(
-        self, entry: CacheEntry, *, next_use: Callable[[CacheEntry], float] | None = None, wait: bool = True
+        self,
+        entry: CacheEntry,
+        *,
+        next_use: Callable[[CacheEntry], float] | None = None,
+        wait: bool = True,
+        how: Transfer = ORDINARY,
     ) -> Fetched:
         """Make a shard present before it is needed; one process of the machine fetches.
 
@@ -126,13 +132,14 @@ class ShardCache:
                 Without it, the one unused for longest goes first.
             wait: Wait for another process that fetches the shard, and, under a limit, for shards that are in use now
                 but could be evicted.
+            how: What else there is to know for its downloads.
 
         Returns:
             What became of it. Unless it is `Fetched.PRESENT`, try again when the reader has moved on.
         """
         self._note(entry)
         while self._absent(entry) or not self._verify(entry):
-            outcome = self._fetch(entry, next_use, ahead=True, wait=wait)
+            outcome = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
             if outcome is Fetched.ELSEWHERE:
                 return Fetched.ELSEWHERE
             if isinstance(outcome, NoRoom) or (isinstance(outcome, Blocked) and not wait):
@@ -159,7 +166,7 @@ class ShardCache:
                 return Lease(entry, files, locked=self._shelf is not None)
             for file in files or ():
                 file.close()
-            outcome = self._fetch(entry, next_use, ahead=False, wait=True)
+            outcome = self._fetch(entry, next_use, ahead=False, wait=True, how=Transfer(urgent=True))
             if isinstance(outcome, Blocked):
                 handle = None
                 self.stats.add(seconds_waiting=outcome.wait())
@@ -204,7 +211,7 @@ class ShardCache:
             raise missing(path)
         with self._disk_errors(None), self._fetch_lock(name) as lock:
             if not self._valid_file(path, validate):
-                fetcher = self._fetcher()
+                fetcher = self._fetcher(Transfer(urgent=True))
                 fetcher.publish([(fetcher.fetch_file(name, lock, validate), path)])
         return path
 
@@ -231,8 +238,8 @@ class ShardCache:
                 if name is not None:
                     self._known[name] = entry
 
-    def _fetcher(self, *, urgent: bool = True) -> Fetcher:
-        return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats, urgent=urgent)
+    def _fetcher(self, how: Transfer) -> Fetcher:
+        return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats, how)
 
     def _fetch_lock(self, key: str) -> FetchLock:
         if not self._reclaimed:
@@ -311,7 +318,13 @@ class ShardCache:
         return None
 
     def _fetch(
-        self, entry: CacheEntry, next_use: Callable[[CacheEntry], float] | None, *, ahead: bool, wait: bool
+        self,
+        entry: CacheEntry,
+        next_use: Callable[[CacheEntry], float] | None,
+        *,
+        ahead: bool,
+        wait: bool,
+        how: Transfer,
     ) -> int | Blocked | NoRoom | Fetched | None:
         """Fetch what is absent of a shard, once there is room for it.
 
@@ -329,12 +342,18 @@ class ShardCache:
                 if not lock.acquire(wait=wait):
                     return Fetched.ELSEWHERE
                 with lock:
-                    return self._fetch_locked(entry, lock, next_use, ahead=ahead)
+                    return self._fetch_locked(entry, lock, next_use, ahead=ahead, how=how)
             finally:
                 self.stats.add(seconds_waiting=lock.waited)
 
     def _fetch_locked(
-        self, entry: CacheEntry, lock: FetchLock, next_use: Callable[[CacheEntry], float] | None, *, ahead: bool
+        self,
+        entry: CacheEntry,
+        lock: FetchLock,
+        next_use: Callable[[CacheEntry], float] | None,
+        *,
+        ahead: bool,
+        how: Transfer,
     ) -> int | Blocked | NoRoom | None:
         absent = self._absent(entry)
         if not absent:
@@ -346,7 +365,7 @@ class ShardCache:
             outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
             if outcome is not None:
                 return outcome
-        fetcher = self._fetcher(urgent=not ahead)
+        fetcher = self._fetcher(how)
         made = fetcher.produce(absent, lock)
         handle = None
         if self._shelf is None:

@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from headrace.errors import ConfigError, StorageError
 from headrace.storage.answers import why_absent
-from headrace.storage.body import SourcePart, nothing_left, range_header, receive
-from headrace.storage.databricks_api import CHUNK, RefusedError, WorkspaceFolder, etag_of
+from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
+from headrace.storage.databricks_api import RefusedError, WorkspaceFolder, etag_of
 from headrace.storage.folders import walk
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url

@@ -20,12 +20,11 @@ from headrace.storage.retry import BrokenTransferError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ['CHUNK', 'RefusedError', 'WorkspaceFolder', 'etag_of']
+__all__ = ['RefusedError', 'WorkspaceFolder', 'etag_of']
 
 EXTRA: Final = frozenset({'profile'})
 CONNECTIONS: Final = 32
 """Kept open, per process."""
-CHUNK: Final = 1 << 20
 MEANINGS: Final = {
     **dict.fromkeys(('NOT_FOUND', 'RESOURCE_DOES_NOT_EXIST'), 404),
     **dict.fromkeys(('REQUEST_LIMIT_EXCEEDED', 'RESOURCE_EXHAUSTED'), 429),

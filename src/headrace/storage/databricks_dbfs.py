@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from headrace.errors import StorageError
 from headrace.storage.answers import changed, not_found, why_absent
 from headrace.storage.body import SourcePart, check_range, truncated
-from headrace.storage.databricks_api import CHUNK, RefusedError, WorkspaceFolder, etag_of
+from headrace.storage.databricks_api import RefusedError, WorkspaceFolder, etag_of
 from headrace.storage.folders import temporary_name, walk
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.retry import BrokenTransferError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ['DbfsStore']
 
 API: Final = '/api/2.0/dbfs'
+BLOCK: Final = 1 << 20
+"""Bytes that one request reads or writes at most, as the API has it."""
 
 
 class DbfsStore(WorkspaceFolder):
@@ -42,7 +44,7 @@ class DbfsStore(WorkspaceFolder):
             return info.etag
         try:
             while left:
-                block = self._block(key, offset, min(CHUNK, left))
+                block = self._block(key, offset, min(BLOCK, left))
                 if not block:
                     raise truncated(url, left)
                 out.write(block)
@@ -84,7 +86,7 @@ class DbfsStore(WorkspaceFolder):
                 self._post(key, 'mkdirs', path=folder)
                 handle = self._post(key, 'create', path=temporary)['handle']
             try:
-                while block := body.read(CHUNK):
+                while block := body.read(BLOCK):
                     self._post(key, 'add-block', handle=handle, data=base64.b64encode(block).decode())
                 self._post(key, 'close', handle=handle)
                 try:

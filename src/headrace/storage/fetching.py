@@ -14,7 +14,7 @@ from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.locks import FetchLock, cannot_write
 from headrace.storage.mapped import check_inside
 from headrace.storage.retry import Retry
-from headrace.storage.transfer import download
+from headrace.storage.transfer import Transfer, download
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +47,7 @@ class Fetcher:
     keep_packed: bool
     retry: Retry
     stats: CacheStats
-    urgent: bool = True
-    """Somebody waits for it."""
+    how: Transfer
 
     def produce(self, parts: list[CachePart], lock: FetchLock) -> list[tuple[Path, Path]]:
         """Make the parts' files under temporary names; returns (temporary, final), for `publish`."""
@@ -99,7 +98,7 @@ class Fetcher:
         if store is None:
             raise missing(self.folder / key)
         with open(target, 'w+b', buffering=0) as out:
-            download(store, key, out, self.retry, size=size, urgent=self.urgent, stats=self.stats)
+            download(store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
 
     def _download_raw(self, part: CachePart, raw: Path) -> None:
         self._download(part.name, raw, part.size)

@@ -28,7 +28,7 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.storage.answers import error_of_status, why_absent
-from headrace.storage.body import SourcePart, nothing_left, range_header, receive
+from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
 from headrace.storage.gcs_login import Connection, connect, describe
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, Store, StoreOptions, check_extra, count_option
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ['GCSStore', 'open_gcs_store']
 
-CHUNK: Final = 1 << 20
 UPLOAD_PART: Final = 32 << 20
 EXTRA: Final = frozenset({'max_pool_connections', 'project', 'service_account_file'})
 HMAC: Final = S3Service(

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from headrace.errors import StorageError
-from headrace.storage.body import SourcePart
+from headrace.storage.body import CHUNK, SourcePart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
 __all__ = ['LINKED_ETAG', 'Answer', 'UploadBody', 'network_errors', 'send']
 
-CHUNK = 1 << 20
 MAX_TEXT = 1 << 20
 """Bytes of an answer that is no object and is read whole, such as an error."""
 REDIRECTS = 5

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage.answers import changed
-from headrace.storage.body import check_range, truncated
+from headrace.storage.body import CHUNK, check_range, truncated
 from headrace.storage.folders import is_temporary, temporary_name
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
 __all__ = ['LocalStore', 'open_local_store']
-
-CHUNK = 1 << 20
 
 
 def open_local_store(url: str, options: StoreOptions) -> LocalStore:

@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 
 from headrace.errors import ConfigError, MissingDependencyError, StorageError
 from headrace.storage.answers import error_of_status, why_absent
-from headrace.storage.body import SourcePart, nothing_left, range_header, receive
+from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
 from headrace.storage.oci_login import log_in
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 __all__ = ['OCIStore', 'open_oci_store']
 
-CHUNK: Final = 1 << 20
 EXTRA: Final = frozenset({'auth', 'config_file', 'max_pool_connections', 'profile'})
 ENDPOINT_VARIABLE: Final = 'OCI_CLI_ENDPOINT'
 

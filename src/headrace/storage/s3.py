@@ -23,7 +23,7 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.storage.answers import ANONYMOUS, error_of_status, not_found, why_absent
-from headrace.storage.body import SourcePart, nothing_left, range_header, receive
+from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ['S3Service', 'S3Store', 'open_s3_store']
 
-CHUNK: Final = 1 << 20
 EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
 
 MEANINGS: Final = {

@@ -7,7 +7,10 @@ import itertools
 import os
 import queue
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from headrace.errors import ChecksumError, ConfigError, TransferError
@@ -16,17 +19,31 @@ from headrace.storage.retry import BrokenTransferError, Retry
 from headrace.storage.stats import CacheStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from headrace.storage.protocol import Store
 
-__all__ = ['RANGE', 'REQUESTS', 'TransferPool', 'download', 'transfer_pool']
+__all__ = ['ORDINARY', 'RANGE', 'REQUESTS', 'Transfer', 'TransferPool', 'download', 'transfer_pool']
 
 RANGE: Final = 8 << 20
 """Bytes of a part that is asked for by itself. Twice as many are worth a second request where one connection is slower
 than the network; more parts cost servers more than they gain."""
 REQUESTS: Final = 8
 """Requests that a process has under way at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """How a download stands to others of its process."""
+
+    urgent: bool = False
+    """Somebody waits for it: before those that nobody waits for."""
+    nearly_there: Callable[[], None] | None = None
+    """Called in any thread, once for each object, when what is left of it will have come by the time at which a request
+    that is made now is answered. Of an object whose size is not known it is not called."""
+
+
+ORDINARY: Final = Transfer()
 
 
 class TransferPool:
@@ -42,7 +59,7 @@ class TransferPool:
         self._waiting: queue.PriorityQueue[tuple[int, int, Future[None], Callable[[], None]]] = queue.PriorityQueue()
         self._number = itertools.count()
         self._lock = threading.Lock()
-        self._idle = 0
+        self._unfinished = 0  # calls that wait or are made
         self._threads = 0
 
     def run(self, calls: Sequence[Callable[[], None]], *, urgent: bool = False) -> None:
@@ -70,26 +87,24 @@ class TransferPool:
     def _enqueue(self, future: Future[None], call: Callable[[], None], *, urgent: bool) -> None:
         with self._lock:
             self._waiting.put((0 if urgent else 1, next(self._number), future, call))
-            if self._waiting.qsize() > self._idle and self._threads < self._size:
+            self._unfinished += 1
+            if self._threads < min(self._unfinished, self._size):
                 self._threads += 1
                 threading.Thread(target=self._work, name='headrace-transfer', daemon=True).start()
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             _, _, future, call = self._waiting.get()
-            with self._lock:
-                self._idle -= 1
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                call()
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(None)
+            if future.set_running_or_notify_cancel():
+                try:
+                    call()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(None)
             del future, call  # they hold files and buffers, and the next one may be long in coming
+            with self._lock:
+                self._unfinished -= 1
 
 
 transfer_pool: Final = PerProcess(lambda: TransferPool(REQUESTS))
@@ -103,7 +118,7 @@ def download(
     retry: Retry,
     *,
     size: int | None = None,
-    urgent: bool = False,
+    how: Transfer = ORDINARY,
     stats: CacheStats | None = None,
 ) -> int:
     """Write a whole object into an empty file and return the number of its bytes.
@@ -116,7 +131,7 @@ def download(
         out: A file with a descriptor; nothing else may write to it until this returns.
         retry: How often to try; each range for itself.
         size: Bytes that the object must have; None: any number, in one request.
-        urgent: Somebody waits for it: before other downloads of this process.
+        how: What else there is to know.
         stats: Counts requests, retries, and bytes, those that came in vain included.
 
     Raises:
@@ -126,8 +141,10 @@ def download(
     url = f'{store.url.rstrip("/")}/{key}'
     stats = stats or CacheStats()
     count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
+    near = None if size is None or how.nearly_there is None else _Near(size, how.nearly_there)
     spans = [
-        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, url, stats) for number in range(count)
+        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, url, stats, near)
+        for number in range(count)
     ]
     versions: dict[str, None] = {}
 
@@ -137,6 +154,8 @@ def download(
         def attempt() -> None:
             nonlocal etag
             stats.add(requests=1)
+            if near is not None:
+                near.ask()
             offset, left = span.start + span.written, None if span.size is None else span.size - span.written
             try:
                 versions[store.get(key, cast('BinaryIO', span), offset=offset, size=left, etag=etag)] = None
@@ -151,7 +170,7 @@ def download(
         retry.call(f'Downloading {url}', attempt, progress=lambda: span.written, on_retry=lambda: stats.add(retries=1))
 
     try:
-        transfer_pool.get().run([lambda span=span: fetch(span) for span in spans], urgent=urgent)
+        transfer_pool.get().run([lambda span=span: fetch(span) for span in spans], urgent=how.urgent)
     except ConfigError:
         # A range was refused: the object is shorter than it should be, unless it is the caller who errs.
         found = store.head(key).size
@@ -171,15 +190,62 @@ def download(
     return total
 
 
+class _Near:
+    """Calls once when an object's last bytes are about to come, at the pace and after the latency of those before.
+
+    What an attempt brought in vain is not known here; it makes the call come early.
+    """
+
+    def __init__(self, size: int, call: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._left, self._call, self._clock = size, call, clock
+        self._lock = threading.Lock()
+        self._asked: float | None = None
+        self._begun: float | None = None
+        self._since_begun = 0
+        self._called = False
+
+    def ask(self) -> None:
+        """A request is made."""
+        with self._lock:
+            if self._asked is None:
+                self._asked = self._clock()
+
+    def count(self, size: int) -> None:
+        """So many bytes have come."""
+        now = self._clock()
+        with self._lock:
+            self._left -= size
+            if self._begun is None or self._asked is None:
+                self._begun = now
+                is_now = self._left <= 0
+            else:
+                self._since_begun += size
+                latency, elapsed = self._begun - self._asked, now - self._begun
+                # Sooner there is no pace to be known: what waited in the system's buffer comes at once.
+                is_now = elapsed >= latency and self._left * elapsed <= latency * self._since_begun
+                is_now = is_now or self._left <= 0
+            is_now, self._called = is_now and not self._called, is_now or self._called
+        if is_now:
+            self._call()
+
+
 class _Span(io.RawIOBase):
     """A part of a file, as a store writes to it; other parts are written at the same time."""
 
     def __init__(
-        self, out: BinaryIO, start: int, size: int | None, total: int | None, source: str, stats: CacheStats
+        self,
+        out: BinaryIO,
+        start: int,
+        size: int | None,
+        total: int | None,
+        source: str,
+        stats: CacheStats,
+        near: _Near | None,
     ) -> None:
         """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL."""
         self.start, self.size = start, size
         self.written = 0
+        self._near = near
         self._handle: int | None = out.fileno()
         self._total, self._source, self._stats = total, source, stats
         self._lock = threading.Lock()
@@ -201,6 +267,8 @@ class _Span(io.RawIOBase):
                 count = os.pwrite(self._handle, view, self.start + self.written)
             self.written += count
             self._stats.add(bytes_downloaded=count)
+            if self._near is not None:
+                self._near.count(count)
             view = view[count:]
         return len(data)
 
