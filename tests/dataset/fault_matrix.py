@@ -9,6 +9,7 @@ Whatever came must be the plan's own samples from the first on: nothing lost, re
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import tempfile
@@ -123,7 +124,10 @@ def served_dataset(folder: Path) -> Generator[tuple[S3Server, str]]:
 
 
 def make_loader(url: str, endpoint_url: str, local: Path, workers: int, method: str | None) -> StreamingDataLoader:
-    """The loader of every case: an attempt fails after two seconds without a byte, and there are three."""
+    """The loader of every case: an attempt fails after two seconds without a byte, and there are three.
+
+    A real run tries for half a minute at least.
+    """
     from headrace import Stream
 
     stream = Stream(
@@ -136,6 +140,8 @@ def make_loader(url: str, endpoint_url: str, local: Path, workers: int, method: 
         download_retry=2,
     )
     dataset = StreamingDataset(streams=[stream], shuffle=True, shuffle_seed=5)
+    cache = dataset.streams[0].cache()
+    cache.retry = dataclasses.replace(cache.retry, patience=0.0)
     return StreamingDataLoader(dataset, BATCH, num_workers=workers, multiprocessing_context=method)
 
 
@@ -173,7 +179,7 @@ def small_disk(folder: Path) -> Generator[Path]:
     try:
         yield folder
     finally:
-        os.system(f'umount {folder}')
+        os.system(f'umount -l {folder}')  # what is mapped of it may be so still
 
 
 def rows() -> Iterator[str]:

@@ -11,7 +11,9 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.prefetch import LookAhead, Prefetcher, look_ahead
+from headrace.errors import ChecksumError, TransferError
 from headrace.storage import Fetched, Transfer
+from headrace.storage.local import LocalStore
 
 SIZE = 100
 FAR = LookAhead(1000, math.inf)
@@ -146,7 +148,7 @@ def test_a_shard_that_does_not_come_delays_others_for_a_while_only(network, pref
     network.let(*range(1, 100))
     one = prefetcher([[99], *([shard] for shard in range(20))])
     one.advance(0)
-    assert network.has_begun(0)
+    network.has_begun(0)
     time.sleep(0.5)
     assert network.has_begun(*range(20))
 
@@ -204,9 +206,10 @@ def test_what_another_process_fetches_does_not_delay_for_ever(network, prefetche
     network.present.add(0)
     one = prefetcher([[0], [1], [2], [3]])
     one.advance(0)
-    assert network.has_begun(1)
+    network.has_begun(1)
     time.sleep(0.3)
-    assert network.has_begun(1, 2)
+    network.has_begun(1, 2)
+    assert network.begun[:2] == [1, 2]
 
 
 def test_the_reader_fetches_by_itself_what_nobody_has_begun(network, prefetcher):
@@ -269,17 +272,78 @@ def test_batches_ahead_are_bounded(network, prefetcher):
     assert network.has_begun(0, 1, 2)
 
 
-def test_a_failure_is_raised_where_the_shard_is_needed_and_the_next_call_tries_again(network, prefetcher):
-    network.present.add(9)
+def test_a_failure_is_raised_where_the_shard_is_waited_for_and_the_next_call_tries_again(network, prefetcher):
     network.outcomes[0] = [KeyError('no luck')]
-    one = prefetcher([[9], [0], [1]])
+    network.outcomes[1] = [KeyError('no luck')]
+    one = prefetcher([[0, 1], [2]])
     one.advance(0)
-    one.wait(9)
-    assert network.has_begun(0, 1)  # the failure ends the first
-    one.advance(1)
+    assert network.has_begun(0, 1, 2)
     with pytest.raises(KeyError, match='no luck'):
         one.wait(0)
     one.wait(0)
+
+
+def test_a_failure_ahead_is_tried_again_later_and_is_never_the_readers(network, prefetcher, monkeypatch):
+    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.05)
+    network.present.add(9)
+    network.let(*range(100))
+    network.outcomes[0] = [KeyError('no luck')] * 3
+    one = prefetcher([[9]] * 20 + [[0], [1]])
+    one.advance(0)
+    assert network.has_begun(0, 1)  # the failure ends the first
+    one.wait(0)  # returns: it is the reader's
+    one.has_shard()
+    one = prefetcher([[9]] * 20 + [[0], [1]])
+    network.begun.clear()
+    for at in range(12):
+        one.advance(at)
+        time.sleep(0.1)
+    assert network.begun == [0, 0, 0]
+    assert network.present >= {0, 1, 9}
+
+
+def test_bad_data_are_fetched_once(network, prefetcher):
+    network.present.add(9)
+    network.outcomes[0] = [ChecksumError('a wrong bit')]
+    one = prefetcher([[9], [0], [1]])
+    one.advance(0)
+    assert network.has_begun(0, 1)
+    one.advance(1)
+    with pytest.raises(ChecksumError, match='a wrong bit'):
+        one.wait(0)
+
+
+def test_what_fails_ahead_for_ever_is_left_to_the_reader(network, prefetcher, monkeypatch):
+    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.0)
+    network.present.add(9)
+    network.outcomes[0] = [KeyError('no luck')] * 100
+    one = prefetcher([[9]] * 100 + [[0]])
+    for at in range(50):
+        one.advance(at)
+        time.sleep(0.005)
+    assert network.begun == [0] * 6
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+def test_an_outage_in_which_nobody_waits_ends_no_run(make_dataset, tmp_path, monkeypatch, workers):
+    remote = make_dataset('remote', 96, per_shard=8)
+    get, healthy_from = LocalStore.get, time.monotonic() + 0.7
+
+    def failing(self, key, *args, **kwargs):
+        if time.monotonic() < healthy_from and key.startswith('shard') and int(key[6:11]) >= 4:
+            raise TransferError('503')
+        return get(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(LocalStore, 'get', failing)
+    dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'local'), download_retry=0)
+    ids = []
+    for batch in StreamingDataLoader(
+        dataset, batch_size=8, num_workers=workers, prefetch_factor=1 if workers else None
+    ):
+        ids += batch['id'].tolist()
+        if len(ids) == 8:
+            time.sleep(1.0)
+    assert ids == list(range(96))
 
 
 def test_what_was_refused_for_another_sequence_does_not_delay_this_one(network, prefetcher):

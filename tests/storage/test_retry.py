@@ -45,6 +45,30 @@ def test_delays_grow_and_are_bounded():
     assert max(time.slept) > 4
 
 
+def test_patience_outlasts_attempts():
+    time = Time()
+    with pytest.raises(TransferError, match='the bound is 2 failures in a row, in 30 s') as caught:
+        time.retry(attempts=2, patience=30, max_delay=8).call('X', failing(100))
+    assert 30 <= time.now <= 38
+    assert len(time.slept) > 3
+    assert 'no luck' in str(caught.value)
+    assert Time().retry(attempts=1, patience=30).call('X', failing(5)) == 'done'
+
+
+def test_patience_counts_from_the_first_failure_without_progress():
+    time, reached = Time(), 0
+
+    def attempt():
+        nonlocal reached
+        if len(time.slept) == 8:
+            reached = 1
+        raise TransferError('no luck')
+
+    with pytest.raises(TransferError):
+        time.retry(attempts=2, patience=30, first_delay=3, max_delay=3).call('X', attempt, progress=lambda: reached)
+    assert time.now >= sum(time.slept[:8]) + 30
+
+
 def test_the_last_error_names_attempts_and_cause():
     with pytest.raises(TransferError, match=r'Reading x failed after 2 attempts in .* no luck') as caught:
         Time().retry(attempts=2).call('Reading x', failing(9))

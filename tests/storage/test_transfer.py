@@ -170,7 +170,7 @@ class TestRanges:
             go_on.wait(10)
             try:
                 out.write(data)
-            except (TransferError, ValueError):
+            except Exception:
                 wrote.set()
                 raise
 
@@ -194,12 +194,30 @@ class TestPool:
             thread = threading.Thread(target=lambda u=urgent, n=name: pool.run([lambda: order.append(n)], urgent=u))
             thread.start()
             threads.append(thread)
-            while pool._waiting.qsize() < len(threads):
+            while sum(len(lane.waiting) for lane in pool._lanes) + len(order) < len(threads):
                 time.sleep(0.001)
+        for thread in threads[2:]:  # they do not wait for the one that hangs
+            thread.join(10)
+        assert order == ['c', 'd']
         gate.set()
         for thread in [first, *threads]:
             thread.join(10)
         assert order == ['c', 'd', 'a', 'b']
+
+    def test_what_somebody_waits_for_comes_in_order(self):
+        pool, begun, order, gate = TransferPool(1), threading.Event(), [], threading.Event()
+        first = threading.Thread(target=lambda: pool.run([lambda: (begun.set(), gate.wait(10))], urgent=True))
+        first.start()
+        assert begun.wait(10)
+        for name in 'ab':
+            rest = threading.Thread(target=lambda n=name: pool.run([lambda: order.append(n)], urgent=True))
+            rest.start()
+            while len(pool._lanes[0].waiting) < 'ab'.index(name) + 1:
+                time.sleep(0.001)
+        gate.set()
+        first.join(10)
+        rest.join(10)
+        assert order == ['a', 'b']
 
     def test_no_more_run_at_once_than_there_are_threads(self):
         pool, lock, now, most = TransferPool(3), threading.Lock(), 0, 0

@@ -60,7 +60,8 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
-        predownload: how many samples ahead each worker has shards fetched; None looks ahead by shards.
+        predownload: how many samples ahead each worker has shards fetched; None: 65,536, or 8
+            batches if those are more, and 512 MiB at most.
         cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
         sampling_method: 'balanced' draws another subset each epoch, 'fixed' the same.
         sampling_granularity: samples drawn together from a shard.

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.concurrency import Concurrency
 from headrace.storage import Fetched, Transfer
 
@@ -30,6 +31,8 @@ _THREADS = 8  # shards being fetched, verified and unpacked at the same time; `s
 _WIDEST = 64  # shards that the processes of a rank have under way at most
 _POLL = 0.02  # seconds between two looks at whether another process is done
 _PATIENCE = 5.0  # seconds for which a shard that does not come delays those that are needed after it
+
+_RETRIES = 5  # times that what failed ahead of its use is tried again, after twice, four times, ... the patience
 
 
 class LookAhead(NamedTuple):
@@ -94,8 +97,10 @@ class Prefetcher:
         self._waited = self._waiting_since = 0.0  # seconds
         self._starved: Callable[[], float] = lambda: self._waited
         self._concurrency = Concurrency(_WIDEST)
-        self._failed: dict[int, BaseException] = {}
+        self._failed: dict[int, Exception] = {}
         self._refused: list[tuple[int, int]] = []  # (first batch, shard): another process fetches it, or had no room
+        self._later: list[tuple[float, int, int]] = []  # (when, first batch, shard): failed, to be tried again
+        self._failures: dict[int, int] = {}  # how many, of these
         self._elsewhere: dict[int, tuple[int, float]] = {}  # of these: first batch, and until when it delays others
         self._next_look = 0.0  # when to see what of these has come
         self._has_room = True
@@ -133,6 +138,8 @@ class Prefetcher:
             self._queue.clear()
             self._queued.clear()
             self._refused.clear()
+            self._later.clear()
+            self._failures.clear()
             self._elsewhere.clear()
             self._failed.clear()
             self._uses.clear()
@@ -154,6 +161,9 @@ class Prefetcher:
                         del self._uses[shard]
                     else:
                         uses.pop(0)
+            now = time.monotonic()
+            self._refused.extend(item[1:] for item in self._later if item[0] <= now)
+            self._later = [item for item in self._later if item[0] > now]
             self._refused.sort()
             self._queue.extendleft(reversed(self._refused))
             self._queued.update(shard for _, shard in self._refused)
@@ -217,7 +227,8 @@ class Prefetcher:
         To be followed by `has_shard`.
 
         Raises:
-            BaseException: what fetching it raised. The next call tries again.
+            Exception: what fetching it raised, if that had begun when it was already waited for, or if it is its data
+                that are bad. The next call tries again.
         """
         with self._lock:
             self._waiting_since, self._reader_fetches = time.monotonic(), False
@@ -227,6 +238,9 @@ class Prefetcher:
                 self._reader_fetches = True
             elif any(item[1] == shard for item in self._refused):
                 self._refused = [item for item in self._refused if item[1] != shard]
+                self._reader_fetches = True
+            elif any(item[2] == shard for item in self._later):
+                self._later = [item for item in self._later if item[2] != shard]
                 self._reader_fetches = True
             while shard in self._running:
                 self._lock.wait()
@@ -298,6 +312,12 @@ class Prefetcher:
                     self._refused = [item for item in self._refused if item[1] != shard]
                     self._concurrency.arrived(self._size_of(shard), self._starved())
 
+    def _try_later(self, first: int, shard: int) -> None:
+        """Have what failed ahead of its use tried again; after some failures by the reader only. Needs the lock."""
+        failures = self._failures[shard] = self._failures.get(shard, 0) + 1
+        if failures <= _RETRIES:
+            self._later.append((time.monotonic() + _PATIENCE * 2**failures, first, shard))
+
     def _near(self, shard: int) -> None:
         with self._lock:
             if shard in self._running:
@@ -319,11 +339,13 @@ class Prefetcher:
                 self._running[shard] = time.monotonic() + _PATIENCE
                 of_pass = self._pass
                 how = Transfer(urgent=first <= self._at, nearly_there=partial(self._near, shard))
-            outcome, failure, came = None, None, False
+            outcome: Fetched | None = None
+            failure: Exception | None = None
+            came = False
             try:
                 came = not self._is_present(shard)
                 outcome = self._fetch(shard, how)
-            except BaseException as error:  # raised again in the reader, by `wait`
+            except Exception as error:
                 failure = error
             with self._lock:
                 del self._running[shard]
@@ -334,8 +356,12 @@ class Prefetcher:
                     if first == math.inf:
                         continue
                 if failure is not None:
-                    self._failed[shard] = failure
+                    if of_pass == self._pass and (how.urgent or is_bad_sample(failure)):
+                        self._failed[shard] = failure  # raised again in the reader, by `wait`
+                    else:
+                        self._try_later(int(first), shard)
                 elif outcome:
+                    self._failures.pop(shard, None)
                     self._elsewhere.pop(shard, None)
                     if came:
                         self._concurrency.arrived(self._size_of(shard), self._starved())

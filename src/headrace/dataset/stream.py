@@ -37,6 +37,8 @@ from headrace.storage.machine_file import claim_private_folder, private_folder
 
 __all__ = ['Stream', 'open_streams']
 
+PATIENCE = 30.0  # seconds without progress, for which a download is tried again however often it fails
+
 
 class Stream:
     """A dataset's folder of shards, local, remote or both, and its weight in a mixture.
@@ -51,13 +53,14 @@ class Stream:
         proportion: share of the epoch's samples, relative to the other streams' proportions.
         repeat: how often each sample is seen in an epoch; 0.5 takes half of the samples.
         choose: how many samples of this stream an epoch takes.
-        download_retry: attempts after the first for a download that fails.
+        download_retry: attempts after the first for a download that fails, or more, for half a minute, as long as the
+            store cannot be reached or answers that it is busy; 0: none.
         download_timeout: seconds without a byte after which a download counts as failed.
         validate_hash: name of a hash of the index to check files against: when they are downloaded, and those that
             were there before when a process first opens them. Sizes are always checked.
         keep_zip: keep the compressed files beside the unpacked ones.
         name: what the stream is called in errors, metrics and checkpoints.
-        endpoint_url: address of an S3-compatible store.
+        endpoint_url: address of the store's server, where it is not the cloud's own.
         region: region of the store.
         anonymous: send requests unsigned.
         requester_pays: accept that the requester is billed.
@@ -242,13 +245,14 @@ class Stream:
         """The cache over the stream's folder, made at the first call."""
         if self._cache is None:
             store = None if self.is_local or self.url is None else open_store(self.url, self._store_options())
+            retries = 2 if self.download_retry is None else self.download_retry
             self._cache = ShardCache(
                 self.folder,
                 store=store,
                 limit=limit,
                 entry_of=self._entry_of,
                 keep_packed=bool(self.keep_zip),
-                retry=Retry(attempts=1 + (2 if self.download_retry is None else self.download_retry)),
+                retry=Retry(attempts=1 + retries, patience=PATIENCE if retries else 0.0),
                 verify_present=self.validate_hash is not None,
             )
         return self._cache
@@ -344,7 +348,7 @@ def open_streams(
     def open_one(stream: Stream) -> None:
         stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit)
 
-    # The threads end here: none may be alive when a DataLoader forks its workers.
+    # The threads end here: a process that forks workers should have few, and none that holds a lock.
     with ThreadPoolExecutor(min(16, len(streams))) as pool:
         for outcome in [pool.submit(open_one, stream) for stream in streams]:
             outcome.result()

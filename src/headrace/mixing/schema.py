@@ -49,7 +49,8 @@ class DatasetConfig(SelectionConfig):
     """Samples per epoch, such as `1m`; not with `repeat` or `choose`. Left out: as many as the streams hold."""
 
     predownload: Annotated[int, AtLeast(0)] | None = None
-    """Samples ahead of its reading for which each worker has shards fetched. Left out: a few shards ahead."""
+    """Samples ahead of its reading for which each worker has shards fetched. Left out: 65,536, or 8
+    batches if those are more, and 512 MiB at most."""
 
     cache_limit: Annotated[int, Bytes()] | None = None
     """Bytes that the cache folders of this machine may hold, such as `100gb`. Left out: no limit."""

@@ -18,7 +18,7 @@ class TransferConfig:
     """How shards get from the store to the cache; of one stream, or of all streams of a loader that do not say."""
 
     download_retry: Annotated[int, AtLeast(0)] | None = None
-    """Further attempts after a failed download. Left out: 2."""
+    """Further attempts after a failed download, or more, for half a minute; 0: none. Left out: 2."""
 
     download_timeout: Annotated[float, MoreThan(0)] | None = None
     """Seconds without a byte after which an attempt has failed. Left out: 60."""
@@ -30,7 +30,7 @@ class TransferConfig:
     """Keep the compressed file beside the unpacked one. Left out: false."""
 
     endpoint_url: str | None = None
-    """Address of an S3-compatible server, such as `http://localhost:9000`. Left out: the cloud's own."""
+    """Address of the store's server, such as `http://localhost:9000`. Left out: the cloud's own."""
 
     region: str | None = None
     """Region of the bucket. Left out: what the cloud's own configuration says."""

@@ -82,7 +82,7 @@ class ShardCache:
             entry_of: Under a limit, the entry to which a file in the folder belongs (raw or compressed, by its name);
                 only such files count, and may be evicted. None: those that this object was asked for.
             verify_present: Verify files that were there before this object was made, at their first use in a process.
-                Those that came later were verified by who fetched them.
+                Those that came later were verified by who fetched them, if that verifies.
             stats: Where to count; by default in counters of its own.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links

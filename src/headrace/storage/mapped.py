@@ -135,7 +135,7 @@ class MappedFile:
         if not info.st_nlink:
             return False
         if (now := time.time()) - info.st_atime > USE_NOTED:
-            with contextlib.suppress(PermissionError):  # another user's file: it keeps the time it has
+            with contextlib.suppress(OSError):  # another user's file, or a folder mounted read-only: it keeps its time
                 os.utime(self._handle, ns=(int(now * 1e9), info.st_mtime_ns))
         return True
 

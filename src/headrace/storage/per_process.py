@@ -26,10 +26,11 @@ class PerProcess(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         """Take what makes the value; it pickles with this object."""
         self._make = make
-        self._forget()
+        self.forget()
         _all.add(self)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Have it made again at its next use."""
         self._lock = threading.Lock()
         self._made: Any = _ABSENT
 
@@ -55,7 +56,7 @@ _all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
 def _forget_all() -> None:
     for value in list(_all):
-        value._forget()
+        value.forget()
 
 
 os.register_at_fork(after_in_child=_forget_all)

@@ -47,6 +47,8 @@ class Retry:
 
     attempts: int = 3
     """Failures in a row until the last one is raised; a transfer that moved forward starts the count anew."""
+    patience: float = 0.0
+    """Seconds from the first failure in a row for which it is tried again, however many there are."""
     first_delay: float = 0.5
     """Seconds. Before retry n the wait is drawn from 0 to ``first_delay * 2**(n - 1)``."""
     max_delay: float = 20.0
@@ -57,8 +59,8 @@ class Retry:
     clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.attempts < 1 or self.first_delay < 0 or self.max_delay < 0 or self.timeout < 0:
-            raise ConfigError(f'Retry needs attempts >= 1 and delays and timeout >= 0; got {self!r}.')
+        if self.attempts < 1 or self.first_delay < 0 or min(self.max_delay, self.patience, self.timeout) < 0:
+            raise ConfigError(f'Retry needs attempts >= 1 and delays, patience and timeout >= 0; got {self!r}.')
 
     def call(
         self,
@@ -76,7 +78,7 @@ class Retry:
             progress: A number that grows when a try got further than the one before it.
             on_retry: Called before each further try.
         """
-        begin = self.clock()
+        begin = first_failure = self.clock()
         tries = failures = 0
         reached = progress() if progress else 0
         while True:
@@ -87,10 +89,15 @@ class Retry:
                 failures += 1
                 if progress and (now := progress()) > reached:
                     reached, failures = now, 1
+                if failures == 1:
+                    first_failure = self.clock()
                 delay = self._delay(failures, error)
                 elapsed = self.clock() - begin
-                if failures >= self.attempts or elapsed + delay > self.timeout:
-                    bound = f'{self.attempts} failures in a row' if failures >= self.attempts else f'{self.timeout:g} s'
+                is_enough = failures >= self.attempts and self.clock() - first_failure >= self.patience
+                if is_enough or elapsed + delay > self.timeout:
+                    bound = f'{self.timeout:g} s'
+                    if is_enough:
+                        bound = f'{self.attempts} failures in a row' + f', in {self.patience:g} s' * bool(self.patience)
                     raise TransferError(
                         f'{what} failed after {tries} attempt{"s" * (tries > 1)} in {elapsed:.1f} s (the bound is '
                         f'{bound}). The last one: {error} If the network is slow rather than broken, raise '

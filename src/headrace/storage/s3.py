@@ -37,6 +37,8 @@ __all__ = ['S3Service', 'S3Store', 'open_s3_store']
 
 EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
 
+METADATA_SERVICE: Final = {'metadata_service_num_attempts': 5, 'metadata_service_timeout': 2}
+"""Attempts, and seconds for each, to get a machine's credentials: all processes of a node ask at the same moment."""
 MEANINGS: Final = {
     **dict.fromkeys(
         (
@@ -220,6 +222,9 @@ class S3Store:
             core = CoreSession()
             if profile := options.extra.get('profile'):
                 core.set_config_variable('profile', profile)
+            for name, value in METADATA_SERVICE.items():
+                if core.get_config_variable(name) == 1:  # botocore's own default
+                    core.set_config_variable(name, value)
             loader = _descriptions(core.get_config_variable('data_path'))
             core.register_component('data_loader', loader)
             session = Session(botocore_session=core, profile_name=profile, region_name=options.region)
@@ -291,6 +296,7 @@ class S3Store:
             exceptions.TokenRetrievalError,
             exceptions.SSOError,
         ) as error:
+            self._connection.forget()  # a client without credentials never looks for some again
             raise AccessDeniedError(
                 f'{doing} {self.url}/{key} needs credentials, and boto3 found none that work: {error}. Configure one '
                 f'of its sources (environment, ~/.aws, a role), or set `anonymous` for a public bucket.'

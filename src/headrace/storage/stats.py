@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -13,6 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = ['CacheCounters', 'CacheCounts', 'CacheStats', 'CountTable']
+
+
+_counting = threading.Lock()
+
+
+def _count_anew() -> None:
+    """In a forked child: another thread of its parent may have been counting."""
+    global _counting  # noqa: PLW0603 - no process has more than this one
+    _counting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_count_anew)
 
 
 class CacheCounts(NamedTuple):
@@ -58,7 +71,6 @@ class CacheStats:
     """How long it waited for these."""
     seconds_waiting: float = 0.0
     """Waiting for another fetcher of the same shard, or for room."""
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
     _told: tuple[tuple[weakref.ref[set[int]], int], ...] = field(default=(), repr=False, compare=False)
     """Who wants to know of changes, and by which number."""
 
@@ -76,7 +88,7 @@ class CacheStats:
         seconds_waiting: float = 0.0,
     ) -> None:
         """Count; hits are counted without this lock, where a lost one does not matter."""
-        with self._lock:
+        with _counting:
             self.fetches += fetches
             self.requests += requests
             self.bytes_downloaded += bytes_downloaded

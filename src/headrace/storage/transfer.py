@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import itertools
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from headrace.errors import ChecksumError, ConfigError, TransferError
@@ -29,7 +28,7 @@ RANGE: Final = 8 << 20
 """Bytes of a part that is asked for by itself. Twice as many are worth a second request where one connection is slower
 than the network; more parts cost servers more than they gain."""
 REQUESTS: Final = 8
-"""Requests that a process has under way at most."""
+"""Requests that a process has under way at most for what nobody waits for yet, and as many for what somebody does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +45,31 @@ class Transfer:
 ORDINARY: Final = Transfer()
 
 
+@dataclass(slots=True)
+class _Lane:
+    """Calls that wait for their turn, and how many are made."""
+
+    waiting: deque[tuple[Future[None], Callable[[], None]]] = field(default_factory=deque)
+    running: int = 0
+
+    def unfinished(self, most: int) -> int:
+        """Calls that could be made at the same time."""
+        return min(len(self.waiting) + self.running, most)
+
+
 class TransferPool:
     """Threads that transfer, in the order in which they are asked, what somebody waits for first.
 
-    So the bytes of what is needed first come first, however many objects are asked for at the same time. The threads
-    are daemons, so that a process can end while the network hangs.
+    So the bytes of what is needed first come first, however many objects are asked for at the same time. What somebody
+    waits for has threads of its own: all others may have met a server that does not answer. The threads are daemons, so
+    that a process can end while the network hangs.
     """
 
     def __init__(self, size: int) -> None:
-        """Take the number of threads; each is started when it is first needed."""
+        """Take the number of threads for what nobody waits for, and for the rest; each is started when it is needed."""
         self._size = size
-        self._waiting: queue.PriorityQueue[tuple[int, int, Future[None], Callable[[], None]]] = queue.PriorityQueue()
-        self._number = itertools.count()
-        self._lock = threading.Lock()
-        self._unfinished = 0  # calls that wait or are made
+        self._lanes = _Lane(), _Lane()  # urgent and not
+        self._lock = threading.Condition()
         self._threads = 0
 
     def run(self, calls: Sequence[Callable[[], None]], *, urgent: bool = False) -> None:
@@ -67,7 +77,7 @@ class TransferPool:
 
         Args:
             calls: What to do, in this order.
-            urgent: Before all that is not.
+            urgent: Somebody waits for it.
         """
         futures = [Future[None]() for _ in calls]
 
@@ -76,25 +86,29 @@ class TransferPool:
                 for other in futures:
                     other.cancel()
 
-        for future, call in zip(futures, calls, strict=True):
+        for future in futures:
             future.add_done_callback(leave_out_the_rest)
-            self._enqueue(future, call, urgent=urgent)
+        with self._lock:
+            self._lanes[not urgent].waiting.extend(zip(futures, calls, strict=True))
+            while self._threads < sum(lane.unfinished(self._size) for lane in self._lanes):
+                self._threads += 1
+                threading.Thread(target=self._work, name='headrace-transfer', daemon=True).start()
+            self._lock.notify_all()
         wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future.done() and not future.cancelled():
                 future.result()
 
-    def _enqueue(self, future: Future[None], call: Callable[[], None], *, urgent: bool) -> None:
-        with self._lock:
-            self._waiting.put((0 if urgent else 1, next(self._number), future, call))
-            self._unfinished += 1
-            if self._threads < min(self._unfinished, self._size):
-                self._threads += 1
-                threading.Thread(target=self._work, name='headrace-transfer', daemon=True).start()
+    def _next_lane(self) -> _Lane | None:
+        return next((lane for lane in self._lanes if lane.waiting and lane.running < self._size), None)
 
     def _work(self) -> None:
         while True:
-            _, _, future, call = self._waiting.get()
+            with self._lock:
+                while (lane := self._next_lane()) is None:
+                    self._lock.wait()
+                lane.running += 1
+                future, call = lane.waiting.popleft()
             if future.set_running_or_notify_cancel():
                 try:
                     call()
@@ -104,7 +118,7 @@ class TransferPool:
                     future.set_result(None)
             del future, call  # they hold files and buffers, and the next one may be long in coming
             with self._lock:
-                self._unfinished -= 1
+                lane.running -= 1
 
 
 transfer_pool: Final = PerProcess(lambda: TransferPool(REQUESTS))
@@ -229,6 +243,10 @@ class _Near:
             self._call()
 
 
+class _AbandonedError(Exception):
+    """Another part of the object failed for good; this one is not to be tried again."""
+
+
 class _Span(io.RawIOBase):
     """A part of a file, as a store writes to it; other parts are written at the same time."""
 
@@ -263,7 +281,7 @@ class _Span(io.RawIOBase):
         while view:
             with self._lock:
                 if self._handle is None:
-                    raise TransferError(f'Nobody waits for {self._source} any more.')
+                    raise _AbandonedError(f'Nobody waits for {self._source} any more.')
                 count = os.pwrite(self._handle, view, self.start + self.written)
             self.written += count
             self._stats.add(bytes_downloaded=count)
