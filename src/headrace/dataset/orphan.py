@@ -1,14 +1,20 @@
-"""Workers end with the process that they work for, whatever they are doing.
+"""How workers end: with the process that they work for, whatever they are doing, and at once.
 
 PyTorch's workers look after their parent every 5 s, but only between two batches. One that waits for a store that does
 not answer, or that cannot hand on what it has read, would outlive a rank that was killed: with its memory, and with the
 fetch that the next run waits for.
+
+A spawned worker ends as a forked one does, without taking the interpreter down: threads that go on, such as those that
+fetch or that hand tensors on, would be unwound through C++ code, which aborts the process; PyTorch tells the trainer
+of that in place of what ended the run.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +24,8 @@ __all__ = ['WorkerStart', 'end_with_parent']
 
 _SECONDS: Final = 1.0
 _GRACE: Final = 6.0  # for PyTorch's way, which also removes the worker's temporary files
+
+_LAST: Final = -1000  # after all else that multiprocessing does at a process' end
 
 _watched = 0  # process that has the thread; a forked one has not
 
@@ -39,8 +47,19 @@ def _watch() -> None:
     os._exit(1)
 
 
+def _end_at_once() -> None:
+    if sys.exc_info()[0] is not None:
+        return  # this process fails, and says so by its exit status
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 class WorkerStart:
-    """A `worker_init_fn` that has workers end with their parent, and then calls the user's."""
+    """A `worker_init_fn` that has workers end as they should, and calls the user's."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self._worker_init_fn = worker_init_fn
@@ -48,5 +67,6 @@ class WorkerStart:
     def __call__(self, worker: int) -> None:
         """Begin, in a worker of this number."""
         end_with_parent()
+        multiprocessing.util.Finalize(None, _end_at_once, exitpriority=_LAST)
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker)
