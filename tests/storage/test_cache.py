@@ -1,3 +1,4 @@
+import errno
 import gc
 import os
 import pickle
@@ -5,6 +6,7 @@ import shutil
 import stat
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -428,6 +430,21 @@ class TestLease:
         assert cache.evict(plain.entries[0])
         assert not cache.evict(plain.entries[0])
 
+    def test_a_folder_that_is_mounted_read_only_keeps_its_times(self, plain, tmp_path, monkeypatch):
+        """``utime`` fails there with EROFS, and not with EACCES as for another user's file."""
+        cache_of(plain, tmp_path / 'cache').fetch(plain.entries[0])
+        monkeypatch.setattr('headrace.storage.mapped.USE_NOTED', -1.0)  # at each use
+        refused = []
+
+        def utime(*_, **__):
+            refused.append(1)
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        monkeypatch.setattr(os, 'utime', utime)
+        with cache_of(plain, tmp_path / 'cache', limit=10 * SIZE).acquire(plain.entries[0]) as lease:
+            plain.check(lease)
+        assert refused
+
 
 class TestFetchFile:
     def test_it_is_fetched_once(self, plain, tmp_path):
@@ -471,23 +488,16 @@ class TestFetchFile:
 def test_threads_fetch_each_shard_once(remote, tmp_path):
     store = CountingStore(remote.store, delay=0.02)
     cache = cache_of(remote, tmp_path / 'cache', store=store)
-    barrier, failures = threading.Barrier(8), []
+    barrier = threading.Barrier(8)
 
-    def work():
+    def work(_):
         barrier.wait()
-        try:
-            for entry in remote.entries:
-                with cache.acquire(entry) as lease:
-                    remote.check(lease)
-        except BaseException as error:
-            failures.append(error)
+        for entry in remote.entries:
+            with cache.acquire(entry) as lease:
+                remote.check(lease)
 
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
     assert set(store.calls.values()) == {1}
     assert cache.stats.fetches == 4
     assert cache.stats.seconds_waiting > 0

@@ -13,7 +13,8 @@ import pytest
 from shards import SIZE, cache_of, disk_use, make_remote, names
 
 from headrace.errors import ConfigError
-from headrace.storage import CacheLimit, Retry, ShardCache
+from headrace.storage import CacheLimit, Retry, ShardCache, stats
+from headrace.storage.stats import CacheStats
 from headrace.testing.stores import CountingStore, FaultyStore
 
 pytestmark = pytest.mark.once
@@ -59,6 +60,21 @@ def frozen_disk_use(folder, children):
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
+
+
+def test_a_process_that_was_forked_while_another_thread_counted_counts_by_itself():
+    counted = CacheStats()
+
+    def work(_):
+        counted.add(fetches=1)
+        os._exit(counted.fetches)
+
+    with stats._counting:
+        child = FORK.Process(target=work, args=(0,))
+        child.start()
+        child.join(20)
+    child.kill()
+    assert child.exitcode == 1
 
 
 @pytest.mark.parametrize('kind', [{}, {'packed': True, 'parts': 2}])

@@ -1,4 +1,5 @@
 import os
+import sys
 
 import pytest
 
@@ -12,6 +13,19 @@ from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 pytestmark = pytest.mark.s3
 
 DATA = os.urandom((3 << 20) + 12345)
+PROGRAM = """
+import datetime, json, os
+with open({calls!r}, 'a') as calls:
+    print('called', file=calls)
+# Within ten minutes of their end they must not be used any more.
+end = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
+print(json.dumps({{
+    'Version': 1,
+    'AccessKeyId': os.environ['TEST_AWS_ACCESS_KEY_ID'],
+    'SecretAccessKey': os.environ['TEST_AWS_SECRET_ACCESS_KEY'],
+    'Expiration': end.isoformat(),
+}}))
+"""
 
 
 class TestS3Store(StoreContract):
@@ -80,6 +94,42 @@ class TestErrors:
         monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', '/nonexistent')
         with pytest.raises(AccessDeniedError, match='boto3 found none'):
             read_bytes(moto.store('b'), 'x')
+
+    def test_credentials_that_come_later_are_found(self, moto, monkeypatch):
+        bucket = moto.new_bucket()
+        put_bytes(moto.store(bucket), 'x', b'1')
+        store = moto.store(bucket)
+        with monkeypatch.context() as without:
+            without.delenv('AWS_ACCESS_KEY_ID')
+            without.delenv('AWS_SECRET_ACCESS_KEY')
+            without.setenv('AWS_SHARED_CREDENTIALS_FILE', '/nonexistent')
+            with pytest.raises(AccessDeniedError, match='boto3 found none'):
+                read_bytes(store, 'x')
+        assert read_bytes(store, 'x') == b'1'
+
+    def test_credentials_are_renewed_before_they_expire(self, rgw, monkeypatch, tmp_path):
+        """They come from a program, as those of a role or of single sign-on may."""
+        bucket = rgw.new_bucket()
+        put_bytes(rgw.store(bucket), 'x', b'1')
+        calls, program = tmp_path / 'calls', tmp_path / 'program.py'
+        program.write_text(PROGRAM.format(calls=str(calls)))
+        config = tmp_path / 'config'
+        config.write_text(f'[profile short]\ncredential_process = {sys.executable} {program}\n')
+        store = rgw.store(bucket, extra={'profile': 'short'})
+        for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
+            monkeypatch.setenv(f'TEST_{name}', os.environ[name])
+            monkeypatch.delenv(name)
+        monkeypatch.setenv('AWS_CONFIG_FILE', str(config))
+        for number in range(1, 4):
+            assert read_bytes(store, 'x') == b'1'
+            assert len(calls.read_text().split()) >= number
+
+    @pytest.mark.parametrize(('own', 'attempts'), [(None, 5), ('3', 3)])
+    def test_the_metadata_service_may_be_busy(self, s3_environment, monkeypatch, own, attempts):
+        if own:
+            monkeypatch.setenv('AWS_METADATA_SERVICE_NUM_ATTEMPTS', own)
+        _, session = S3Store('b', '', StoreOptions())._connection.get()
+        assert int(session._session.get_config_variable('metadata_service_num_attempts')) == attempts
 
     def test_an_anonymous_request_is_unsigned(self, rgw):
         bucket = rgw.new_bucket()

@@ -1,6 +1,7 @@
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -236,20 +237,10 @@ class TestPool:
 
     def test_no_call_waits_while_a_thread_is_free(self):
         for _ in range(100):
-            pool, together, broken = TransferPool(4), threading.Barrier(4), []
-
-            def call(pool=pool, together=together, broken=broken):
-                try:
-                    pool.run([lambda: together.wait(5)])
-                except threading.BrokenBarrierError:
-                    broken.append(1)
-
-            callers = [threading.Thread(target=call) for _ in range(4)]
-            for caller in callers:
-                caller.start()
-            for caller in callers:
-                caller.join()
-            assert not broken
+            pool, together = TransferPool(4), threading.Barrier(4)
+            with ThreadPoolExecutor(4) as callers:
+                # One that waits for another breaks the barrier.
+                list(callers.map(pool.run, [[lambda b=together: b.wait(5)]] * 4))
 
     def test_a_failure_is_raised_and_what_had_not_begun_is_left_out(self):
         pool, made = TransferPool(1), []
