@@ -21,11 +21,6 @@ from hypothesis import strategies as st
 from headrace.errors import ConfigError, ShardError
 from headrace.format import compression
 from headrace.format.compression import (
-    Brotli,
-    Bzip2,
-    Gzip,
-    Snappy,
-    Zstandard,
     compress,
     decompress,
     get_compression_extension,
@@ -33,6 +28,7 @@ from headrace.format.compression import (
     is_compression,
     unpack_file,
 )
+from headrace.format.compression_algorithms import Brotli, Bzip2, Gzip, Snappy, Zstandard
 
 if TYPE_CHECKING:
     from pathlib import Path
