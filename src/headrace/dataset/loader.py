@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,14 +13,12 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from headrace.dataset.batch_reader import BatchReader, Collate
-from headrace.dataset.counted_reader import CountedKey, CountedReader
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.fork_context import worker_context
-from headrace.dataset.orphan import WorkerStart
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.progress import Progress
 from headrace.dataset.statistics import Delivery, LoaderStats, Mix, StreamCount, Tally
 from headrace.dataset.stream_mark import STREAM_MARK
+from headrace.dataset.worker_feed import WorkerFeed
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, Remainder, ResumeState, Topology
 
@@ -152,7 +149,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self.fixed_epoch = fixed_epoch
         self.mark_streams = mark_streams
         self._hint: object = _EpochHint(dataset.progress)
-        self._feed: DataLoader[Any] | None = None
+        self._feed: WorkerFeed | None = None
         self._feed_key: object = None
         self._position: tuple[int, int] | None = None
         self._remainder: Remainder | None = remainder
@@ -161,7 +158,6 @@ class StreamingDataLoader(DataLoader[Any]):
         self._epoch_under_way: int | None = None
         names = [stream.name or '' for stream in dataset.streams]
         self._tally = Tally(dataset.stream_names, names, dataset.cache_counters)
-        self._passes = 0
         self._mix = Mix()
 
     @property
@@ -331,33 +327,12 @@ class StreamingDataLoader(DataLoader[Any]):
         return map(torch.utils.data._utils.pin_memory.pin_memory, deliveries)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _workers(self, reader: BatchReader, keys: Iterator[Any]) -> Iterator[Delivery]:
-        # PyTorch's loader does the processes. It is handed keys, so any worker can read any batch, and what was
-        # prefetched but not handed out is no part of the position.
-        dataset = self.dataset
         # A state may bring another order, which persistent workers do not know.
-        key = (dataset.topology, dataset.order_key, self.batch_size, self.remainder)
+        key = (self.dataset.topology, self.dataset.order_key, self.batch_size, self.remainder)
         if self._feed is None or self._feed_key != key:
-            self._feed = DataLoader(
-                CountedReader(reader),
-                batch_size=None,
-                sampler=_Keys(),
-                num_workers=self.num_workers,
-                collate_fn=_as_it_is,
-                pin_memory=self.pin_memory,
-                timeout=self.timeout,
-                worker_init_fn=WorkerStart(self.worker_init_fn),
-                multiprocessing_context=worker_context(self.multiprocessing_context),
-                generator=self.generator,
-                prefetch_factor=self.prefetch_factor,
-                persistent_workers=self.persistent_workers,
-                pin_memory_device=self.pin_memory_device,
-            )
-            self._feed_key = key
+            self._feed, self._feed_key = WorkerFeed(reader, self), key
             self._tally.begin_pass(new_processes=True)
-        assert isinstance(self._feed.sampler, _Keys)
-        self._passes += 1
-        self._feed.sampler.keys = map(CountedKey, itertools.repeat(self._passes), keys)
-        return iter(self._feed)
+        return self._feed.deliveries(keys)
 
     # -- the position ----------------------------------------------------------------------------------------------
 
@@ -389,16 +364,3 @@ class StreamingDataLoader(DataLoader[Any]):
             resume = replace(resume, epoch=epoch, sample_in_epoch=sample)
             rolled = resume.rolled_over(self.plan(epoch, sample).stop)
             self.dataset.progress.load(rolled.epoch, rolled.sample_in_epoch)
-
-
-def _as_it_is(delivery: Any) -> Any:
-    return delivery
-
-
-class _Keys:
-    """The sampler of PyTorch's loader: whatever keys the pass at hand wants."""
-
-    keys: Iterator[Any] = iter(())
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.keys

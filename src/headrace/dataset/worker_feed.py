@@ -1,0 +1,64 @@
+"""What worker processes read, in the order in which it was asked for: PyTorch's loader does the processes.
+
+It is handed keys, so any worker can read any batch, and what was prefetched but not handed out is no part of a
+position.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from headrace.dataset.batch_reader import BatchReader
+from headrace.dataset.counted_reader import CountedKey, CountedReader
+from headrace.dataset.fork_context import worker_context
+from headrace.dataset.statistics import Delivery
+from headrace.dataset.worker_end import WorkerStart
+
+__all__ = ['WorkerFeed']
+
+
+class WorkerFeed:
+    """The workers of one reader; from pass to pass the same, if they are to persist."""
+
+    def __init__(self, reader: BatchReader, like: DataLoader[Any]) -> None:
+        """Take what reads, and a loader whose settings for workers hold."""
+        self._keys = _Keys()
+        self._passes = 0
+        self._loader: DataLoader[Any] = DataLoader(
+            CountedReader(reader),
+            batch_size=None,
+            sampler=self._keys,
+            num_workers=like.num_workers,
+            collate_fn=_as_it_is,
+            pin_memory=like.pin_memory,
+            timeout=like.timeout,
+            worker_init_fn=WorkerStart(like.worker_init_fn),
+            multiprocessing_context=worker_context(like.multiprocessing_context),
+            generator=like.generator,
+            prefetch_factor=like.prefetch_factor,
+            persistent_workers=like.persistent_workers,
+            pin_memory_device=like.pin_memory_device,
+        )
+
+    def deliveries(self, keys: Iterator[Any]) -> Iterator[Delivery]:
+        """Begin a pass over these keys."""
+        self._passes += 1
+        self._keys.keys = map(CountedKey, itertools.repeat(self._passes), keys)
+        return iter(self._loader)
+
+
+def _as_it_is(delivery: Any) -> Any:
+    return delivery
+
+
+class _Keys:
+    """The sampler of PyTorch's loader: whatever keys the pass at hand wants."""
+
+    keys: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.keys
