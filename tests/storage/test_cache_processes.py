@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from shards import SIZE, cache_of, disk_use, make_remote, names
+from together import FORK, frozen_disk_use, run_together
 
 from headrace.errors import ConfigError
 from headrace.storage import CacheLimit, Retry, ShardCache, stats
@@ -18,48 +19,6 @@ from headrace.storage.stats import CacheStats
 from headrace.testing.stores import CountingStore, FaultyStore
 
 pytestmark = pytest.mark.once
-
-FORK = multiprocessing.get_context('fork')
-
-
-def run_together(work, count, *, timeout=100, watch=None):
-    """Run ``work(number)`` in ``count`` processes; all must end well, in time.
-
-    Returns:
-        The most bytes that were ever in the folder ``watch``. They are counted while all processes are stopped.
-    """
-    children = [FORK.Process(target=work, args=(number,)) for number in range(count)]
-    for child in children:
-        child.start()
-    deadline = time.monotonic() + timeout
-    most = 0
-    while watch is not None and any(child.is_alive() for child in children) and time.monotonic() < deadline:
-        most = max(most, frozen_disk_use(watch, children))
-        time.sleep(0.002)
-    for child in children:
-        child.join(max(0, deadline - time.monotonic()))
-    stuck = [child for child in children if child.exitcode is None]
-    for child in stuck:
-        child.kill()
-        child.join()
-    assert not stuck
-    assert [child.exitcode for child in children] == [0] * count
-    return most
-
-
-def frozen_disk_use(folder, children):
-    """The sizes of all files, while nobody changes them."""
-    pids = [child.pid for child in children if child.is_alive()]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
-        for pid in pids:
-            while Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'TZX':
-                pass
-        return disk_use(folder)
-    finally:
-        for pid in pids:
-            os.kill(pid, signal.SIGCONT)
 
 
 def test_a_process_that_was_forked_while_another_thread_counted_counts_by_itself():

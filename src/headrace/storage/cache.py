@@ -3,8 +3,9 @@
 A shard is *present* when its files stand under their final names; they get there by rename, complete and verified, so
 presence needs no other record and survives any crash. The modules around this one, by question:
 
-- `entry`: what is asked for? - `fetching`: how do its files come into being? - `mapped`: how are they read?
-- `locks`: who may fetch? - `limit`: is there room, and what has to go?
+- `entry`: what is asked for? - `presence`: is it there? - `fetching`: how do its files come into being?
+- `mapped`: how are they read? - `keeping`: and for how long? - `locks`: who may fetch?
+- `limit`: is there room, and what has to go?
 
 Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A folder without a
 store (local data) is never written to, except to unpack shards of which it holds only the compressed file.
@@ -21,12 +22,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import CacheError, ChecksumError, DiskFullError, FormatError, HeadraceError
-from headrace.storage.entry import CacheEntry, CachePart, EntrySet
+from headrace.errors import CacheError, DiskFullError, HeadraceError
+from headrace.storage.entry import CacheEntry, CachePart
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
+from headrace.storage.keeping import give_way
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
 from headrace.storage.locks import FetchLock, cannot_write, lock_file, reclaim_fetches
 from headrace.storage.mapped import Lease, MappedFile, open_file, suspend_leases
+from headrace.storage.presence import PresentFiles
 from headrace.storage.protocol import Store, check_key
 from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheStats
@@ -101,14 +104,15 @@ class ShardCache:
         self._root = str(self.folder)
         self._reclaimed = False
         self._known: dict[str, CacheEntry] = {}
-        self._verified = EntrySet()
+        since = self._since if self.verify_present else None
+        self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
         self._shelf: Shelf | None = None
         if self._limit is not None and self.store is not None:
             self._shelf = Shelf(self.folder, self._entry_of or self._known.get, self.stats)
             self._limit.join(self._shelf)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {'_root', '_reclaimed', '_known', '_verified', '_shelf'}
+        own = {'_root', '_reclaimed', '_known', '_files', '_shelf'}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -138,14 +142,17 @@ class ShardCache:
             What became of it. Unless it is `Fetched.PRESENT`, try again when the reader has moved on.
         """
         self._note(entry)
-        while self._absent(entry) or not self._verify(entry):
+        while self._files.absent(entry) or not self._files.verify(entry):
             outcome = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
             if outcome is Fetched.ELSEWHERE:
                 return Fetched.ELSEWHERE
-            if isinstance(outcome, NoRoom) or (isinstance(outcome, Blocked) and not wait):
+            if isinstance(outcome, NoRoom):
                 return Fetched.NO_ROOM
             if not isinstance(outcome, Blocked):
                 break
+            give_way()
+            if not wait:
+                return Fetched.NO_ROOM
             self.stats.add(seconds_waiting=outcome.wait())
         return Fetched.PRESENT
 
@@ -160,7 +167,7 @@ class ShardCache:
         tries = 0
         while tries < TRIES:
             files = self._map(entry, handle)
-            if files is not None and self._verify(entry):
+            if files is not None and self._files.verify(entry):
                 if not tries:
                     self.stats.hit()
                 return Lease(entry, files, locked=self._shelf is not None)
@@ -169,6 +176,7 @@ class ShardCache:
             outcome = self._fetch(entry, next_use, ahead=False, wait=True, how=Transfer(urgent=True))
             if isinstance(outcome, Blocked):
                 handle = None
+                give_way()
                 self.stats.add(seconds_waiting=outcome.wait())
                 continue
             assert not isinstance(outcome, (NoRoom, Fetched))
@@ -176,19 +184,24 @@ class ShardCache:
             tries += 1
         raise CacheError(f'{self.folder / entry.key} was deleted as often as it was fetched. Stop what deletes it.')
 
+    @property
+    def fixed_size(self) -> int:
+        """Bytes that count towards the limit and are never evicted, such as the index's; 0 without a limit."""
+        return 0 if self._shelf is None else self._shelf.fixed()
+
     def is_present(self, entry: CacheEntry) -> bool:
         """Whether all files of a shard are there, with the right sizes."""
-        return not self._absent(entry)
+        return not self._files.absent(entry)
 
     def forget(self) -> None:
         """Forget what is known of entries by their numbers: they have others now."""
-        self._verified = EntrySet()
+        self._files.forget()
         if self._shelf is not None:
             self._shelf.found, self._shelf.present, self._shelf.counted_until = {}, [], 0.0
 
     def evict(self, entry: CacheEntry) -> bool:
         """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
-        if self.store is None or len(self._absent(entry)) == len(entry.parts):
+        if self.store is None or len(self._files.absent(entry)) == len(entry.parts):
             return False
         if self._shelf is not None:
             return evict(self._shelf, entry)
@@ -205,29 +218,15 @@ class ShardCache:
         path = self.folder / check_key(name)
         if self._shelf is not None:
             self._shelf.other_files.add(name)
-        if self._valid_file(path, validate):
+        if self._files.is_valid(path, validate):
             return path
         if self.store is None:
             raise missing(path)
         with self._disk_errors(None), self._fetch_lock(name) as lock:
-            if not self._valid_file(path, validate):
+            if not self._files.is_valid(path, validate):
                 fetcher = self._fetcher(Transfer(urgent=True))
                 fetcher.publish([(fetcher.fetch_file(name, lock, validate), path)])
         return path
-
-    def _valid_file(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
-        handle = open_file(self._root, os.path.relpath(path, self.folder))
-        if handle is None:
-            return False
-        os.close(handle)
-        if validate is not None:
-            try:
-                validate(path)
-            except FormatError:
-                if self.store is None:
-                    raise
-                return False
-        return True
 
     def _note(self, entry: CacheEntry) -> None:
         """Remember whose file a name is, where the caller gave no ``entry_of``."""
@@ -247,43 +246,6 @@ class ShardCache:
             reclaim_fetches(self.folder)
             self._reclaimed = True
         return FetchLock(self.folder, key)
-
-    def _absent(self, entry: CacheEntry) -> list[CachePart]:
-        """The parts whose files are not there, or are not of the right size."""
-        absent: list[CachePart] = []
-        for part in entry.parts:
-            try:
-                size = os.stat(f'{self._root}/{part.name}').st_size  # noqa: PTH116 - a Path costs more than the stat
-            except (FileNotFoundError, NotADirectoryError):
-                size = -1
-            if size != part.size:
-                absent.append(part)
-        return absent
-
-    def _verify(self, entry: CacheEntry) -> bool:
-        """With ``verify_present``, verify a shard at its first use; False if it was bad and is now absent."""
-        if not self.verify_present or entry in self._verified:
-            return True
-        for part in entry.parts:
-            path = self.folder / part.name
-            if part.verify is None:
-                continue
-            try:
-                if self.store is None or path.stat().st_mtime < self._since:
-                    part.verify(path)
-            except FileNotFoundError:
-                return False
-            except FormatError as error:
-                if self.store is None:
-                    raise ChecksumError(
-                        f'{path} is not what its index says: {error} Restore the file, or pass the `remote` that '
-                        f'holds it.'
-                    ) from error
-                self.stats.add(retries=1)
-                path.unlink(missing_ok=True)
-                return False
-        self._verified.add(entry)
-        return True
 
     def _map(self, entry: CacheEntry, first: int | None) -> tuple[MappedFile, ...] | None:
         """Map a shard; None if a part is absent, or not of the right size.
@@ -333,7 +295,7 @@ class ShardCache:
             locked before it got its final name, so that nobody evicts it before it is mapped.
         """
         if self.store is None:
-            self._require_local(entry)
+            self._files.require(entry)
         if self._shelf is not None:
             suspend_leases()  # of this thread: who waits holds nothing
         with self._disk_errors(entry):
@@ -355,7 +317,7 @@ class ShardCache:
         ahead: bool,
         how: Transfer,
     ) -> int | Blocked | NoRoom | None:
-        absent = self._absent(entry)
+        absent = self._files.absent(entry)
         if not absent:
             return None
         if self._limit is not None and self._shelf is not None:
@@ -379,8 +341,7 @@ class ShardCache:
                 if handle is not None:
                     os.close(handle)
                 raise
-        if self.verify_present:
-            self._verified.add(entry)
+        self._files.verified(entry)
         return handle
 
     def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
@@ -396,19 +357,6 @@ class ShardCache:
                     raise
                 return handle
         return None
-
-    def _require_local(self, entry: CacheEntry) -> None:
-        """Raise unless the folder holds the compressed file of every part that is absent."""
-        for part in self._absent(entry):
-            if part.packed_name is not None and (self.folder / part.packed_name).exists():
-                continue
-            path = self.folder / part.name
-            if not path.exists():
-                raise missing(path)
-            raise ChecksumError(
-                f'{path} has {path.stat().st_size} bytes, the index gives {part.size}. Restore the file, or pass the '
-                f'`remote` that holds it.'
-            )
 
     @contextlib.contextmanager
     def _disk_errors(self, entry: CacheEntry | None) -> Generator[None]:

@@ -5,9 +5,10 @@ progress have reserved, evicts what is needed latest and mapped by nobody, and r
 
 Why nobody waits for ever. The folders' locks are held only while counting, deleting and renaming, which wait for
 nothing. A fetcher reserves all it needs at once and then never waits for room, so fetches in progress end. Who finds
-no room waits for one thing, with every lock put down, those of its own thread's leases included: either for a shard
-that somebody has mapped, who is thus not waiting for room, but reading; or for a fetch, which ends. Then it asks
-again. A limit that can never hold the shard is an error, not a wait.
+no room waits for one thing, with every lock put down, those of its own thread's leases and of all that its process
+keeps (`keeping`) included: either for a shard that somebody has mapped, who is thus not waiting for room, but reading,
+or keeps it for a bounded time; or for a fetch, which ends. Then it asks again. A limit that can never hold the shard is
+an error, not a wait.
 """
 
 from __future__ import annotations

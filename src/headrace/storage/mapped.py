@@ -139,6 +139,11 @@ class MappedFile:
                 os.utime(self._handle, ns=(int(now * 1e9), info.st_mtime_ns))
         return True
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether the file is kept from being evicted."""
+        return self._handle >= 0
+
     def unlock(self) -> None:
         """Let the file be evicted. What is mapped stays readable: the system keeps the bytes until it is unmapped."""
         handle, self._handle = self._handle, -1
@@ -160,14 +165,19 @@ class MappedFile:
 USE_NOTED: Final = 1.0
 """Seconds after which a file's time of last use is written again."""
 
-_mine = threading.local()
-"""``leases``: those that this thread holds under a limit."""
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        """Those that this thread holds under a limit."""
+
+
+_mine = _OfThread()
 
 
 def suspend_leases() -> None:
     """Give up the locks of all leases that this thread holds, because it is about to wait."""
-    leases: weakref.WeakSet[Lease] = getattr(_mine, 'leases', weakref.WeakSet())
-    for lease in list(leases):
+    for lease in list(_mine.leases):
         lease.suspend()
 
 
@@ -181,15 +191,28 @@ class Lease:
     A forked child inherits the buffers of its parent's leases, but not the right to them: it acquires its own.
     """
 
-    __slots__ = ('__weakref__', '_files', 'entry')
+    __slots__ = ('__weakref__', '_files', '_locked', 'entry')
 
     def __init__(self, entry: CacheEntry, files: tuple[MappedFile, ...], *, locked: bool) -> None:
         self._files = files
+        self._locked = locked
         self.entry = entry
-        if locked:
-            if not hasattr(_mine, 'leases'):
-                _mine.leases = weakref.WeakSet()
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Have this thread hold the lease."""
+        if self._locked:
             _mine.leases.add(self)
+
+    def put_down(self) -> None:
+        """Have no thread hold the lease: who keeps it must see to it that nobody waits for it long."""
+        if self._locked:
+            _mine.leases.discard(self)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the shard cannot be evicted: the lease was neither released nor, under a limit, suspended."""
+        return bool(self._files) and (not self._locked or self._files[0].is_locked)
 
     @property
     def buffers(self) -> tuple[memoryview, ...]:
