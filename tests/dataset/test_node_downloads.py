@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
-from headrace.storage import register_store
+from headrace.storage import keeping, register_store
 from headrace.storage.local import LocalStore
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.servers.s3 import moto_server
@@ -171,6 +172,45 @@ def test_nodes_fetch_each_shard_once(make_dataset, tmp_path, order, nodes, ranks
         assert total(read, epoch, 'retries') == total(read, epoch, 'evictions') == 0
     assert total(read, 2, 'requests') == total(read, 2, 'bytes_downloaded') == total(read, 2, 'shards_fetched') == 0
     assert total(read, 2, 'cache_hits') > 0
+
+
+@pytest.mark.parametrize('kind', [StreamingDataLoader, torch.utils.data.DataLoader])
+@pytest.mark.parametrize(('ranks', 'workers'), [(4, 0), (3, 1)])
+def test_ranks_that_share_a_small_cache_do_not_take_the_room_of_what_the_node_needs_sooner(
+    make_dataset, tmp_path, ranks, workers, kind, monkeypatch
+):
+    """Twice the shards are fetched else."""
+    monkeypatch.setattr(keeping, 'GAP', keeping.PERIOD)  # this epoch would take as long as a lease is kept
+    samples = 1800
+    remote = make_dataset('remote', samples, per_shard=6)
+    sizes = [path.stat().st_size for path in remote.glob('*.mds')]
+    limit = sum(sizes) // 3 + (remote / 'index.json').stat().st_size
+    together = FORK.Barrier(ranks)
+
+    def rank(number: int) -> None:
+        count_into(tmp_path / 'log')
+        dataset = StreamingDataset(
+            remote=f'counted://{remote}',
+            local=str(tmp_path / 'cache'),
+            batch_size=2,
+            topology=Topology(rank=number, world_size=ranks),
+            cache_limit=limit,
+            shuffle=True,
+            shuffle_block_size=60,
+            num_canonical_nodes=4,
+        )
+        loader = kind(dataset, batch_size=2, num_workers=workers)
+        ids = []
+        for batch in loader:
+            ids += batch['id'].tolist()
+            together.wait(60)  # as trainers do
+        (tmp_path / f'read{number}').write_text(json.dumps(ids))
+
+    fork_all([lambda number=number: rank(number) for number in range(ranks)])
+    read = [json.loads((tmp_path / f'read{number}').read_text()) for number in range(ranks)]
+    assert {sample for ids in read for sample in ids} == set(range(samples))
+    fetched = [line for line in (tmp_path / 'log').read_text().splitlines() if line.endswith('.mds')]
+    assert len(sizes) <= len(fetched) <= 1.2 * len(sizes)
 
 
 @pytest.mark.s3

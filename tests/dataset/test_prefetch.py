@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
-from headrace.dataset.prefetch import LookAhead, Prefetcher, look_ahead
+from headrace.dataset.prefetch import LookAhead, Prefetcher, UpcomingBatch, look_ahead
 from headrace.errors import ChecksumError, TransferError
 from headrace.storage import Fetched, Transfer
 from headrace.storage.local import LocalStore
@@ -67,12 +67,16 @@ def network():
 def prefetcher(network):
     made = []
 
-    def make(batches, *, ahead=FAR, width=1):
+    def make(batches, *, ahead=FAR, width=1, room=math.inf, of_node=None):
         one = Prefetcher(
-            fetch=network.fetch, is_present=network.present.__contains__, size_of=lambda _: SIZE, ahead=ahead
+            fetch=network.fetch,
+            is_present=network.present.__contains__,
+            size_of=lambda _: SIZE,
+            ahead=ahead,
+            room=room,
         )
         one._concurrency.width = width
-        one.follow(upcoming(batches), first=0)
+        one.follow(upcoming(batches, of_node=of_node), first=0)
         made.append(one)
         return one
 
@@ -82,8 +86,10 @@ def prefetcher(network):
         prefetcher.close()
 
 
-def upcoming(batches, first=0):
-    return ((first + number, np.array(shards)) for number, shards in enumerate(batches))
+def upcoming(batches, first=0, of_node=None):
+    for number, shards in enumerate(batches):
+        others = None if of_node is None else np.array(of_node[number])
+        yield UpcomingBatch(first + number, np.array(shards), others)
 
 
 def test_shards_are_fetched_in_the_order_of_their_first_use(network, prefetcher):
@@ -179,6 +185,100 @@ def test_what_is_needed_next_begins_although_later_shards_are_under_way(network,
     network.let(1)
     one.wait(1)
     assert network.has_begun(1, 2, 3)
+
+
+def test_advance_says_what_was_used_and_no_batch_in_sight_uses_again(network, prefetcher):
+    network.present.update(range(9))
+    one = prefetcher([[0, 1], [1, 2], [3, 0], [1], [4], [5], [6]], ahead=LookAhead(2, math.inf))
+    one.advance(0)
+    assert [sorted(one.advance(at)) for at in range(1, 7)] == [[], [2], [0, 3], [1], [4], [5]]
+
+
+def test_under_a_limit_nothing_is_fetched_beyond_what_fits(network, prefetcher):
+    one = prefetcher([[0], [0], [1], [2], [3], [4]], width=8, room=3 * SIZE)
+    network.let(*range(9))
+    one.advance(0)
+    assert network.has_begun(0, 1, 2)
+    for at in (1, 2):
+        one.advance(at)
+    assert network.has_begun(0, 1, 2)  # other ranks may still be at batch 0
+    one.advance(3)
+    assert network.has_begun(0, 1, 2, 3)  # the reader's, and the next one, in any case
+
+
+def test_under_a_limit_two_shards_are_fetched_however_small_it_is(network, prefetcher):
+    one = prefetcher([[0]] * 5 + [[1]] * 5 + [[2]] * 5, width=8, room=SIZE, ahead=FAR._replace(lag=0))
+    network.let(*range(9))
+    one.advance(0)
+    assert network.has_begun(0, 1)
+    assert one.fits
+    one.advance(5)
+    assert network.has_begun(0, 1, 2)
+
+
+def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher):
+    one = prefetcher([[number, number + 10] for number in range(9)], room=SIZE)
+    one.advance(0)
+    assert not one.fits
+    assert prefetcher([[number] for number in range(9)]).fits  # without a limit
+
+
+def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network):
+    begun, let = [], threading.Event()
+
+    def fetch(shard: int, how: Transfer) -> Fetched:
+        begun.append(shard)
+        if begun.count(9) == 1 and shard == 9:
+            let.wait(10)
+            return Fetched.NO_ROOM
+        network.present.add(shard)
+        return Fetched.PRESENT
+
+    one = Prefetcher(
+        fetch=fetch,
+        is_present=network.present.__contains__,
+        size_of=lambda _: SIZE,
+        ahead=FAR._replace(lag=0),
+        room=3 * SIZE,
+    )
+    one._concurrency.width = 8
+    one.follow(upcoming([[9]]), first=0)
+    one.advance(0)
+    wait_until(lambda: 9 in begun)
+    one.follow(upcoming([[number] for number in range(10)]), first=0)
+    one.advance(0)
+    let.set()
+    wait_until(lambda: not one._running)
+    one.advance(1)
+    wait_until(lambda: {0, 1, 2, 3} <= network.present)
+    one.close()
+
+
+def wait_until(is_so):
+    until = time.monotonic() + 5
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_under_a_limit_what_other_ranks_read_sooner_takes_room_too(network, prefetcher):
+    of_node = [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
+    one = prefetcher([[0], [1], [2], [3], [4]], width=8, room=6 * SIZE, of_node=of_node)
+    network.let(*range(9))
+    one.advance(0)
+    assert network.has_begun(0, 1, 2)
+    assert [one.next_use(shard) for shard in range(10)] == [0, 1, 2, 3, 4] * 2
+
+
+def test_what_another_rank_may_not_have_read_yet_is_not_out_of_use(network, prefetcher):
+    network.present.update(range(9))
+    ahead = FAR._replace(lag=2)
+    one = prefetcher([[0], [1], [2], [3], [4]], room=100 * SIZE, of_node=[[0, 5], [1], [2], [3], [4]], ahead=ahead)
+    uses = []
+    for at in range(4):
+        one.advance(at)
+        uses.append(one.next_use(5))
+    assert uses == [0, 0, 0, math.inf]
 
 
 def test_a_shard_that_another_process_fetches_is_left_to_it(network, prefetcher):

@@ -84,17 +84,14 @@ def test_a_node_reads_only_its_canonical_nodes_wherever_the_pass_begins(start: i
             assert set(plan.node_positions(k) % 4) == {t.node}
 
 
-def test_upcoming_ids_are_those_of_the_batches_to_come() -> None:
+def test_a_node_reads_what_its_ranks_read() -> None:
     order = shuffled(mixture([7] * 40), nodes=8)
     plans = [Plan(order, t, 12, 5) for t in world(2, 2)]
-    for plan in plans:
-        expected = np.concatenate([plan.ids(k) for k in (20, 21, 22)])
-        assert plan.num_batches == 23
-        assert plan.upcoming_ids(20, 9).tolist() == expected.tolist()
-        assert plan.upcoming_ids(23, 9).tolist() == []
-    node = plans[0].upcoming_ids(3, 2, whole_node=True)
-    of_ranks = np.concatenate([plan.upcoming_ids(3, 2) for plan in plans[:2]])
-    assert sorted(node.tolist()) == sorted(of_ranks.tolist())
+    for node in (0, 1):
+        ranks = plans[2 * node : 2 * node + 2]
+        for k in range(plans[0].num_batches):
+            expected = np.concatenate([plan.positions(k) for plan in ranks])
+            assert sorted(ranks[0].node_positions(k).tolist()) == sorted(expected.tolist())
 
 
 def test_numbers_of_a_whole_epoch_do_not_depend_on_the_start() -> None:

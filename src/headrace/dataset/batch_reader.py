@@ -20,6 +20,7 @@ from headrace.dataset.randomness import drawing_for, drawing_for_batch
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.stream_mark import with_streams
 from headrace.dataset.tolerant_reader import BadRows
+from headrace.dataset.upcoming import upcoming_batches
 from headrace.order import BatchPlan, Remainder, Topology
 from headrace.storage import CacheCounters
 
@@ -146,10 +147,14 @@ class BatchReader(Dataset[Any]):
             self._tolerant.begin_pass()
         # The other workers' batches, too, from the one on that is handed out first.
         first = key.number - key.number % workers
-        upcoming = ((k, self._dataset.locate(self._ids(k))[0]) for k in range(first, plan.num_batches))
         ahead = look_ahead(self._dataset.predownload, self._rows, workers)
         self._kept_chunks = _FEWEST_CHUNKS + ahead.batches // _CHUNK
-        self._dataset.pool.prefetch(upcoming, first=first, ahead=ahead, progress=self._dataset.progress)
+        self._dataset.pool.prefetch(
+            upcoming_batches(self._dataset, plan, self._topology, self._ids, first=first),
+            first=first,
+            ahead=ahead,
+            progress=self._dataset.progress,
+        )
 
     def _ids(self, number: int) -> npt.NDArray[np.int64]:
         assert self._plan is not None

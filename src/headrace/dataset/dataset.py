@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
 from headrace.dataset.batch_mark import BatchMark
@@ -16,6 +16,7 @@ from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.plain_pass import samples_of_pass
 from headrace.dataset.reading import ShardPool
+from headrace.dataset.room import warn_without_room
 from headrace.dataset.samples import Samples
 from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.stream import Stream, open_streams
@@ -26,6 +27,7 @@ from headrace.order import (
     BatchExplanation,
     BatchPlan,
     Exhaustion,
+    Mixture,
     MixtureChange,
     OrderConfig,
     Remainder,
@@ -222,7 +224,8 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
             replication=replication,
             topology=topology,
         )
-        self._samples = Samples(self.streams, self.mixture, is_limited=self.cache_limit is not None)
+        self._asked_for_room = False
+        self._samples = Samples(self.streams, self.mixture, cache_limit=self.cache_limit)
         self.tolerant_reader: TolerantReader | None = None
         """What reads on where samples cannot be read, under ``on_bad_sample='skip'``."""
         if self.on_bad_sample == 'skip':
@@ -258,6 +261,19 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
                 f'number of samples of a shard.',
                 stacklevel=3,
             )
+
+    def settle(self, global_batch_size: int | None = None) -> None:
+        """As `SampleSequence.settle`; warns of a `cache_limit` that is too low for the order, which is known now."""
+        super().settle(global_batch_size)
+        worker = get_worker_info()
+        speaks = not self.topology.rank and (worker is None or worker.id == 0)
+        if self.cache_limit is not None and speaks and not self._asked_for_room:
+            self._asked_for_room = True
+            warn_without_room(self.cache_limit, self.streams, *self.read_order(), self.topology.nodes)
+
+    def read_order(self) -> tuple[Mixture, OrderConfig]:
+        """Which samples of the streams are read, and in which order, be they what is handed out or not."""
+        return self.mixture, self.order_config
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
-from headrace.dataset.orphan import end_with_parent
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.prefetch import look_ahead
 from headrace.dataset.randomness import drawing_for
+from headrace.dataset.upcoming import upcoming_batches
+from headrace.dataset.worker_end import end_with_parent
 
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset
@@ -35,7 +36,7 @@ def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
     if dataset.tolerant_reader is not None:
         dataset.tolerant_reader.begin_pass()
     dataset.pool.prefetch(
-        ((k, dataset.locate(plan.ids(k))[0]) for k in range(plan.num_batches)),
+        upcoming_batches(dataset, plan, topology, plan.ids, first=0),
         first=0,
         ahead=look_ahead(dataset.predownload, plan.global_batch_size // topology.replicas, count),
     )

@@ -17,11 +17,23 @@ import numpy.typing as npt
 
 from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.concurrency import Concurrency
+from headrace.dataset.uses import Frontier, Uses
 from headrace.storage import Fetched, Transfer
 
-__all__ = ['LookAhead', 'Prefetcher', 'Upcoming', 'look_ahead']
+__all__ = ['LookAhead', 'Prefetcher', 'Upcoming', 'UpcomingBatch', 'look_ahead']
 
-Upcoming = Iterator[tuple[int, npt.NDArray[np.int64]]]  # (batch number, shards it reads), in order of use
+
+class UpcomingBatch(NamedTuple):
+    """A batch that comes, and the shards that it reads; int64, repeats allowed."""
+
+    number: int
+    shards: npt.NDArray[np.int64]
+    of_node: npt.NDArray[np.int64] | None = None
+    """Those that all ranks of the node read for it, which matters where the cache has a limit; None: the same."""
+
+
+Upcoming = Iterator[UpcomingBatch]
+"""In the order of their numbers."""
 
 _SCAN = 64  # batches looked at in one call at most, so that no single batch waits for the whole look-ahead
 _SAMPLES = 1 << 16
@@ -41,6 +53,8 @@ class LookAhead(NamedTuple):
     batches: int
     bytes: float
     """Of shards fetched and not yet used."""
+    lag: int = 8
+    """Batches by which another rank may be behind: its trainer has not taken what its workers have read."""
 
 
 def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> LookAhead:
@@ -51,9 +65,10 @@ def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> Lo
         batch_size: samples of a batch on this rank.
         workers: processes that make batches of this rank in turn.
     """
+    lag = max(8, 4 * workers)  # each has some batches ready, 2 as a rule
     if predownload is None:
-        return LookAhead(max(8, _SAMPLES // batch_size), _BYTES)
-    return LookAhead(math.ceil(predownload / batch_size) * workers, math.inf)
+        return LookAhead(max(8, _SAMPLES // batch_size), _BYTES, lag)
+    return LookAhead(math.ceil(predownload / batch_size) * workers, math.inf, lag)
 
 
 class Prefetcher:
@@ -75,6 +90,7 @@ class Prefetcher:
         is_present: whether a shard needs no fetching.
         size_of: bytes that a shard takes in the cache.
         ahead: how far to look.
+        room: bytes of the shards that a cache with a limit holds ahead of the reader; inf: it has none.
     """
 
     def __init__(
@@ -84,7 +100,9 @@ class Prefetcher:
         is_present: Callable[[int], bool],
         size_of: Callable[[int], int],
         ahead: LookAhead,
+        room: float = math.inf,
     ) -> None:
+        self._is_limited = room < math.inf
         self._fetch = fetch
         self._is_present = is_present
         self._size_of = size_of
@@ -110,9 +128,9 @@ class Prefetcher:
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._upcoming: Upcoming | None = None
-        self._looked: deque[tuple[int, list[int]]] = deque()  # (batch, shards), from the reader's on
-        # The same by shard. Many are used by one batch; and a deque takes ten times as much as a list, however short.
-        self._uses: dict[int, int | list[int]] = {}
+        self._uses = Uses()  # from the reader's batch on
+        self._node_uses = Uses()  # by all ranks of the node, where the cache has a limit
+        self._frontier = Frontier(size_of, room)
         self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes) of what is fetched ahead
         self._bytes = 0  # their sum
         self._seen = -1  # last batch that was looked at
@@ -143,35 +161,38 @@ class Prefetcher:
             self._elsewhere.clear()
             self._failed.clear()
             self._uses.clear()
+            self._node_uses.clear()
+            self._frontier.clear()
         self._upcoming = None
-        self._looked.clear()
         self._first_uses.clear()
         self._bytes = 0
 
-    def advance(self, batch: int) -> None:
-        """Say that the reader is at `batch`, and look further ahead."""
+    def advance(self, batch: int) -> list[int]:
+        """Say that the reader is at `batch`, and look further ahead.
+
+        Returns:
+            Shards that earlier batches used, and none in sight uses again.
+        """
         while self._first_uses and self._first_uses[0][0] <= batch:
             self._bytes -= self._first_uses.popleft()[1]
         with self._lock:
             self._at, self._reader_fetches, self._has_room = batch, False, True
-            while self._looked and self._looked[0][0] < batch:
-                for shard in self._looked.popleft()[1]:
-                    uses = self._uses[shard]
-                    if isinstance(uses, int) or len(uses) == 1:
-                        del self._uses[shard]
-                    else:
-                        uses.pop(0)
+            used = self._uses.drop_before(batch)
+            self._node_uses.drop_before(batch - self._ahead.lag)
             now = time.monotonic()
             self._refused.extend(item[1:] for item in self._later if item[0] <= now)
             self._later = [item for item in self._later if item[0] > now]
-            self._refused.sort()
-            self._queue.extendleft(reversed(self._refused))
-            self._queued.update(shard for _, shard in self._refused)
-            self._refused.clear()
+            if self._refused:
+                self._queued.update(shard for _, shard in self._refused)
+                self._queue = deque(sorted([*self._refused, *self._queue]))
+                self._refused.clear()
             self._lock.notify_all()
         self._look_ahead(batch)
         with self._lock:
+            self._frontier.move(batch - self._ahead.lag, batch)
             self._start_threads()
+            self._lock.notify_all()
+            return [shard for shard in used if shard not in self._uses]
 
     def _start_threads(self) -> None:
         """Start as many as could have something to do. Needs the lock."""
@@ -195,22 +216,20 @@ class Prefetcher:
             if item is None:
                 self._upcoming = None
                 return
-            self._seen, shards = item
-            distinct = list(dict.fromkeys(shards.tolist()))
-            self._looked.append((self._seen, distinct))
-            for shard in distinct:
+            self._seen = item.number
+            own = list(dict.fromkeys(item.shards.tolist()))
+            with self._lock:
+                new = self._uses.add(self._seen, own)
+                if self._is_limited:
+                    of_node = own if item.of_node is None else list(dict.fromkeys(item.of_node.tolist()))
+                    self._node_uses.add(self._seen, of_node)
+                    self._frontier.add(self._seen, of_node)
+            for shard in new:
                 self._expect(shard)
 
     def _expect(self, shard: int) -> None:
-        with self._lock:
-            uses = self._uses.get(shard)
-            if uses is None:
-                self._uses[shard] = self._seen
-            elif isinstance(uses, int):
-                self._uses[shard] = [uses, self._seen]
-            else:
-                uses.append(self._seen)
-        if uses is None and not self._is_present(shard):
+        """Have a shard fetched of which no earlier batch in sight has had that done."""
+        if not self._is_present(shard):
             size = self._size_of(shard)
             self._first_uses.append((self._seen, size))
             self._bytes += size
@@ -249,13 +268,15 @@ class Prefetcher:
         if failure is not None:
             raise failure
 
+    @property
+    def fits(self) -> bool:
+        """Whether the cache has room for more than what the next batches read."""
+        return self._frontier.holds_all or self._frontier.batch > self._at + 1
+
     def next_use(self, shard: int) -> float:
-        """Number of the next batch that uses a shard, inf where none is in sight."""
+        """Number of the next batch that uses a shard, of this rank or another of its node; inf: none in sight."""
         with self._lock:
-            uses = self._uses.get(shard)
-            if uses is None:
-                return math.inf
-            return uses if isinstance(uses, int) else uses[0]
+            return min(self._uses.next_of(shard), self._node_uses.next_of(shard))
 
     def close(self) -> None:
         """Take no more shards, for good. Fetches under way end by themselves."""
@@ -279,6 +300,8 @@ class Prefetcher:
         next_first = self._queue[0][0]
         if next_first <= self._at:
             return True
+        if next_first > self._frontier.batch and self._is_limited:
+            return False
         now = time.monotonic()
         mine = sum(now < until for shard, until in self._running.items() if shard not in self._nearly_there)
         others = sum(
@@ -352,7 +375,7 @@ class Prefetcher:
                 self._nearly_there.discard(shard)
                 self._lock.notify_all()
                 if of_pass != self._pass:
-                    first = self.next_use(shard)
+                    first = self._uses.next_of(shard)
                     if first == math.inf:
                         continue
                 if failure is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Generator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -24,28 +23,30 @@ from headrace.errors import CacheError, CollateError, FormatError, StorageError
 from headrace.format import ColumnBatch, Schema, ShardReader, open_shard
 from headrace.order import SampleMap
 from headrace.storage import ORDINARY, CacheEntry, Fetched, Lease, Transfer
+from headrace.storage.keeping import Held, KeptLeases, KeptMaps
 
 __all__ = ['ShardPool', 'collate_columns']
 
-MAPPED_SHARDS = 1024  # kept mapped by one process at most; a map costs address space, not memory
-
+_AHEAD = 0.75  # of a cache limit is for what is needed next; the rest for what is being fetched
 _SHORTEST_WAIT = 1_000_000  # nanoseconds; what is present takes a twentieth of it to open
 
 
 class ShardPool:
     """The shards that one process has mapped.
 
-    Under a cache limit a shard is held only while rows are read from it, one at a time: whoever needs the room never
-    waits for a process that is itself waiting (for room, for its trainer, for another rank). Without a limit nothing
-    is ever evicted, and maps stay until `MAPPED_SHARDS` others were used since.
+    Under a cache limit a shard is held while rows are read from it, one at a time, and kept a little longer if batches
+    in sight need it: whoever needs the room waits for nobody who is himself waiting (for room, for his trainer, for
+    another rank), but for a fraction of a second.
     """
 
-    def __init__(self, streams: Sequence[Stream], sample_map: SampleMap, *, is_limited: bool) -> None:
+    def __init__(self, streams: Sequence[Stream], sample_map: SampleMap, *, cache_limit: int | None) -> None:
         self._streams = streams
         self._sample_map = sample_map
         self._of_shard = np.repeat(np.arange(len(streams)), [len(stream.shards) for stream in streams])
-        self._is_limited = is_limited
-        self._held: OrderedDict[int, tuple[Lease, ShardReader]] = OrderedDict()
+        self._limit = math.inf if cache_limit is None else cache_limit
+        self._kept: KeptMaps[ShardReader] | KeptLeases[ShardReader] = (
+            KeptMaps() if cache_limit is None else KeptLeases()
+        )
         self._prefetcher: Prefetcher | None = None
         self.bad_shards = BadShards()
         """Those that are not tried again; filled while `trying_once`."""
@@ -81,15 +82,14 @@ class ShardPool:
 
     def evict(self, shard: int) -> bool:
         """Give up a shard's place on disk; True if it was removed."""
-        held = self._held.pop(shard, None)
-        if held is not None:
-            held[0].release()
+        self._kept.drop([shard])
         stream, local = self.place(shard)
         return stream.cache().evict(stream.entry(local))
 
     def _size_of(self, shard: int) -> int:
+        """Bytes that a shard takes of the cache, once it is there."""
         stream, local = self.place(shard)
-        return stream.entry(local).size
+        return 0 if stream.is_local else stream.entry(local).size
 
     @contextlib.contextmanager
     def _naming(self, shard: int) -> Generator[None]:
@@ -121,6 +121,7 @@ class ShardPool:
                 is_present=lambda shard: shard in self.bad_shards or self.is_present(shard),
                 size_of=self._size_of,
                 ahead=ahead,
+                room=_AHEAD * (self._limit - sum(stream.cache().fixed_size for stream in self._streams)),
             )
         starved = None if progress is None else lambda: progress.seconds_stalled
         self._prefetcher.follow(upcoming, first=first, starved=starved)
@@ -128,7 +129,10 @@ class ShardPool:
     def advance(self, batch: int) -> None:
         """Say that `batch` is read next."""
         if self._prefetcher is not None:
-            self._prefetcher.advance(batch)
+            out_of_sight = self._prefetcher.advance(batch)
+            if isinstance(self._kept, KeptLeases):
+                self._kept.has_room = self._prefetcher.fits
+                self._kept.drop(out_of_sight)
 
     def rest(self) -> None:
         """Fetch no more for now: who iterated has stopped."""
@@ -139,9 +143,7 @@ class ShardPool:
         """Let go of every map, and fetch no more."""
         if self._prefetcher is not None:
             self._prefetcher.close()
-        for lease, _ in self._held.values():
-            lease.release()
-        self._held.clear()
+        self._kept.close()
 
     @contextlib.contextmanager
     def trying_once(self) -> Generator[None]:
@@ -152,22 +154,12 @@ class ShardPool:
         finally:
             self._is_trying_once = False
 
-    def _hold(self, shard: int) -> tuple[Lease, ShardReader]:
-        """A shard's reader, to be given back with `_done`."""
-        held = self._held.get(shard)
+    def _hold(self, shard: int) -> Held[ShardReader]:
+        """A shard's reader, to be given to `_kept.keep` when the caller has read from it."""
+        held = self._kept.take(shard)
         if held is not None:
-            self._held.move_to_end(shard)
             return held
-        held = self._open_once(shard) if self._is_trying_once else self._open(shard)
-        if not self._is_limited:
-            self._held[shard] = held
-            if len(self._held) > MAPPED_SHARDS:
-                self._held.popitem(last=False)[1][0].release()
-        return held
-
-    def _done(self, lease: Lease) -> None:
-        if self._is_limited:
-            lease.release()
+        return Held.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
 
     def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
         self.bad_shards.check(shard)
@@ -210,11 +202,11 @@ class ShardPool:
     def sample(self, sample_id: int) -> dict[str, Any]:
         """One sample by its global id."""
         shard, row = self._sample_map.locate_one(sample_id)
-        lease, reader = self._hold(shard)
+        held = self._hold(shard)
         try:
-            return reader.sample(row)
+            return held.value.sample(row)
         finally:
-            self._done(lease)
+            self._kept.keep(shard, held)
 
     def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
@@ -271,11 +263,11 @@ class ShardPool:
     def _gather_of_shard(
         self, shard: int, rows: npt.NDArray[np.int64], out_rows: npt.NDArray[np.int64], columns: ColumnBatch
     ) -> None:
-        lease, reader = self._hold(shard)
+        held = self._hold(shard)
         try:
-            reader.gather(rows, out_rows, columns)
+            held.value.gather(rows, out_rows, columns)
         finally:
-            self._done(lease)
+            self._kept.keep(shard, held)
 
 
 def collate_columns(batch: ColumnBatch) -> dict[str, Any]:

@@ -24,10 +24,10 @@ _OTHERS = 8  # shards of a stream, and streams, in which another sample is looke
 class Samples:
     """The samples that streams offer, those of stream 0 first. Copies in other processes map shards of their own."""
 
-    def __init__(self, streams: Sequence[Stream], mixture: Mixture, *, is_limited: bool) -> None:
-        """Take opened streams, the mixture of their sizes, and whether their caches have a limit."""
+    def __init__(self, streams: Sequence[Stream], mixture: Mixture, *, cache_limit: int | None) -> None:
+        """Take opened streams, the mixture of their sizes, and the bytes that their caches may take, if limited."""
         self._streams = streams
-        self._is_limited = is_limited
+        self._cache_limit = cache_limit
         self._first_shards = mixture.shard_offsets[:-1]
         self._map = SampleMap.of(mixture, [stream.kept for stream in streams])
         self._pool: ShardPool | None = None
@@ -44,7 +44,7 @@ class Samples:
     def pool(self) -> ShardPool:
         """This process' mapped shards. A forked child makes its own: it does not own its parent's locks."""
         if self._pool is None or self._pool_pid != os.getpid():
-            self._pool = ShardPool(self._streams, self._map, is_limited=self._is_limited)
+            self._pool = ShardPool(self._streams, self._map, cache_limit=self._cache_limit)
             self._pool_pid = os.getpid()
             # Its threads would keep it, and themselves, for ever.
             weakref.finalize(self, _close, self._pool, self._pool_pid).atexit = False

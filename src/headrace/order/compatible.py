@@ -322,9 +322,3 @@ class CompatiblePlan:
     def ids(self, k: int) -> IntArray:
         """This replica's global sample ids of batch k, int64[rows]."""
         return self.order.at(self.positions(k))
-
-    def upcoming_ids(self, k: int, count: int, *, whole_node: bool = False) -> IntArray:
-        """Sample ids of batches k, k+1, … k+count-1 as far as there are any; see `Plan.upcoming_ids`."""
-        positions = self.node_positions if whole_node else self.positions
-        batches = range(k, min(k + count, self.num_batches))
-        return self.order.at(np.concatenate([np.zeros(0, np.int64), *(positions(b) for b in batches)]))

@@ -103,6 +103,10 @@ class BatchPlan(Protocol):
         """Return all positions of batch k, int64[rows], padding included."""
         ...
 
+    def node_positions(self, k: int) -> IntArray:
+        """Return the positions of batch k of all replicas of this node, int64[rows], padding included."""
+        ...
+
     def spans(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the ranges [begin, end) of positions of batches from ``first`` on and below ``last``, no padding."""
         ...
@@ -117,10 +121,6 @@ class BatchPlan(Protocol):
 
     def ids(self, k: int) -> IntArray:
         """Return this replica's sample ids of batch k, int64[rows]."""
-        ...
-
-    def upcoming_ids(self, k: int, count: int, *, whole_node: bool = False) -> IntArray:
-        """Return sample ids of some batches from k on, of this replica or of all of its node, int64[n]."""
         ...
 
 
@@ -296,19 +296,6 @@ class Plan:
     def ids(self, k: int) -> IntArray:
         """This replica's global sample ids of batch k, int64[rows]."""
         return self.order.at(self.positions(k))
-
-    def upcoming_ids(self, k: int, count: int, *, whole_node: bool = False) -> IntArray:
-        """Sample ids of batches k, k+1, … k+count-1 as far as there are any, in the order of their use; int64[n].
-
-        Args:
-            k: the first batch; may be beyond the last, which gives nothing.
-            count: number of batches.
-            whole_node: take the rows of all replicas of this node instead of this replica's own, for a prefetcher
-                that works for the node.
-        """
-        positions = self.node_positions if whole_node else self.positions
-        batches = range(k, min(k + count, self.num_batches))
-        return self.order.at(np.concatenate([np.zeros(0, np.int64), *(positions(b) for b in batches)]))
 
     @property
     def _residue(self) -> int:

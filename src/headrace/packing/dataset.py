@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.dataset import StreamingDataset
 from headrace.errors import ConfigError
-from headrace.order import Run, parse_skip
+from headrace.order import Mixture, OrderConfig, Run, parse_skip
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import fingerprint
@@ -102,6 +102,11 @@ class PackedDataset(StreamingDataset):
     def order_key(self) -> object:
         """What the content of batches depends on beside their numbers."""
         return super().order_key, self.run.documents.config(1, None), self.run.lane_count
+
+    def read_order(self) -> tuple[Mixture, OrderConfig]:
+        """The documents, and their order."""
+        documents = self.run.documents
+        return documents.mixture, documents.config(self.topology.nodes, self.run.lane_count)
 
     @property
     def skip_unit(self) -> int:

@@ -14,9 +14,10 @@ import torch
 
 from headrace.dataset.batch_reader import BatchReader, Feed
 from headrace.dataset.padding import marked
-from headrace.dataset.prefetch import look_ahead
+from headrace.dataset.prefetch import Upcoming, UpcomingBatch, look_ahead
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.tolerant_reader import BadRows
+from headrace.dataset.upcoming import knows_of_node
 from headrace.packing.dataset import DocumentCount, PackedDataset
 from headrace.packing.lane import Document
 from headrace.packing.lanes import Lanes, place_of
@@ -79,7 +80,8 @@ class PackedReader(BatchReader):
         super().__init__(dataset, topology, global_batch_size, remainder, None)
         self._packed = dataset
         self._count: int | None = None  # of lanes, for workers
-        self._own: range | None = None
+        self._own: range | None = None  # lanes
+        self._of_node: range | None = None
         self._encode: Encoder | None = None
         self._orders: OrderedDict[int, Order] = OrderedDict()
         self._row: int | None = None
@@ -97,6 +99,7 @@ class PackedReader(BatchReader):
         if plan.num_batches:
             topology = self._topology
             self._own = range(topology.node + topology.nodes * topology.local_replica, lanes.count, replicas)
+            self._of_node = range(topology.node, lanes.count, topology.nodes)
             self._count = lanes.count
             packer = _Packer(self._packed, lanes, self._own, epoch * len(plan.order) + start)
             chunks = feed(packer.keys())
@@ -211,14 +214,21 @@ class PackedReader(BatchReader):
             self._dataset.pool.prefetch(self._blocks(), first=block, ahead=ahead, progress=progress)
         self._dataset.pool.advance(block)
 
-    def _blocks(self) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    def _blocks(self) -> Upcoming:
         assert self._own is not None
+        assert self._of_node is not None
         block = self._blocks_from
         while True:
             numbers = range(block * _BLOCK, (block + 1) * _BLOCK)
-            ids, _ = self._ids_of([(lane, number) for number in numbers for lane in self._own])
-            yield block, self._dataset.locate(ids)[0]
+            of_node = None
+            if knows_of_node(self._dataset, self._topology):
+                of_node = self._shards_of(self._of_node, numbers)
+            yield UpcomingBatch(block, self._shards_of(self._own, numbers), of_node)
             block += 1
+
+    def _shards_of(self, lanes: range, numbers: range) -> npt.NDArray[np.int64]:
+        ids, _ = self._ids_of([(lane, number) for number in numbers for lane in lanes])
+        return self._dataset.locate(ids)[0]
 
 
 class _Packer:

@@ -25,6 +25,8 @@ class Fault:
     """Let that many pass first."""
     for_each_path: bool = False
     """Count ``times`` and ``skip`` for each path by itself."""
+    seconds: float | None = None
+    """Apply for so long from the first request on that it applies to, then no more."""
     status: int | None = None
     """Answer with this status, and do not ask the server."""
     retry_after: int | None = None
@@ -71,6 +73,7 @@ class FaultProxy:
         self._ready = threading.Event()
         self._port = 0
         self._of_path: dict[tuple[int, str], Fault] = {}
+        self._since: dict[int, float] = {}  # by fault: when it applied first
 
     @property
     def endpoint_url(self) -> str:
@@ -113,6 +116,9 @@ class FaultProxy:
                 continue
             if counter.times is not None:
                 counter.times -= 1
+            now = self._loop.time()
+            if fault.seconds is not None and now - self._since.setdefault(id(fault), now) >= fault.seconds:
+                continue
             return fault
         return Fault()
 

@@ -1,0 +1,56 @@
+"""Whether a cache limit leaves room for the shards that a shuffled order reads side by side."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from headrace.dataset.stream import Stream
+from headrace.order import Mixture, OrderConfig
+
+__all__ = ['bytes_side_by_side', 'warn_without_room']
+
+_LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
+
+
+def bytes_side_by_side(streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> int:
+    """Bytes of the shards that one node reads in turn, about; 0 where it reads one after the other.
+
+    A canonical node spreads the samples of a shard over ``block_size`` samples of its sequence, so it reads as many
+    shards in turn as have that many samples; a node reads its share of the canonical nodes side by side.
+
+    Args:
+        streams: the streams, opened.
+        mixture: what an epoch takes of them.
+        config: how samples are ordered.
+        nodes: nodes of the parallel world.
+    """
+    if not config.shuffle or config.block_size is None or config.num_canonical_nodes is None:
+        return 0
+    window = config.block_size * math.ceil(config.num_canonical_nodes / nodes)
+    shares = np.asarray(mixture.choose, np.float64) / max(1, sum(mixture.choose))
+    total = 0.0
+    for stream, share in zip(streams, shares.tolist(), strict=True):
+        if stream.is_local:  # it takes no room
+            continue
+        some = np.unique(np.linspace(0, len(stream.shards) - 1, _LOOKED_AT).astype(np.int64)).tolist()
+        samples = max(1, int(stream.shard_sizes()[some].sum()))
+        a_sample = sum(stream.entry(shard).size for shard in some) / samples
+        total += a_sample * min(window * share, int(stream.shard_sizes().sum()))
+    return int(total)
+
+
+def warn_without_room(limit: int, streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
+    """Warn if shards are going to be evicted before all of their samples are read; arguments as above."""
+    needed = bytes_side_by_side(streams, mixture, config, nodes)
+    if needed > limit:
+        warnings.warn(
+            f'`cache_limit` is {limit:,} bytes, but the order reads from some {needed:,} bytes of shards in turn: '
+            f'shuffle_block_size of {config.block_size:,} samples x {config.num_canonical_nodes} canonical nodes / '
+            f'{nodes} nodes. Shards will be downloaded again and again. Raise `cache_limit` to {needed * 5 // 4:,}, or '
+            f'lower `shuffle_block_size` or `num_canonical_nodes`.',
+            stacklevel=4,
+        )

@@ -1,0 +1,54 @@
+"""The shards that the batches of a pass are going to read."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.prefetch import UpcomingBatch
+from headrace.order import BatchPlan, Topology
+
+if TYPE_CHECKING:
+    from headrace.dataset.dataset import StreamingDataset
+
+__all__ = ['knows_of_node', 'upcoming_batches']
+
+_CHUNK = 64  # batches of a rank's size whose ids are worked out together
+
+
+def knows_of_node(dataset: StreamingDataset, topology: Topology) -> bool:
+    """Whether it matters what the other ranks of the node read: they share a cache with a limit."""
+    return topology.replicas_per_node > 1 and dataset.cache_limit is not None
+
+
+def upcoming_batches(
+    dataset: StreamingDataset,
+    plan: BatchPlan,
+    topology: Topology,
+    ids_of: Callable[[int], npt.NDArray[np.int64]],
+    *,
+    first: int,
+) -> Iterator[UpcomingBatch]:
+    """The shards of a rank's batches, with those of its node's where that matters.
+
+    Args:
+        dataset: where samples are.
+        plan: the pass.
+        topology: the rank.
+        ids_of: the rank's sample ids of a batch; int64.
+        first: the batch to begin with.
+    """
+    step = max(1, _CHUNK // topology.replicas_per_node)
+    for begin in range(first, plan.num_batches, step):
+        numbers = range(begin, plan.num_batches)[:step]
+        of_node: Iterator[npt.NDArray[np.int64] | None] = itertools.repeat(None)
+        if knows_of_node(dataset, topology):
+            positions = [plan.node_positions(number) for number in numbers]
+            shards, _ = dataset.locate(plan.order.at(np.concatenate(positions)))
+            of_node = iter(np.split(shards, np.cumsum([len(part) for part in positions])[:-1]))
+        for number, shards in zip(numbers, of_node, strict=False):
+            yield UpcomingBatch(number, dataset.locate(ids_of(number))[0], shards)

@@ -1,0 +1,129 @@
+"""Which batches use a shard, of those in sight, and for how many of them a cache has room."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ['Frontier', 'Uses']
+
+_FEWEST = 2  # shards: one is fetched while the other is read
+
+
+class Uses:
+    """Shards of a sequence of batches, which enter at its end and leave at its front."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[int, list[int]]] = deque()
+        # Many shards are used by one batch; and a deque takes ten times as much as a list, however short.
+        self._of_shard: dict[int, int | list[int]] = {}
+
+    def __contains__(self, shard: int) -> bool:
+        return shard in self._of_shard
+
+    def add(self, batch: int, shards: list[int]) -> list[int]:
+        """Append a batch, with a number above all others, and its shards, each given once.
+
+        Returns:
+            Those that no earlier batch uses.
+        """
+        self._batches.append((batch, shards))
+        new: list[int] = []
+        for shard in shards:
+            uses = self._of_shard.get(shard)
+            if uses is None:
+                self._of_shard[shard] = batch
+                new.append(shard)
+            elif isinstance(uses, int):
+                self._of_shard[shard] = [uses, batch]
+            else:
+                uses.append(batch)
+        return new
+
+    def drop_before(self, batch: int) -> list[int]:
+        """Forget the batches before this one; returns the shards that none uses any more."""
+        gone: list[int] = []
+        while self._batches and self._batches[0][0] < batch:
+            for shard in self._batches.popleft()[1]:
+                uses = self._of_shard[shard]
+                if isinstance(uses, int) or len(uses) == 1:
+                    del self._of_shard[shard]
+                    gone.append(shard)
+                else:
+                    uses.pop(0)
+        return gone
+
+    def next_of(self, shard: int) -> float:
+        """Number of the first batch that uses a shard, inf if none does."""
+        uses = self._of_shard.get(shard, math.inf)
+        return uses[0] if isinstance(uses, list) else uses
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._batches.clear()
+        self._of_shard.clear()
+
+
+class Frontier:
+    """How far ahead of its reader what a cache has room for goes, if nothing is fetched that is needed after it.
+
+    Processes that share the cache agree on it where they are given the same batches: so none of them fills it with what
+    it needs late, which another one then evicts for what it needs soon.
+    """
+
+    def __init__(self, size_of: Callable[[int], int], room: float) -> None:
+        """Take what gives a shard's bytes, and how many there is room for."""
+        self._size_of, self._room = size_of, room
+        self._bytes = 0
+        self._within: deque[tuple[int, list[int]]] = deque()
+        self._beyond: deque[tuple[int, list[int]]] = deque()
+        self._last_use: dict[int, tuple[int, int]] = {}  # of each shard within: batch, and the shard's bytes
+        self.batch = -1
+        """The last batch whose shards fit, with those of all from the reader's on."""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether the shards of all batches so far fit."""
+        return not self._beyond
+
+    def add(self, batch: int, shards: list[int]) -> None:
+        """Append a batch, and the shards that are read for it, each given once."""
+        self._beyond.append((batch, shards))
+
+    def move(self, begin: int, at: int) -> None:
+        """Say that the reader is at batch `at`.
+
+        Its shards, the next batch's and the first two are within in any case.
+
+        Args:
+            begin: the first batch whose shards are still needed.
+            at: the reader's.
+        """
+        while self._beyond and self._beyond[0][0] < begin:
+            self.batch, _ = self._beyond.popleft()
+        while self._within and self._within[0][0] < begin:
+            batch, shards = self._within.popleft()
+            for shard in shards:
+                last, size = self._last_use[shard]
+                if last == batch:
+                    del self._last_use[shard]
+                    self._bytes -= size
+        while self._beyond:
+            batch, shards = self._beyond[0]
+            sizes = {shard: self._size_of(shard) for shard in shards if shard not in self._last_use}
+            more = sum(sizes.values())
+            if self._bytes + more > self._room and batch > at + 1 and len(self._last_use) + len(sizes) > _FEWEST:
+                return
+            self._within.append(self._beyond.popleft())
+            self._bytes += more
+            for shard in shards:
+                self._last_use[shard] = batch, sizes[shard] if shard in sizes else self._last_use[shard][1]
+            self.batch = batch
+
+    def clear(self) -> None:
+        """Forget all batches."""
+        self._within.clear()
+        self._beyond.clear()
+        self._last_use.clear()
+        self._bytes, self.batch = 0, -1

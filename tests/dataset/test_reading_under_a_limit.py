@@ -1,0 +1,100 @@
+"""What a process keeps open of shards while the cache has a limit."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace.dataset import reading
+from headrace.storage import keeping
+
+SAMPLES, IN_SHARD = 400, 20
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """How often each shard was opened."""
+    counts = Counter[str]()
+    real = reading.open_shard
+
+    def count(info, buffers, *, source):
+        counts[source] += 1
+        return real(info, buffers, source=source)
+
+    monkeypatch.setattr(reading, 'open_shard', count)
+    monkeypatch.setattr(keeping, 'PERIOD', 1e9)
+    keeping._of_process.forget()
+    yield counts
+    keeping._of_process.get().close_all()
+    keeping._of_process.forget()
+
+
+@pytest.fixture(scope='module')
+def remote(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('remote')
+    row = 4 + 8 + 400 * 4
+    with MDSWriter(
+        out=str(folder), columns={'x': 'ndarray:int32:400', 'id': 'int'}, size_limit=IN_SHARD * row + 300
+    ) as w:
+        for number in range(SAMPLES):
+            w.write({'x': np.full(400, number, np.int32), 'id': number})
+    assert len(list(folder.glob('*.mds'))) == SAMPLES // IN_SHARD
+    return folder
+
+
+def in_use(folder: Path) -> int:
+    found = 0
+    for link in Path('/proc/self/fd').iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += str(link.readlink()).startswith(str(folder))
+    return found
+
+
+@pytest.mark.parametrize('columns', ['batches', 'samples'])
+def test_a_shard_is_opened_once_while_batches_in_sight_need_it(remote, tmp_path, opened, columns):
+    dataset = StreamingDataset(
+        remote=str(remote),
+        local=str(tmp_path / 'l'),
+        cache_limit='10mb',
+        batch_size=8,
+        shuffle=True,
+        shuffle_block_size=100,
+        num_canonical_nodes=1,
+    )
+    loader = StreamingDataLoader(dataset, batch_size=8, collate_fn=list if columns == 'samples' else None)
+    most = 0
+    for _ in loader:
+        most = max(most, in_use(tmp_path))
+    assert max(opened.values()) == 1
+    assert len(opened) == SAMPLES // IN_SHARD
+    assert most < SAMPLES // IN_SHARD  # what no batch in sight needs is given back
+    dataset.pool.close()
+    assert in_use(tmp_path) == 0
+
+
+def test_random_reads_keep_what_they_read_for_a_moment(remote, tmp_path, opened, monkeypatch):
+    dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'l'), cache_limit='10mb', batch_size=8)
+    monkeypatch.setattr(keeping, 'PERIOD', 2.0)
+    time.sleep(keeping.PERIOD - time.monotonic() % keeping.PERIOD)  # nothing is kept across the end of a period
+    assert [dataset[number]['id'] for number in range(IN_SHARD)] == list(range(IN_SHARD))
+    assert list(opened.values()) == [1]
+    until = time.monotonic() + 10
+    while in_use(tmp_path):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_cache_that_holds_two_shards_is_read_at_random_without_a_pause(remote, tmp_path, opened):
+    """Whatever is kept makes way for what is needed: else each sample here would wait for ever."""
+    size = max(path.stat().st_size for path in remote.glob('*.mds'))
+    limit = 2 * size + (remote / 'index.json').stat().st_size + 1000
+    dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'l'), cache_limit=limit, batch_size=8)
+    for number in np.random.default_rng(7).integers(0, SAMPLES, 60).tolist():
+        assert dataset[number]['id'] == number
+        assert sum(path.stat().st_size for path in tmp_path.rglob('*') if path.is_file()) <= limit
