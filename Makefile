@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-next test-pythons test-numpys contract lint format clean
+.PHONY: help setup demo test test-all test-next test-pythons test-numpys contract faults lint format clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
@@ -60,7 +60,10 @@ format: .venv/.ready ## Format the code
 	.venv/bin/ruff format
 
 contract: .venv/.ready ## The contract's tests on every store, counted into docs/stores.md
-	.venv/bin/python tests/storage/contract_table.py docs/stores.md
+	PYTHONPATH=tests .venv/bin/python tests/storage/contract_table.py docs/stores.md
+
+faults: .venv/.ready ## What a training sees when its store fails, measured into docs/faults.md
+	PYTHONPATH=tests .venv/bin/python tests/dataset/fault_matrix.py docs/faults.md
 
 clean: ## Remove all that is made here, environments and servers included
 	rm -rf .venv .venv-* .servers demo-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,7 +3,8 @@
 usage: python tests/dataset/fault_matrix.py [PAGE]
 
 Each case runs a loader to its end, or to what it raises, and says how many samples came before, in how many seconds.
-Whatever came must be the plan's own samples from the first on: nothing lost, repeated or moved.
+Whatever came must be the plan's own samples from the first on: nothing lost, repeated or moved. In a page the table
+replaces what stands there between two comments.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
+from generated_part import replace_part
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.errors import (
     AccessDeniedError,
@@ -49,6 +51,8 @@ class Case:
     within: float = 60.0
     """Seconds, the start of workers included; on an idle machine it is a fraction of that."""
     is_disk_full: bool = False
+    patience: float = 0.0
+    """Seconds for which a download is tried at least, beside the three attempts; a real run's are 30."""
 
 
 def first(**fault: object) -> Callable[[], list[Fault]]:
@@ -67,6 +71,9 @@ CASES = [
     Case('each first body stalls', first(stall_after=3000)),
     Case('each first answer does not begin', first(latency=60.0)),
     Case('each first body has a wrong bit', first(flip_at=3000)),
+    Case('500 for 3 s', lambda: [Fault(match=SHARD, skip=4, seconds=3, status=500)], patience=30.0),
+    Case('503 for 3 s', lambda: [Fault(match=SHARD, skip=4, seconds=3, status=503)], patience=30.0),
+    Case('no answer for 3 s', lambda: [Fault(match=SHARD, skip=4, seconds=3, drop=True)], patience=30.0),
     Case('500 for ever', lambda: [Fault(match='GET .*shard.00007', status=500)], TransferError),
     Case('503 for ever', lambda: [Fault(match='GET .*shard.00007', status=503, retry_after=1)], TransferError),
     Case('each body of a shard stalls', lambda: [Fault(match='GET .*shard.00007', stall_after=0)], TransferError),
@@ -123,11 +130,10 @@ def served_dataset(folder: Path) -> Generator[tuple[S3Server, str]]:
             os.environ.update(before)
 
 
-def make_loader(url: str, endpoint_url: str, local: Path, workers: int, method: str | None) -> StreamingDataLoader:
-    """The loader of every case: an attempt fails after two seconds without a byte, and there are three.
-
-    A real run tries for half a minute at least.
-    """
+def make_loader(
+    url: str, endpoint_url: str, local: Path, workers: int, method: str | None, patience: float = 0.0
+) -> StreamingDataLoader:
+    """The loader of every case: an attempt fails after two seconds without a byte, and there are three at least."""
     from headrace import Stream
 
     stream = Stream(
@@ -141,7 +147,7 @@ def make_loader(url: str, endpoint_url: str, local: Path, workers: int, method: 
     )
     dataset = StreamingDataset(streams=[stream], shuffle=True, shuffle_seed=5)
     cache = dataset.streams[0].cache()
-    cache.retry = dataclasses.replace(cache.retry, patience=0.0)
+    cache.retry = dataclasses.replace(cache.retry, patience=patience)
     return StreamingDataLoader(dataset, BATCH, num_workers=workers, multiprocessing_context=method)
 
 
@@ -157,7 +163,7 @@ def run(case: Case, url: str, server: S3Server, local: Path, workers: int, metho
     ids: list[int] = []
     error = None
     with FaultProxy(server.endpoint_url) as proxy:
-        loader = make_loader(url, proxy.endpoint_url, local, workers, method)
+        loader = make_loader(url, proxy.endpoint_url, local, workers, method, case.patience)
         proxy.faults = case.faults()
         begin = time.monotonic()
         try:
@@ -200,7 +206,15 @@ def rows() -> Iterator[str]:
                 yield f'| {case.name} | {processes} | {len(outcome.ids)} | {then} | {outcome.seconds:.1f} |'
 
 
-if __name__ == '__main__':
-    out = open(sys.argv[1], 'w') if len(sys.argv) > 1 else sys.stdout  # noqa: SIM115
+def main() -> None:
+    """Print the table, and put it into a page."""
+    lines: list[str] = []
     for row in rows():
-        print(row, file=out, flush=True)
+        print(row, flush=True)
+        lines.append(f'{row}\n')
+    if len(sys.argv) > 1:
+        replace_part(Path(sys.argv[1]), 'faults', ''.join(lines))
+
+
+if __name__ == '__main__':
+    main()

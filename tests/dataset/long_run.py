@@ -15,10 +15,11 @@ import sys
 from pathlib import Path
 
 from headrace import StreamingDataLoader, StreamingDataset
-from headrace.dataset import reading
+from headrace.storage import keeping
 
-# So that the first epoch has as many as there ever are.
-reading.MAPPED_SHARDS = 256
+# So that the first epoch has as many as there ever are, and one moment about as many as another.
+keeping.MAPPED_SHARDS = 256
+keeping.LEASED_SHARDS = 4
 
 
 def uses(pid: int) -> dict[str, int]:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from generated_part import replace_part
 from headrace.testing.store_faults import StoreFaultContract
 from headrace.testing.stores import StoreContract
 
 HERE = Path(__file__).parent
-BEGIN, END = '<!-- contract -->\n', '<!-- end -->'
 SERVERS = {
     'moto': 'moto',
     'rgw': 'Ceph RGW',
@@ -192,9 +192,7 @@ def main():
     status = pytest.main([*options, *sys.argv[2:], *files], plugins=[results])
     tables = results.markdown()
     if len(sys.argv) > 1:
-        page = Path(sys.argv[1])
-        before, _, rest = page.read_text().partition(BEGIN)
-        page.write_text(f'{before}{BEGIN}{tables}{END}{rest.partition(END)[2]}')
+        replace_part(Path(sys.argv[1]), 'contract', tables)
     print(tables)
     return status
 

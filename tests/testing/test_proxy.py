@@ -38,6 +38,25 @@ def test_an_answer_ends_its_connection(url):
         client.close()
 
 
+def test_a_fault_of_some_seconds_begins_with_the_first_request_that_it_hits(url):
+    def status() -> int:
+        client = http.client.HTTPConnection(proxy.endpoint_url.removeprefix('http://'))
+        client.request('GET', '/')
+        answer = client.getresponse()
+        answer.read()
+        client.close()
+        return answer.status
+
+    with FaultProxy(url, [Fault(status=503, seconds=0.5, skip=1)]) as proxy:
+        time.sleep(0.6)
+        assert status() == 200
+        begin = time.monotonic()
+        assert status() == 503
+        while status() == 503:
+            assert time.monotonic() - begin < 20
+        assert time.monotonic() - begin >= 0.45
+
+
 @pytest.mark.parametrize('fault', [Fault(latency=60), Fault(stall_after=100), Fault(rate=100), Fault()])
 def test_it_ends_quietly_whatever_is_pending(url, fault, capfd, caplog):
     with FaultProxy(url, [fault]) as proxy:
