@@ -35,7 +35,7 @@ def uses(pid: int) -> dict[str, int]:
 
 
 def counts(descriptor: Path) -> bool:
-    """Whether it is one that this process may leak: a new worker has whichever pipes of the last ones are still there."""
+    """Whether to count it: a new worker has whichever pipes of the last epoch's are still open when it is forked."""
     try:
         return descriptor.parts[2] == str(os.getpid()) or not os.readlink(descriptor).startswith('pipe:')
     except FileNotFoundError:  # it was closed just now

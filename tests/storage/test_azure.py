@@ -58,19 +58,23 @@ class TestAzureStoreWithoutPrefix(StoreContract):
 
 
 class TestAzureFaults(StoreFaultContract):
+    @pytest.fixture(params=['azure', pytest.param('azure-dl', marks=pytest.mark.slow)])
+    def scheme(self, request):
+        return request.param
+
     @pytest.fixture
     def direct(self, azurite, with_key):
         return azurite.store(azurite.new_container(), 'p')
 
     @pytest.fixture
-    def proxied(self, azurite, direct):
+    def proxied(self, azurite, scheme, direct):
         with FaultProxy(azurite.root_url) as proxy:
             options = {
                 'endpoint_url': f'{proxy.endpoint_url}/{azurite.account}',
                 'read_timeout': 0.5,
                 'connect_timeout': 0.5,
             }
-            yield ProxiedStore(azurite.store(direct.container, 'p', **options), proxy)
+            yield ProxiedStore(azurite.store(direct.container, 'p', scheme=scheme, **options), proxy)
 
 
 def sas(azurite, *, valid=3600, permission='rl'):

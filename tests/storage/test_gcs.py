@@ -137,6 +137,19 @@ class TestHMAC(StoreContract):
         return store
 
 
+@pytest.mark.slow
+class TestHMACFaults(StoreFaultContract):
+    @pytest.fixture
+    def direct(self, moto, hmac_keys):
+        return open_store(f'gs://{moto.new_bucket()}/p', StoreOptions(endpoint_url=moto.endpoint_url))
+
+    @pytest.fixture
+    def proxied(self, moto, direct):
+        with FaultProxy(moto.endpoint_url) as proxy:
+            options = StoreOptions(endpoint_url=proxy.endpoint_url, read_timeout=0.5, connect_timeout=0.5)
+            yield ProxiedStore(open_store(direct.url, options), proxy)
+
+
 class TestWhichCredentials:
     def test_hmac_keys_come_first(self, hmac_keys):
         assert isinstance(open_store('gs://b/p'), S3Store)

@@ -424,3 +424,18 @@ class TestS3Interface(StoreContract):
     @pytest.fixture
     def store(self, rgw):
         return rgw.store(rgw.new_bucket(), 'p', region='us-ashburn-1', extra={'addressing_style': 'path'})
+
+
+@pytest.mark.slow
+class TestS3InterfaceFaults(StoreFaultContract):
+    @pytest.fixture
+    def direct(self, rgw):
+        return rgw.store(rgw.new_bucket(), 'p')
+
+    @pytest.fixture
+    def proxied(self, rgw, direct):
+        with FaultProxy(rgw.endpoint_url) as proxy:
+            # Ceph is several programs: on a busy machine half a second is short.
+            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 1.5, 'connect_timeout': 0.5}
+            extra = {'addressing_style': 'path'}
+            yield ProxiedStore(rgw.store(direct.bucket, 'p', region='us-ashburn-1', extra=extra, **options), proxy)
