@@ -124,11 +124,40 @@ class TestErrors:
             assert read_bytes(store, 'x') == b'1'
             assert len(calls.read_text().split()) >= number
 
+    def test_keys_that_something_else_renews_are_read_again(self, rgw, monkeypatch, tmp_path):
+        """Temporary keys in a file, which a tool for single sign-on or a timer writes anew."""
+        bucket = rgw.new_bucket()
+        put_bytes(rgw.store(bucket), 'x', DATA)
+        file = tmp_path / 'credentials'
+        keys = [os.environ[name] for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY')]
+
+        def write(access_key, secret_key):
+            file.write_text(f'[default]\naws_access_key_id = {access_key}\naws_secret_access_key = {secret_key}\n')
+
+        for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(file))
+        with FaultProxy(rgw.endpoint_url) as proxy:
+            store = rgw.store(bucket, endpoint_url=proxy.endpoint_url)
+            for wrong in ('expired', 'alsoexpired'):
+                write(wrong, 'wrong')
+                path = tmp_path / 'out'
+                with path.open('wb') as out, pytest.raises(AccessDeniedError, match="'shared-credentials-file'"):
+                    download(store, 'x', out, retry=Retry(first_delay=0.01))
+            assert [request.method for request in proxy.requests] == ['GET'] * 3  # the second time with both
+            write(*keys)
+            with path.open('wb') as out:
+                download(store, 'x', out, retry=Retry(first_delay=0.01))
+            assert path.read_bytes() == DATA
+            assert len(proxy.requests) == 5
+            write('expired', 'wrong')  # the keys that work are kept
+            assert store.head('x').size == len(DATA)
+
     @pytest.mark.parametrize(('own', 'attempts'), [(None, 5), ('3', 3)])
     def test_the_metadata_service_may_be_busy(self, s3_environment, monkeypatch, own, attempts):
         if own:
             monkeypatch.setenv('AWS_METADATA_SERVICE_NUM_ATTEMPTS', own)
-        _, session = S3Store('b', '', StoreOptions())._connection.get()
+        session = S3Store('b', '', StoreOptions())._connection.get().session
         assert int(session._session.get_config_variable('metadata_service_num_attempts')) == attempts
 
     def test_an_anonymous_request_is_unsigned(self, rgw):

@@ -34,7 +34,8 @@ from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, Store, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
-from headrace.storage.s3 import S3Service, S3Store
+from headrace.storage.s3 import S3Store
+from headrace.storage.s3_connection import S3Service
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

@@ -1,7 +1,8 @@
 """S3 and whatever speaks its protocol, through boto3.
 
 Credentials are boto3's whole chain: environment, shared files and profiles, SSO, process, container and instance
-roles, and web identity; what expires is refreshed by it. The server is ``StoreOptions.endpoint_url``, else
+roles, and web identity; what expires is refreshed by it. Where that cannot be, as with keys in a file that something
+else renews, the source is read again when a request is refused. The server is ``StoreOptions.endpoint_url``, else
 ``S3_ENDPOINT_URL``, else what boto3 itself resolves (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the profile).
 
 ``StoreOptions.extra``: ``profile`` (name of a profile), ``addressing_style`` ('auto', 'path', 'virtual') and
@@ -11,34 +12,29 @@ roles, and web identity; what expires is refreshed by it. The server is ``StoreO
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
-    MissingDependencyError,
     StorageError,
 )
-from headrace.storage.answers import ANONYMOUS, error_of_status, not_found, why_absent
+from headrace.storage.answers import error_of_status, not_found, why_absent
 from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
+from headrace.storage.s3_connection import S3Connection, S3Service
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from typing import BinaryIO
 
-__all__ = ['S3Service', 'S3Store', 'open_s3_store']
+__all__ = ['S3Store', 'open_s3_store']
 
 EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
 
-METADATA_SERVICE: Final = {'metadata_service_num_attempts': 5, 'metadata_service_timeout': 2}
-"""Attempts, and seconds for each, to get a machine's credentials: all processes of a node ask at the same moment."""
 MEANINGS: Final = {
     **dict.fromkeys(
         (
@@ -62,20 +58,6 @@ MEANINGS: Final = {
     'PreconditionFailed': 412,
 }
 """What S3's error codes mean as a status of HTTP, where the answer's own may be another. HEAD has no codes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class S3Service:
-    """A service that speaks S3's protocol to users of its own keys, under a URL scheme of its own."""
-
-    scheme: str
-    endpoint_url: str
-    """Where it is, unless `StoreOptions.endpoint_url` names another place."""
-    region: str
-    """What its signatures name, unless `StoreOptions.region` does."""
-    access_key_variable: str
-    """The environment variable that holds the access key."""
-    secret_key_variable: str
 
 
 def open_s3_store(url: str, options: StoreOptions) -> S3Store:
@@ -186,95 +168,20 @@ class S3Store:
 
     @property
     def _client(self) -> Any:
-        return self._connection.get()[0]
+        return self._connection.get().client
 
-    def _connect(self) -> tuple[Any, Any]:
-        """A client, and the session that it is of."""
-        try:
-            from boto3.session import Session
-        except ImportError as error:
-            raise MissingDependencyError(
-                f'{self.url} needs boto3, which is not installed. Run: pip install "headrace[s3]"'
-            ) from error
-        from botocore import UNSIGNED
-        from botocore.config import Config
-        from botocore.exceptions import BotoCoreError
-        from botocore.session import Session as CoreSession
+    def _connect(self) -> S3Connection:
+        return S3Connection(self.url, self.options, self.service, self._pool)
 
-        options, service = self.options, self.service
-        if service:
-            endpoint = options.endpoint_url or service.endpoint_url
-        else:
-            endpoint = options.endpoint_url or os.environ.get('S3_ENDPOINT_URL') or None
-        settings: dict[str, Any] = {
-            'connect_timeout': options.connect_timeout,
-            'read_timeout': options.read_timeout,
-            # One attempt per call: `retry.Retry` decides about others.
-            'retries': {'total_max_attempts': 1, 'mode': 'standard'},
-            'max_pool_connections': self._pool,
-            'tcp_keepalive': True,
-        }
-        if options.anonymous:
-            settings['signature_version'] = UNSIGNED
-        if 'addressing_style' in options.extra:
-            settings['s3'] = {'addressing_style': options.extra['addressing_style']}
-        try:
-            core = CoreSession()
-            if profile := options.extra.get('profile'):
-                core.set_config_variable('profile', profile)
-            for name, value in METADATA_SERVICE.items():
-                if core.get_config_variable(name) == 1:  # botocore's own default
-                    core.set_config_variable(name, value)
-            loader = _descriptions(core.get_config_variable('data_path'))
-            core.register_component('data_loader', loader)
-            session = Session(botocore_session=core, profile_name=profile, region_name=options.region)
-            loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's
-            custom = endpoint or _configured_endpoint(session)
-            if custom:
-                # Servers other than AWS's may know neither the checksums nor their trailers.
-                settings['request_checksum_calculation'] = 'when_required'
-                settings['response_checksum_validation'] = 'when_required'
-            region = options.region or (service and service.region) or session.region_name
-            client = session.client(
-                's3',
-                endpoint_url=endpoint,
-                region_name=region or ('us-east-1' if custom else None),
-                config=Config(**settings),
-                **self._keys(),
-            )
-        except (BotoCoreError, ValueError) as error:
-            raise ConfigError(
-                f'boto3 made no client for {self.url}: {error}. Check the endpoint ({endpoint or "the default"}), the '
-                f'region ({options.region or "the default"}) and the AWS profile.'
-            ) from error
-        return client, session
-
-    def _keys(self) -> dict[str, Any]:
-        """The keys of a service, which are read where they are used: none is kept, printed or pickled."""
-        if not self.service or self.options.anonymous:
-            return {}
-        names = self.service.access_key_variable, self.service.secret_key_variable
-        keys = [os.environ.get(name, '') for name in names]
-        if not all(keys):
-            raise AccessDeniedError(
-                f'{self.url} needs the environment variables {names[0]} and {names[1]}; they are not both set. Set '
-                f'them in each process that reads it.'
-            )
-        return {'aws_access_key_id': keys[0], 'aws_secret_access_key': keys[1]}
+    def _found_newer_credentials(self) -> bool:
+        """Whether others than those of the client are there by now, which the next request is made with."""
+        found = self._connection.get().has_newer_credentials()
+        if found:
+            self._connection.forget()
+        return found
 
     def _server(self) -> str:
         return self._client.meta.endpoint_url
-
-    def _credentials(self) -> str:
-        """Which credentials the requests are signed with, without saying what they are."""
-        if self.options.anonymous:
-            return ANONYMOUS
-        if self.service:
-            return f'the keys in {self.service.access_key_variable} and {self.service.secret_key_variable}'
-        found = None
-        with contextlib.suppress(Exception):
-            found = self._connection.get()[1].get_credentials()
-        return f'credentials from {found.method!r}' if found is not None else 'no credentials'
 
     @contextlib.contextmanager
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
@@ -326,14 +233,17 @@ class S3Store:
         what = f'{doing} {self.url}/{key} at {self._server()}: {error}'
         if code == 'NoSuchBucket':
             return not_found(f'{self.url}/{key}', self._absent(key, bucket=False))
+        meaning = MEANINGS.get(code, status)
+        if (meaning in {401, 403} or code == '400') and self._found_newer_credentials():
+            return BrokenTransferError.at(f'{what}. The source of its credentials has others by now.')
         if status in {301, 307, 400} and code in {'PermanentRedirect', 'AuthorizationHeaderMalformed', '301', '400'}:
             return ConfigError(f'{what}. The bucket is in another region or at another endpoint: name it.')
         return error_of_status(
-            MEANINGS.get(code, status),
+            meaning,
             what,
             url=f'{self.url}/{key}',
             absent=lambda: self._absent(key, bucket=self._bucket_exists()),
-            credentials=self._credentials,
+            credentials=lambda: self._connection.get().credentials,
             remedy='Use credentials that may do this, correct the endpoint, or set `anonymous` or `requester_pays` if '
             'the bucket wants that.',
             retry_after=error.response.get('ResponseMetadata', {}).get('HTTPHeaders', {}).get('retry-after'),
@@ -360,25 +270,5 @@ class S3Store:
         return f'{reason}. Check the URL and the endpoint ({places}).'
 
 
-@functools.cache
-def _descriptions(path: str | None) -> Any:
-    """What botocore reads of the services from its files, which is most of the time that a client takes to make.
-
-    All clients of a process share it, such as those of the streams of a mixture.
-    """
-    from botocore.loaders import create_loader
-
-    return create_loader(path)
-
-
 def _status(error: Any) -> int:
     return int(error.response.get('ResponseMetadata', {}).get('HTTPStatusCode', 0))
-
-
-def _configured_endpoint(session: Any) -> str | None:
-    """The endpoint that boto3 will resolve from its own variables or profile, if any."""
-    for name in ('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'):
-        if os.environ.get(name):
-            return os.environ[name]
-    profile = session._session.get_scoped_config() if session.profile_name in session.available_profiles else {}
-    return profile.get('endpoint_url') or ('services' if profile.get('services') else None)

@@ -1,0 +1,164 @@
+"""boto3's clients of S3: which server they ask, by which settings, and with whose credentials."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError
+from headrace.storage.answers import ANONYMOUS
+
+if TYPE_CHECKING:
+    from headrace.storage.protocol import StoreOptions
+
+__all__ = ['S3Connection', 'S3Service']
+
+METADATA_SERVICE: Final = {'metadata_service_num_attempts': 5, 'metadata_service_timeout': 2}
+"""Attempts, and seconds for each, to get a machine's credentials: all processes of a node ask at the same moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Service:
+    """A service that speaks S3's protocol to users of its own keys, under a URL scheme of its own."""
+
+    scheme: str
+    endpoint_url: str
+    """Where it is, unless `StoreOptions.endpoint_url` names another place."""
+    region: str
+    """What its signatures name, unless `StoreOptions.region` does."""
+    access_key_variable: str
+    """The environment variable that holds the access key."""
+    secret_key_variable: str
+
+
+class S3Connection:
+    """A client of one process, and the session that it has its credentials from.
+
+    Args:
+        url: The store's, for messages.
+        options: See `headrace.storage.s3`.
+        service: Whose endpoint and keys it takes; None: those that boto3 finds.
+        pool: Connections that are kept open.
+    """
+
+    def __init__(self, url: str, options: StoreOptions, service: S3Service | None, pool: int) -> None:
+        if importlib.util.find_spec('boto3') is None:
+            raise MissingDependencyError(f'{url} needs boto3, which is not installed. Run: pip install "headrace[s3]"')
+        from botocore import UNSIGNED
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        self._url, self._options, self._service = url, options, service
+        if service:
+            endpoint = options.endpoint_url or service.endpoint_url
+        else:
+            endpoint = options.endpoint_url or os.environ.get('S3_ENDPOINT_URL') or None
+        settings: dict[str, Any] = {
+            'connect_timeout': options.connect_timeout,
+            'read_timeout': options.read_timeout,
+            # One attempt per call: `retry.Retry` decides about others.
+            'retries': {'total_max_attempts': 1, 'mode': 'standard'},
+            'max_pool_connections': pool,
+            'tcp_keepalive': True,
+        }
+        if options.anonymous:
+            settings['signature_version'] = UNSIGNED
+        if 'addressing_style' in options.extra:
+            settings['s3'] = {'addressing_style': options.extra['addressing_style']}
+        try:
+            self.session = self._new_session()
+            custom = endpoint or _configured_endpoint(self.session)
+            if custom:
+                # Servers other than AWS's may know neither the checksums nor their trailers.
+                settings['request_checksum_calculation'] = 'when_required'
+                settings['response_checksum_validation'] = 'when_required'
+            region = options.region or (service and service.region) or self.session.region_name
+            self.client: Any = self.session.client(
+                's3',
+                endpoint_url=endpoint,
+                region_name=region or ('us-east-1' if custom else None),
+                config=Config(**settings),
+                **self._keys(),
+            )
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigError(
+                f'boto3 made no client for {url}: {error}. Check the endpoint ({endpoint or "the default"}), the '
+                f'region ({options.region or "the default"}) and the AWS profile.'
+            ) from error
+
+    @property
+    def credentials(self) -> str:
+        """Which credentials the requests are signed with, without saying what they are."""
+        if self._options.anonymous:
+            return ANONYMOUS
+        if self._service:
+            return f'the keys in {self._service.access_key_variable} and {self._service.secret_key_variable}'
+        found = None
+        with contextlib.suppress(Exception):
+            found = self.session.get_credentials()
+        return f'credentials from {found.method!r}' if found is not None else 'no credentials'
+
+    def has_newer_credentials(self) -> bool:
+        """Whether boto3 would find others now.
+
+        A client reads variables and files once, and goes on with what it found there after that has expired.
+        """
+        if self._options.anonymous or self._service:
+            return False
+        with contextlib.suppress(Exception):
+            held, found = self.session.get_credentials(), self._new_session().get_credentials()
+            return bool(held and found) and held.get_frozen_credentials() != found.get_frozen_credentials()
+        return False
+
+    def _new_session(self) -> Any:
+        from boto3.session import Session
+        from botocore.session import Session as CoreSession
+
+        core = CoreSession()
+        if profile := self._options.extra.get('profile'):
+            core.set_config_variable('profile', profile)
+        for name, value in METADATA_SERVICE.items():
+            if core.get_config_variable(name) == 1:  # botocore's own default
+                core.set_config_variable(name, value)
+        loader = _descriptions(core.get_config_variable('data_path'))
+        core.register_component('data_loader', loader)
+        session = Session(botocore_session=core, profile_name=profile, region_name=self._options.region)
+        loader.search_paths[:] = dict.fromkeys(loader.search_paths)  # each session adds boto3's
+        return session
+
+    def _keys(self) -> dict[str, Any]:
+        """The keys of a service, which are read where they are used: none is kept, printed or pickled."""
+        if not self._service or self._options.anonymous:
+            return {}
+        names = self._service.access_key_variable, self._service.secret_key_variable
+        keys = [os.environ.get(name, '') for name in names]
+        if not all(keys):
+            raise AccessDeniedError(
+                f'{self._url} needs the environment variables {names[0]} and {names[1]}; they are not both set. Set '
+                f'them in each process that reads it.'
+            )
+        return {'aws_access_key_id': keys[0], 'aws_secret_access_key': keys[1]}
+
+
+@functools.cache
+def _descriptions(path: str | None) -> Any:
+    """What botocore reads of the services from its files, which is most of the time that a client takes to make.
+
+    All clients of a process share it, such as those of the streams of a mixture.
+    """
+    from botocore.loaders import create_loader
+
+    return create_loader(path)
+
+
+def _configured_endpoint(session: Any) -> str | None:
+    """The endpoint that boto3 will resolve from its own variables or profile, if any."""
+    for name in ('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL'):
+        if os.environ.get(name):
+            return os.environ[name]
+    profile = session._session.get_scoped_config() if session.profile_name in session.available_profiles else {}
+    return profile.get('endpoint_url') or ('services' if profile.get('services') else None)
