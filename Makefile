@@ -13,6 +13,8 @@ OUT := demo-output
 # Processes that run tests.
 JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 PYTEST := -m pytest -n $(JOBS) --dist worksteal --durations 10
+# Fewer examples for each property, where the versions of things are all that differs from the main environment.
+FEW := --hypothesis-profile few
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -30,7 +32,7 @@ test-all: .venv/.ready ## All tests
 
 # Clouds know nothing of torch.
 test-next: .venv-next/.ready ## The tests with the newest torch, without Composer and most clouds
-	.venv-next/bin/python $(PYTEST) -m 'not slow and not once and not composer and not cloud'
+	.venv-next/bin/python $(PYTEST) $(FEW) -m 'not slow and not once and not composer and not cloud'
 
 test-pythons: $(OTHER_PYTHONS:%=test-python-%) ## The tests of the core on other Pythons, as far as they are there
 
@@ -45,7 +47,7 @@ test-numpys: .venv/.ready ## The tests of the order with the oldest and the newe
 test-python-%:
 	@if .ci/find-python $* > /dev/null; then \
 		$(MAKE) --no-print-directory .venv-$*/.ready && \
-		.venv-$*/bin/python $(PYTEST) -m 'not slow and not once and not composer and not lightning and not s3 and not cloud'; \
+		.venv-$*/bin/python $(PYTEST) $(FEW) -m 'not slow and not once and not composer and not lightning and not s3 and not cloud'; \
 	else \
 		echo "Skipped: there is no Python $* here, on PATH or where pyenv and uv keep theirs"; \
 	fi

@@ -20,6 +20,7 @@ SHARED = REPOSITORY.parent / 'shared'
 
 # How long an example takes says something about the machine, which may be busy, and nothing about the code.
 settings.register_profile('headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile('few', settings.get_profile('headrace'), max_examples=20)
 settings.load_profile('headrace')
 
 MakeDataset = Callable[..., Path]

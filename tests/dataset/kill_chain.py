@@ -114,10 +114,10 @@ def dawdle(folder: Path) -> None:
 
     def slow_unpack(algorithm: str, packed: Path, raw: Path, size: int) -> None:
         raw.write_bytes(bytes(size // 2))
-        time.sleep(0.004)
+        time.sleep(0.010)
         raw.unlink()
         unpack(algorithm, packed, raw, size)
-        time.sleep(0.002)
+        time.sleep(0.005)
 
     def slow_replace(path: Path, target: Path) -> Path:
         time.sleep(0.001 if folder in path.parents else 0)

@@ -71,6 +71,7 @@ KINDS = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize('kind', KINDS)
 def test_every_state_of_three_epochs_resumes_exactly_on_other_topologies(loaders, kind) -> None:
     weights, options = KINDS[kind]
@@ -140,6 +141,7 @@ def test_weights_change_and_streams_come_and_go_at_a_resume_and_later_states_res
     assert rest[0].epoch == first[-1].epoch
 
 
+@pytest.mark.once
 def test_five_streams_saved_on_8_ranks_go_on_on_6_and_then_on_12(loaders) -> None:
     weights = {name: {'proportion': i + 1} for i, name in enumerate(FIVE)}
     make = loaders(weights, epoch_size=700)
@@ -190,6 +192,7 @@ def test_a_stratified_loader_that_would_change_its_batches_in_mid_run_is_refused
         loader.dataset.plan(epoch=0, start=24, global_batch_size=12)
 
 
+@pytest.mark.once
 @settings(max_examples=15, deadline=None)
 @given(
     weights=st.lists(st.sampled_from([0.4, 1.0, 2.0]), min_size=5, max_size=5),

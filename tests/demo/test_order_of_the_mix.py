@@ -38,6 +38,7 @@ def test_the_first_three_global_batches_are_the_same_everywhere(make) -> None:
         assert [len(batch) for batch in batches] == [32, 32, 32]
 
 
+@pytest.mark.once
 def test_a_state_after_every_batch_of_two_epochs_resumes_on_the_other_topologies(make) -> None:
     # Each state is restored on one of the others in turn; those with workers take longer to start, and read on for
     # three batches, the first of which a wrong position would give away.
