@@ -6,8 +6,8 @@
 Objects of 64 KiB, 2 MiB and 64 MiB lie behind nginx on the loopback interface, which takes next to no processor time:
 what is measured is the client. Requests are not signed. Once it answers at once, once behind a
 `headrace.testing.link.Link` with a round trip of 20 ms. Each run is a process of its own that makes its client and one
-request first, then moves all objects of one size into files in memory, one or four at a time. Rounds are interleaved in
-a random order.
+request first, then moves all objects of one size into files in memory, four at a time. Rounds are interleaved in a
+random order.
 
 - headrace: `headrace.storage.download`: boto3's `get_object`, ranges of 8 MiB in parallel
 - boto3: `download_file`, its defaults
@@ -31,7 +31,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +43,7 @@ from headrace.testing.servers.process import free_port, running, wait_for_port
 BUCKET = 'bucket'
 OBJECTS = {'64 KiB': (1 << 16, 200), '2 MiB': (1 << 21, 60), '64 MiB': (1 << 26, 6)}
 """Bytes of an object, and how many there are."""
-RANGE, THREADS = 8 << 20, 8
+RANGE, THREADS, AT_ONCE = 8 << 20, 8, 4
 NGINX = """
 daemon off; pid {root}/pid; error_log {root}/error.log; worker_processes 1;
 events {{ worker_connections 256; }}
@@ -56,7 +56,7 @@ http {{
 """
 
 Fetch = Callable[[str, int, Path], Any]
-Results = dict[tuple[str, str, int], dict[str, list[dict[str, float]]]]
+Results = dict[tuple[str, str], dict[str, list[dict[str, float]]]]
 
 
 def headrace(url: str) -> Fetch:
@@ -135,10 +135,10 @@ def folder_of(kind: str) -> str:
     return kind.replace(' ', '')
 
 
-def run_here(client: str, url: str, kind: str, at_once: int) -> dict[str, float]:
+def run_here(client: str, url: str, kind: str) -> dict[str, float]:
     """Move all objects of a kind once; returns seconds, and seconds of processor time."""
     fetch, (size, count) = CLIENTS[client](url), OBJECTS[kind]
-    with tempfile.TemporaryDirectory(dir='/dev/shm') as folder, ThreadPoolExecutor(at_once) as pool:
+    with tempfile.TemporaryDirectory(dir='/dev/shm') as folder, ThreadPoolExecutor(AT_ONCE) as pool:
 
         def move(number: int) -> None:
             path = Path(folder, str(number))
@@ -177,9 +177,9 @@ def server() -> Generator[str]:
             yield f'http://127.0.0.1:{port}'
 
 
-def run(client: str, url: str, kind: str, at_once: int) -> dict[str, float]:
+def run(client: str, url: str, kind: str) -> dict[str, float]:
     """The same in a process of its own."""
-    arguments = [sys.executable, __file__, '--one', client, url, kind, str(at_once)]
+    arguments = [sys.executable, __file__, '--one', client, url, kind]
     return json.loads(subprocess.run(arguments, check=True, capture_output=True, text=True).stdout)
 
 
@@ -188,13 +188,13 @@ def table(results: Results) -> str:
     header = ['server', 'objects', 'headrace, MB/s', 'CPU s per GB']
     header += [f'{client}: speed, CPU' for client in CLIENTS if client != 'headrace']
     lines = [header, ['---'] * len(header)]
-    for (place, kind, at_once), runs in results.items():
+    for (place, kind), runs in results.items():
         moved = OBJECTS[kind][0] * OBJECTS[kind][1]
         seconds, cpu = (
             {client: statistics.median(run[what] for run in found) for client, found in runs.items()}
             for what in ('seconds', 'cpu')
         )
-        line = [place, f'{kind}, {at_once} at a time', f'{moved / seconds["headrace"] / 1e6:.0f}']
+        line = [place, kind, f'{moved / seconds["headrace"] / 1e6:.0f}']
         line.append(f'{cpu["headrace"] / moved * 1e9:.2f}')
         line += [
             f'{seconds["headrace"] / seconds[client]:.2f} x, {cpu[client] / cpu["headrace"]:.2f} x'
@@ -209,23 +209,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('rounds', type=int, nargs='?', default=5)
     parser.add_argument('--json', type=Path)
-    parser.add_argument('--one', nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument('--one', nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        client, url, kind, at_once = options.one
-        print(json.dumps(run_here(client, url, kind, int(at_once))))
+        print(json.dumps(run_here(*options.one)))
         return
     if not shutil.which('nginx'):
         parser.error('nginx is not installed. Run: apt-get install nginx-light')
     with server() as url, Link(url, latency=0.02) as link:
         places = {'at once': url, '20 ms': link.endpoint_url}
-        cases: Sequence[tuple[str, str, int]] = [(p, k, n) for p in places for k in OBJECTS for n in (1, 4)]
+        cases = [(place, kind) for place in places for kind in OBJECTS]
         results: Results = {case: {client: [] for client in CLIENTS} for case in cases}
         for number in range(options.rounds):
             runs = [(case, client) for case in cases for client in CLIENTS]
             random.shuffle(runs)
-            for (place, kind, at_once), client in runs:
-                results[place, kind, at_once][client].append(run(client, places[place], kind, at_once))
+            for (place, kind), client in runs:
+                results[place, kind][client].append(run(client, places[place], kind))
             print(f'round {number + 1} of {options.rounds}', file=sys.stderr)
     print(table(results))
     if options.json:
