@@ -127,7 +127,8 @@ class TestErrors:
     def test_keys_that_something_else_renews_are_read_again(self, rgw, monkeypatch, tmp_path):
         """Temporary keys in a file, which a tool for single sign-on or a timer writes anew."""
         bucket = rgw.new_bucket()
-        put_bytes(rgw.store(bucket), 'x', DATA)
+        data = os.urandom(17 << 20)  # of several ranges
+        put_bytes(rgw.store(bucket), 'x', data)
         file = tmp_path / 'credentials'
         keys = [os.environ[name] for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY')]
 
@@ -138,20 +139,43 @@ class TestErrors:
             monkeypatch.delenv(name)
         monkeypatch.setenv('AWS_SHARED_CREDENTIALS_FILE', str(file))
         with FaultProxy(rgw.endpoint_url) as proxy:
-            store = rgw.store(bucket, endpoint_url=proxy.endpoint_url)
-            for wrong in ('expired', 'alsoexpired'):
+            store, path = rgw.store(bucket, endpoint_url=proxy.endpoint_url), tmp_path / 'out'
+
+            def fetch(**size):
+                with path.open('wb') as out:
+                    download(store, 'x', out, retry=Retry(first_delay=0.01), **size)
+
+            for wrong, requests in (('expired', 1), ('newer', 2), ('newer', 1)):
                 write(wrong, 'wrong')
-                path = tmp_path / 'out'
-                with path.open('wb') as out, pytest.raises(AccessDeniedError, match="'shared-credentials-file'"):
-                    download(store, 'x', out, retry=Retry(first_delay=0.01))
-            assert [request.method for request in proxy.requests] == ['GET'] * 3  # the second time with both
+                proxy.requests.clear()
+                with pytest.raises(AccessDeniedError, match="'shared-credentials-file'"):
+                    fetch()
+                assert len(proxy.requests) == requests  # one with each of the keys that were there
             write(*keys)
-            with path.open('wb') as out:
-                download(store, 'x', out, retry=Retry(first_delay=0.01))
-            assert path.read_bytes() == DATA
-            assert len(proxy.requests) == 5
+            fetch(size=len(data))
+            assert path.read_bytes() == data
             write('expired', 'wrong')  # the keys that work are kept
-            assert store.head('x').size == len(DATA)
+            assert store.head('x').size == len(data)
+
+    def test_who_may_not_read_is_told_at_once_though_each_time_the_credentials_are_others(
+        self, rgw, monkeypatch, tmp_path
+    ):
+        program, config = tmp_path / 'program.py', tmp_path / 'config'
+        program.write_text(
+            """
+import json, uuid
+print(json.dumps({'Version': 1, 'AccessKeyId': uuid.uuid4().hex, 'SecretAccessKey': 'wrong'}))
+"""
+        )
+        config.write_text(f'[profile new]\ncredential_process = {sys.executable} {program}\n')
+        monkeypatch.setenv('AWS_CONFIG_FILE', str(config))
+        for name in ('AWS_ACCESS_KEY_ID', 'AWS_SECRET_ACCESS_KEY'):
+            monkeypatch.delenv(name)
+        with FaultProxy(rgw.endpoint_url) as proxy:
+            store = rgw.store(rgw.new_bucket(), endpoint_url=proxy.endpoint_url, extra={'profile': 'new'})
+            with pytest.raises(AccessDeniedError, match="'custom-process'"):
+                read_bytes(store, 'x')
+            assert len(proxy.requests) == 1
 
     @pytest.mark.parametrize(('own', 'attempts'), [(None, 5), ('3', 3)])
     def test_the_metadata_service_may_be_busy(self, s3_environment, monkeypatch, own, attempts):

@@ -173,12 +173,13 @@ class S3Store:
     def _connect(self) -> S3Connection:
         return S3Connection(self.url, self.options, self.service, self._pool)
 
-    def _found_newer_credentials(self) -> bool:
-        """Whether others than those of the client are there by now, which the next request is made with."""
-        found = self._connection.get().has_newer_credentials()
-        if found:
+    def _has_newer_credentials(self, than: S3Connection) -> bool:
+        """Whether the next request is made with others than those of a connection whose request was refused."""
+        if self._connection.get() is than:
+            if not than.has_newer_credentials():
+                return False
             self._connection.forget()
-        return found
+        return True
 
     def _server(self) -> str:
         return self._client.meta.endpoint_url
@@ -186,7 +187,7 @@ class S3Store:
     @contextlib.contextmanager
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
         """Turn what boto3 and the libraries below it raise into headrace's exceptions."""
-        assert self._client  # before botocore is imported: it says what is missing if boto3 is not installed
+        connection = self._connection.get()  # before botocore is imported: it says if boto3 is not installed
         from botocore import exceptions
         from urllib3.exceptions import HTTPError
 
@@ -195,7 +196,7 @@ class S3Store:
         except StorageError:
             raise
         except exceptions.ClientError as error:
-            raise self._from_answer(doing, key, error) from error
+            raise self._from_answer(doing, key, error, connection) from error
         except (
             exceptions.NoCredentialsError,
             exceptions.PartialCredentialsError,
@@ -228,13 +229,13 @@ class S3Store:
         except exceptions.BotoCoreError as error:
             raise StorageError(f'{doing} {self.url}/{key} failed: {type(error).__name__}: {error}.') from error
 
-    def _from_answer(self, doing: str, key: str, error: Any) -> Exception:
+    def _from_answer(self, doing: str, key: str, error: Any, connection: S3Connection) -> Exception:
         code, status = str(error.response.get('Error', {}).get('Code', '')), _status(error)
         what = f'{doing} {self.url}/{key} at {self._server()}: {error}'
         if code == 'NoSuchBucket':
             return not_found(f'{self.url}/{key}', self._absent(key, bucket=False))
         meaning = MEANINGS.get(code, status)
-        if (meaning in {401, 403} or code == '400') and self._found_newer_credentials():
+        if (meaning in {401, 403} or code == '400') and self._has_newer_credentials(connection):
             return BrokenTransferError.at(f'{what}. The source of its credentials has others by now.')
         if status in {301, 307, 400} and code in {'PermanentRedirect', 'AuthorizationHeaderMalformed', '301', '400'}:
             return ConfigError(f'{what}. The bucket is in another region or at another endpoint: name it.')
@@ -243,7 +244,7 @@ class S3Store:
             what,
             url=f'{self.url}/{key}',
             absent=lambda: self._absent(key, bucket=self._bucket_exists()),
-            credentials=lambda: self._connection.get().credentials,
+            credentials=lambda: connection.credentials,
             remedy='Use credentials that may do this, correct the endpoint, or set `anonymous` or `requester_pays` if '
             'the bucket wants that.',
             retry_after=error.response.get('ResponseMetadata', {}).get('HTTPHeaders', {}).get('retry-after'),

@@ -20,6 +20,9 @@ __all__ = ['S3Connection', 'S3Service']
 METADATA_SERVICE: Final = {'metadata_service_num_attempts': 5, 'metadata_service_timeout': 2}
 """Attempts, and seconds for each, to get a machine's credentials: all processes of a node ask at the same moment."""
 
+WRITTEN: Final = frozenset({'config-file', 'env', 'shared-credentials-file'})
+"""Sources of credentials that somebody writes, by botocore's names: it does not know when they expire."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Service:
@@ -103,15 +106,18 @@ class S3Connection:
         return f'credentials from {found.method!r}' if found is not None else 'no credentials'
 
     def has_newer_credentials(self) -> bool:
-        """Whether boto3 would find others now.
+        """Whether boto3 would find others now than those that it read from a variable or a file.
 
-        A client reads variables and files once, and goes on with what it found there after that has expired.
+        A client reads them once, and goes on with them after they have expired. What other sources give it renews by
+        itself, and some give others to everyone who asks.
         """
         if self._options.anonymous or self._service:
             return False
         with contextlib.suppress(Exception):
-            held, found = self.session.get_credentials(), self._new_session().get_credentials()
-            return bool(held and found) and held.get_frozen_credentials() != found.get_frozen_credentials()
+            held = self.session.get_credentials()
+            if held is not None and held.method in WRITTEN:
+                found = self._new_session().get_credentials()
+                return found is not None and found.get_frozen_credentials() != held.get_frozen_credentials()
         return False
 
     def _new_session(self) -> Any:
