@@ -141,9 +141,9 @@ class TestErrors:
         with FaultProxy(rgw.endpoint_url) as proxy:
             store, path = rgw.store(bucket, endpoint_url=proxy.endpoint_url), tmp_path / 'out'
 
-            def fetch(**size):
+            def fetch(**options):
                 with path.open('wb') as out:
-                    download(store, 'x', out, retry=Retry(first_delay=0.01), **size)
+                    download(store, 'x', out, **{'retry': Retry(first_delay=0.01), **options})
 
             for wrong, requests in (('expired', 1), ('newer', 2), ('newer', 1)):
                 write(wrong, 'wrong')
@@ -151,11 +151,25 @@ class TestErrors:
                 with pytest.raises(AccessDeniedError, match="'shared-credentials-file'"):
                     fetch()
                 assert len(proxy.requests) == requests  # one with each of the keys that were there
+            other = rgw.store(bucket)
+            with pytest.raises(AccessDeniedError):
+                other.head('x')
             write(*keys)
-            fetch(size=len(data))
+            fetch(size=len(data), retry=Retry(attempts=1))
             assert path.read_bytes() == data
+            assert other.head('x').size == len(data)
             write('expired', 'wrong')  # the keys that work are kept
             assert store.head('x').size == len(data)
+
+    def test_what_was_renewed_may_have_expired_too(self, moto, monkeypatch):
+        store = moto.store(moto.new_bucket())
+        put_bytes(store, 'x', b'1')
+        monkeypatch.setenv('AWS_CREDENTIAL_EXPIRATION', '2020-01-01T00:00:00Z')
+        expired = moto.store(store.bucket)
+        with pytest.raises(AccessDeniedError, match='still expired'):
+            read_bytes(expired, 'x')
+        monkeypatch.delenv('AWS_CREDENTIAL_EXPIRATION')
+        assert read_bytes(expired, 'x') == b'1'
 
     def test_who_may_not_read_is_told_at_once_though_each_time_the_credentials_are_others(
         self, rgw, monkeypatch, tmp_path

@@ -19,7 +19,7 @@ from headrace.dataset.bad_shards import BadShards
 from headrace.dataset.prefetch import LookAhead, Prefetcher, Upcoming
 from headrace.dataset.progress import Progress
 from headrace.dataset.stream import Stream
-from headrace.errors import CacheError, CollateError, FormatError, StorageError
+from headrace.errors import CacheError, CollateError, FormatError, HeadraceError, StorageError
 from headrace.format import ColumnBatch, Schema, ShardReader, open_shard
 from headrace.order import SampleMap
 from headrace.storage import ORDINARY, CacheEntry, Fetched, Lease, Transfer
@@ -93,13 +93,23 @@ class ShardPool:
 
     @contextlib.contextmanager
     def _naming(self, shard: int) -> Generator[None]:
-        """Have errors of storage and format say which stream and shard they are about."""
+        """Have errors of storage and format say which stream and shard they are about.
+
+        What else a client raises is one of storage, too: that a shard could not be had says nothing of its samples.
+        """
         try:
             yield
-        except (StorageError, FormatError, CacheError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:
+            of_its_own = isinstance(error, HeadraceError)
+            if of_its_own and not isinstance(error, (StorageError, FormatError, CacheError)):
+                raise
             stream, local = self.place(shard)
-            name = stream.shards[local].files[0].raw.basename
-            raise type(error)(f'Stream {stream.title}, shard {local} ({name}): {error}') from error
+            where = f'Stream {stream.title}, shard {local} ({stream.shards[local].files[0].raw.basename})'
+            if of_its_own:
+                raise type(error)(f'{where}: {error}') from error
+            raise StorageError(f'{where}: {type(error).__name__}: {error}') from error
 
     def _next_use(self, entry: CacheEntry) -> float:
         return math.inf if self._prefetcher is None else self._prefetcher.next_use(entry.id)

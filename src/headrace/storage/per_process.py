@@ -26,13 +26,19 @@ class PerProcess(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         """Take what makes the value; it pickles with this object."""
         self._make = make
-        self.forget()
+        self.begin()
         _all.add(self)
 
-    def forget(self) -> None:
-        """Have it made again at its next use."""
+    def begin(self) -> None:
+        """Have nothing yet, as in a process that was just forked: another thread may have held the lock."""
         self._lock = threading.Lock()
         self._made: Any = _ABSENT
+
+    def forget(self, only: T | None = None) -> None:
+        """Have it made again at its next use; with ``only``, if it is that which this process has."""
+        with self._lock:
+            if only is None or self._made is only:
+                self._made = _ABSENT
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerProcess, (self._make,)
@@ -44,19 +50,21 @@ class PerProcess(Generic[T]):
 
     def get(self) -> T:
         """The value, made now if need be."""
-        if self._made is _ABSENT:
+        made = self._made  # which another thread may have forgotten a moment later
+        if made is _ABSENT:
             with self._lock:
-                if self._made is _ABSENT:
-                    self._made = self._make()
-        return cast('T', self._made)
+                made = self._made
+                if made is _ABSENT:
+                    made = self._made = self._make()
+        return cast('T', made)
 
 
 _all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
 
 
-def _forget_all() -> None:
+def _begin_all() -> None:
     for value in list(_all):
-        value.forget()
+        value.begin()
 
 
-os.register_at_fork(after_in_child=_forget_all)
+os.register_at_fork(after_in_child=_begin_all)

@@ -28,7 +28,7 @@ from headrace.storage.retry import BrokenTransferError
 from headrace.storage.s3_connection import S3Connection, S3Service
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterator
     from typing import BinaryIO
 
 __all__ = ['S3Store', 'open_s3_store']
@@ -108,13 +108,10 @@ class S3Store:
             where['Range'] = wanted
         if etag:
             where['IfMatch'] = f'"{etag}"'
-        with self._mapped_errors('Reading', key):
-            try:
-                answer = self._client.get_object(**where)
-            except self._client.exceptions.ClientError as error:
-                if _status(error) != 416:
-                    raise
-                return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
+        try:
+            answer, connection = self._ask('Reading', key, lambda client: client.get_object(**where))
+        except _NothingThereError:
+            return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
         found = answer['ETag'].strip('"')
         expected = int(answer['ContentLength'])
         with contextlib.closing(answer['Body']) as body:
@@ -128,28 +125,29 @@ class S3Store:
                 offset=offset,
                 size=size,
                 is_part=answer['ResponseMetadata']['HTTPStatusCode'] == 206,
-                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
+                mapped_errors=lambda: self._mapped_errors('Reading', key, connection, etag=found),
             )
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`."""
         where = self._where(key)
         body = SourcePart(source, size)
-        with self._mapped_errors('Writing', key):
-            self._client.put_object(**where, Body=body, ContentLength=size)
+        connection = self._connection.get()
+        with self._mapped_errors('Writing', key, connection):
+            connection.client.put_object(**where, Body=body, ContentLength=size)
 
     def head(self, key: str) -> ObjectInfo:
         """See `Store.head`."""
         where = self._where(key)
-        with self._mapped_errors('Looking up', key):
-            answer = self._client.head_object(**where)
+        answer, _ = self._ask('Looking up', key, lambda client: client.head_object(**where))
         return ObjectInfo(key, int(answer['ContentLength']), answer['ETag'].strip('"'))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
         where = {'Bucket': self.bucket, 'Prefix': self._names.of_prefix(prefix), **self._payer()}
-        with self._mapped_errors('Listing', prefix):
-            for page in self._client.get_paginator('list_objects_v2').paginate(**where):
+        connection = self._connection.get()
+        with self._mapped_errors('Listing', prefix, connection):
+            for page in connection.client.get_paginator('list_objects_v2').paginate(**where):
                 for item in page.get('Contents', ()):
                     if not item['Key'].endswith('/'):  # the folders of S3 consoles
                         yield ObjectInfo(self._names.key(item['Key']), int(item['Size']), item['ETag'].strip('"'))
@@ -157,14 +155,27 @@ class S3Store:
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
         where = self._where(key)
-        with self._mapped_errors('Deleting', key):
-            self._client.delete_object(**where)
+        self._ask('Deleting', key, lambda client: client.delete_object(**where))
 
     def _where(self, key: str) -> dict[str, Any]:
         return {'Bucket': self.bucket, 'Key': self._names.of_key(key), **self._payer()}
 
     def _payer(self) -> dict[str, str]:
         return {'RequestPayer': 'requester'} if self.options.requester_pays else {}
+
+    def _ask(self, doing: str, key: str, request: Callable[[Any], Any]) -> tuple[Any, S3Connection]:
+        """The answer to a request that a client is given to make, and the connection that it came over.
+
+        One that is refused is made again if its credentials have been renewed.
+        """
+        connection = self._connection.get()
+        try:
+            with self._mapped_errors(doing, key, connection):
+                return request(connection.client), connection
+        except _RenewedCredentialsError:
+            connection = self._connection.get()
+            with self._mapped_errors(doing, key, connection):
+                return request(connection.client), connection
 
     @property
     def _client(self) -> Any:
@@ -178,16 +189,14 @@ class S3Store:
         if self._connection.get() is than:
             if not than.has_newer_credentials():
                 return False
-            self._connection.forget()
+            self._connection.forget(than)
         return True
 
-    def _server(self) -> str:
-        return self._client.meta.endpoint_url
-
     @contextlib.contextmanager
-    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
+    def _mapped_errors(
+        self, doing: str, key: str, connection: S3Connection, *, etag: str | None = None
+    ) -> Generator[None]:
         """Turn what boto3 and the libraries below it raise into headrace's exceptions."""
-        connection = self._connection.get()  # before botocore is imported: it says if boto3 is not installed
         from botocore import exceptions
         from urllib3.exceptions import HTTPError
 
@@ -203,8 +212,9 @@ class S3Store:
             exceptions.CredentialRetrievalError,
             exceptions.TokenRetrievalError,
             exceptions.SSOError,
+            RuntimeError,  # what a source gave anew has expired, too
         ) as error:
-            self._connection.forget()  # a client without credentials never looks for some again
+            self._connection.forget(connection)  # a client without credentials never looks for some again
             raise AccessDeniedError(
                 f'{doing} {self.url}/{key} needs credentials, and boto3 found none that work: {error}. Configure one '
                 f'of its sources (environment, ~/.aws, a role), or set `anonymous` for a public bucket.'
@@ -224,19 +234,21 @@ class S3Store:
             TimeoutError,
         ) as error:
             raise BrokenTransferError.at(
-                f'{doing} {self.url}/{key} at {self._server()} broke: {type(error).__name__}: {error}.', etag=etag
+                f'{doing} {self.url}/{key} at {connection.server} broke: {type(error).__name__}: {error}.', etag=etag
             ) from error
         except exceptions.BotoCoreError as error:
             raise StorageError(f'{doing} {self.url}/{key} failed: {type(error).__name__}: {error}.') from error
 
     def _from_answer(self, doing: str, key: str, error: Any, connection: S3Connection) -> Exception:
         code, status = str(error.response.get('Error', {}).get('Code', '')), _status(error)
-        what = f'{doing} {self.url}/{key} at {self._server()}: {error}'
+        what = f'{doing} {self.url}/{key} at {connection.server}: {error}'
         if code == 'NoSuchBucket':
             return not_found(f'{self.url}/{key}', self._absent(key, bucket=False))
+        if status == 416:
+            return _NothingThereError(f'{what}.')
         meaning = MEANINGS.get(code, status)
         if (meaning in {401, 403} or code == '400') and self._has_newer_credentials(connection):
-            return BrokenTransferError.at(f'{what}. The source of its credentials has others by now.')
+            return _RenewedCredentialsError(f'{what}. The source of its credentials has others by now.')
         if status in {301, 307, 400} and code in {'PermanentRedirect', 'AuthorizationHeaderMalformed', '301', '400'}:
             return ConfigError(f'{what}. The bucket is in another region or at another endpoint: name it.')
         return error_of_status(
@@ -264,11 +276,19 @@ class S3Store:
         reason = why_absent(
             bucket,
             container=f'the bucket {self.bucket!r}',
-            server=self._server(),
+            server=self._connection.get().server,
             name=f'the key {self._names.shown(key)!r}',
         )
         places = 'options' if self.service else 'options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3'
         return f'{reason}. Check the URL and the endpoint ({places}).'
+
+
+class _NothingThereError(StorageError):
+    """A range begins where the object ends, or after that."""
+
+
+class _RenewedCredentialsError(BrokenTransferError):
+    """The request was refused, and may not be if it is made again: with other credentials."""
 
 
 def _status(error: Any) -> int:

@@ -94,6 +94,11 @@ class S3Connection:
             ) from error
 
     @property
+    def server(self) -> str:
+        """Its URL."""
+        return self.client.meta.endpoint_url
+
+    @property
     def credentials(self) -> str:
         """Which credentials the requests are signed with, without saying what they are."""
         if self._options.anonymous:
@@ -109,7 +114,8 @@ class S3Connection:
         """Whether boto3 would find others now than those that it read from a variable or a file.
 
         A client reads them once, and goes on with them after they have expired. What other sources give it renews by
-        itself, and some give others to everyone who asks.
+        itself, as a rule (a role that is assumed with keys of a file does not when those expire), and some give others
+        to everyone who asks.
         """
         if self._options.anonymous or self._service:
             return False
