@@ -31,8 +31,8 @@ test-all: .venv/.ready ## All tests
 	.venv/bin/python $(PYTEST)
 
 # Clouds know nothing of torch.
-test-next: .venv-next/.ready ## The tests with the newest torch, without Composer and most clouds
-	.venv-next/bin/python $(PYTEST) $(FEW) -m 'not slow and not once and not composer and not cloud'
+test-next: .venv-next/.ready ## The tests with the newest torch, without Composer and clouds
+	.venv-next/bin/python $(PYTEST) $(FEW) -m 'not slow and not once and not composer and not s3 and not cloud'
 
 test-pythons: $(OTHER_PYTHONS:%=test-python-%) ## The tests of the core on other Pythons, as far as they are there
 
