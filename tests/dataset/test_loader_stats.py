@@ -9,6 +9,7 @@ import pickle
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -283,23 +284,26 @@ def test_mosaicml_orders_are_counted_as_well(remote, batching):
 
 
 class _SlowRead(StreamingDataset):
-    """Takes long over sample 100."""
+    """Takes long over sample 100, by a clock that only it and its trainer turn."""
+
+    seconds = 0.0
 
     def __getitem__(self, at):
         sample = super().__getitem__(at)
-        if sample['id'] == 100:
-            time.sleep(0.2)
+        self.seconds += 0.2 if sample['id'] == 100 else 0.0001
         return sample
 
 
-def test_a_wait_that_sticks_out_is_a_stall(make_dataset):
-    loader = StreamingDataLoader(_SlowRead(local=str(make_dataset('data', 200)), batch_size=10))
+def test_a_wait_that_sticks_out_is_a_stall(make_dataset, monkeypatch):
+    data = _SlowRead(local=str(make_dataset('data', 200)), batch_size=10)
+    monkeypatch.setattr('headrace.dataset.statistics.time', SimpleNamespace(perf_counter=lambda: data.seconds))
+    loader = StreamingDataLoader(data)
     stalled = []
     for _ in loader:
         stalled.append(loader.stats().stalls)
-        time.sleep(0.1)  # a step: 5 % of it is more than reading ten samples takes
-    assert stalled[9:12] == [stalled[9], stalled[9] + 1, stalled[9] + 1]
-    assert loader.stats().seconds_waiting >= 0.2
+        data.seconds += 0.1  # a step
+    assert stalled == [0] * 10 + [1] * 10
+    assert loader.stats().seconds_waiting == pytest.approx(0.2 + 199 * 0.0001)
 
 
 def test_the_first_batch_of_a_pass_is_no_stall(make_dataset):
