@@ -15,11 +15,14 @@ import sys
 from pathlib import Path
 
 from headrace import StreamingDataLoader, StreamingDataset
-from headrace.storage import keeping
+from headrace.dataset import prefetch
+from headrace.storage import keeping, transfer
 
 # So that the first epoch has as many as there ever are, and one moment about as many as another.
 keeping.MAPPED_SHARDS = 256
 keeping.LEASED_SHARDS = 4
+prefetch._THREADS = 2
+transfer.REQUESTS = 1  # type: ignore[misc]
 
 
 def uses(pid: int) -> dict[str, int]:
