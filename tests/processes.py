@@ -11,10 +11,11 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, NoReturn
 
-__all__ = ['Program', 'clean_environment', 'end_rank', 'run_program', 'run_well', 'torchrun']
+__all__ = ['Program', 'clean_environment', 'end_rank', 'end_well', 'run_program', 'run_well', 'torchrun']
 
 # What launchers set; a user sets none of them.
 _RANK_VARIABLES = (
@@ -28,6 +29,19 @@ _RANK_VARIABLES = (
     'MASTER_PORT',
 )
 _MARK = 'HEADRACE_TEST_PROGRAM'
+
+
+def end_well(children: Sequence[BaseProcess], seconds: float) -> None:
+    """Wait for processes, which all must end well, in time."""
+    until = time.monotonic() + seconds
+    for child in children:
+        child.join(max(0.0, until - time.monotonic()))
+    stuck = [child for child in children if child.exitcode is None]
+    for child in stuck:
+        child.kill()
+        child.join()
+    assert not stuck
+    assert [child.exitcode for child in children] == [0] * len(children)
 
 
 def clean_environment(**variables: str) -> dict[str, str]:

@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from headrace.storage.local import LocalStore
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import CountingStore, put_bytes
+from processes import end_well
 
 pytestmark = pytest.mark.once
 
@@ -55,15 +55,7 @@ def fork_all(works: list[Callable[[], None]], *, seconds: float = 120, user: lis
     processes = [FORK.Process(target=run, args=pair) for pair in zip(works, users, strict=True)]
     for process in processes:
         process.start()
-    until = time.monotonic() + seconds
-    for process in processes:
-        process.join(max(0.0, until - time.monotonic()))
-    stuck = [process for process in processes if process.exitcode is None]
-    for process in stuck:
-        process.kill()
-        process.join()
-    assert not stuck
-    assert [process.exitcode for process in processes] == [0] * len(processes)
+    end_well(processes, seconds)
 
 
 def count_into(log: Path) -> None:

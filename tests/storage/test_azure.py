@@ -15,7 +15,7 @@ from headrace.storage import StoreOptions, open_store
 from headrace.storage.azure import AzureStore
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.azure import INSTALL_AZURITE, azurite_server, find_azurite
-from headrace.testing.store_faults import ProxiedStore, StoreFaultContract
+from headrace.testing.store_faults import StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 pytestmark = pytest.mark.cloud
@@ -68,13 +68,12 @@ class TestAzureFaults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, azurite, scheme, direct):
-        with FaultProxy(azurite.root_url) as proxy:
-            options = {
-                'endpoint_url': f'{proxy.endpoint_url}/{azurite.account}',
-                'read_timeout': 0.5,
-                'connect_timeout': 0.5,
-            }
-            yield ProxiedStore(azurite.store(direct.container, 'p', scheme=scheme, **options), proxy)
+        def store(*, endpoint_url, **options):
+            url = f'{endpoint_url}/{azurite.account}'
+            return azurite.store(direct.container, 'p', scheme=scheme, endpoint_url=url, **options)
+
+        with through_proxy(azurite.root_url, store) as proxied:
+            yield proxied
 
 
 def sas(azurite, *, valid=3600, permission='rl'):

@@ -1,3 +1,4 @@
+import functools
 import io
 import os
 import pickle
@@ -11,7 +12,7 @@ from headrace.storage.gcs import GCSStore
 from headrace.storage.s3 import S3Store
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.gcs import INSTALL, gcs_emulator, gcs_gate, have_gcs_emulator
-from headrace.testing.store_faults import DATA, OPERATIONS, ProxiedStore, StoreFaultContract
+from headrace.testing.store_faults import DATA, OPERATIONS, StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 pytestmark = pytest.mark.cloud
@@ -90,10 +91,9 @@ class TestGCSFaults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, gate, account, direct):
-        with FaultProxy(gate.endpoint_url) as proxy:
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 1.0, 'connect_timeout': 0.5}
-            store = gate.store(direct.bucket, 'p', extra=account, **options)
-            yield ProxiedStore(store, proxy)
+        store = functools.partial(gate.store, direct.bucket, 'p', extra=account)
+        with through_proxy(gate.endpoint_url, store, read_timeout=1.0) as proxied:
+            yield proxied
 
     # After a 401 google-auth renews the credentials and asks again, twice. All others: see test_it_asks_once.
     REQUESTS = dict.fromkeys(OPERATIONS, 3)
@@ -145,9 +145,10 @@ class TestHMACFaults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, moto, direct):
-        with FaultProxy(moto.endpoint_url) as proxy:
-            options = StoreOptions(endpoint_url=proxy.endpoint_url, read_timeout=0.5, connect_timeout=0.5)
-            yield ProxiedStore(open_store(direct.url, options), proxy)
+        with through_proxy(
+            moto.endpoint_url, lambda **options: open_store(direct.url, StoreOptions(**options))
+        ) as proxied:
+            yield proxied
 
 
 class TestWhichCredentials:

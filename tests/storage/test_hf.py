@@ -1,3 +1,4 @@
+import functools
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from headrace.storage import StoreOptions, download, open_store
 from headrace.storage.hf import HFStore
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.hf import hf_server
-from headrace.testing.store_faults import DATA, OPERATIONS, ProxiedStore, StoreFaultContract
+from headrace.testing.store_faults import DATA, OPERATIONS, StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 huggingface_hub = pytest.importorskip('huggingface_hub', reason='needs: pip install huggingface_hub')
@@ -82,9 +83,9 @@ class TestHFFaults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, hub, direct):
-        with FaultProxy(hub.endpoint_url) as proxy:
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 1.0, 'connect_timeout': 0.5}
-            yield ProxiedStore(hub.store(direct.repo, 'p', **options), BodyFaults(proxy) if hub.lfs else proxy)
+        store = functools.partial(hub.store, direct.repo, 'p')
+        with through_proxy(hub.endpoint_url, store, read_timeout=1.0) as proxied:
+            yield proxied._replace(proxy=BodyFaults(proxied.proxy)) if hub.lfs else proxied
 
     def test_it_goes_on_where_it_broke_in_the_same_version(self, proxied, tmp_path):
         proxied.proxy.faults = [Fault(match='GET', close_after=1_500_000, times=1)]

@@ -1,3 +1,4 @@
+import functools
 import gzip
 import io
 import os
@@ -12,7 +13,7 @@ from headrace.storage import StoreOptions, oci_login, open_store
 from headrace.storage.oci import OCIStore
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.oci import TENANCY, USER, oci_server
-from headrace.testing.store_faults import ProxiedStore, StoreFaultContract
+from headrace.testing.store_faults import StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 pytestmark = pytest.mark.cloud
@@ -58,9 +59,8 @@ class TestOCIFaults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, server, direct):
-        with FaultProxy(server.endpoint_url) as proxy:
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 0.5, 'connect_timeout': 0.5}
-            yield ProxiedStore(server.store(direct.bucket, 'p', **options), proxy)
+        with through_proxy(server.endpoint_url, functools.partial(server.store, direct.bucket, 'p')) as proxied:
+            yield proxied
 
 
 @pytest.fixture
@@ -434,8 +434,8 @@ class TestS3InterfaceFaults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, rgw, direct):
-        with FaultProxy(rgw.endpoint_url) as proxy:
-            # Ceph is several programs: on a busy machine half a second is short.
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': 1.5, 'connect_timeout': 0.5}
-            extra = {'addressing_style': 'path'}
-            yield ProxiedStore(rgw.store(direct.bucket, 'p', region='us-ashburn-1', extra=extra, **options), proxy)
+        extra = {'addressing_style': 'path'}
+        store = functools.partial(rgw.store, direct.bucket, 'p', region='us-ashburn-1', extra=extra)
+        # Ceph is several programs: on a busy machine half a second is short.
+        with through_proxy(rgw.endpoint_url, store, read_timeout=1.5) as proxied:
+            yield proxied

@@ -1,3 +1,4 @@
+import functools
 import os
 import sys
 
@@ -7,7 +8,7 @@ from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError,
 from headrace.storage import Retry, StoreOptions, download, open_store
 from headrace.storage.s3 import S3Store
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.store_faults import ProxiedStore, StoreFaultContract
+from headrace.testing.store_faults import StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 pytestmark = pytest.mark.s3
@@ -51,11 +52,11 @@ class TestS3Faults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, server, direct):
-        with FaultProxy(server.endpoint_url) as proxy:
-            # Ceph is several programs: on a busy machine half a second is short.
-            seconds = 1.5 if server.name == 'rgw' else 0.5
-            options = {'endpoint_url': proxy.endpoint_url, 'read_timeout': seconds, 'connect_timeout': 0.5}
-            yield ProxiedStore(server.store(direct.bucket, 'p', **options), proxy)
+        # Ceph is several programs: on a busy machine half a second is short.
+        seconds = 1.5 if server.name == 'rgw' else 0.5
+        store = functools.partial(server.store, direct.bucket, 'p')
+        with through_proxy(server.endpoint_url, store, read_timeout=seconds) as proxied:
+            yield proxied
 
 
 @pytest.fixture

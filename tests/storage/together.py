@@ -8,6 +8,8 @@ from pathlib import Path
 
 from shards import disk_use
 
+from processes import end_well
+
 FORK = multiprocessing.get_context('fork')
 
 
@@ -25,14 +27,7 @@ def run_together(work, count, *, timeout=100, watch=None):
     while watch is not None and any(child.is_alive() for child in children) and time.monotonic() < deadline:
         most = max(most, frozen_disk_use(watch, children))
         time.sleep(0.002)
-    for child in children:
-        child.join(max(0, deadline - time.monotonic()))
-    stuck = [child for child in children if child.exitcode is None]
-    for child in stuck:
-        child.kill()
-        child.join()
-    assert not stuck
-    assert [child.exitcode for child in children] == [0] * count
+    end_well(children, deadline - time.monotonic())
     return most
 
 

@@ -3,11 +3,13 @@
 
 A backend's test class inherits `StoreFaultContract` and gives it two fixtures: ``direct``, an empty store, and
 ``proxied``, the same objects through a `FaultProxy` (or something with ``faults`` and ``requests`` like it), with
-time-outs of half a second. A store whose protocol is not HTTP gives it other tables of faults, too.
+time-outs of half a second, as `through_proxy` makes it. A store whose protocol is not HTTP gives it other tables of
+faults, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
@@ -18,16 +20,16 @@ import pytest
 from headrace.errors import AccessDeniedError, ObjectNotFoundError, TransferError
 from headrace.storage.retry import BrokenTransferError, Retry
 from headrace.storage.transfer import download
-from headrace.testing.proxy import Fault
+from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.stores import put_bytes, read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from headrace.storage.protocol import Store
 
-__all__ = ['ProxiedStore', 'StoreFaultContract']
+__all__ = ['ProxiedStore', 'StoreFaultContract', 'through_proxy']
 
 DATA = os.urandom((3 << 20) + 12345)
 MIDDLE = 1_500_000
@@ -40,6 +42,20 @@ class ProxiedStore(NamedTuple):
     store: Store
     proxy: Any
     """A `FaultProxy`, or something with ``faults`` and ``requests`` like it."""
+
+
+@contextlib.contextmanager
+def through_proxy(server: str, make: Callable[..., Store], *, read_timeout: float = 0.5) -> Generator[ProxiedStore]:
+    """A store whose server is behind a `FaultProxy`, with time-outs that the contract's tests need not wait long for.
+
+    Args:
+        server: its URL.
+        make: Makes the store, from fields of `StoreOptions` as keywords: ``endpoint_url`` and the time-outs.
+        read_timeout: seconds; more for a server that takes longer to answer on a busy machine.
+    """
+    with FaultProxy(server) as proxy:
+        store = make(endpoint_url=proxy.endpoint_url, read_timeout=read_timeout, connect_timeout=0.5)
+        yield ProxiedStore(store, proxy)
 
 
 OPERATIONS: dict[str, Callable[[Store], Any]] = {
