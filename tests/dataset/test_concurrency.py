@@ -17,7 +17,8 @@ class Run:
     Its batches are of some shards each; that one came late is known when it is handed out.
     """
 
-    def __init__(self, rate, *, demand, most=8, shards_of_batch=1):
+    def __init__(self, rate, *, demand, most=8, shards_of_batch=1, size=SIZE):
+        self._size = size
         self.now = self.late = self._unsaid = 0.0
         self._shards_of_batch = shards_of_batch
         self.width_at: list[tuple[float, int]] = []
@@ -29,12 +30,12 @@ class Run:
         end = self.now + seconds
         while self.now < end:
             rate = min(self._demand, self._rate(self.concurrency.width))
-            elapsed = SIZE / rate
+            elapsed = self._size / rate
             self.now += elapsed
-            self._unsaid += elapsed - SIZE / self._demand
+            self._unsaid += elapsed - self._size / self._demand
             if len(self.width_at) % self._shards_of_batch == 0:
                 self.late, self._unsaid = self.late + self._unsaid, 0.0
-            self.concurrency.arrived(SIZE, self.late)
+            self.concurrency.arrived(self._size, self.late)
             if self.width_at and self.concurrency.width > self.width_at[-1][1]:
                 self.widened_at.append(self.now)
             self.width_at.append((self.now, self.concurrency.width))
@@ -70,6 +71,16 @@ def test_where_the_network_is_the_limit_trials_are_rare_and_rarer(shards_of_batc
     pauses = [after - before for before, after in pairwise(run.widened_at)]
     assert pauses[0] > 29
     assert all(after > 1.5 * before for before, after in pairwise(pauses))
+
+
+@pytest.mark.parametrize('demand', [27e6, 30e6, 100e6])
+@pytest.mark.parametrize('size', [1e6, 16e6, 64e6, 256e6])
+def test_a_trial_begins_when_as_much_was_lost_as_it_may_cost(size, demand):
+    seconds = size / 25e6  # of a shard, by which a trial delays the one that is needed next
+    run = Run(lambda _: 25e6, demand=demand, size=size)
+    while not run.widened_at:
+        run.seconds(seconds)
+    assert seconds < run.late < 3 * seconds + 1
 
 
 def test_there_is_always_another_trial():

@@ -25,7 +25,9 @@ class Concurrency:
     before it, and nothing is gained. Where a connection is (object stores give some tens of MB/s to each), or the
     latency of small objects, more of them are faster. Which of these it is shows only when it is tried, as TCP's
     congestion control has it (Cardwell et al., "BBR: Congestion-Based Congestion Control", 2016, probes for bandwidth
-    so); and that only matters where somebody waits.
+    so); and that only matters where somebody waits. A trial that is in vain delays the shard that is needed next by the
+    time of another one. So one begins when batches have come late by as much: waiting for large shards is never more
+    than doubled by it.
 
     What other processes fetched counts too: that they and this one take from each other is no gain.
     """
@@ -66,7 +68,9 @@ class Concurrency:
         if elapsed < _SHORTEST or self._shards < max(_FEWEST, 2 * self.width):
             return
         rate = self._bytes / elapsed
-        is_starved = starved - self._starved_before > _GRACE + _STARVED * elapsed
+        late = starved - self._starved_before
+        is_starved = late > _GRACE + _STARVED * elapsed
+        a_shard = elapsed / self._shards  # seconds
         if self._before is not None:
             if rate >= _WORTH * self._before:
                 self._pause = _PAUSE
@@ -78,9 +82,9 @@ class Concurrency:
                 return  # a batch that is waited for now has come late when it is there
             self._before = None
             self._compare(starved)
-        elif is_starved and 2 * self.width <= self._most and self._clock() >= self._next_trial:
+        elif is_starved and late > a_shard and 2 * self.width <= self._most and self._clock() >= self._next_trial:
             self._before = rate
             self.width *= 2
             self._compare(starved)
-        elif elapsed >= _LONGEST:
+        elif elapsed >= max(_LONGEST, a_shard / _STARVED):
             self._compare(starved)
