@@ -86,6 +86,20 @@ def test_a_second_fit_goes_on_where_the_first_ended(
     assert batches(leg) == both_epochs[:expected]
 
 
+@pytest.mark.parametrize(('durations', 'expected'), [(['1ep', '2ep'], [1, 3]), (['3ba', '2ba'], [None, None])])
+def test_the_loader_knows_how_many_epochs_there_are(
+    data: str, durations: list[str], expected: list[int | None]
+) -> None:
+    """So that it fetches what the next one begins with, if there is one. Batches do not say so."""
+    loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=8), batch_size=8)
+    trainer = trainer_of(streaming_data_spec(loader), max_duration=durations[0])
+    known = []
+    for duration in (None, durations[1]):
+        trainer.fit(duration=duration)
+        known.append(loader.max_epochs)
+    assert known == expected
+
+
 @pytest.mark.parametrize(('kind', 'behind'), [('mid', 5), ('eighth', 8), ('boundary', 8), ('last', 12)])
 def test_a_subset_of_the_epochs_batches(data: str, tmp_path: Path, kind: str, behind: int) -> None:
     first = Leg('first', data, str(tmp_path), subset=8, save=True)

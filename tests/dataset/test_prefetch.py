@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
-from headrace.dataset.prefetch import LookAhead, Prefetcher, UpcomingBatch, look_ahead
+from headrace.dataset.look_ahead import LookAhead, look_ahead
+from headrace.dataset.prefetch import Prefetcher
+from headrace.dataset.upcoming import UpcomingBatch
 from headrace.errors import ChecksumError, TransferError
 from headrace.storage import Fetched, Transfer
 from headrace.storage.local import LocalStore
@@ -214,6 +216,18 @@ def test_under_a_limit_two_shards_are_fetched_however_small_it_is(network, prefe
     assert one.fits
     one.advance(5)
     assert network.has_begun(0, 1, 2)
+
+
+def test_under_a_limit_what_was_there_and_is_no_more_is_fetched_when_there_is_room(network, prefetcher):
+    """The nearer ones took its place, which is what a limit is for."""
+    network.let(*range(9))
+    network.present.add(4)
+    one = prefetcher([[0], [1], [2], [3], [4]], width=8, room=3 * SIZE, ahead=FAR._replace(lag=0))
+    one.advance(0)
+    assert network.has_begun(0, 1, 2)
+    network.present.discard(4)
+    one.advance(2)
+    assert network.has_begun(0, 1, 2, 3, 4)
 
 
 def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher):

@@ -365,6 +365,18 @@ def test_a_second_fit_goes_on_with_the_next_epoch(run):
     assert verdict.epochs == 3
 
 
+@pytest.mark.parametrize(
+    ('options', 'expected'), [({'max_epochs': 3}, 3), ({'max_epochs': -1, 'max_steps': 40}, None), ({}, 1)]
+)
+def test_loaders_know_how_many_epochs_there_are(options, expected, run):
+    """So that they fetch what the next one begins with, if there is one."""
+    module = StreamingDataModule(train=dataset(run), val=dataset(run), batch_size=8)
+    trainer = quiet(run, **options)
+    trainer.fit(Model(run), module)
+    assert trainer.train_dataloader.max_epochs == expected
+    assert trainer.val_dataloaders.max_epochs is None
+
+
 def test_another_trainer_begins_anew(run):
     module = StreamingDataModule(train=dataset(run), batch_size=8)
     for _ in range(2):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 import torch
-from composer.core import Callback, State, Time
+from composer.core import Callback, State, Time, TimeUnit
 from composer.utils import reproducibility
 from torch.utils.data import DataLoader
 
@@ -93,6 +93,9 @@ class StreamingPosition(Callback):
                 'position without them.'
             )
         _followed.add(loader)
+        if isinstance(loader, StreamingDataLoader):
+            duration = state.max_duration
+            loader.max_epochs = int(duration) if duration is not None and duration.unit == TimeUnit.EPOCH else None
         _shorten_as_mosaicml(state, loader, dataset)
         if self._subset is None and dataset.skip:
             # Composer tells a subset from a whole epoch no more; epochs differ, and it asked for the length of one.

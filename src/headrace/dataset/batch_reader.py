@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,13 +13,14 @@ from torch.utils.data import Dataset, default_collate
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.look_ahead import look_ahead
 from headrace.dataset.padding import marked
-from headrace.dataset.prefetch import look_ahead
+from headrace.dataset.pass_ids import PassIds
 from headrace.dataset.randomness import drawing_for, drawing_for_batch
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.stream_mark import with_streams
 from headrace.dataset.tolerant_reader import BadRows
-from headrace.dataset.upcoming import upcoming_batches
+from headrace.dataset.upcoming import Upcoming, upcoming_batches
 from headrace.order import BatchPlan, Remainder, Topology
 from headrace.storage import CacheCounters
 
@@ -30,9 +30,6 @@ Collate = Callable[[list[Any]], Any]
 Feed = Callable[[Iterator[Any]], Iterator[Delivery]]
 """What has a reader's items read by their keys, in workers or here, and returns them in the keys' order."""
 
-_CHUNK = 64  # batches whose ids are worked out together
-_FEWEST_CHUNKS = 4
-
 
 class BatchKey(NamedTuple):
     """A batch, by what does not depend on who reads it."""
@@ -40,6 +37,8 @@ class BatchKey(NamedTuple):
     epoch: int
     start: int
     number: int
+    is_in_last_epoch: bool = True
+    """Whether nothing is read after this epoch, as far as anybody knows."""
 
 
 class BatchReader(Dataset[Any]):
@@ -74,9 +73,8 @@ class BatchReader(Dataset[Any]):
         self._pass: tuple[int, int] | None = None
         self._last = -1  # batch that was read; one before it is of another pass, be it of the same epoch
         self._rows = global_batch_size // topology.replicas
-        self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
-        self._kept_chunks = _FEWEST_CHUNKS
-        self._plan: BatchPlan | None = None
+        self._ids: PassIds | None = None
+        self._next_ids: tuple[int, PassIds] | None = None  # of the next epoch, which the look-ahead has reached
 
     def plan(self, epoch: int, start: int) -> BatchPlan:
         """The plan of a pass."""
@@ -88,20 +86,22 @@ class BatchReader(Dataset[Any]):
             topology=self._topology,
         )
 
-    def deliveries(self, plan: BatchPlan, epoch: int, start: int, feed: Feed) -> Iterator[Delivery]:
+    def deliveries(
+        self, plan: BatchPlan, epoch: int, start: int, feed: Feed, *, is_last_epoch: bool = True
+    ) -> Iterator[Delivery]:
         """The batches of a pass, in the process that iterates."""
-        return feed(BatchKey(epoch, start, number) for number in range(plan.num_batches))
+        return feed(BatchKey(epoch, start, number, is_last_epoch) for number in range(plan.num_batches))
 
     def __getitem__(self, key: BatchKey) -> Delivery:
         if self._pass != key[:2] or key.number <= self._last:
             self._begin(key)
         self._last = key.number
         self._dataset.pool.advance(key.number)
-        ids = self._ids(key.number)
+        assert self._ids is not None
+        ids = self._ids.of(key.number)
         batch, bad_rows = self._read(key.epoch, ids)
         if self._remainder == 'exact':
-            assert self._plan is not None
-            batch = marked(batch, rows=len(ids), own_samples=self._plan.own_samples(key.number))
+            batch = marked(batch, rows=len(ids), own_samples=self._ids.plan.own_samples(key.number))
         streams = None
         if len(self._dataset.streams) > 1:
             streams = self._dataset.mixture.streams_of(ids).astype(self._number_type)
@@ -140,34 +140,32 @@ class BatchReader(Dataset[Any]):
     def _begin(self, key: BatchKey) -> None:
         worker = torch.utils.data.get_worker_info()
         workers = worker.num_workers if worker is not None else 1
-        self._pass = key[:2]
-        self._plan = plan = self.plan(*key[:2])
-        self._chunks.clear()
+        ahead = look_ahead(self._dataset.predownload, self._rows, workers)
+        self._pass = epoch, start = key[:2]
+        begun, self._next_ids = self._next_ids, None
+        if begun is not None and self._pass == (begun[0], 0):
+            self._ids = begun[1]
+        else:
+            self._ids = PassIds(self.plan(epoch, start), self._rows, ahead.batches)
         if self._tolerant is not None:
             self._tolerant.begin_pass()
         # The other workers' batches, too, from the one on that is handed out first.
         first = key.number - key.number % workers
-        ahead = look_ahead(self._dataset.predownload, self._rows, workers)
-        self._kept_chunks = _FEWEST_CHUNKS + ahead.batches // _CHUNK
         self._dataset.pool.prefetch(
-            upcoming_batches(self._dataset, plan, self._topology, self._ids, first=first),
+            self._upcoming(self._ids, first, ahead.batches, None if key.is_in_last_epoch else epoch + 1),
             first=first,
             ahead=ahead,
             progress=self._dataset.progress,
         )
 
-    def _ids(self, number: int) -> npt.NDArray[np.int64]:
-        assert self._plan is not None
-        chunk, place = divmod(number, _CHUNK)
-        ids = self._chunks.get(chunk)
-        if ids is None:
-            batches = range(chunk * _CHUNK, self._plan.num_batches)[:_CHUNK]
-            ids = self._plan.order.at(np.concatenate([self._plan.positions(batch) for batch in batches]))
-            self._chunks[chunk] = ids
-            # What the look-ahead has found is read from here later, up to some samples; more would be without use.
-            while len(self._chunks) > self._kept_chunks:
-                self._chunks.popitem(last=False)
-        return ids[place * self._rows : (place + 1) * self._rows]  # the epoch's last batch may be shorter
+    def _upcoming(self, ids: PassIds, first: int, ahead: int, next_epoch: int | None) -> Upcoming:
+        """Batches of a pass, and those of the next epoch, with numbers that go on."""
+        yield from upcoming_batches(self._dataset, ids.plan, self._topology, ids.of, first=first)
+        if next_epoch is not None:
+            after = PassIds(self.plan(next_epoch, 0), self._rows, ahead)
+            self._next_ids = next_epoch, after
+            for batch in upcoming_batches(self._dataset, after.plan, self._topology, after.of, first=0):
+                yield batch._replace(number=ids.plan.num_batches + batch.number)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_pass': None, '_last': -1, '_plan': None, '_chunks': OrderedDict()}
+        return {**self.__dict__, '_pass': None, '_last': -1, '_ids': None, '_next_ids': None}

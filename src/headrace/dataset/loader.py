@@ -63,6 +63,10 @@ class StreamingDataLoader(DataLoader[Any]):
         topology: which rank of how many this is, if the dataset does not say or find so.
         fixed_epoch: give this epoch's batches in every pass, as evaluation wants; None goes from epoch to epoch.
         remainder: what happens to the samples after the last full global batch, in place of what the dataset says.
+        max_epochs: epochs that are going to be read, from epoch 0 on; None: nobody knows. It ends nothing, but while
+            another epoch follows, the shards that it reads first are fetched as the last batches of this one are read.
+            A cache with a limit needs that. Only where the processes that read live on, which is without workers, or
+            with `persistent_workers`.
         mark_streams: put the number of each row's stream into every batch that is a dict, under `headrace.STREAM`,
             int64[rows].
 
@@ -95,6 +99,7 @@ class StreamingDataLoader(DataLoader[Any]):
         pin_memory_device: str = '',
         topology: Topology | None = None,
         fixed_epoch: int | None = None,
+        max_epochs: int | None = None,
         remainder: Remainder | None = None,
         mark_streams: bool = False,
     ) -> None:
@@ -147,6 +152,7 @@ class StreamingDataLoader(DataLoader[Any]):
         # Trainers that make a loader anew pass on what PyTorch put in the place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
         self.fixed_epoch = fixed_epoch
+        self.max_epochs = max_epochs
         self.mark_streams = mark_streams
         self._hint: object = _EpochHint(dataset.progress)
         self._feed: WorkerFeed | None = None
@@ -235,7 +241,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 tally.receive(delivery)
                 yield delivery
 
-        batches = reader.deliveries(plan, epoch, start, feed)
+        batches = reader.deliveries(plan, epoch, start, feed, is_last_epoch=not self._goes_on_after(epoch))
         if reader.packs_here or not self.num_workers:  # else workers' batches are pinned by PyTorch's thread
             batches = self._pinned(batches)
         owner, last = os.getpid(), plan.num_batches - 1
@@ -317,6 +323,12 @@ class StreamingDataLoader(DataLoader[Any]):
         """Epoch and first sample of the pass that will be begun next."""
         epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
         return epoch if self.fixed_epoch is None else self.fixed_epoch, start
+
+    def _goes_on_after(self, epoch: int) -> bool:
+        """Whether those who read an epoch are going to read the next one."""
+        if self.max_epochs is None or self.fixed_epoch is not None:
+            return False
+        return epoch + 1 < self.max_epochs and (self.persistent_workers or not self.num_workers)
 
     def _here(self, reader: BatchReader, keys: Iterator[Any]) -> Iterator[Delivery]:
         return map(reader.__getitem__, keys)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import get_worker_info
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
+from headrace.dataset.look_ahead import look_ahead
 from headrace.dataset.padding import PADDING_MARK
-from headrace.dataset.prefetch import look_ahead
 from headrace.dataset.randomness import drawing_for
 from headrace.dataset.upcoming import upcoming_batches
 from headrace.dataset.worker_end import end_with_parent

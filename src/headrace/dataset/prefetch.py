@@ -2,42 +2,27 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
-
-import numpy as np
-import numpy.typing as npt
 
 from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.concurrency import Concurrency
+from headrace.dataset.look_ahead import LookAhead
+from headrace.dataset.upcoming import Upcoming
 from headrace.dataset.uses import Frontier, Uses
 from headrace.storage import Fetched, Transfer
 
-__all__ = ['LookAhead', 'Prefetcher', 'Upcoming', 'UpcomingBatch', 'look_ahead']
+__all__ = ['Prefetcher']
 
-
-class UpcomingBatch(NamedTuple):
-    """A batch that comes, and the shards that it reads; int64, repeats allowed."""
-
-    number: int
-    shards: npt.NDArray[np.int64]
-    of_node: npt.NDArray[np.int64] | None = None
-    """Those that all ranks of the node read for it, which matters where the cache has a limit; None: the same."""
-
-
-Upcoming = Iterator[UpcomingBatch]
-"""In the order of their numbers."""
 
 _SCAN = 64  # batches looked at in one call at most, so that no single batch waits for the whole look-ahead
-_SAMPLES = 1 << 16
-_BYTES = 512 << 20
 _FEWEST = 2  # shards ahead, however large they are
 _THREADS = 8  # shards being fetched, verified and unpacked at the same time; `storage.transfer` bounds the requests
 _WIDEST = 64  # shards that the processes of a rank have under way at most
@@ -45,30 +30,6 @@ _POLL = 0.02  # seconds between two looks at whether another process is done
 _PATIENCE = 5.0  # seconds for which a shard that does not come delays those that are needed after it
 
 _RETRIES = 5  # times that what failed ahead of its use is tried again, after twice, four times, ... the patience
-
-
-class LookAhead(NamedTuple):
-    """How far ahead of its reader a process has shards fetched."""
-
-    batches: int
-    bytes: float
-    """Of shards fetched and not yet used."""
-    lag: int = 8
-    """Batches by which another rank may be behind: its trainer has not taken what its workers have read."""
-
-
-def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> LookAhead:
-    """How far a process that makes batches looks ahead for shards to fetch.
-
-    Args:
-        predownload: samples for each worker, as the dataset was given them; None: some samples, bounded in bytes.
-        batch_size: samples of a batch on this rank.
-        workers: processes that make batches of this rank in turn.
-    """
-    lag = max(8, 4 * workers)  # each has some batches ready, 2 as a rule
-    if predownload is None:
-        return LookAhead(max(8, _SAMPLES // batch_size), _BYTES, lag)
-    return LookAhead(math.ceil(predownload / batch_size) * workers, math.inf, lag)
 
 
 class Prefetcher:
@@ -131,6 +92,7 @@ class Prefetcher:
         self._uses = Uses()  # from the reader's batch on
         self._node_uses = Uses()  # by all ranks of the node, where the cache has a limit
         self._frontier = Frontier(size_of, room)
+        self._beyond: deque[tuple[int, list[int]]] = deque()  # own shards of the batches beyond it
         self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes) of what is fetched ahead
         self._bytes = 0  # their sum
         self._seen = -1  # last batch that was looked at
@@ -163,6 +125,7 @@ class Prefetcher:
             self._uses.clear()
             self._node_uses.clear()
             self._frontier.clear()
+            self._beyond.clear()
         self._upcoming = None
         self._first_uses.clear()
         self._bytes = 0
@@ -188,8 +151,8 @@ class Prefetcher:
                 self._refused.clear()
             self._lock.notify_all()
         self._look_ahead(batch)
+        self._enter(batch)
         with self._lock:
-            self._frontier.move(batch - self._ahead.lag, batch)
             self._start_threads()
             self._lock.notify_all()
             return [shard for shard in used if shard not in self._uses]
@@ -224,18 +187,32 @@ class Prefetcher:
                     of_node = own if item.of_node is None else list(dict.fromkeys(item.of_node.tolist()))
                     self._node_uses.add(self._seen, of_node)
                     self._frontier.add(self._seen, of_node)
-            for shard in new:
-                self._expect(shard)
+                    self._beyond.append((self._seen, own))
+            if self._is_limited:
+                self._enter(batch)
+            else:
+                for shard in new:
+                    self._expect(self._seen, shard)
 
-    def _expect(self, shard: int) -> None:
-        """Have a shard fetched of which no earlier batch in sight has had that done."""
+    def _enter(self, batch: int) -> None:
+        """Have fetched what a limit has room for from now on: what was present before may have been evicted since."""
+        with self._lock:
+            self._frontier.move(batch - self._ahead.lag, batch)
+        while self._beyond and self._beyond[0][0] <= self._frontier.batch:
+            first, shards = self._beyond.popleft()
+            for shard in shards:
+                if self._uses.next_of(shard) == first:
+                    self._expect(first, shard)
+
+    def _expect(self, first: int, shard: int) -> None:
+        """Have a shard fetched that batch `first` uses, of which that has not been said before."""
         if not self._is_present(shard):
             size = self._size_of(shard)
-            self._first_uses.append((self._seen, size))
+            self._first_uses.append((first, size))
             self._bytes += size
             with self._lock:
                 if shard not in self._running and shard not in self._queued:
-                    self._queue.append((self._seen, shard))
+                    bisect.insort(self._queue, (first, shard))  # what was refused may be for later
                     self._queued.add(shard)
                     self._start_threads()
                     self._lock.notify()

@@ -16,9 +16,11 @@ from torch.utils.data import default_collate
 
 from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.bad_shards import BadShards
-from headrace.dataset.prefetch import LookAhead, Prefetcher, Upcoming
+from headrace.dataset.look_ahead import LookAhead
+from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.progress import Progress
 from headrace.dataset.stream import Stream
+from headrace.dataset.upcoming import Upcoming
 from headrace.errors import CacheError, CollateError, FormatError, HeadraceError, StorageError
 from headrace.format import ColumnBatch, Schema, ShardReader, open_shard
 from headrace.order import SampleMap

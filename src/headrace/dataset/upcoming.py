@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.prefetch import UpcomingBatch
 from headrace.order import BatchPlan, Topology
 
 if TYPE_CHECKING:
     from headrace.dataset.dataset import StreamingDataset
 
-__all__ = ['knows_of_node', 'upcoming_batches']
+__all__ = ['Upcoming', 'UpcomingBatch', 'knows_of_node', 'upcoming_batches']
 
 _CHUNK = 64  # batches of a rank's size whose ids are worked out together
+
+
+class UpcomingBatch(NamedTuple):
+    """A batch that comes, and the shards that it reads; int64, repeats allowed."""
+
+    number: int
+    shards: npt.NDArray[np.int64]
+    of_node: npt.NDArray[np.int64] | None = None
+    """Those that all ranks of the node read for it, which matters where the cache has a limit; None: the same."""
+
+
+Upcoming = Iterator[UpcomingBatch]
+"""In the order of their numbers."""
 
 
 def knows_of_node(dataset: StreamingDataset, topology: Topology) -> bool:

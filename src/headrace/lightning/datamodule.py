@@ -307,10 +307,11 @@ class StreamingDataModule(HookedDataModule):
         self._callback.empty_epochs += self.position.pass_over_empty_epochs()
         # Lightning fits a few batches again and again: they must be the same ones.
         fixed_epoch = 0 if trainer.overfit_batches > 0 else None  # pyright: ignore[reportAttributeAccessIssue]
+        options = {'fixed_epoch': fixed_epoch, 'max_epochs': None if trainer.max_epochs == -1 else trainer.max_epochs}
         if len(sources) == 1:
-            return self._loader(PassLoader, sources[0], fixed_epoch=fixed_epoch, witness=self.position)
+            return self._loader(PassLoader, sources[0], witness=self.position, **options)
         loaders = [
-            self._loader(PassLoader, source, fixed_epoch=fixed_epoch, witness=position)
+            self._loader(PassLoader, source, witness=position, **options)
             for source, position in zip(sources, self.position.loaders, strict=True)
         ]
         for source, loader in zip(sources, loaders, strict=True):

@@ -38,7 +38,7 @@ class PassLoader(StreamingDataLoader):
     Args:
         dataset: as `StreamingDataLoader`'s.
         witness: told when a pass begins, before its first batch is read, and when a batch is handed out.
-        fixed_epoch, mark_streams, remainder, options: as `StreamingDataLoader`'s.
+        fixed_epoch, max_epochs, mark_streams, remainder, options: as `StreamingDataLoader`'s.
     """
 
     # Lightning makes a loader anew with what the names of `__init__` find among its attributes.
@@ -48,11 +48,19 @@ class PassLoader(StreamingDataLoader):
         *,
         witness: Witness,
         fixed_epoch: int | None = None,
+        max_epochs: int | None = None,
         mark_streams: bool = False,
         remainder: Remainder | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(dataset, fixed_epoch=fixed_epoch, mark_streams=mark_streams, remainder=remainder, **options)
+        super().__init__(
+            dataset,
+            fixed_epoch=fixed_epoch,
+            max_epochs=max_epochs,
+            mark_streams=mark_streams,
+            remainder=remainder,
+            **options,
+        )
         self.witness = witness
 
     @override

@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 
 from headrace.dataset.batch_reader import BatchReader, Feed
+from headrace.dataset.look_ahead import look_ahead
 from headrace.dataset.padding import marked
-from headrace.dataset.prefetch import Upcoming, UpcomingBatch, look_ahead
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.tolerant_reader import BadRows
-from headrace.dataset.upcoming import knows_of_node
+from headrace.dataset.upcoming import Upcoming, UpcomingBatch, knows_of_node
 from headrace.packing.dataset import DocumentCount, PackedDataset
 from headrace.packing.lane import Document
 from headrace.packing.lanes import Lanes, place_of
@@ -92,7 +92,15 @@ class PackedReader(BatchReader):
 
     # -- in the process that iterates --------------------------------------------------------------------------------
 
-    def deliveries(self, plan: BatchPlan, epoch: int, start: int, feed: Feed) -> Iterator[Delivery]:
+    def deliveries(
+        self,
+        plan: BatchPlan,
+        epoch: int,
+        start: int,
+        feed: Feed,
+        *,
+        is_last_epoch: bool = True,  # noqa: ARG002 - documents have no end
+    ) -> Iterator[Delivery]:
         """Batches of a pass."""
         lanes = self._packed.run.lanes
         replicas = self._topology.replicas

@@ -1,0 +1,40 @@
+"""The sample ids of a pass, batch by batch, as the process needs them that reads it or looks ahead in it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.order import BatchPlan
+
+__all__ = ['PassIds']
+
+_CHUNK = 64  # batches whose ids are worked out together
+_FEWEST_CHUNKS = 4
+
+
+class PassIds:
+    """Ids of one rank's batches."""
+
+    def __init__(self, plan: BatchPlan, rows: int, ahead: int) -> None:
+        """Take a plan, the samples of a batch on this rank, and how many batches are looked ahead."""
+        self.plan = plan
+        """Of the pass."""
+        self._rows = rows
+        self._most_chunks = _FEWEST_CHUNKS + ahead // _CHUNK
+        self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
+
+    def of(self, number: int) -> npt.NDArray[np.int64]:
+        """Ids of a batch; int64[rows], the epoch's last one may be shorter."""
+        chunk, place = divmod(number, _CHUNK)
+        ids = self._chunks.get(chunk)
+        if ids is None:
+            batches = range(chunk * _CHUNK, self.plan.num_batches)[:_CHUNK]
+            ids = self.plan.order.at(np.concatenate([self.plan.positions(batch) for batch in batches]))
+            self._chunks[chunk] = ids
+            # What the look-ahead has found is read from here later, up to some samples; more would be without use.
+            while len(self._chunks) > self._most_chunks:
+                self._chunks.popitem(last=False)
+        return ids[place * self._rows : (place + 1) * self._rows]

@@ -1,0 +1,102 @@
+"""What the next epoch reads first is fetched while the last batches of an epoch are read, if there is to be another."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+
+SAMPLES, IN_SHARD, BATCH = 400, 20, 8
+SHARDS = SAMPLES // IN_SHARD
+
+
+@pytest.fixture(scope='module')
+def remote(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('remote')
+    with MDSWriter(out=str(folder), columns={'id': 'int', 'x': 'ndarray:int32:400'}, size_limit=32_500) as writer:
+        for number in range(SAMPLES):
+            writer.write({'id': number, 'x': np.full(400, number, np.int32)})
+    assert len(list(folder.glob('*.mds'))) == SHARDS
+    return folder
+
+
+@pytest.fixture
+def make(remote, tmp_path):
+    """A loader; when an epoch is read, the cache has not what the next one begins with."""
+
+    def loader(**options):
+        dataset = StreamingDataset(
+            remote=str(remote),
+            local=str(tmp_path / 'l'),
+            cache_limit=12 * 33_000,
+            shuffle=True,
+            shuffle_block_size=20,
+            num_canonical_nodes=2,
+            batch_size=BATCH,
+        )
+        return StreamingDataLoader(dataset, **options)
+
+    return loader
+
+
+def of_epoch(loader, epoch):
+    """Sample ids of an epoch's batches."""
+    plan = loader.plan(epoch)
+    return [plan.ids(number).tolist() for number in range(plan.num_batches)]
+
+
+def is_there(loader, ids):
+    shards, _ = loader.dataset.locate(np.asarray(ids))
+    return all(map(loader.dataset.pool.is_present, set(shards.tolist())))
+
+
+@pytest.mark.parametrize('workers', [0, 1, 2])
+def test_the_first_shards_of_the_next_epoch_are_there_when_it_begins(make, workers):
+    loader = make(num_workers=workers, persistent_workers=workers > 0, max_epochs=3)
+    # Before anything is read, as it settles what is.
+    wanted = [of_epoch(loader, epoch) for epoch in range(3)]
+    for epoch, (this, following) in enumerate(itertools.pairwise([*wanted, []])):
+        got = []
+        for batch in loader:
+            got.append(batch['id'].tolist())
+            if len(got) == len(this):
+                until = time.monotonic() + 20
+                while following and not is_there(loader, following[0] + following[1]):
+                    assert time.monotonic() < until
+                    time.sleep(0.01)
+        assert got == this, epoch
+
+
+@pytest.mark.parametrize('options', [{}, {'max_epochs': 1}, {'max_epochs': 2, 'num_workers': 1}])
+def test_else_nothing_is_fetched_that_the_epoch_does_not_read(make, options):
+    """Where nobody says that another epoch follows, or workers end with this one."""
+    loader = make(**options)
+    wanted = of_epoch(loader, 0)
+    needed = {shard for ids in wanted for shard in loader.dataset.locate(np.asarray(ids))[0].tolist()}
+    assert [batch['id'].tolist() for batch in loader] == wanted
+    time.sleep(0.2)
+    assert loader.stats().shards_fetched == len(needed)
+
+
+def test_a_pass_that_is_left_begins_the_next_epoch_as_ever(make):
+    loader = make(max_epochs=2)
+    wanted = of_epoch(loader, 1)
+    plan = loader.plan(0)
+    for number, _ in enumerate(loader):
+        if number == plan.num_batches - 2:  # the look-ahead is in the next epoch
+            break
+    assert [batch['id'].tolist() for batch in loader] == wanted
+
+
+def test_a_state_loaded_in_between_holds(make):
+    loader = make(num_workers=1, persistent_workers=True, max_epochs=5)
+    wanted = [of_epoch(loader, epoch) for epoch in (0, 1, 3)]
+    assert [batch['id'].tolist() for batch in loader] == wanted[0]
+    loader.load_state_dict({**loader.state_dict(), 'epoch': 3, 'sample_in_epoch': 0})
+    assert [batch['id'].tolist() for batch in loader] == wanted[2]
+    loader.load_state_dict({**loader.state_dict(), 'epoch': 1, 'sample_in_epoch': 5 * loader.global_batch_size})
+    assert [batch['id'].tolist() for batch in loader] == wanted[1][5:]
