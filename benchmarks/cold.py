@@ -176,7 +176,10 @@ def headrace_loader(run: Mapping[str, Any]) -> Any:
         num_canonical_nodes=run['canonical_nodes'],
         cache_limit=run.get('cache_limit'),
     )
-    return StreamingDataLoader(dataset, batch_size=run['batch'], num_workers=WORKERS)
+    epochs = run.get('epochs', 1)
+    return StreamingDataLoader(
+        dataset, batch_size=run['batch'], num_workers=WORKERS, persistent_workers=epochs > 1, max_epochs=epochs
+    )
 
 
 def mosaicml_loader(run: Mapping[str, Any]) -> Any:

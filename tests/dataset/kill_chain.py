@@ -167,6 +167,9 @@ def train(chain: Chain, leg: Leg, rank: int, together: Barrier) -> None:
     loader = StreamingDataLoader(
         dataset,
         num_workers=leg.workers,
+        # Workers that live on look ahead into the next epoch.
+        persistent_workers=leg.workers > 0 and leg.number % 2 == 1,
+        max_epochs=sys.maxsize if leg.last_epoch is None else leg.last_epoch + 1,
         worker_init_fn=partial(note_worker, str(leg.folder)) if leg.workers else None,
     )
     if leg.state is not None:

@@ -56,7 +56,7 @@ def main(remote: Path, cache: str, workers: int, epochs: int, limit: float, *, p
         cache_limit=int(limit * size) + (remote / 'index.json').stat().st_size if limit else None,
         validate_hash='sha1',
     )
-    loader = StreamingDataLoader(dataset, num_workers=workers, persistent_workers=persistent)
+    loader = StreamingDataLoader(dataset, num_workers=workers, persistent_workers=persistent, max_epochs=epochs)
     parent: list[dict[str, int]] = []
     children: list[list[dict[str, int]]] = []
     for _ in range(epochs):
