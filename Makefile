@@ -10,8 +10,8 @@ NEXT_TORCH := torch==2.13.0
 
 STORE := local
 OUT := demo-output
-# Processes that run tests.
-JOBS := $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# Processes that run tests, which wait for a quarter of their time: for servers, for other processes, for time-outs.
+JOBS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 / 2 )))
 PYTEST := -m pytest -n $(JOBS) --dist worksteal --durations 10
 # Fewer examples for each property, where the versions of things are all that differs from the main environment.
 FEW := --hypothesis-profile few
