@@ -230,6 +230,29 @@ def test_under_a_limit_what_was_there_and_is_no_more_is_fetched_when_there_is_ro
     assert network.has_begun(0, 1, 2, 3, 4)
 
 
+def test_under_a_limit_what_is_evicted_although_it_is_needed_soon_is_fetched_again(network, prefetcher):
+    network.let(*range(9))
+    one = prefetcher([[0], [1], [2], [3], [4]], width=8, room=4 * SIZE)
+    one.advance(0)
+    assert network.has_begun(0, 1, 2, 3)
+    network.present.discard(2)
+    one.advance(1)
+    assert network.has_begun(0, 1, 2, 3, 2)
+    one.advance(2)
+    assert network.has_begun(0, 1, 2, 3, 2)
+    assert one._bytes == SIZE  # of shard 3, which comes next
+
+
+def test_under_a_limit_bytes_ahead_are_bounded_also_of_what_was_there_before(network, prefetcher):
+    network.present.update(range(100))
+    one = prefetcher([[shard] for shard in range(100)], ahead=LookAhead(1000, 3 * SIZE, lag=0), room=20 * SIZE)
+    one.advance(0)
+    network.present.clear()
+    one.advance(50)
+    assert network.has_begun(50)
+    assert len(one._queue) + len(one._running) <= 4 + 16
+
+
 def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher):
     one = prefetcher([[number, number + 10] for number in range(9)], room=SIZE)
     one.advance(0)
@@ -297,7 +320,7 @@ def test_what_another_rank_may_not_have_read_yet_is_not_out_of_use(network, pref
 
 def test_a_shard_that_another_process_fetches_is_left_to_it(network, prefetcher):
     network.outcomes[0] = [Fetched.ELSEWHERE]
-    one = prefetcher([[0], [1]], width=2)
+    one = prefetcher([[0], [0, 1]], width=2)
     one.advance(0)
     assert network.has_begun(0, 1)
     one.advance(1)
@@ -343,7 +366,7 @@ def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
     one.advance(0)
     assert network.has_begun(0)
     one.wait(0)
-    one._has_room = True
+    one._no_room_until = 0.0
     assert network.has_begun(0)
     network.present.add(0)
     one.has_shard()
@@ -362,6 +385,42 @@ def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefet
     assert network.has_begun(1, 1, 1)
     network.let(1)
     assert network.has_begun(1, 1, 1, 2)
+
+
+def test_without_room_it_is_tried_again_also_while_the_reader_rests(network, prefetcher, monkeypatch):
+    """As between two epochs."""
+    monkeypatch.setattr('headrace.dataset.prefetch._NO_ROOM', 0.2)
+    network.present.add(0)
+    network.outcomes[1] = [Fetched.NO_ROOM, Fetched.NO_ROOM]
+    network.let(1, 2)
+    one = prefetcher([[0], [1], [2]])
+    one.advance(0)
+    wait_until(lambda: {0, 1, 2} <= network.present)
+    assert network.begun == [1, 1, 1, 2]
+
+
+def test_what_was_refused_and_is_needed_no_more_is_in_nobodys_way(network, prefetcher):
+    """Another worker has read its batch since."""
+    network.outcomes[1] = [Fetched.NO_ROOM] * 99
+    network.let(*range(9))
+    one = prefetcher([[0], [1], [2], [3], [4]])
+    one.advance(0)
+    wait_until(lambda: 1 in network.begun)
+    one.advance(2)
+    wait_until(lambda: {2, 3, 4} <= network.present)
+    assert network.begun == [0, 1, 2, 3, 4]
+
+
+def test_a_shard_is_asked_for_once_although_it_was_refused(network, prefetcher):
+    network.outcomes[1] = [Fetched.ELSEWHERE] * 3
+    network.let(*range(9))
+    one = prefetcher([[0], [1], [2], [1], [3], [1]], width=8, room=9 * SIZE)
+    for at in range(6):
+        one.advance(at)
+        time.sleep(0.03)
+        assert len(set(one._queue)) == len(one._queued) == len(one._queue)
+    wait_until(lambda: not one._running)
+    assert all(thread.is_alive() for thread in one._threads)
 
 
 def test_bytes_ahead_are_bounded_and_two_shards_always_may_be(network, prefetcher):

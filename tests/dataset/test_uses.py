@@ -31,6 +31,9 @@ def test_uses_are_those_of_the_batches_in_sight(batches, data):
             in_sight = {batch: shards for batch, shards in in_sight.items() if batch >= before}
             left = {shard for shards in in_sight.values() for shard in shards}
             assert sorted(uses.drop_before(before)) == sorted(dropped - left)
+        after, until, count = (data.draw(st.integers(0, number + 2)) for _ in range(3))
+        between = [shards for batch, shards in in_sight.items() if after < batch <= until]
+        assert uses.soonest(count, after=after, until=until) == list(dict.fromkeys(sum(between, [])))[:count]
         for shard in range(9):
             expected = min((batch for batch, shards in in_sight.items() if shard in shards), default=math.inf)
             assert uses.next_of(shard) == expected

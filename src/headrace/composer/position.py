@@ -93,9 +93,9 @@ class StreamingPosition(Callback):
                 'position without them.'
             )
         _followed.add(loader)
-        if isinstance(loader, StreamingDataLoader):
-            duration = state.max_duration
-            loader.max_epochs = int(duration) if duration is not None and duration.unit == TimeUnit.EPOCH else None
+        duration = state.max_duration
+        if isinstance(loader, StreamingDataLoader) and duration is not None and duration.unit == TimeUnit.EPOCH:
+            loader.max_epochs = int(duration)
         _shorten_as_mosaicml(state, loader, dataset)
         if self._subset is None and dataset.skip:
             # Composer tells a subset from a whole epoch no more; epochs differ, and it asked for the length of one.

@@ -37,8 +37,8 @@ class BatchKey(NamedTuple):
     epoch: int
     start: int
     number: int
-    is_in_last_epoch: bool = True
-    """Whether nothing is read after this epoch, as far as anybody knows."""
+    goes_on: bool = False
+    """Whether who reads it reads the next epoch, too."""
 
 
 class BatchReader(Dataset[Any]):
@@ -87,10 +87,10 @@ class BatchReader(Dataset[Any]):
         )
 
     def deliveries(
-        self, plan: BatchPlan, epoch: int, start: int, feed: Feed, *, is_last_epoch: bool = True
+        self, plan: BatchPlan, epoch: int, start: int, feed: Feed, *, goes_on: bool = False
     ) -> Iterator[Delivery]:
         """The batches of a pass, in the process that iterates."""
-        return feed(BatchKey(epoch, start, number, is_last_epoch) for number in range(plan.num_batches))
+        return feed(BatchKey(epoch, start, number, goes_on) for number in range(plan.num_batches))
 
     def __getitem__(self, key: BatchKey) -> Delivery:
         if self._pass != key[:2] or key.number <= self._last:
@@ -152,7 +152,7 @@ class BatchReader(Dataset[Any]):
         # The other workers' batches, too, from the one on that is handed out first.
         first = key.number - key.number % workers
         self._dataset.pool.prefetch(
-            self._upcoming(self._ids, first, ahead.batches, None if key.is_in_last_epoch else epoch + 1),
+            self._upcoming(self._ids, first, ahead.batches, epoch + 1 if key.goes_on else None),
             first=first,
             ahead=ahead,
             progress=self._dataset.progress,

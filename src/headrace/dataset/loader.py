@@ -241,7 +241,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 tally.receive(delivery)
                 yield delivery
 
-        batches = reader.deliveries(plan, epoch, start, feed, is_last_epoch=not self._goes_on_after(epoch))
+        batches = reader.deliveries(plan, epoch, start, feed, goes_on=self._goes_on_after(epoch))
         if reader.packs_here or not self.num_workers:  # else workers' batches are pinned by PyTorch's thread
             batches = self._pinned(batches)
         owner, last = os.getpid(), plan.num_batches - 1

@@ -27,6 +27,8 @@ _FEWEST = 2  # shards ahead, however large they are
 _THREADS = 8  # shards being fetched, verified and unpacked at the same time; `storage.transfer` bounds the requests
 _WIDEST = 64  # shards that the processes of a rank have under way at most
 _POLL = 0.02  # seconds between two looks at whether another process is done
+_NO_ROOM = 0.5  # seconds after which what had no room is tried again, if the reader does not move on before
+_NEAR = 16  # shards needed next that are looked at again: a limit evicts by what it knew of their uses a while ago
 _PATIENCE = 5.0  # seconds for which a shard that does not come delays those that are needed after it
 
 _RETRIES = 5  # times that what failed ahead of its use is tried again, after twice, four times, ... the patience
@@ -82,7 +84,7 @@ class Prefetcher:
         self._failures: dict[int, int] = {}  # how many, of these
         self._elsewhere: dict[int, tuple[int, float]] = {}  # of these: first batch, and until when it delays others
         self._next_look = 0.0  # when to see what of these has come
-        self._has_room = True
+        self._no_room_until = 0.0  # when to try again what had no room
         self._pass = 0  # how many sequences were followed
         self._at = -1  # the reader's batch
         self._reader_fetches = False
@@ -139,23 +141,32 @@ class Prefetcher:
         while self._first_uses and self._first_uses[0][0] <= batch:
             self._bytes -= self._first_uses.popleft()[1]
         with self._lock:
-            self._at, self._reader_fetches, self._has_room = batch, False, True
+            self._at, self._reader_fetches, self._no_room_until = batch, False, 0.0
             used = self._uses.drop_before(batch)
             self._node_uses.drop_before(batch - self._ahead.lag)
-            now = time.monotonic()
-            self._refused.extend(item[1:] for item in self._later if item[0] <= now)
-            self._later = [item for item in self._later if item[0] > now]
-            if self._refused:
-                self._queued.update(shard for _, shard in self._refused)
-                self._queue = deque(sorted([*self._refused, *self._queue]))
-                self._refused.clear()
+            self._order_queue()
             self._lock.notify_all()
+        if self._is_limited:
+            self._enter(batch)
+            for shard in self._uses.soonest(_NEAR, after=batch, until=self._frontier.batch):
+                self._expect(int(self._uses.next_of(shard)), shard)
         self._look_ahead(batch)
-        self._enter(batch)
         with self._lock:
             self._start_threads()
             self._lock.notify_all()
             return [shard for shard in used if shard not in self._uses]
+
+    def _order_queue(self) -> None:
+        """Have what was refused, or failed a while ago, tried again, in the order of its use. Needs the lock."""
+        now = time.monotonic()
+        again = [item[1:] for item in self._later if item[0] <= now] + self._refused
+        if not again and not (self._queue and self._queue[0][0] < self._at):
+            return
+        self._later = [item for item in self._later if item[0] > now]
+        self._refused.clear()
+        self._queued.update(shard for _, shard in again)
+        self._queued = {shard for shard in self._queued if shard in self._uses and shard not in self._running}
+        self._queue = deque(sorted((int(self._uses.next_of(shard)), shard) for shard in self._queued))
 
     def _start_threads(self) -> None:
         """Start as many as could have something to do. Needs the lock."""
@@ -173,7 +184,7 @@ class Prefetcher:
         for _ in range(_SCAN):
             if self._upcoming is None or self._seen >= batch + self._ahead.batches:
                 return
-            if self._bytes >= self._ahead.bytes and len(self._first_uses) >= _FEWEST:
+            if self._is_far_enough:
                 return
             item = next(self._upcoming, None)
             if item is None:
@@ -182,40 +193,51 @@ class Prefetcher:
             self._seen = item.number
             own = list(dict.fromkeys(item.shards.tolist()))
             with self._lock:
+                held_all = self._frontier.holds_all
                 new = self._uses.add(self._seen, own)
                 if self._is_limited:
                     of_node = own if item.of_node is None else list(dict.fromkeys(item.of_node.tolist()))
                     self._node_uses.add(self._seen, of_node)
                     self._frontier.add(self._seen, of_node)
                     self._beyond.append((self._seen, own))
-            if self._is_limited:
-                self._enter(batch)
-            else:
+            if not self._is_limited:
                 for shard in new:
                     self._expect(self._seen, shard)
+            elif held_all:
+                self._enter(batch)
+
+    @property
+    def _is_far_enough(self) -> bool:
+        return self._bytes >= self._ahead.bytes and len(self._first_uses) >= _FEWEST
 
     def _enter(self, batch: int) -> None:
         """Have fetched what a limit has room for from now on: what was present before may have been evicted since."""
         with self._lock:
             self._frontier.move(batch - self._ahead.lag, batch)
         while self._beyond and self._beyond[0][0] <= self._frontier.batch:
+            if self._is_far_enough and self._beyond[0][0] > batch + 1:
+                return
             first, shards = self._beyond.popleft()
             for shard in shards:
                 if self._uses.next_of(shard) == first:
                     self._expect(first, shard)
 
     def _expect(self, first: int, shard: int) -> None:
-        """Have a shard fetched that batch `first` uses, of which that has not been said before."""
-        if not self._is_present(shard):
+        """Have a shard fetched that batch `first` uses, if it is not there and nobody has said so."""
+        if self._is_present(shard):
+            return
+        with self._lock:
+            if shard in self._queued or shard in self._running or shard in self._failed or shard in self._failures:
+                return
+            if any(item[1] == shard for item in self._refused):
+                return
             size = self._size_of(shard)
-            self._first_uses.append((first, size))
+            bisect.insort(self._first_uses, (first, size))
             self._bytes += size
-            with self._lock:
-                if shard not in self._running and shard not in self._queued:
-                    bisect.insort(self._queue, (first, shard))  # what was refused may be for later
-                    self._queued.add(shard)
-                    self._start_threads()
-                    self._lock.notify()
+            bisect.insort(self._queue, (first, shard))
+            self._queued.add(shard)
+            self._start_threads()
+            self._lock.notify()
 
     def wait(self, shard: int) -> None:
         """Wait until a shard that is being fetched is there. If it is not, the caller fetches it at once.
@@ -272,14 +294,19 @@ class Prefetcher:
 
     def _may_begin(self) -> bool:
         """Whether the first shard of the queue may be fetched now. Needs the lock."""
-        if not self._queue or not self._has_room:
+        now = time.monotonic()
+        if now < self._no_room_until:
+            return False
+        if self._no_room_until:
+            self._no_room_until = 0.0
+            self._order_queue()
+        if not self._queue:
             return False
         next_first = self._queue[0][0]
         if next_first <= self._at:
             return True
         if next_first > self._frontier.batch and self._is_limited:
             return False
-        now = time.monotonic()
         mine = sum(now < until for shard, until in self._running.items() if shard not in self._nearly_there)
         others = sum(
             first <= next_first and now < until and shard not in self._queued
@@ -289,7 +316,9 @@ class Prefetcher:
 
     def _longest_wait(self) -> float | None:
         """Seconds after which something may begin although nobody says so. Needs the lock."""
-        if not self._queue or not self._has_room:
+        if self._no_room_until:
+            return max(0.0, self._no_room_until - time.monotonic())
+        if not self._queue:
             return None
         return _POLL if self._elsewhere else _PATIENCE
 
@@ -368,6 +397,7 @@ class Prefetcher:
                 else:
                     self._refused.append((int(first), shard))
                     if outcome is Fetched.NO_ROOM:
-                        self._has_room = False  # for what is needed later, there is none either
+                        # For what is needed later, there is none either. The reader may rest, as between two epochs.
+                        self._no_room_until = time.monotonic() + _NO_ROOM
                     else:
                         self._elsewhere.setdefault(shard, (int(first), time.monotonic() + _PATIENCE))

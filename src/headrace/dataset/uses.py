@@ -54,6 +54,16 @@ class Uses:
                     uses.pop(0)
         return gone
 
+    def soonest(self, count: int, *, after: int, until: int) -> list[int]:
+        """So many shards at most of the batches after one and until another, in the order of their use."""
+        found: dict[int, None] = {}
+        for batch, shards in self._batches:
+            if batch > until or len(found) >= count:
+                break
+            if batch > after:
+                found.update(dict.fromkeys(shards))
+        return list(found)[:count]
+
     def next_of(self, shard: int) -> float:
         """Number of the first batch that uses a shard, inf if none does."""
         uses = self._of_shard.get(shard, math.inf)

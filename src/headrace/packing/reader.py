@@ -99,7 +99,7 @@ class PackedReader(BatchReader):
         start: int,
         feed: Feed,
         *,
-        is_last_epoch: bool = True,  # noqa: ARG002 - documents have no end
+        goes_on: bool = False,  # noqa: ARG002 - documents have no end
     ) -> Iterator[Delivery]:
         """Batches of a pass."""
         lanes = self._packed.run.lanes
