@@ -21,7 +21,6 @@ from headrace.storage import Fetched, Transfer
 
 __all__ = ['Prefetcher']
 
-
 _SCAN = 64  # batches looked at in one call at most, so that no single batch waits for the whole look-ahead
 _FEWEST = 2  # shards ahead, however large they are
 _THREADS = 8  # shards being fetched, verified and unpacked at the same time; `storage.transfer` bounds the requests
@@ -30,7 +29,6 @@ _POLL = 0.02  # seconds between two looks at whether another process is done
 _NO_ROOM = 0.5  # seconds after which what had no room is tried again, if the reader does not move on before
 _NEAR = 16  # shards needed next that are looked at again: a limit evicts by what it knew of their uses a while ago
 _PATIENCE = 5.0  # seconds for which a shard that does not come delays those that are needed after it
-
 _RETRIES = 5  # times that what failed ahead of its use is tried again, after twice, four times, ... the patience
 
 
@@ -182,9 +180,7 @@ class Prefetcher:
 
     def _look_ahead(self, batch: int) -> None:
         for _ in range(_SCAN):
-            if self._upcoming is None or self._seen >= batch + self._ahead.batches:
-                return
-            if self._is_far_enough:
+            if self._upcoming is None or self._seen >= batch + self._ahead.batches or self._is_far_enough:
                 return
             item = next(self._upcoming, None)
             if item is None:

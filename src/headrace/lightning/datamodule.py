@@ -310,10 +310,8 @@ class StreamingDataModule(HookedDataModule):
         options = {'fixed_epoch': fixed_epoch, 'max_epochs': None if trainer.max_epochs == -1 else trainer.max_epochs}
         if len(sources) == 1:
             return self._loader(PassLoader, sources[0], witness=self.position, **options)
-        loaders = [
-            self._loader(PassLoader, source, witness=position, **options)
-            for source, position in zip(sources, self.position.loaders, strict=True)
-        ]
+        both = zip(sources, self.position.loaders, strict=True)
+        loaders = [self._loader(PassLoader, source, witness=position, **options) for source, position in both]
         for source, loader in zip(sources, loaders, strict=True):
             if not len(loader) and not _opened(source).skip:
                 raise ConfigError(
