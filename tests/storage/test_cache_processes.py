@@ -167,18 +167,19 @@ class TestLimit:
     def test_who_needs_room_waits_for_a_reader_in_another_process(self, tmp_path):
         remote = make_remote(tmp_path / 'remote', 2)
         limit = SIZE + 1000
-        reading, done = FORK.Event(), FORK.Value('d', 0)
+        reading, waiting, done = FORK.Event(), FORK.Event(), FORK.Value('d', 0)
 
         def work(number):
             cache = cache_of(remote, tmp_path / 'cache', limit=limit)
             if number == 0:
                 with cache.acquire(remote.entries[0]):
                     reading.set()
-                    time.sleep(0.5)
+                    assert waiting.wait(30)
                     done.value = time.monotonic()
             else:
-                assert reading.wait(10)
+                assert reading.wait(30)
                 assert not cache.fetch(remote.entries[1], wait=False)
+                threading.Timer(0.5, waiting.set).start()
                 with cache.acquire(remote.entries[1]):
                     assert 0 < done.value <= time.monotonic()
                     assert cache.stats.seconds_waiting > 0

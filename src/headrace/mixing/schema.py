@@ -176,7 +176,9 @@ class WorkerConfig:
     """Batches that each worker holds ready. Left out: 2."""
 
     persistent_workers: bool = False
-    """Keep the workers from one epoch to the next."""
+    """Keep the workers from one epoch to the next. Under `cache_limit` they also fetch what the next one begins with,
+    where the trainer says how many epochs there are: Lightning by `max_epochs`, Composer by a `max_duration` in epochs,
+    a loop of your own by the loader's `max_epochs`."""
 
     pin_memory: bool = False
     """Copy batches into page-locked memory, for faster transfers to a GPU."""
