@@ -373,7 +373,8 @@ def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
     assert network.has_begun(0, 1)
 
 
-def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefetcher):
+def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefetcher, monkeypatch):
+    monkeypatch.setattr('headrace.dataset.prefetch._NO_ROOM', 60.0)
     network.present.add(0)
     network.outcomes[1] = [Fetched.NO_ROOM, Fetched.NO_ROOM]
     one = prefetcher([[0], [0], [0], [1], [2]])
