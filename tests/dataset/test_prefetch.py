@@ -284,6 +284,7 @@ def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network):
     wait_until(lambda: 9 in begun)
     one.follow(upcoming([[number] for number in range(10)]), first=0)
     one.advance(0)
+    wait_until(lambda: {0, 1, 2} <= network.present)
     let.set()
     wait_until(lambda: not one._running)
     one.advance(1)
