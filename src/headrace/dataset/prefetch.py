@@ -82,7 +82,7 @@ class Prefetcher:
         self._failures: dict[int, int] = {}  # how many, of these
         self._elsewhere: dict[int, tuple[int, float]] = {}  # of these: first batch, and until when it delays others
         self._next_look = 0.0  # when to see what of these has come
-        self._no_room_until = 0.0  # when to try again what had no room
+        self._no_room_until = 0.0  # when to try again what had no room; 0: there is room, as far as is known
         self._pass = 0  # how many sequences were followed
         self._at = -1  # the reader's batch
         self._reader_fetches = False
@@ -290,19 +290,14 @@ class Prefetcher:
 
     def _may_begin(self) -> bool:
         """Whether the first shard of the queue may be fetched now. Needs the lock."""
-        now = time.monotonic()
-        if now < self._no_room_until:
-            return False
-        if self._no_room_until:
-            self._no_room_until = 0.0
-            self._order_queue()
-        if not self._queue:
+        if not self._queue or self._no_room_until:
             return False
         next_first = self._queue[0][0]
         if next_first <= self._at:
             return True
         if next_first > self._frontier.batch and self._is_limited:
             return False
+        now = time.monotonic()
         mine = sum(now < until for shard, until in self._running.items() if shard not in self._nearly_there)
         others = sum(
             first <= next_first and now < until and shard not in self._queued
@@ -353,6 +348,9 @@ class Prefetcher:
         while True:
             self._look_elsewhere()
             with self._lock:
+                if 0 < self._no_room_until <= time.monotonic():
+                    self._no_room_until = 0.0
+                    self._order_queue()
                 if not self._closed and not self._may_begin():
                     self._lock.wait(self._longest_wait())
                 if self._closed:
