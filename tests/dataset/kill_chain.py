@@ -354,7 +354,10 @@ class Supervisor:
         self.report.verdict = str(verdict)
         assert verdict.is_exact, verdict
         assert (verdict.epochs, verdict.position) == (epoch + 2, 0)
-        assert {path.name for path in self.cache.iterdir()} <= self.files.keys(), 'something was left in the cache'
+        while self.orphaned:
+            self.look(run)
+        left = [str(path) for path in self.cache.rglob('*') if path.name not in self.files]
+        assert not left, f'left in the cache: {left}'
         self.check_files()
         return self.report
 

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from headrace.storage.fetch_lock import end_fetches
+
 __all__ = ['WorkerStart', 'end_with_parent']
 
 _SECONDS: Final = 1.0
@@ -44,6 +46,7 @@ def _watch() -> None:
     while os.getppid() == parent and (rank is None or rank.is_alive()):
         time.sleep(_SECONDS)
     time.sleep(_GRACE)
+    end_fetches()
     os._exit(1)
 
 

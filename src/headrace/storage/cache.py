@@ -4,7 +4,7 @@ A shard is *present* when its files stand under their final names; they get ther
 presence needs no other record and survives any crash. The modules around this one, by question:
 
 - `entry`: what is asked for? - `presence`: is it there? - `fetching`: how do its files come into being?
-- `mapped`: how are they read? - `keeping`: and for how long? - `locks`: who may fetch?
+- `mapped`: how are they read? - `keeping`: and for how long? - `fetch_lock`: who may fetch?
 - `limit`: is there room, and what has to go?
 
 Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A folder without a
@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CacheError, DiskFullError, HeadraceError
 from headrace.storage.entry import CacheEntry, CachePart
+from headrace.storage.fetch_lock import FetchLock, leave_clean, reclaim_fetches
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
 from headrace.storage.keeping import give_way
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
-from headrace.storage.locks import FetchLock, cannot_write, lock_file, reclaim_fetches
+from headrace.storage.locks import cannot_write, lock_file
 from headrace.storage.mapped import Lease, MappedFile, open_file, suspend_leases
 from headrace.storage.presence import PresentFiles
 from headrace.storage.protocol import Store, check_key
@@ -106,6 +107,8 @@ class ShardCache:
         self._known: dict[str, CacheEntry] = {}
         since = self._since if self.verify_present else None
         self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
+        if self.store is not None:
+            leave_clean(self.folder)
         self._shelf: Shelf | None = None
         if self._limit is not None and self.store is not None:
             self._shelf = Shelf(self.folder, self._entry_of or self._known.get, self.stats)

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.storage.locks import FETCHES, LEDGER, cannot_write, read_reservation
+from headrace.storage.fetch_lock import FETCHES, LEDGER, read_reservation
+from headrace.storage.locks import cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable

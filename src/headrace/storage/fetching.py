@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import CacheError, ChecksumError, FormatError
-from headrace.storage.locks import FetchLock, cannot_write
+from headrace.storage.fetch_lock import FetchLock, making_files
+from headrace.storage.locks import cannot_write
 from headrace.storage.mapped import check_inside
 from headrace.storage.retry import Retry
 from headrace.storage.transfer import Transfer, download
@@ -97,7 +98,9 @@ class Fetcher:
         store = self.store
         if store is None:
             raise missing(self.folder / key)
-        with open(target, 'w+b', buffering=0) as out:
+        with making_files():
+            out = open(target, 'w+b', buffering=0)  # noqa: SIM115 - it is, below
+        with out:
             download(store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
 
     def _download_raw(self, part: CachePart, raw: Path) -> None:
@@ -136,7 +139,8 @@ class Fetcher:
             raise ChecksumError(f'The compressed file has {size} bytes, the index gives {part.packed_size}.')
         if part.verify_packed:
             part.verify_packed(packed)
-        raw.unlink(missing_ok=True)
+        with making_files():  # as unpacking is about to do
+            raw.unlink(missing_ok=True)
         part.unpack(packed, raw, part.size)
         size = raw.stat().st_size
         if size != part.size:

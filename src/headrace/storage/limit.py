@@ -33,16 +33,8 @@ from headrace.storage.counting import (
     read_ledger,
     write_ledger,
 )
-from headrace.storage.locks import (
-    FetchLock,
-    cannot_write,
-    held,
-    lock_file,
-    locked_folders,
-    open_to_lock,
-    reclaim_fetches,
-    try_lock_file,
-)
+from headrace.storage.fetch_lock import FetchLock, reclaim_fetches
+from headrace.storage.locks import cannot_write, held, lock_file, locked_folders, open_to_lock, try_lock_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
