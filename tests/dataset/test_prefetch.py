@@ -243,6 +243,21 @@ def test_under_a_limit_what_is_evicted_although_it_is_needed_soon_is_fetched_aga
     assert one._bytes == SIZE  # of shard 3, which comes next
 
 
+def test_under_a_limit_what_failed_ahead_and_was_evicted_after_the_reader_had_it_is_fetched_again(network, prefetcher):
+    network.let(*range(9))
+    network.outcomes[1] = [KeyError('no luck')]
+    one = prefetcher([[0], [1], [2], [1]], width=8, room=4 * SIZE)
+    one.advance(0)
+    assert network.has_begun(0, 1, 2)
+    one.advance(1)
+    one.wait(1)  # returns: it is the reader's
+    network.present.add(1)
+    one.has_shard()
+    network.present.discard(1)
+    one.advance(2)
+    assert network.has_begun(0, 1, 2, 1)
+
+
 def test_under_a_limit_bytes_ahead_are_bounded_also_of_what_was_there_before(network, prefetcher):
     network.present.update(range(100))
     one = prefetcher([[shard] for shard in range(100)], ahead=LookAhead(1000, 3 * SIZE, lag=0), room=20 * SIZE)

@@ -254,10 +254,12 @@ class Prefetcher:
                 self._refused = [item for item in self._refused if item[1] != shard]
                 self._reader_fetches = True
             elif any(item[2] == shard for item in self._later):
-                self._later = [item for item in self._later if item[2] != shard]
                 self._reader_fetches = True
             while shard in self._running:
                 self._lock.wait()
+            # The reader gets it now, or ends the run; after that it may be fetched ahead again.
+            self._later = [item for item in self._later if item[2] != shard]
+            self._failures.pop(shard, None)
             self._lock.notify_all()
             failure = self._failed.pop(shard, None)
         if failure is not None:
