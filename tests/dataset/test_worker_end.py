@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from processes import run_program
+from headrace import StreamingDataLoader, StreamingDataset
+from headrace.storage import register_store, resolve
+from headrace.storage.local import LocalStore
+from processes import end_well, run_program
 
 
 @pytest.mark.once
@@ -40,3 +47,53 @@ def test_what_is_fetched_ahead_as_they_end_leaves_nothing(make_dataset, tmp_path
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {'.lock', '.raw'}
     assert sorted(path.name for path in (tmp_path / 'local').iterdir()) == ['index.json', 'shard.00000.mds']
+
+
+def test_idle_threads_of_an_executor_keep_no_worker(make_dataset):
+    executors: list[ThreadPoolExecutor] = []
+
+    def begin(_: int) -> None:
+        executors.append(ThreadPoolExecutor(2))
+        assert list(executors[0].map(abs, [-1, -2])) == [1, 2]
+
+    dataset = StreamingDataset(local=str(make_dataset('data', 20)), batch_size=4)
+    loader = StreamingDataLoader(dataset, num_workers=1, worker_init_fn=begin, multiprocessing_context='fork')
+    workers = [worker for _ in loader for worker in multiprocessing.active_children()]
+    assert workers
+    assert {worker.exitcode for worker in workers} == {0}  # PyTorch ends those that do not end with SIGTERM
+
+
+class SlowStore(LocalStore):
+    """A folder whose shards take a while."""
+
+    def get(self, key, out, **how):
+        time.sleep(0.0 if key == 'index.json' else 0.1)
+        return super().get(key, out, **how)
+
+
+@pytest.mark.once
+def test_a_thread_that_is_waited_for_reads_on_as_its_process_ends(make_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
+    register_store('slow', lambda url, _: SlowStore(url.removeprefix('slow://')))
+    remote, out = make_dataset('remote', 60, per_shard=5), tmp_path / 'read'
+
+    def work():
+        dataset = StreamingDataset(
+            remote=f'slow://{remote}', local=str(tmp_path / 'local'), batch_size=20, shuffle=True
+        )
+        begun = threading.Event()
+
+        def read():
+            with out.open('w', buffering=1) as file:
+                for sample in dataset:
+                    file.write(f'{sample["id"]}\n')
+                    begun.set()
+
+        threading.Thread(target=read).start()
+        assert begun.wait(20)
+
+    child = multiprocessing.get_context('fork').Process(target=work)
+    child.start()
+    end_well([child], 60)
+    assert sorted(map(int, out.read_text().split())) == list(range(60))
+    assert not (tmp_path / 'local/.headrace').exists()

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ from headrace.errors import ConfigError
 from headrace.storage import CacheLimit, Retry, ShardCache, stats
 from headrace.storage.stats import CacheStats
 from headrace.testing.stores import CountingStore, FaultyStore
-from processes import clean_environment, run_program
 
 pytestmark = pytest.mark.once
 
@@ -301,138 +299,6 @@ class TestKill:
         go_on.set()
         thread.join()
         assert names(tmp_path / 'cache') == sorted(remote.data)
-
-
-class TestEnd:
-    """Processes that end, with threads that fetch."""
-
-    @pytest.mark.parametrize('moment', [1, 7, 15, 19])
-    @pytest.mark.parametrize('packed', [False, True])
-    def test_nothing_is_left_of_fetches_in_daemon_threads(self, tmp_path, packed, moment):
-        remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)
-        state = tmp_path / 'cache/.headrace'
-        steps = FORK.Semaphore(0)
-
-        def slowly(data, out):
-            for begin in range(0, len(data), 4000):
-                steps.release()
-                out.write(data[begin : begin + 4000])
-                time.sleep(0.0005)
-            steps.release()
-
-        def end_in_the_middle():
-            store = FaultyStore(remote.store, [slowly] * 100)
-            cache = cache_of(remote, tmp_path / 'cache', store=store, limit=9 * SIZE)
-            for half in (remote.entries[:2], remote.entries[2:]):
-                threading.Thread(target=lambda of=half: [*map(cache.fetch, of)], daemon=True).start()
-            for _ in range(moment):
-                assert steps.acquire(timeout=20)
-            assert state.exists()
-
-        child = FORK.Process(target=end_in_the_middle)
-        child.start()
-        child.join(60)
-        assert child.exitcode == 0
-        assert all((tmp_path / 'cache' / name).read_bytes() == remote.data[name] for name in names(tmp_path / 'cache'))
-        assert not state.exists() or [path.name for path in state.iterdir()] == ['ledger']
-
-    def test_nothing_is_left_of_a_program(self, tmp_path):
-        environ = clean_environment()
-        environ['PYTHONPATH'] += f'{os.pathsep}{Path(__file__).parent}'
-        done = run_program([sys.executable, '-c', PROGRAM, str(tmp_path)], environ=environ)
-        assert done.returncode == 0, done.stderr
-        # Who reads as the process ends still can.
-        assert done.stdout.split() == ['.headrace', 'True']
-        assert names(tmp_path / 'cache') == ['shard.00001.mds']
-        assert not (tmp_path / 'cache/.headrace').exists()
-
-    def test_what_others_fetch_goes_on_and_what_waits_takes_over(self, tmp_path):
-        remote = make_remote(tmp_path / 'remote', 2)
-        inside, go_on = FORK.Semaphore(0), tmp_path / 'go on'
-
-        class Slow(CountingStore):
-            def get(self, key, out, **how):
-                inside.release()
-                until = time.monotonic() + 20
-                while not go_on.exists() and time.monotonic() < until:
-                    time.sleep(0.001)
-                return super().get(key, out, **how)
-
-        def begin(number):
-            cache = cache_of(remote, tmp_path / 'cache', store=Slow(remote.store))
-            thread = threading.Thread(target=cache.fetch, args=(remote.entries[number],), daemon=not number)
-            thread.start()
-            assert inside.acquire(timeout=20)
-
-        other = FORK.Process(target=begin, args=(1,))  # its thread is waited for
-        other.start()
-        while not (tmp_path / 'cache/.headrace').exists():
-            time.sleep(0.001)
-        leaving = FORK.Process(target=begin, args=(0,))
-        leaving.start()
-        leaving.join(60)
-        cache = cache_of(remote, tmp_path / 'cache')
-        with cache.acquire(remote.entries[0]) as lease:
-            remote.check(lease)
-        go_on.touch()
-        other.join(60)
-        assert (leaving.exitcode, other.exitcode) == (0, 0)
-        assert names(tmp_path / 'cache') == sorted(remote.data)
-
-    def test_what_a_killed_child_left_is_removed_as_its_parent_ends(self, tmp_path):
-        remote = make_remote(tmp_path / 'remote', 1)
-        started = FORK.Event()
-
-        class Stuck(CountingStore):
-            def get(self, key, out, **how):
-                out.write(b'half')
-                started.set()
-                time.sleep(100)
-
-        def parent():
-            cache = cache_of(remote, tmp_path / 'cache', store=Stuck(remote.store))
-            child = FORK.Process(target=cache.fetch, args=(remote.entries[0],))
-            child.start()
-            assert started.wait(20)
-            child.kill()
-            child.join()
-            assert len(names(tmp_path / 'cache')) == 2
-
-        process = FORK.Process(target=parent)
-        process.start()
-        process.join(60)
-        assert process.exitcode == 0
-        assert not names(tmp_path / 'cache')
-
-
-PROGRAM = """
-import atexit, multiprocessing.util, sys, threading, time
-from pathlib import Path
-from shards import cache_of, make_remote, names
-from headrace.testing.stores import CountingStore
-
-folder = Path(sys.argv[1])
-remote = make_remote(folder / 'remote', 2)
-halfway = threading.Event()
-
-class Stuck(CountingStore):
-    def get(self, key, out, **how):
-        out.write(b'half')
-        halfway.set()
-        time.sleep(100)
-
-def read():
-    print(cache_of(remote, folder / 'cache').fetch(remote.entries[1]).name == 'PRESENT')
-
-# Before what multiprocessing registered there, and thus run after it.
-atexit.unregister(multiprocessing.util._exit_function)
-atexit.register(read)
-atexit.register(multiprocessing.util._exit_function)
-stuck = cache_of(remote, folder / 'cache', store=Stuck(remote.store))
-threading.Thread(target=stuck.fetch, args=(remote.entries[0],), daemon=True).start()
-assert halfway.wait(20)
-print(*{name.partition('/')[0] for name in names(folder / 'cache')})
-"""
 
 
 class TestFork:

@@ -18,9 +18,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
-from headrace.storage.fetch_lock import end_fetches
+from headrace.storage.fetch_lock import end_fetches, end_threads
 
 __all__ = ['WorkerStart', 'end_with_parent']
 
@@ -46,16 +47,19 @@ def _watch() -> None:
     while os.getppid() == parent and (rank is None or rank.is_alive()):
         time.sleep(_SECONDS)
     time.sleep(_GRACE)
-    end_fetches()
-    os._exit(1)
+    try:
+        # In a thread, as the file system may not answer.
+        clearing = threading.Thread(target=partial(end_fetches, everywhere=True), daemon=True)
+        clearing.start()
+        clearing.join(_SECONDS)
+    finally:
+        os._exit(1)
 
 
 def _end_at_once() -> None:
     if sys.exc_info()[0] is not None:
         return  # this process fails, and says so by its exit status
-    for thread in threading.enumerate():
-        if not thread.daemon and thread is not threading.current_thread():
-            thread.join()
+    end_threads()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

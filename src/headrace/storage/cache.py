@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CacheError, DiskFullError, HeadraceError
 from headrace.storage.entry import CacheEntry, CachePart
-from headrace.storage.fetch_lock import FetchLock, leave_clean, reclaim_fetches
+from headrace.storage.fetch_lock import FetchLock, ProcessEndsError, leave_clean, reclaim_fetches
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
 from headrace.storage.keeping import give_way
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
@@ -47,7 +47,7 @@ class Fetched(enum.Enum):
 
     PRESENT = 'present'
     ELSEWHERE = 'elsewhere'
-    """Another process is fetching it."""
+    """Another process is fetching it; or this thread may not, as it ends with the process."""
     NO_ROOM = 'no room'
     """Under the limit there is none, unless something goes that is needed sooner or is in use."""
 
@@ -146,7 +146,10 @@ class ShardCache:
         """
         self._note(entry)
         while self._files.absent(entry) or not self._files.verify(entry):
-            outcome = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
+            try:
+                outcome = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
+            except ProcessEndsError:  # it is left to a reader, should there be one
+                return Fetched.ELSEWHERE
             if outcome is Fetched.ELSEWHERE:
                 return Fetched.ELSEWHERE
             if isinstance(outcome, NoRoom):

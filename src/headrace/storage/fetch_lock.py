@@ -1,9 +1,9 @@
 """The right to fetch an entry of a cache folder, and what becomes of fetches that end in the middle.
 
 All that a fetch writes stands in ``.headrace`` until it gets its final name, beside a lock file that exists while the
-fetch runs. Three ways to end leave nothing that stays: a fetch that fails removes its files; a process that ends
-removes those of its daemon threads, which end in the middle (`end_fetches`); and what a killed one left is
-removed by the next process that fetches into the folder, runs short of room there, or ends.
+fetch runs. Nothing of it stays, however it ends. A fetch that fails removes its files. A process that ends removes
+those of its daemon threads, which end in the middle (`end_fetches`). What a killed process left is removed by the next
+one that fetches into the folder, runs short of room there, or ends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ __all__ = [
     'FETCHES',
     'LEDGER',
     'FetchLock',
+    'ProcessEndsError',
     'end_fetches',
+    'end_threads',
     'leave_clean',
     'making_files',
     'read_reservation',
@@ -56,20 +58,29 @@ _LATE: Final = -900
 _folders: set[Path] = set()
 """Cache folders that this process, or its parent, has used."""
 _under_way: set[FetchLock] = set()
-"""Fetches in daemon threads of this process."""
-_ends = False
-_making = threading.Lock()
-"""Held by a daemon thread that makes a file, so that it is known to whoever ends the process, or not made."""
-_registered = 0  # process that has the finalizer; a forked one has not
+"""Fetches of this process."""
+_daemons_end = False
+_all_end = False
+_making = threading.RLock()
+"""Held by who makes a file of a fetch, so that it is known to who ends the process, or not made."""
+_PATIENCE: Final = 1.0
+"""Seconds for which who ends the process waits for a thread; it may hang in a file system that does not answer."""
+_registered = 0
+"""The process that has the finalizer; a forked one has not."""
 
 
 def _start_anew() -> None:
-    global _ends, _making
+    global _daemons_end, _all_end, _making, _registered  # noqa: PLW0603 - they are the process' own
     _under_way.clear()
-    _ends, _making = False, threading.Lock()
+    _daemons_end = _all_end = False
+    _making, _registered = threading.RLock(), 0
 
 
 os.register_at_fork(after_in_child=_start_anew)
+
+
+class ProcessEndsError(SystemExit):
+    """Ends, without a word, a thread of a process that ends: what it fetches or is about to fetch comes to nothing."""
 
 
 def leave_clean(folder: Path) -> None:
@@ -79,23 +90,45 @@ def leave_clean(folder: Path) -> None:
     if _registered != os.getpid():
         _registered = os.getpid()
         # Also run by workers, where nothing of `atexit` is; and in a trainer after its workers were made to end.
-        multiprocessing.util.Finalize(None, end_fetches, exitpriority=_LATE)
+        multiprocessing.util.Finalize(None, _at_end, exitpriority=_LATE)
 
 
-def end_fetches() -> None:
+def _at_end() -> None:
+    end_threads()
+    end_fetches()
+
+
+def end_threads() -> None:
+    """Wait for this process' threads, as it ends; daemons excepted, and idle ones of executors, which are told to end.
+
+    It is what multiprocessing does in a child after its finalizers, and the interpreter before.
+    """
+    vars(threading)['_shutdown']()
+
+
+def end_fetches(*, everywhere: bool = False) -> None:
     """Remove what stands in this process' cache folders of fetches that do not go on; its own among them.
 
-    For a process that ends, and with it its daemon threads, wherever they are. They make no more files. Other threads,
-    which are waited for, or read as the process ends, go on.
+    For a process that ends, and with it its daemon threads, wherever they are: what they fetch comes to nothing, and
+    they begin nothing more. The main thread may still read, in exit functions.
+
+    Args:
+        everywhere: all threads are about to end so.
     """
-    global _ends  # noqa: PLW0603 - it is the process' own
-    with _making:
-        _ends = True
+    global _daemons_end, _all_end
+    _daemons_end, _all_end = True, everywhere
+    if _making.acquire(timeout=_PATIENCE):  # what is made before this is known; after it, nothing is made
+        _making.release()
     for lock in list(_under_way):
-        lock.abandon()
+        if everywhere or lock.in_daemon:
+            lock.abandon()
     for folder in list(_folders):
         with contextlib.suppress(OSError, HeadraceError):
             reclaim_fetches(folder)
+
+
+def _thread_ends() -> bool:
+    return _all_end or (_daemons_end and threading.current_thread().daemon)
 
 
 @contextlib.contextmanager
@@ -103,14 +136,11 @@ def making_files() -> Generator[None]:
     """Make files of a fetch inside the block.
 
     Raises:
-        CacheError: this is a daemon thread, and the process ends: nobody would remove them.
+        ProcessEndsError: nobody would remove them.
     """
-    if not threading.current_thread().daemon:
-        yield
-        return
     with _making:
-        if _ends:
-            raise CacheError('Nothing is fetched any more by daemon threads of a process that ends.')
+        if _thread_ends():
+            raise ProcessEndsError
         yield
 
 
@@ -121,6 +151,9 @@ class FetchLock:
     the fetch failed, why. It is removed before it is unlocked. Whoever waited for it thus holds a file without a name
     and can read there how the fetch ended: a failure is raised in every waiter, so that 16 processes that wait for a
     dead server wait for it once and not one after the other. Nobody else ever sees that text.
+
+    What one fetch writes has other names than what any other does: one that was abandoned goes on in its thread, and
+    must meet nothing but files that are gone.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -130,12 +163,16 @@ class FetchLock:
         self.path = self.state / f'{self.digest}.lock'
         self.waited = 0.0
         """Seconds spent waiting for another fetcher."""
+        self.in_daemon = threading.current_thread().daemon
+        """Whether the thread that fetches ends as the process does."""
+        self._token = os.urandom(4).hex()
         self._handle = self._pid = -1
+        self._abandoned = False
         self._removing = threading.Lock()
 
     def temporary(self, number: int, kind: str) -> Path:
         """A file of this fetch; whatever is left under such a name is removed with the lock."""
-        return self.state / f'{self.digest}.{number}.{kind}'
+        return self.state / f'{self.digest}.{number}.{self._token}.{kind}'
 
     def __enter__(self) -> FetchLock:
         if self._handle < 0:
@@ -144,12 +181,21 @@ class FetchLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.release(error)
+        if isinstance(error, Exception) and self._is_over:
+            raise ProcessEndsError from error
+
+    @property
+    def _is_over(self) -> bool:
+        return self._abandoned or _thread_ends()
 
     def acquire(self, *, wait: bool = True) -> bool:
         """Take the lock; raises what the fetch failed with that this one waited for.
 
         Args:
             wait: False returns False instead of waiting.
+
+        Raises:
+            ProcessEndsError: this is a daemon thread of a process that ends.
         """
         while True:
             with contextlib.ExitStack() as stack:
@@ -180,8 +226,7 @@ class FetchLock:
             return False
         self._handle, self._pid = handle, os.getpid()
         leave_clean(self.folder)
-        if threading.current_thread().daemon:
-            _under_way.add(self)
+        _under_way.add(self)
         return True
 
     def release(self, error: BaseException | None = None) -> None:
@@ -195,7 +240,7 @@ class FetchLock:
             try:
                 if _is_at(handle, self.path):
                     _remove_files(self.state, self.digest)
-                if isinstance(error, HeadraceError):
+                if isinstance(error, HeadraceError) and not self._is_over:  # which is no failure of the others'
                     with contextlib.suppress(OSError):  # a full disk has no room for its own error
                         _write_text(handle, json.dumps({'failed': type(error).__name__, 'message': str(error)[:8000]}))
                 if _is_at(handle, self.path):
@@ -205,12 +250,17 @@ class FetchLock:
 
     def abandon(self) -> None:
         """Remove what the fetch has written so far, and unlock: it goes on in a thread, but comes to nothing."""
-        with self._removing:
-            if self._handle >= 0 and _is_at(self._handle, self.path):
-                with contextlib.suppress(OSError):
+        self._abandoned = True
+        if not self._removing.acquire(timeout=_PATIENCE):
+            return
+        try:
+            with contextlib.suppress(OSError):
+                if self._handle >= 0 and _is_at(self._handle, self.path):
                     _remove_files(self.state, self.digest)
                     _remove_lock(self.state, self.digest)
                     unlock_file(self._handle)
+        finally:
+            self._removing.release()
 
     def reserve(self, count: int) -> None:
         """Note that this fetch takes ``count`` bytes of the folder's limit while it runs."""
@@ -326,7 +376,8 @@ def reclaim_fetches(folder: Path) -> bool:
     """
     state = folder / FETCHES
     try:
-        names = {item.name.partition('.')[0] for item in state.iterdir()} - {LEDGER}
+        # NFS has names that begin with a dot for files that were deleted while in use.
+        names = {item.name.partition('.')[0] for item in state.iterdir()} - {LEDGER, ''}
     except (FileNotFoundError, NotADirectoryError):
         return False
     found = False

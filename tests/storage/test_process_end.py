@@ -1,0 +1,278 @@
+"""What a process leaves in a cache folder that ends while its threads fetch: nothing, and nobody notices."""
+
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shards import SIZE, cache_of, make_remote, names
+from together import FORK
+
+from headrace.dataset import worker_end
+from headrace.storage import CacheEntry
+from headrace.storage.fetch_lock import FetchLock
+from headrace.testing.stores import CountingStore, FaultyStore
+from processes import clean_environment, end_well, run_program
+
+pytestmark = pytest.mark.once
+
+
+def until(condition):
+    """Wait until something holds, which it must in time."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize('moment', [1, 7, 15, 19])
+@pytest.mark.parametrize('packed', [False, True])
+def test_nothing_is_left_of_fetches_in_daemon_threads(tmp_path, packed, moment):
+    remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)
+    state = tmp_path / 'cache/.headrace'
+    steps = FORK.Semaphore(0)
+
+    def slowly(data, out):
+        for begin in range(0, len(data), 4000):
+            steps.release()
+            out.write(data[begin : begin + 4000])
+            time.sleep(0.0005)
+        steps.release()
+
+    def end_in_the_middle():
+        store = FaultyStore(remote.store, [slowly] * 100)
+        cache = cache_of(remote, tmp_path / 'cache', store=store, limit=9 * SIZE)
+        for half in (remote.entries[:2], remote.entries[2:]):
+            threading.Thread(target=lambda of=half: [*map(cache.fetch, of)], daemon=True).start()
+        for _ in range(moment):
+            assert steps.acquire(timeout=20)
+        assert state.exists()
+
+    child = FORK.Process(target=end_in_the_middle)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert all((tmp_path / 'cache' / name).read_bytes() == remote.data[name] for name in names(tmp_path / 'cache'))
+    assert not state.exists() or [path.name for path in state.iterdir()] == ['ledger']
+
+
+@pytest.mark.skipif(sys.version_info[:2] == (3, 12), reason='it starts no threads in exit functions')
+def test_nothing_is_left_of_a_program(tmp_path):
+    environ = clean_environment()
+    environ['PYTHONPATH'] += f'{os.pathsep}{Path(__file__).parent}'
+    done = run_program([sys.executable, '-c', PROGRAM, str(tmp_path)], environ=environ)
+    assert done.returncode == 0, done.stderr
+    # Who reads as the process ends still can.
+    assert done.stdout.split() == ['.headrace', 'True']
+    assert names(tmp_path / 'cache') == ['shard.00001.mds']
+    assert not (tmp_path / 'cache/.headrace').exists()
+
+
+def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
+    remote = make_remote(tmp_path / 'remote', 2)
+    inside, go_on = FORK.Semaphore(0), tmp_path / 'go on'
+
+    class Slow(CountingStore):
+        def get(self, key, out, **how):
+            inside.release()
+            until = time.monotonic() + 20
+            while not go_on.exists() and time.monotonic() < until:
+                time.sleep(0.001)
+            return super().get(key, out, **how)
+
+    def begin(number):
+        cache = cache_of(remote, tmp_path / 'cache', store=Slow(remote.store))
+        thread = threading.Thread(target=cache.fetch, args=(remote.entries[number],), daemon=not number)
+        thread.start()
+        assert inside.acquire(timeout=20)
+
+    other = FORK.Process(target=begin, args=(1,))  # its thread is waited for
+    other.start()
+    while not (tmp_path / 'cache/.headrace').exists():
+        time.sleep(0.001)
+    leaving = FORK.Process(target=begin, args=(0,))
+    leaving.start()
+    leaving.join(60)
+    cache = cache_of(remote, tmp_path / 'cache')
+    with cache.acquire(remote.entries[0]) as lease:
+        remote.check(lease)
+    go_on.touch()
+    other.join(60)
+    assert (leaving.exitcode, other.exitcode) == (0, 0)
+    assert names(tmp_path / 'cache') == sorted(remote.data)
+
+
+def test_what_a_killed_child_left_is_removed_as_its_parent_ends(tmp_path):
+    remote = make_remote(tmp_path / 'remote', 1)
+    started = FORK.Event()
+
+    class Stuck(CountingStore):
+        def get(self, key, out, **how):
+            out.write(b'half')
+            started.set()
+            time.sleep(100)
+
+    def parent():
+        cache = cache_of(remote, tmp_path / 'cache', store=Stuck(remote.store))
+        child = FORK.Process(target=cache.fetch, args=(remote.entries[0],))
+        child.start()
+        assert started.wait(20)
+        child.kill()
+        child.join()
+        assert len(names(tmp_path / 'cache')) == 2
+
+    process = FORK.Process(target=parent)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert not names(tmp_path / 'cache')
+
+
+def test_who_waits_for_what_comes_to_nothing_fetches_by_itself(tmp_path):
+    remote = make_remote(tmp_path / 'remote', 1, parts=2)
+    waiting, ends = tmp_path / 'waiting', tmp_path / 'ends'
+    abandon = FetchLock.abandon
+
+    def abandon_late(lock):
+        ends.touch()
+        time.sleep(0.3)  # as if there were much to remove before
+        abandon(lock)
+
+    class Slow(CountingStore):
+        def get(self, key, out, **how):
+            until(ends.exists)
+            return super().get(key, out, **how)
+
+    def leave():
+        FetchLock.abandon = abandon_late
+        cache = cache_of(remote, tmp_path / 'cache', store=Slow(remote.store))
+        threading.Thread(target=cache.fetch, args=remote.entries, daemon=True).start()
+        until(waiting.exists)
+
+    child = FORK.Process(target=leave)
+    child.start()
+    until(lambda: names(tmp_path / 'cache'))
+    threading.Timer(0.2, waiting.touch).start()
+    cache = cache_of(remote, tmp_path / 'cache')
+    with cache.acquire(remote.entries[0]) as lease:
+        remote.check(lease)
+    assert cache.stats.seconds_waiting > 0.1
+    end_well([child], 60)
+    assert names(tmp_path / 'cache') == sorted(remote.data)
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_what_comes_to_nothing_touches_nothing_of_others(tmp_path, packed):
+    remote = make_remote(tmp_path / 'remote', 1, packed=packed)
+    verifying, ended, halfway, late = (tmp_path / name for name in ('verifying', 'ended', 'halfway', 'late'))
+    (part,) = remote.entries[0].parts
+    which = 'verify_packed' if packed else 'verify'
+
+    def slow_verify(path):
+        getattr(part, which)(path)
+        verifying.touch()
+        until(halfway.exists)
+
+    def linger():
+        ended.touch()
+        until(halfway.exists)
+        time.sleep(0.3)  # in which the thread goes on
+        late.touch()
+
+    def leave():
+        slow = CacheEntry((replace(part, **{which: slow_verify}),), id=0)
+        threading.Thread(target=cache_of(remote, tmp_path / 'cache').fetch, args=[slow], daemon=True).start()
+        multiprocessing.util.Finalize(None, linger, exitpriority=-950)  # after fetches were ended
+        until(verifying.exists)
+
+    def slowly(data, out):
+        out.write(data[:1000])
+        halfway.touch()
+        until(late.exists)
+        assert not [name for name in names(tmp_path / 'cache') if not name.startswith('.headrace')]
+        out.write(data[1000:])
+
+    child = FORK.Process(target=leave)
+    child.start()
+    until(ended.exists)
+    cache = cache_of(remote, tmp_path / 'cache', store=FaultyStore(remote.store, [slowly]))
+    with cache.acquire(remote.entries[0]) as lease:
+        remote.check(lease)
+    assert cache.stats.retries == 0
+    end_well([child], 60)
+    assert names(tmp_path / 'cache') == sorted(remote.data)
+
+
+@pytest.mark.parametrize(
+    ('clearing', 'thread'), [('works', 'main'), ('works', 'daemon'), ('hangs', 'daemon'), ('fails', 'daemon')]
+)
+def test_an_orphan_ends_whatever_it_does(tmp_path, monkeypatch, clearing, thread):
+    remote = make_remote(tmp_path / 'remote', 1)
+
+    class Stuck(CountingStore):
+        def get(self, key, out, **how):
+            out.write(b'half')
+            time.sleep(100)
+
+    def hang(*_):
+        time.sleep(100)
+
+    def fail(*_):
+        raise OSError('stale')
+
+    def work():
+        if clearing != 'works':
+            monkeypatch.setattr('headrace.storage.fetch_lock._remove_files', hang if clearing == 'hangs' else fail)
+        monkeypatch.setattr(worker_end, '_GRACE', 0)
+        monkeypatch.setattr(multiprocessing, 'parent_process', lambda: multiprocessing.Process())  # is not alive
+
+        def watch():
+            until(lambda: len(names(tmp_path / 'cache')) == 2)
+            worker_end._watch()
+
+        threading.Thread(target=watch, daemon=True).start()
+        cache = cache_of(remote, tmp_path / 'cache', store=Stuck(remote.store))
+        fetching = threading.Thread(target=cache.acquire, args=remote.entries, daemon=True)
+        fetching.run() if thread == 'main' else fetching.start()
+        time.sleep(100)
+
+    child = FORK.Process(target=work)
+    child.start()
+    child.join(30)
+    assert child.exitcode == 1
+    assert len(names(tmp_path / 'cache')) == (0 if clearing == 'works' else 2)
+
+
+PROGRAM = """
+import atexit, multiprocessing.util, sys, threading, time
+from pathlib import Path
+from shards import cache_of, make_remote, names
+from headrace.testing.stores import CountingStore
+
+folder = Path(sys.argv[1])
+remote = make_remote(folder / 'remote', 2)
+halfway = threading.Event()
+
+class Stuck(CountingStore):
+    def get(self, key, out, **how):
+        out.write(b'half')
+        halfway.set()
+        time.sleep(100)
+
+def read():
+    print(cache_of(remote, folder / 'cache').fetch(remote.entries[1]).name == 'PRESENT')
+
+# Before what multiprocessing registered there, and thus run after it.
+atexit.unregister(multiprocessing.util._exit_function)
+atexit.register(read)
+atexit.register(multiprocessing.util._exit_function)
+stuck = cache_of(remote, folder / 'cache', store=Stuck(remote.store))
+threading.Thread(target=stuck.fetch, args=(remote.entries[0],), daemon=True).start()
+assert halfway.wait(20)
+print(*{name.partition('/')[0] for name in names(folder / 'cache')})
+"""
