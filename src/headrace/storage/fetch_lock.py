@@ -32,10 +32,10 @@ __all__ = [
     'LEDGER',
     'FetchLock',
     'ProcessEndsError',
+    'changing_files',
     'end_fetches',
     'end_threads',
     'leave_clean',
-    'making_files',
     'read_reservation',
     'reclaim_fetches',
 ]
@@ -61,8 +61,8 @@ _under_way: set[FetchLock] = set()
 """Fetches of this process."""
 _daemons_end = False
 _all_end = False
-_making = threading.RLock()
-"""Held by who makes a file of a fetch, so that it is known to who ends the process, or not made."""
+_changing = threading.RLock()
+"""Held by who changes a folder: who ends the process waits for that, and nothing is changed after it."""
 _PATIENCE: Final = 1.0
 """Seconds for which who ends the process waits for a thread; it may hang in a file system that does not answer."""
 _registered = 0
@@ -70,10 +70,10 @@ _registered = 0
 
 
 def _start_anew() -> None:
-    global _daemons_end, _all_end, _making, _registered  # noqa: PLW0603 - they are the process' own
+    global _daemons_end, _all_end, _changing, _registered  # noqa: PLW0603 - they are the process' own
     _under_way.clear()
     _daemons_end = _all_end = False
-    _making, _registered = threading.RLock(), 0
+    _changing, _registered = threading.RLock(), 0
 
 
 os.register_at_fork(after_in_child=_start_anew)
@@ -117,8 +117,8 @@ def end_fetches(*, everywhere: bool = False) -> None:
     """
     global _daemons_end, _all_end
     _daemons_end, _all_end = True, everywhere
-    if _making.acquire(timeout=_PATIENCE):  # what is made before this is known; after it, nothing is made
-        _making.release()
+    if _changing.acquire(timeout=_PATIENCE):
+        _changing.release()
     for lock in list(_under_way):
         if everywhere or lock.in_daemon:
             lock.abandon()
@@ -132,13 +132,13 @@ def _thread_ends() -> bool:
 
 
 @contextlib.contextmanager
-def making_files() -> Generator[None]:
-    """Make files of a fetch inside the block.
+def changing_files() -> Generator[None]:
+    """Make, rename or delete files of a cache folder inside the block, and count them, to the end or not at all.
 
     Raises:
-        ProcessEndsError: nobody would remove them.
+        ProcessEndsError: this thread may end at any moment.
     """
-    with _making:
+    with _changing:
         if _thread_ends():
             raise ProcessEndsError
         yield
@@ -199,7 +199,7 @@ class FetchLock:
         """
         while True:
             with contextlib.ExitStack() as stack:
-                with making_files():
+                with changing_files():
                     handle = self._open()
                     hold(handle)
                     stack.callback(let_go, handle)
@@ -211,7 +211,7 @@ class FetchLock:
                     begin = time.monotonic()
                     lock_file(handle, self.path)
                     self.waited += time.monotonic() - begin
-                    with making_files():
+                    with changing_files():
                         taken = self._take(handle)
                 if taken:
                     stack.pop_all()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import CacheError, ChecksumError, FormatError
-from headrace.storage.fetch_lock import FetchLock, making_files
+from headrace.storage.fetch_lock import FetchLock, changing_files
 from headrace.storage.locks import cannot_write
 from headrace.storage.mapped import check_inside
 from headrace.storage.retry import Retry
@@ -70,15 +70,16 @@ class Fetcher:
 
     def publish(self, made: list[tuple[Path, Path]]) -> None:
         """Give the files their final names, the entry's first part last: it stands for the whole entry."""
-        for temporary, final in reversed(made):
-            if final.parent != self.folder:
-                try:
-                    final.parent.mkdir(parents=True, exist_ok=True)
-                except OSError as error:
-                    raise cannot_write(final.parent, error) from error
-                check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
-            temporary.replace(final)
-        self.stats.add(fetches=1)
+        with changing_files():
+            for temporary, final in reversed(made):
+                if final.parent != self.folder:
+                    try:
+                        final.parent.mkdir(parents=True, exist_ok=True)
+                    except OSError as error:
+                        raise cannot_write(final.parent, error) from error
+                    check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
+                temporary.replace(final)
+            self.stats.add(fetches=1)
 
     def fetch_file(self, name: str, lock: FetchLock, validate: Callable[[Path], None] | None) -> Path:
         """Download one file that no index describes, under a temporary name."""
@@ -98,7 +99,7 @@ class Fetcher:
         store = self.store
         if store is None:
             raise missing(self.folder / key)
-        with making_files():
+        with changing_files():
             out = open(target, 'w+b', buffering=0)  # noqa: SIM115 - it is, below
         with out:
             download(store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
@@ -139,7 +140,7 @@ class Fetcher:
             raise ChecksumError(f'The compressed file has {size} bytes, the index gives {part.packed_size}.')
         if part.verify_packed:
             part.verify_packed(packed)
-        with making_files():  # as unpacking is about to do
+        with changing_files():  # as unpacking is about to do
             raw.unlink(missing_ok=True)
         part.unpack(packed, raw, part.size)
         size = raw.stat().st_size

@@ -33,7 +33,7 @@ from headrace.storage.counting import (
     read_ledger,
     write_ledger,
 )
-from headrace.storage.fetch_lock import FetchLock, reclaim_fetches
+from headrace.storage.fetch_lock import FetchLock, changing_files, reclaim_fetches
 from headrace.storage.locks import cannot_write, held, lock_file, locked_folders, open_to_lock, try_lock_file
 
 if TYPE_CHECKING:
@@ -256,14 +256,15 @@ class CacheLimit:
             if next_use is not None and when <= bound:
                 kept.append((rank, used, next(self._tie), item))
                 break
-            outcome = delete_entry(item.shelf.folder, item.entry)
-            if isinstance(outcome, Path):
-                busy.append(outcome)
-                kept.append((rank, used, next(self._tie), item))
-            elif outcome:
-                freed += outcome
-                add_to_ledger(item.shelf.folder, -outcome)
-                item.shelf.stats.add(evictions=1)
+            with changing_files():
+                outcome = delete_entry(item.shelf.folder, item.entry)
+                if isinstance(outcome, Path):
+                    busy.append(outcome)
+                    kept.append((rank, used, next(self._tie), item))
+                elif outcome:
+                    freed += outcome
+                    add_to_ledger(item.shelf.folder, -outcome)
+                    item.shelf.stats.add(evictions=1)
         for ranked in kept:
             heapq.heappush(heap, ranked)
         return freed, busy
