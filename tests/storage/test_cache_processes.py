@@ -274,7 +274,7 @@ class TestKill:
         (state / 'abc.lock').write_text(json.dumps({'reserved': 10 * SIZE}))
         (state / 'abc.0.raw').write_bytes(bytes(SIZE))
         cache = cache_of(remote, tmp_path / 'cache', limit=2 * SIZE)
-        cache._reclaimed = True  # as if the fetch had been killed after this process looked
+        cache._reclaimed = os.getpid()  # as if the fetch had been killed after this process looked
         with cache.acquire(remote.entries[0]) as lease:
             remote.check(lease)
         assert names(tmp_path / 'cache') == ['shard.00000.mds']

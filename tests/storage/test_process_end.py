@@ -14,8 +14,9 @@ from shards import SIZE, cache_of, make_remote, names
 from together import FORK
 
 from headrace.dataset import worker_end
-from headrace.storage import CacheEntry
+from headrace.storage import CacheEntry, ShardCache
 from headrace.storage.fetch_lock import FetchLock
+from headrace.storage.local import LocalStore
 from headrace.testing.stores import CountingStore, FaultyStore
 from processes import clean_environment, end_well, run_program
 
@@ -131,6 +132,67 @@ def test_what_a_killed_child_left_is_removed_as_its_parent_ends(tmp_path):
     process.join(60)
     assert process.exitcode == 0
     assert not names(tmp_path / 'cache')
+
+
+class StuckStore(LocalStore):
+    """Of every object, only the beginning comes."""
+
+    def get(self, key, out, **how):
+        out.write(b'half')
+        time.sleep(100)
+
+
+def fetch_and_leave(cache, entry):
+    threading.Thread(target=cache.fetch, args=[entry], daemon=True).start()
+    until(lambda: any(path.stat().st_size for path in cache.folder.glob('.headrace/*.raw')))
+
+
+def test_a_child_removes_what_another_left_that_was_killed(tmp_path):
+    remote = make_remote(tmp_path / 'remote', 3)
+    cache = cache_of(remote, tmp_path / 'cache')
+    cache.fetch(remote.entries[0])
+
+    def fetch_the_last():
+        cache.fetch(remote.entries[2])
+        (tmp_path / 'names').write_text(' '.join(names(tmp_path / 'cache')))
+
+    state = tmp_path / 'cache/.headrace'
+    state.mkdir()
+    (state / 'abc.lock').touch()
+    (state / 'abc.0.raw').write_bytes(bytes(SIZE))
+    child = FORK.Process(target=fetch_the_last)
+    child.start()
+    end_well([child], 60)
+    assert (tmp_path / 'names').read_text().split() == ['shard.00000.mds', 'shard.00002.mds']
+
+
+@pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
+def test_nothing_is_left_of_a_child_that_was_given_a_cache(tmp_path, method):
+    remote = make_remote(tmp_path / 'remote', 1)
+    cache = ShardCache(tmp_path / 'cache', store=StuckStore(remote.folder))
+    child = multiprocessing.get_context(method).Process(target=fetch_and_leave, args=(cache, remote.entries[0]))
+    child.start()
+    end_well([child], 60)
+    assert not names(tmp_path / 'cache')
+
+
+def test_a_child_that_fails_says_so_before_it_waits_for_its_threads(tmp_path):
+    remote = make_remote(tmp_path / 'remote', 1)
+    said, heard = tmp_path / 'said', tmp_path / 'heard'
+
+    def fail():
+        cache_of(remote, tmp_path / 'cache').fetch(remote.entries[0])
+        threading.Thread(target=until, args=[heard.exists]).start()
+        sys.stderr = said.open('w', buffering=1)
+        raise ValueError('no luck')
+
+    child = FORK.Process(target=fail)
+    child.start()
+    until(lambda: said.exists() and 'no luck' in said.read_text())
+    assert child.is_alive()
+    heard.touch()
+    child.join(30)
+    assert child.exitcode == 1
 
 
 def test_who_waits_for_what_comes_to_nothing_fetches_by_itself(tmp_path):

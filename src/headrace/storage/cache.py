@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CacheError, DiskFullError, HeadraceError
 from headrace.storage.entry import CacheEntry, CachePart
-from headrace.storage.fetch_lock import FetchLock, ProcessEndsError, leave_clean, reclaim_fetches
+from headrace.storage.fetch_lock import FetchLock, ProcessEndsError, changing_files, leave_clean, reclaim_fetches
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
 from headrace.storage.keeping import give_way
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
@@ -103,7 +103,7 @@ class ShardCache:
     def _start(self) -> None:
         """Set what belongs to one process."""
         self._root = str(self.folder)
-        self._reclaimed = False
+        self._reclaimed = 0  # by which process; a forked one may find what one before it left
         self._known: dict[str, CacheEntry] = {}
         since = self._since if self.verify_present else None
         self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
@@ -211,7 +211,8 @@ class ShardCache:
             return False
         if self._shelf is not None:
             return evict(self._shelf, entry)
-        return not isinstance(delete_entry(self.folder, entry), Path)
+        with changing_files():
+            return not isinstance(delete_entry(self.folder, entry), Path)
 
     def fetch_file(self, name: str, *, validate: Callable[[Path], None] | None = None) -> Path:
         """Make one small file present, such as index.json, and return its path.
@@ -247,10 +248,10 @@ class ShardCache:
         return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats, how)
 
     def _fetch_lock(self, key: str) -> FetchLock:
-        if not self._reclaimed:
+        if self._reclaimed != os.getpid():
             # Once per process: what killed processes left is in nobody's way otherwise.
             reclaim_fetches(self.folder)
-            self._reclaimed = True
+            self._reclaimed = os.getpid()
         return FetchLock(self.folder, key)
 
     def _map(self, entry: CacheEntry, first: int | None) -> tuple[MappedFile, ...] | None:
@@ -327,8 +328,9 @@ class ShardCache:
         if not absent:
             return None
         if self._limit is not None and self._shelf is not None:
-            for part in absent:  # of the wrong size, if it is there at all
-                (self.folder / part.name).unlink(missing_ok=True)
+            with changing_files():
+                for part in absent:  # of the wrong size, if it is there at all
+                    (self.folder / part.name).unlink(missing_ok=True)
             needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
             outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
             if outcome is not None:

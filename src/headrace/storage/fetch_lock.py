@@ -13,6 +13,7 @@ import errno
 import json
 import multiprocessing.util
 import os
+import sys
 import threading
 import time
 from hashlib import blake2b
@@ -47,11 +48,6 @@ LEDGER: Final = 'ledger'
 """File in that folder which remembers a count (`counting`); the only one that is no part of a fetch."""
 
 
-def _digest(key: str) -> str:
-    """A short file name for any key."""
-    return blake2b(key.encode(), digest_size=16).hexdigest()
-
-
 _LATE: Final = -900
 """After most that multiprocessing does at a process' end, and before `dataset.worker_end`, which is the end."""
 
@@ -65,15 +61,15 @@ _changing = threading.RLock()
 """Held by who changes a folder: who ends the process waits for that, and nothing is changed after it."""
 _PATIENCE: Final = 1.0
 """Seconds for which who ends the process waits for a thread; it may hang in a file system that does not answer."""
-_registered = 0
-"""The process that has the finalizer; a forked one has not."""
+_finalizer: multiprocessing.util.Finalize | None = None
+"""This process' own; multiprocessing drops those that a child had before it began."""
 
 
 def _start_anew() -> None:
-    global _daemons_end, _all_end, _changing, _registered  # noqa: PLW0603 - they are the process' own
+    global _daemons_end, _all_end, _changing, _finalizer  # noqa: PLW0603 - they are the process' own
     _under_way.clear()
     _daemons_end = _all_end = False
-    _changing, _registered = threading.RLock(), 0
+    _changing, _finalizer = threading.RLock(), None
 
 
 os.register_at_fork(after_in_child=_start_anew)
@@ -85,17 +81,19 @@ class ProcessEndsError(SystemExit):
 
 def leave_clean(folder: Path) -> None:
     """Have nothing left in a cache folder, as this process ends, of fetches that ended in the middle."""
-    global _registered  # noqa: PLW0603 - it is the process' own
+    global _finalizer  # noqa: PLW0603 - it is the process' own
     _folders.add(folder)
-    if _registered != os.getpid():
-        _registered = os.getpid()
+    if _finalizer is None or not _finalizer.still_active():
         # Also run by workers, where nothing of `atexit` is; and in a trainer after its workers were made to end.
-        multiprocessing.util.Finalize(None, _at_end, exitpriority=_LATE)
+        _finalizer = multiprocessing.util.Finalize(None, _at_end, exitpriority=_LATE)
 
 
 def _at_end() -> None:
-    end_threads()
-    end_fetches()
+    try:
+        if sys.exc_info()[0] is None:  # else this process fails, and has yet to say so
+            end_threads()
+    finally:
+        end_fetches()
 
 
 def end_threads() -> None:
@@ -159,7 +157,7 @@ class FetchLock:
     def __init__(self, folder: Path, key: str) -> None:
         self.folder = folder
         self.state = folder / FETCHES
-        self.digest = _digest(key)
+        self.digest = blake2b(key.encode(), digest_size=16).hexdigest()  # a short file name for any key
         self.path = self.state / f'{self.digest}.lock'
         self.waited = 0.0
         """Seconds spent waiting for another fetcher."""

@@ -121,7 +121,8 @@ class Fetcher:
                     raise self._explained(part, error, times=1) from error
                 # A good one is in the store.
                 self.stats.add(retries=1)
-                local.unlink(missing_ok=True)
+                with changing_files():
+                    local.unlink(missing_ok=True)
             else:
                 if self.store is not None and not self.keep_packed:
                     local.unlink(missing_ok=True)

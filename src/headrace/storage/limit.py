@@ -281,7 +281,7 @@ def _last_use(path: Path) -> float:
 @contextlib.contextmanager
 def publishing(shelf: Shelf, size: int) -> Generator[None]:
     """Note ``size`` bytes that get their final names inside the block."""
-    with locked_folders([shelf.folder]):
+    with locked_folders([shelf.folder]), changing_files():
         # Before, so that a process which is killed in between has noted too much rather than too little.
         add_to_ledger(shelf.folder, size)
         yield
@@ -289,7 +289,7 @@ def publishing(shelf: Shelf, size: int) -> Generator[None]:
 
 def evict(shelf: Shelf, entry: CacheEntry) -> bool:
     """Delete an entry, unless somebody has it in use."""
-    with locked_folders([shelf.folder]):
+    with locked_folders([shelf.folder]), changing_files():
         outcome = delete_entry(shelf.folder, entry)
         if isinstance(outcome, Path):
             return False
