@@ -84,7 +84,7 @@ class TestHFFaults(StoreFaultContract):
     @pytest.fixture
     def proxied(self, hub, direct):
         store = functools.partial(hub.store, direct.repo, 'p')
-        with through_proxy(hub.endpoint_url, store, read_timeout=1.0) as proxied:
+        with through_proxy(hub.endpoint_url, store, read_timeout=2.0) as proxied:
             yield proxied._replace(proxy=BodyFaults(proxied.proxy)) if hub.lfs else proxied
 
     def test_it_goes_on_where_it_broke_in_the_same_version(self, proxied, tmp_path):
