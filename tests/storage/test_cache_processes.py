@@ -15,6 +15,7 @@ from together import FORK, frozen_disk_use, run_together
 
 from headrace.errors import ConfigError
 from headrace.storage import CacheLimit, Retry, ShardCache, stats
+from headrace.storage.counting import Shelf, count_files
 from headrace.storage.stats import CacheStats
 from headrace.testing.stores import CountingStore, FaultyStore
 
@@ -405,6 +406,21 @@ def test_soak_under_a_limit_with_kills(tmp_path):
         with cache.acquire(entry) as lease:
             remote.check(lease)
     assert not [name for name in names(tmp_path / 'cache') if name.endswith(('.lock', '.raw', '.packed'))]
+
+
+def test_a_count_that_was_held_up_once_is_not_good_for_long(tmp_path):
+    def find(name):
+        time.sleep(0.2 if name == 'late' else 0.0)
+
+    shelf = Shelf(tmp_path, find, CacheStats())
+    (tmp_path / 'there').touch()
+    _, usual = count_files(shelf)
+    (tmp_path / 'late').touch()
+    _, held_up = count_files(shelf)
+    assert held_up <= 2 * usual < 0.2
+    for _ in range(20):
+        _, seconds = count_files(shelf)
+    assert seconds >= 0.2  # which is what it takes now
 
 
 class TestLedger:

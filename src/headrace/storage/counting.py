@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ class Shelf:
     """What the last count of this process found."""
     counted_until: float = 0.0
     """When that is too old, by ``time.monotonic``."""
+    cost: float = 0.0
+    """Seconds that it took; 0 before the first."""
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
     """What ``find`` gave for the files of the last count: it may have to build the entry."""
 
@@ -74,7 +77,7 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
     """Count a folder's shards, and note them in ``shelf.present``.
 
     Returns:
-        Bytes, and the seconds that it took.
+        Bytes, and the seconds that it takes: at most twice as many as the time before.
     """
     begin = time.monotonic()
     present: dict[str, Present] = {}
@@ -108,8 +111,10 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
                 there.used = max(there.used, info.st_atime, info.st_mtime)
     shelf.found, shelf.present = found, list(present.values())
     now = time.monotonic()
-    shelf.counted_until = now + _good_for(now - begin)
-    return sum(item.size for item in shelf.present), now - begin
+    # Once it may have waited for a processor, and would be good for a hundred times that.
+    shelf.cost = min(now - begin, 2 * shelf.cost or math.inf)
+    shelf.counted_until = now + _good_for(shelf.cost)
+    return sum(item.size for item in shelf.present), shelf.cost
 
 
 def _good_for(seconds: float) -> float:
