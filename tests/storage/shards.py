@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import hashlib
 import os
+import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,14 @@ from headrace.storage import CacheEntry, CachePart, ShardCache
 from headrace.storage.local import LocalStore
 
 SIZE = 40_000
+
+
+class StuckStore(LocalStore):
+    """Of every object, only the beginning comes."""
+
+    def get(self, key, out, **how):
+        out.write(b'half')
+        time.sleep(100)
 
 
 def check_hash(path, *, sha1):

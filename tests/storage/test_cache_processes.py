@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from shards import SIZE, cache_of, disk_use, make_remote, names
-from together import FORK, frozen_disk_use, run_together
+from shards import SIZE, StuckStore, cache_of, disk_use, make_remote, names
+from together import FORK, frozen_disk_use, is_half_there, run_together, until
 
 from headrace.errors import ConfigError
 from headrace.storage import CacheLimit, Retry, ShardCache, stats
@@ -247,19 +247,10 @@ class TestKill:
 
     def test_a_waiter_takes_over_from_a_killed_fetcher(self, tmp_path):
         remote = make_remote(tmp_path / 'remote', 1)
-        started = FORK.Event()
-
-        class Stuck(CountingStore):
-            def get(self, key, out, **how):
-                out.write(b'half')
-                started.set()
-                time.sleep(100)
-
-        child = FORK.Process(
-            target=lambda: cache_of(remote, tmp_path / 'cache', store=Stuck(remote.store)).fetch(remote.entries[0])
-        )
+        stuck = cache_of(remote, tmp_path / 'cache', store=StuckStore(remote.folder))
+        child = FORK.Process(target=stuck.fetch, args=remote.entries)
         child.start()
-        assert started.wait(10)
+        until(lambda: is_half_there(stuck.folder))
         threading.Timer(0.3, child.kill).start()
         cache = cache_of(remote, tmp_path / 'cache')
         with cache.acquire(remote.entries[0]) as lease:

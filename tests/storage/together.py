@@ -31,6 +31,19 @@ def run_together(work, count, *, timeout=100, watch=None):
     return most
 
 
+def until(condition):
+    """Wait until something holds, which it must in time."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def is_half_there(folder):
+    """Whether of something that is fetched into a folder the beginning is there."""
+    return any(path.stat().st_size for path in folder.glob('.headrace/*.raw'))
+
+
 def frozen_disk_use(folder, children):
     """The sizes of all files, while nobody changes them."""
     pids = [child.pid for child in children if child.is_alive()]
