@@ -1,6 +1,7 @@
 """The cache among processes: real ones, which are really killed."""
 
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -424,6 +425,19 @@ class TestLedger:
         self.remote = make_remote(tmp_path / 'remote', 6)
         self.folder = tmp_path / 'cache'
         return cache_of(self.remote, self.folder, limit=3 * SIZE)
+
+    def test_where_nothing_could_go_what_is_there_is_looked_at_again(self, cache, monkeypatch):
+        monkeypatch.setattr('headrace.storage.counting.SURE', 0)
+        entries, uses = self.remote.entries, dict(enumerate([1.0, 2.0, 9.0, 1.5, 3.0, 4.0]))
+        next_use = lambda entry: uses[entry.id]  # noqa: E731
+        for number in (0, 1, 2, 3):
+            assert cache.fetch(entries[number], next_use=next_use)
+        assert not cache.is_present(entries[2])
+        uses[0] = uses[3] = math.inf  # behind the reader now, while the shard that was needed last comes next
+        for number in (4, 5):
+            uses[number] = 2.5 if number == 4 else 2.6
+            assert cache.fetch(entries[number], next_use=next_use), number
+        assert [cache.is_present(entry) for entry in entries] == [False, True, False, False, True, True]
 
     def read(self):
         return json.loads((self.folder / '.headrace/ledger').read_text())['bytes']

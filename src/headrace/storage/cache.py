@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import math
 import os
 import shutil
 import time
@@ -203,7 +204,7 @@ class ShardCache:
         """Forget what is known of entries by their numbers: they have others now."""
         self._files.forget()
         if self._shelf is not None:
-            self._shelf.found, self._shelf.present, self._shelf.counted_until = {}, [], 0.0
+            self._shelf.found, self._shelf.present, self._shelf.counted_at = {}, [], -math.inf
 
     def evict(self, entry: CacheEntry) -> bool:
         """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""

@@ -32,6 +32,8 @@ CHEAP: Final = 0.002
 """Seconds that a count may take each time."""
 SHARE: Final = 100
 """A count that is not cheap is good for so many times its own duration."""
+SURE: Final = 25
+"""And for so many where it leaves nothing that could go for what is needed: since then, readers have moved on."""
 
 
 @dataclass(slots=True)
@@ -57,12 +59,16 @@ class Shelf:
     """Files that count but are never evicted, such as index.json."""
     present: list[Present] = field(default_factory=list[Present])
     """What the last count of this process found."""
-    counted_until: float = 0.0
-    """When that is too old, by ``time.monotonic``."""
+    counted_at: float = -math.inf
+    """When, by ``time.monotonic``."""
     cost: float = 0.0
     """Seconds that it took; 0 before the first."""
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
     """What ``find`` gave for the files of the last count: it may have to build the entry."""
+
+    def is_counted(self, *, surely: bool) -> bool:
+        """Whether the last count of this process is good: to find something in, or, surely, to find nothing in."""
+        return time.monotonic() < self.counted_at + _good_for(self.cost, SURE if surely else SHARE)
 
     def fixed(self) -> int:
         """Bytes that are never evicted."""
@@ -113,12 +119,12 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
     now = time.monotonic()
     # Once it may have waited for a processor, and would be good for a hundred times that.
     shelf.cost = min(now - begin, 2 * shelf.cost or math.inf)
-    shelf.counted_until = now + _good_for(shelf.cost)
+    shelf.counted_at = now
     return sum(item.size for item in shelf.present), shelf.cost
 
 
-def _good_for(seconds: float) -> float:
-    return 0.0 if seconds < CHEAP else SHARE * seconds
+def _good_for(seconds: float, times: float) -> float:
+    return 0.0 if seconds < CHEAP else times * seconds
 
 
 def count_fetches(folder: Path) -> tuple[int, list[Path]]:
@@ -154,7 +160,7 @@ def read_ledger(folder: Path) -> int | None:
 def write_ledger(folder: Path, size: int, seconds: float) -> None:
     """Keep a count that took so many seconds, unless it is cheap to count again. Needs the folder's lock."""
     if seconds >= CHEAP:
-        _replace(folder, size, time.time() + min(_good_for(seconds), 1800.0))
+        _replace(folder, size, time.time() + min(_good_for(seconds, SHARE), 1800.0))
     else:
         _drop(folder)
 

@@ -159,7 +159,7 @@ class CacheLimit:
                 if totals.size + needed > self.size and self._reclaim():
                     totals = self._add_up(exactly=exactly)
                 over = totals.size + needed - self.size
-                stale = [] if over <= 0 or looked else self._stale(totals)
+                stale = [] if over <= 0 or looked else self._stale(totals, surely=False)
                 if not stale:
                     if over > 0 and totals.counted:
                         self._rank(next_use)
@@ -168,6 +168,7 @@ class CacheLimit:
                     if over <= 0:
                         lock.reserve(needed)
                         return None
+                    stale = self._stale(totals, surely=True) if ahead and not looked else []
             if stale:
                 # This looks at every file, so not under the lock.
                 for item in stale:
@@ -219,10 +220,13 @@ class CacheLimit:
             totals.size += size + fixed
         return totals
 
-    def _stale(self, totals: _Totals) -> list[Shelf]:
+    def _stale(self, totals: _Totals, *, surely: bool) -> list[Shelf]:
         """Folders of which this process does not know well enough what is there."""
-        now = time.monotonic()
-        return [shelf for shelf in self._shelves.values() if shelf not in totals.counted and shelf.counted_until < now]
+        return [
+            shelf
+            for shelf in self._shelves.values()
+            if shelf not in totals.counted and not shelf.is_counted(surely=surely)
+        ]
 
     def _rank(self, next_use: Callable[[CacheEntry], float] | None) -> None:
         """Order what the last counts found: needed latest first, then unused for longest."""
