@@ -213,7 +213,7 @@ class TestKill:
     def test_the_next_start_reclaims_what_was_left_and_fetches_only_the_rest(self, tmp_path, packed, limit, moment):
         remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)
         steps = FORK.Semaphore(0)
-        complete = FORK.Value('i', 0)
+        complete = FORK.Value('i', 0, lock=False)  # or the child may be killed with its lock
 
         def slowly(data, out):
             for begin in range(0, len(data), 4000):
