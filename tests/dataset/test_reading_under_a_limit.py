@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from descriptors import open_descriptors
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.dataset import reading
 from headrace.storage import keeping
@@ -48,14 +47,6 @@ def remote(tmp_path_factory):
     return folder
 
 
-def in_use(folder: Path) -> int:
-    found = 0
-    for link in Path('/proc/self/fd').iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            found += str(link.readlink()).startswith(str(folder))
-    return found
-
-
 @pytest.mark.parametrize('columns', ['batches', 'samples'])
 def test_a_shard_is_opened_once_while_batches_in_sight_need_it(remote, tmp_path, opened, columns):
     dataset = StreamingDataset(
@@ -70,12 +61,12 @@ def test_a_shard_is_opened_once_while_batches_in_sight_need_it(remote, tmp_path,
     loader = StreamingDataLoader(dataset, batch_size=8, collate_fn=list if columns == 'samples' else None)
     most = 0
     for _ in loader:
-        most = max(most, in_use(tmp_path))
+        most = max(most, open_descriptors(tmp_path).total())
     assert max(opened.values()) == 1
     assert len(opened) == SAMPLES // IN_SHARD
     assert most < SAMPLES // IN_SHARD  # what no batch in sight needs is given back
     dataset.pool.close()
-    assert in_use(tmp_path) == 0
+    assert not open_descriptors(tmp_path)
 
 
 def test_random_reads_keep_what_they_read_for_a_moment(remote, tmp_path, opened, monkeypatch):
@@ -85,7 +76,7 @@ def test_random_reads_keep_what_they_read_for_a_moment(remote, tmp_path, opened,
     assert [dataset[number]['id'] for number in range(IN_SHARD)] == list(range(IN_SHARD))
     assert list(opened.values()) == [1]
     until = time.monotonic() + 10
-    while in_use(tmp_path):
+    while open_descriptors(tmp_path):
         assert time.monotonic() < until
         time.sleep(0.01)
 

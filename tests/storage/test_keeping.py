@@ -1,6 +1,5 @@
 """Leases and maps that are kept between two reads."""
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from shards import SIZE, cache_of, make_remote, names
 from together import FORK, run_together
 
+from descriptors import open_descriptors
 from headrace.storage import CacheLimit, keeping
 from headrace.storage.keeping import Held, KeptLeases, KeptMaps
 
@@ -45,19 +45,6 @@ def holding(cache, entry):
     return Held.now(cache.acquire(entry), entry.key)
 
 
-def descriptors(folder):
-    """Files of a folder that this process has open."""
-    found = []
-    for link in Path('/proc/self/fd').iterdir():
-        try:
-            path = os.readlink(link)
-        except FileNotFoundError:
-            continue
-        if path.startswith(str(folder)):
-            found.append(path)
-    return found
-
-
 def is_evictable(cache, entry):
     """Whether nobody has a shard in use; if so it is gone now."""
     return cache.evict(entry)
@@ -89,7 +76,7 @@ def test_a_kept_lease_is_given_back_in_time_though_its_holder_does_nothing(remot
             time.sleep(0.005)
         assert time.monotonic() >= held.until
         assert kept.take(number) is None
-        assert not descriptors(tmp_path / 'cache')
+        assert not open_descriptors(tmp_path / 'cache')
         while kept._thread is not None:
             assert time.monotonic() < held.until + 10
             time.sleep(0.005)
@@ -224,7 +211,7 @@ def test_descriptors_are_bounded(tmp_path, monkeypatch):
     kept = KeptLeases()
     for number, entry in enumerate(remote.entries):
         kept.keep(number, holding(cache, entry))
-    assert len(descriptors(tmp_path / 'cache')) == 3
+    assert open_descriptors(tmp_path / 'cache').total() == 3
     assert [number for number in range(12) if kept.take(number) is not None] == [9, 10, 11]
 
 
@@ -249,9 +236,9 @@ def test_threads_that_read_one_shard_have_leases_of_their_own_and_leave_one(remo
     for thread in threads:
         thread.join(60)
     assert not failures
-    assert len(descriptors(tmp_path / 'cache')) == 4
+    assert open_descriptors(tmp_path / 'cache').total() == 4
     kept.close()
-    assert not descriptors(tmp_path / 'cache')
+    assert not open_descriptors(tmp_path / 'cache')
     assert all(is_evictable(cache, entry) for entry in remote.entries)
 
 
@@ -264,7 +251,7 @@ def test_a_forked_child_inherits_nothing_that_is_kept(remote, tmp_path):
     def work(_):
         forked.wait(20)
         assert evicted.wait(20)
-        assert not descriptors(tmp_path / 'cache')  # whose space the disk would not have back
+        assert not open_descriptors(tmp_path / 'cache')  # whose space the disk would not have back
         assert not [line for line in Path('/proc/self/maps').read_text().splitlines() if str(tmp_path) in line]
 
     def evict():

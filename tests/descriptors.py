@@ -1,0 +1,22 @@
+"""What a process has open."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+__all__ = ['open_descriptors']
+
+
+def open_descriptors(below: Path | str = '') -> Counter[str]:
+    """Of this process, by what they are open on: `later - before` has come since, whatever others closed meanwhile.
+
+    Args:
+        below: a folder, for its files only.
+    """
+    found = Counter[str]()
+    for link in Path('/proc/self/fd').iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[str(link.readlink())] += 1
+    return Counter({name: count for name, count in found.items() if name.startswith(str(below))})
