@@ -603,3 +603,14 @@ def test_a_worker_looks_as_far_as_all_workers_together():
     assert look_ahead(100, 8, workers=3).batches == 39
     assert look_ahead(None, 64) == LookAhead(1024, 512 << 20)
     assert look_ahead(None, 1 << 20).batches == 8
+
+
+def test_where_there_may_be_no_more_threads_the_reader_fetches(make_dataset, tmp_path, monkeypatch):
+    remote = make_dataset('remote', 40, per_shard=8)
+
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'local'), batch_size=8)
+    monkeypatch.setattr(threading.Thread, 'start', refuse)
+    assert [n for batch in StreamingDataLoader(dataset) for n in batch['id'].tolist()] == list(range(40))

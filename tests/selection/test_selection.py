@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from selectable import columns_of, write_json, write_mds
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology, Where
-from headrace.errors import CacheError, EmptyDatasetError, ResumeError, StreamError
+from headrace.errors import CacheError, DiskFullError, EmptyDatasetError, ResumeError, StreamError
 from headrace.selection import bitmap_file
 from headrace.selection import selection as selection_module
 from headrace.testing.oracle import World, check_resume, walk
@@ -404,6 +405,17 @@ def test_a_folder_that_cannot_be_written_to_is_named(data: Path, private: Path) 
     (private / bitmap_file.FOLDER).write_bytes(b'in the way')
     with pytest.raises(CacheError, match=r'\.headrace-selections'):
         StreamingDataset(local=str(data), where={'lang': 'de'})
+
+
+def test_a_full_disk_is_said_to_be_full(data: Path, private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(bitmap_file, 'publish', full)
+    with pytest.raises(
+        DiskFullError, match=r'\.headrace-selections has no room for a bitmap of \d+ samples\. Make room'
+    ):
+        StreamingDataset(local=str(data), where={'id': {'below': 30}})
 
 
 def test_progress_is_logged(data: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

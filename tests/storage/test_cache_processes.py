@@ -14,7 +14,7 @@ import pytest
 from shards import SIZE, StuckStore, cache_of, disk_use, make_remote, names
 from together import FORK, frozen_disk_use, is_half_there, run_together, until
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, TransferError
 from headrace.storage import CacheLimit, Retry, ShardCache, stats
 from headrace.storage.counting import Shelf, count_files
 from headrace.storage.stats import CacheStats
@@ -205,6 +205,33 @@ class TestLimit:
         with cache_of(remote, tmp_path / 'cache', limit=SIZE + 1000).acquire(remote.entries[1]) as lease:
             remote.check(lease)
         child.join()
+
+
+class TestFailure:
+    def test_who_needs_what_could_not_be_fetched_ahead_tries_by_itself(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 1)
+        (entry,) = remote.entries
+        begun, waiting = FORK.Event(), FORK.Event()
+
+        def fail(data, out):
+            begun.set()
+            assert waiting.wait(20)
+            time.sleep(0.3)
+            raise TransferError('503')
+
+        def work(number):
+            if number == 0:
+                failing = FaultyStore(remote.store, [fail])
+                cache = cache_of(remote, tmp_path / 'cache', store=failing, retry=Retry(attempts=1))
+                with pytest.raises(TransferError, match='503'):
+                    cache.fetch(entry)
+                return
+            assert begun.wait(20)
+            waiting.set()
+            with cache_of(remote, tmp_path / 'cache').acquire(entry) as lease:
+                remote.check(lease)
+
+        run_together(work, 2)
 
 
 class TestKill:

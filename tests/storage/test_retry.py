@@ -83,6 +83,19 @@ def test_a_server_may_ask_for_a_pause():
     assert time.slept == [3, 5]
 
 
+def test_who_is_told_to_come_back_later_has_not_failed_until_then():
+    time, told = Time(), BrokenTransferError.at('429', retry_after=60)
+    assert time.retry(patience=30).call('X', failing(4, told)) == 'done'
+    assert time.slept == [60] * 4
+    time = Time()
+    with pytest.raises(TransferError, match='the bound is 600 s'):
+        time.retry(patience=30).call('X', failing(100, told))
+    assert time.slept == [60] * 10
+    time = Time()
+    with pytest.raises(TransferError, match='after 1 attempt in'):
+        time.retry(attempts=1).call('X', failing(1, told))
+
+
 def test_the_whole_is_bounded_in_time():
     time = Time()
     with pytest.raises(TransferError, match='the bound is 10 s'):

@@ -254,6 +254,24 @@ class TestPool:
         pool.run([lambda: made.append(4)])
         assert made == [1, 4]
 
+    @pytest.mark.parametrize('started', [0, 2])
+    def test_it_goes_on_with_the_threads_that_there_are(self, monkeypatch, started):
+        start, allowed = threading.Thread.start, [True] * started
+
+        def limited(thread):
+            if not allowed:
+                raise RuntimeError("can't start new thread")
+            allowed.pop()
+            start(thread)
+
+        pool, made = TransferPool(8), []
+        monkeypatch.setattr(threading.Thread, 'start', limited)
+        pool.run([lambda n=number: made.append(n) for number in range(20)])
+        assert sorted(made) == list(range(20))
+        monkeypatch.undo()
+        together = threading.Barrier(8)
+        pool.run([lambda: together.wait(5)] * 8)
+
 
 class TestNearlyThere:
     @pytest.fixture

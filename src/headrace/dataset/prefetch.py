@@ -175,8 +175,11 @@ class Prefetcher:
         wanted = min(_THREADS, len(self._running) + own + self._concurrency.width + 1)
         while self._queue and len(self._threads) < wanted:
             thread = threading.Thread(target=self._work, name='headrace-fetch', daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # this process may have no more of them: the reader fetches by itself
+                return
             self._threads.append(thread)
-            thread.start()
 
     def _look_ahead(self, batch: int) -> None:
         for _ in range(_SCAN):

@@ -13,6 +13,7 @@ samples, and less than 2 bits for each.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from headrace.errors import CacheError
+from headrace.errors import CacheError, DiskFullError
 from headrace.order import KeptBits, count_bits
 from headrace.storage.locks import cannot_write, held, lock_file
 from headrace.storage.machine_file import publish
@@ -67,6 +68,7 @@ class BitmapFile:
 
         Raises:
             CacheError: the folder cannot be written to.
+            DiskFullError: it has no room.
         """
         found = self._open()
         if found is not None:
@@ -87,8 +89,13 @@ class BitmapFile:
             fill(words.view(np.uint8))
             try:
                 self._write(words)
-            except PermissionError as error:
-                raise cannot_write(self.path.parent, error) from error
+            except OSError as error:
+                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise cannot_write(self.path.parent, error) from error
+                raise DiskFullError(
+                    f'{self.path.parent} has no room for a bitmap of {self._samples} samples. Make room, or name a '
+                    f'`local` on a larger disk.'
+                ) from error
             found = self._open()
             if found is None:
                 raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')

@@ -248,12 +248,12 @@ class ShardCache:
     def _fetcher(self, how: Transfer) -> Fetcher:
         return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats, how)
 
-    def _fetch_lock(self, key: str) -> FetchLock:
+    def _fetch_lock(self, key: str, *, ahead: bool = False) -> FetchLock:
         if self._reclaimed != os.getpid():
             # Once per process: what killed processes left is in nobody's way otherwise.
             reclaim_fetches(self.folder)
             self._reclaimed = os.getpid()
-        return FetchLock(self.folder, key)
+        return FetchLock(self.folder, key, ahead=ahead)
 
     def _map(self, entry: CacheEntry, first: int | None) -> tuple[MappedFile, ...] | None:
         """Map a shard; None if a part is absent, or not of the right size.
@@ -307,7 +307,7 @@ class ShardCache:
         if self._shelf is not None:
             suspend_leases()  # of this thread: who waits holds nothing
         with self._disk_errors(entry):
-            lock = self._fetch_lock(entry.key)
+            lock = self._fetch_lock(entry.key, ahead=ahead and not how.urgent)
             try:
                 if not lock.acquire(wait=wait):
                     return Fetched.ELSEWHERE

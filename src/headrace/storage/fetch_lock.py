@@ -47,7 +47,6 @@ FETCHES: Final = '.headrace'
 LEDGER: Final = 'ledger'
 """File in that folder which remembers a count (`counting`); the only one that is no part of a fetch."""
 
-
 _LATE: Final = -900
 """After most that multiprocessing does at a process' end, and before `dataset.worker_end`, which is the end."""
 
@@ -148,17 +147,18 @@ class FetchLock:
     The lock file is the record of the fetch: its text says how many bytes of the folder's limit are reserved, and, if
     the fetch failed, why. It is removed before it is unlocked. Whoever waited for it thus holds a file without a name
     and can read there how the fetch ended: a failure is raised in every waiter, so that 16 processes that wait for a
-    dead server wait for it once and not one after the other. Nobody else ever sees that text.
+    dead server wait for it once and not one after the other. But who needs what was fetched ahead tries by itself.
 
     What one fetch writes has other names than what any other does: one that was abandoned goes on in its thread, and
     must meet nothing but files that are gone.
     """
 
-    def __init__(self, folder: Path, key: str) -> None:
+    def __init__(self, folder: Path, key: str, *, ahead: bool = False) -> None:
         self.folder = folder
         self.state = folder / FETCHES
         self.digest = blake2b(key.encode(), digest_size=16).hexdigest()  # a short file name for any key
         self.path = self.state / f'{self.digest}.lock'
+        self._ahead = ahead
         self.waited = 0.0
         """Seconds spent waiting for another fetcher."""
         self.in_daemon = threading.current_thread().daemon
@@ -214,7 +214,7 @@ class FetchLock:
                 if taken:
                     stack.pop_all()
                     return True
-                failure = _read_failure(handle)
+                failure = _read_failure(handle, ahead=self._ahead)
             if failure is not None and wait:
                 raise failure
 
@@ -240,7 +240,8 @@ class FetchLock:
                     _remove_files(self.state, self.digest)
                 if isinstance(error, HeadraceError) and not self._is_over:  # which is no failure of the others'
                     with contextlib.suppress(OSError):  # a full disk has no room for its own error
-                        _write_text(handle, json.dumps({'failed': type(error).__name__, 'message': str(error)[:8000]}))
+                        note = {'failed': type(error).__name__, 'message': str(error)[:8000], 'ahead': self._ahead}
+                        _write_text(handle, json.dumps(note))
                 if _is_at(handle, self.path):
                     _remove_lock(self.state, self.digest)
             finally:
@@ -324,9 +325,11 @@ def _write_text(handle: int, text: str) -> None:
     os.ftruncate(handle, len(data))
 
 
-def _read_failure(handle: int) -> HeadraceError | None:
+def _read_failure(handle: int, *, ahead: bool) -> HeadraceError | None:
     try:
         note = json.loads(os.pread(handle, 1 << 17, 0))
+        if note['ahead'] and not ahead:
+            return None
         kind = getattr(errors, note['failed']) if note['failed'] in errors.__all__ else HeadraceError
         return kind(note['message'])
     except (ValueError, KeyError, TypeError):

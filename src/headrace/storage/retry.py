@@ -52,7 +52,8 @@ class Retry:
     first_delay: float = 0.5
     """Seconds. Before retry n the wait is drawn from 0 to ``first_delay * 2**(n - 1)``."""
     max_delay: float = 20.0
-    """Seconds; also the most that a server's Retry-After is obeyed for."""
+    """Seconds. A server's Retry-After is obeyed for longer, if ``timeout`` leaves the time, and then the count of
+    failures starts anew; one that asks for more than that is obeyed for so long."""
     timeout: float = 600.0
     """Seconds after the first attempt began, after which no other one begins."""
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
@@ -91,9 +92,12 @@ class Retry:
                     reached, failures = now, 1
                 if failures == 1:
                     first_failure = self.clock()
-                delay = self._delay(failures, error)
                 elapsed = self.clock() - begin
-                is_enough = failures >= self.attempts and self.clock() - first_failure >= self.patience
+                delay = self._delay(failures, error, self.timeout - elapsed)
+                is_told_when = delay > self.max_delay and self.attempts > 1
+                is_enough = (
+                    failures >= self.attempts and self.clock() - first_failure >= self.patience and not is_told_when
+                )
                 if is_enough or elapsed + delay > self.timeout:
                     bound = f'{self.timeout:g} s'
                     if is_enough:
@@ -106,9 +110,11 @@ class Retry:
             if on_retry:
                 on_retry()
             self.sleep(delay)
+            if is_told_when:
+                failures = 0
 
-    def _delay(self, failures: int, error: TransferError) -> float:
+    def _delay(self, failures: int, error: TransferError, left: float) -> float:
         asked = error.retry_after if isinstance(error, BrokenTransferError) else None
         if asked is not None:
-            return min(max(0.0, asked), self.max_delay)
+            return max(0.0, asked) if asked <= left else min(asked, self.max_delay)
         return _jitter.uniform(0, min(self.max_delay, self.first_delay * 2 ** (failures - 1)))

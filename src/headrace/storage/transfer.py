@@ -90,14 +90,28 @@ class TransferPool:
             future.add_done_callback(leave_out_the_rest)
         with self._lock:
             self._lanes[not urgent].waiting.extend(zip(futures, calls, strict=True))
-            while self._threads < sum(lane.unfinished(self._size) for lane in self._lanes):
-                self._threads += 1
-                threading.Thread(target=self._work, name='headrace-transfer', daemon=True).start()
+            self._start_threads()
+            is_alone = not self._threads
+            if is_alone:
+                self._lanes[not urgent].waiting.clear()
             self._lock.notify_all()
+        if is_alone:
+            for call in calls:
+                call()
+            return
         wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future.done() and not future.cancelled():
                 future.result()
+
+    def _start_threads(self) -> None:
+        """Start as many as could have something to do. Needs the lock."""
+        while self._threads < sum(lane.unfinished(self._size) for lane in self._lanes):
+            try:
+                threading.Thread(target=self._work, name='headrace-transfer', daemon=True).start()
+            except RuntimeError:  # this process may have no more of them
+                return
+            self._threads += 1
 
     def _next_lane(self) -> _Lane | None:
         return next((lane for lane in self._lanes if lane.waiting and lane.running < self._size), None)
