@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -77,7 +80,7 @@ def test_a_truncated_shard_at_the_remote_names_stream_shard_and_url(make_dataset
         read(remote=str(remote), local=str(local))
     shard.write_bytes(whole)
     assert read(remote=str(remote), local=str(local)) == list(range(60))
-    assert sorted(os.listdir(local)) == sorted(os.listdir(remote))
+    assert sorted(os.listdir(local)) == sorted([*os.listdir(remote), '.headrace-remote'])
 
 
 def test_a_truncated_local_shard(make_dataset):
@@ -160,6 +163,51 @@ def test_one_cache_folder_for_two_remotes(make_dataset, tmp_path):
     with pytest.raises(StreamError, match=r'Reused local directory.*vs\..*Provide a different one'):
         StreamingDataset(remote=str(two), local=str(tmp_path / 'local'))
     del first
+
+
+def test_a_cache_folder_of_another_remote_is_not_mixed_with_this_one(make_dataset, tmp_path):
+    """Not of one that is alive: of an earlier run. Both indexes are the same, as the sizes of tokens often are."""
+    one, two = make_dataset('one', 30), make_dataset('two', 30, first=1000)
+    assert (one / 'index.json').read_bytes() == (two / 'index.json').read_bytes()
+    local = tmp_path / 'local'
+    assert StreamingDataset(remote=str(one), local=str(local))[0]['id'] == 0
+    gc.collect()
+    with pytest.raises(
+        StreamError, match=r'Reused local directory.* is the cache of .*one vs\. .*two\. .* delete '
+    ) as caught:
+        StreamingDataset(remote=str(two), local=str(local))
+    note = Path(str(caught.value).rpartition('delete ')[2].rstrip('.'))
+    del caught  # with which the stream lives
+    gc.collect()
+    assert StreamingDataset(remote=f'{one}/', local=str(local))[19]['id'] == 19
+    gc.collect()
+    note.unlink()
+    assert StreamingDataset(remote=str(two), local=str(local))[29]['id'] == 1029  # said to be the same data
+
+
+def test_a_cache_folder_without_a_note_of_its_remote_is_used(make_dataset, tmp_path):
+    """As other programs leave them."""
+    remote, local = make_dataset('data', 20), tmp_path / 'local'
+    shutil.copytree(remote, local)
+    shutil.rmtree(remote)
+    assert StreamingDataset(remote=str(remote), local=str(local))[19]['id'] == 19
+
+
+def test_a_limit_below_the_largest_shard_is_refused_before_anything_is_read(tmp_path):
+    with MDSWriter(out=str(tmp_path / 'remote'), columns={'id': 'int', 'x': 'bytes'}, size_limit=1000) as writer:
+        for number in range(40):
+            writer.write({'id': number, 'x': bytes(3000 if number == 35 else 100)})
+    arguments = dict(remote=str(tmp_path / 'remote'), local=str(tmp_path / 'local'))
+    with pytest.raises(ConfigError, match=r'Minimum cache usage \((\d+) bytes\) is larger than .*shard') as caught:
+        StreamingDataset(**arguments, cache_limit=2800)
+    minimum = int(str(caught.value).partition('(')[2].partition(' ')[0])
+    del caught
+    with pytest.raises(ConfigError, match='Minimum cache usage'):
+        StreamingDataset(**arguments, cache_limit=minimum - 1)
+    dataset = StreamingDataset(**arguments, cache_limit=minimum, batch_size=1)
+    assert [dataset[number]['id'] for number in range(40)] == list(range(40))
+    some = StreamingDataset(**arguments, cache_limit=minimum - 1, subset=[[0, 30]], batch_size=1)
+    assert [some[number]['id'] for number in range(30)] == list(range(30))
 
 
 def test_two_datasets_share_a_local_folder(make_dataset):

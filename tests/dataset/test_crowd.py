@@ -43,7 +43,7 @@ def test_16_processes_make_20_datasets_each_and_fetch_every_shard_once(make_data
     fetched = Counter(log.read_text().split())
     assert set(fetched.values()) == {1}
     assert set(fetched) == {path.name for path in remote.iterdir()}
-    assert {path.name for path in local.iterdir()} == set(fetched)
+    assert {path.name for path in local.iterdir()} == {'.headrace-remote', *fetched}
 
 
 @pytest.mark.timeout(600)
@@ -74,6 +74,7 @@ def test_after_kill_9_in_mid_download_the_next_start_fetches_only_what_was_missi
     assert len(again) == len(set(again)) == shards - len(complete)
     assert 'index.json' not in again
     assert sorted(path.name for path in local.iterdir()) == [
+        '.headrace-remote',
         'index.json',
         *(f'shard.{i:05}.mds' for i in range(shards)),
     ]

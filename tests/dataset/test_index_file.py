@@ -66,7 +66,7 @@ def test_an_index_is_parsed_once(remote, local, parses):
     assert len(parses) == 1
     assert second.shards == first.shards == StreamingDataset(local=str(remote)).shards
     assert second.fingerprint == first.fingerprint
-    assert sorted(os.listdir(local)) == ['.headrace-index', 'index.json']
+    assert sorted(os.listdir(local)) == ['.headrace-index', '.headrace-remote', 'index.json']
     assert ids(remote=str(remote), local=str(local)) == list(range(100))
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_kept_of_a_small_index_or_in_the_users_own_folder(remote, loc
     assert sorted(os.listdir(remote)) == before
     monkeypatch.setattr(index_file, 'WORTHWHILE', 11)
     opened(remote, local)
-    assert os.listdir(local) == ['index.json']
+    assert sorted(os.listdir(local)) == ['.headrace-remote', 'index.json']
 
 
 def test_another_index_is_parsed_and_kept_again(remote, local, parses):
@@ -173,11 +173,11 @@ def test_a_folder_that_cannot_take_it(remote, local, parses, monkeypatch):
     for _ in range(2):
         opened(remote, local)
     assert len(parses) == 2
-    assert sorted(os.listdir(local)) == ['.headrace-index.tmp', 'index.json']
+    assert sorted(os.listdir(local)) == ['.headrace-index.tmp', '.headrace-remote', 'index.json']
     monkeypatch.undo()
     monkeypatch.setattr(index_file, 'WORTHWHILE', 5)
     opened(remote, local)  # takes over what was left
-    assert sorted(os.listdir(local)) == ['.headrace-index', 'index.json']
+    assert sorted(os.listdir(local)) == ['.headrace-index', '.headrace-remote', 'index.json']
 
 
 def test_nobody_waits_for_a_writer(remote, local):
@@ -190,7 +190,7 @@ def test_nobody_waits_for_a_writer(remote, local):
     os.close(handle)
     assert os.listdir(local).count('.headrace-index') == 0
     opened(remote, local)
-    assert sorted(os.listdir(local)) == ['.headrace-index', 'index.json']
+    assert sorted(os.listdir(local)) == ['.headrace-index', '.headrace-remote', 'index.json']
 
 
 def _open(remote, local, barrier, failures):
@@ -216,7 +216,7 @@ def test_many_processes_write_it(remote, local, parses):
     parses.clear()
     opened(remote, local)
     assert not parses
-    assert sorted(os.listdir(local)) == ['.headrace-index', 'index.json']
+    assert sorted(os.listdir(local)) == ['.headrace-index', '.headrace-remote', 'index.json']
 
 
 # -- a dataset over many shards ---------------------------------------------------------------------------------------

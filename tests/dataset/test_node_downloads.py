@@ -150,7 +150,10 @@ def test_nodes_fetch_each_shard_once(make_dataset, tmp_path, order, nodes, ranks
         calls = Counter((tmp_path / f'log{node}').read_text().splitlines())
         assert set(calls.values()) == {1}  # also the index
         shards = {call.removeprefix('get ') for call in calls} - {'index.json'}
-        assert {path.name for path in (tmp_path / f'node{node}').iterdir()} == shards | {'index.json'}
+        assert {path.name for path in (tmp_path / f'node{node}').iterdir()} == shards | {
+            '.headrace-remote',
+            'index.json',
+        }
         fetched.update(shards)
     assert fetched.keys() == size.keys()
     # A shard is fetched twice only where a canonical node ends and another begins; nodes take these in turn.

@@ -46,7 +46,11 @@ def test_what_is_fetched_ahead_as_they_end_leaves_nothing(make_dataset, tmp_path
     done = run_program([sys.executable, str(program), *map(str, given)], cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {'.lock', '.raw'}
-    assert sorted(path.name for path in (tmp_path / 'local').iterdir()) == ['index.json', 'shard.00000.mds']
+    assert sorted(path.name for path in (tmp_path / 'local').iterdir()) == [
+        '.headrace-remote',
+        'index.json',
+        'shard.00000.mds',
+    ]
 
 
 def test_idle_threads_of_an_executor_keep_no_worker(make_dataset):

@@ -16,7 +16,7 @@ from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.plain_pass import samples_of_pass
 from headrace.dataset.reading import ShardPool
-from headrace.dataset.room import warn_without_room
+from headrace.dataset.room import require_room, warn_without_room
 from headrace.dataset.samples import Samples
 from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.stream import Stream, open_streams
@@ -188,6 +188,8 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
             fraction_seed=fraction_seed,
             where=where,
         )
+        if self.cache_limit is not None:
+            require_room(self.cache_limit, self.streams)
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
         if remainder == 'exact':
             self.check_columns(PADDING_MARK)

@@ -1,4 +1,4 @@
-"""Whether a cache limit leaves room for the shards that a shuffled order reads side by side."""
+"""Whether a cache limit leaves room: for any shard, and for those that a shuffled order reads side by side."""
 
 from __future__ import annotations
 
@@ -9,11 +9,38 @@ from collections.abc import Sequence
 import numpy as np
 
 from headrace.dataset.stream import Stream
+from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig
+from headrace.storage.fetching import space_needed
 
-__all__ = ['bytes_side_by_side', 'warn_without_room']
+__all__ = ['bytes_side_by_side', 'require_room', 'warn_without_room']
 
 _LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
+
+
+def require_room(limit: int, streams: Sequence[Stream]) -> None:
+    """See that the largest shard that is offered can be fetched, before any is: it may come late in the epoch.
+
+    Args:
+        limit: bytes.
+        streams: the streams, opened.
+
+    Raises:
+        ConfigError: the limit does not hold it beside what is never evicted.
+    """
+    fixed = sum(stream.cache().fixed_size for stream in streams)
+    for stream in streams:
+        if stream.is_local:  # it takes no room
+            continue
+        stored = np.add.reduceat(stream.shards.sizes, stream.shards.first_files[:-1])
+        entry = stream.entry(int(np.argmax(np.where(np.asarray(stream.size().shard_sizes) > 0, stored, -1))))
+        needed = fixed + space_needed(stream.folder, list(entry.parts), keep_packed=bool(stream.keep_zip))
+        if needed > limit and not stream.cache().is_present(entry):
+            raise ConfigError(
+                f'Minimum cache usage ({needed} bytes) is larger than the cache limit ({limit} bytes): fetching '
+                f'{entry.key} of stream {stream.title} takes that much, with its compressed file and what must stay. '
+                f'Increase the `cache_limit` to at least {needed} bytes.'
+            )
 
 
 def bytes_side_by_side(streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> int:

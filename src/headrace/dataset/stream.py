@@ -34,6 +34,7 @@ from headrace.storage import (
     open_store,
 )
 from headrace.storage.machine_file import claim_private_folder, private_folder
+from headrace.storage.origin import check_origin, note_origin
 
 __all__ = ['Stream', 'open_streams']
 
@@ -184,6 +185,7 @@ class Stream:
             json.JSONDecodeError: the index is no JSON.
             ValueError: the index breaks the format's rules, or holds an unsafe type.
             FileExistsError: the default local folder's name is taken by something that is not a folder.
+            StreamError: the local folder is the cache of another remote.
             StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
         """
         selection = self._read_selection()
@@ -200,6 +202,9 @@ class Stream:
                 raise _missing_index(self, folder / INDEX)
             found.read(folder / INDEX)
         else:
+            origin, is_new = self.url or '', not (folder / INDEX).exists()
+            if not is_new:
+                check_origin(folder, origin)
             found = IndexFile(f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types, cache=folder)
             try:
                 self.cache(limit).fetch_file(INDEX, validate=found.read)
@@ -207,6 +212,8 @@ class Stream:
                 raise ObjectNotFoundError(
                     f'No such file or directory: the index of stream {self.title}: {error}'
                 ) from None
+            if is_new:
+                note_origin(folder, origin)
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
         self.cache(limit)

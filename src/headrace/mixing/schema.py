@@ -53,7 +53,8 @@ class DatasetConfig(SelectionConfig):
     batches if those are more, and 512 MiB at most."""
 
     cache_limit: Annotated[int, Bytes()] | None = None
-    """Bytes that the cache folders of this machine may hold, such as `100gb`. Left out: no limit."""
+    """Bytes that shards and indexes may take in the cache folders of this machine, such as `100gb`; bitmaps of
+    selections and files of epochs come on top. Left out: no limit."""
 
     sampling_method: Literal['balanced', 'fixed'] = 'balanced'
     """Which samples of a stream taken in part: others in each epoch (`balanced`) or the same (`fixed`)."""

@@ -114,19 +114,6 @@ class CacheLimit:
         """Count a folder. All processes that share it should share the whole group of folders."""
         self._shelves[shelf.folder] = shelf
 
-    def require(self, minimum: int) -> None:
-        """Raise ``ConfigError`` unless the limit is larger than what must always be there, in bytes."""
-        if minimum >= self.size:
-            raise ConfigError(
-                f'Minimum cache usage ({minimum} bytes) is larger than the cache limit ({self.size} bytes). Raise '
-                f'`cache_limit`, as far as the disk allows: a shard that fell out of the cache is downloaded again.'
-            )
-
-    def used(self) -> int:
-        """Bytes that count now, reservations included; a fetch that ends just now may count twice."""
-        with self._locked():
-            return self._add_up(exactly=True).size
-
     def admit(
         self,
         shelf: Shelf,
