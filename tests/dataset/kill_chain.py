@@ -326,6 +326,7 @@ class Supervisor:
         self.report = Report()
         self.data = StreamingDataset(local=chain.order, shuffle=True, batch_size=GLOBAL_BATCH)
         self.files = {path.name: path.read_bytes() for path in Path(chain.files).iterdir()}
+        self.files['.headrace-remote'] = f'{chain.remote.removeprefix("slow://")}\n'.encode()
         self.legs: list[Trained] = []
         self.running: list[Run] = []
         """Runs of which processes may be left."""
@@ -356,8 +357,7 @@ class Supervisor:
         assert (verdict.epochs, verdict.position) == (epoch + 2, 0)
         while self.orphaned:
             self.look(run)
-        known = {'.headrace-remote', *self.files}
-        left = [str(path) for path in self.cache.rglob('*') if path.name not in known]
+        left = [str(path) for path in self.cache.rglob('*') if path.name not in self.files]
         assert not left, f'left in the cache: {left}'
         self.check_files()
         return self.report
@@ -529,7 +529,7 @@ class Supervisor:
     def check_files(self) -> None:
         """What stands under a final name is what it should be, whole."""
         for path in self.cache.iterdir() if self.cache.exists() else ():
-            if not path.is_dir() and path.name != '.headrace-remote':
+            if not path.is_dir():
                 assert path.read_bytes() == self.files[path.name], path.name
 
 

@@ -453,9 +453,10 @@ class TestFetchFile:
         store = CountingStore(plain.store)
         cache = cache_of(plain, tmp_path / 'cache', store=store)
         for _ in range(3):
-            assert cache.fetch_file('index.json') == tmp_path / 'cache/index.json'
+            assert cache.fetch_index('index.json') == tmp_path / 'cache/index.json'
         assert store.calls['get', 'index.json'] == 1
-        assert names(tmp_path / 'cache') == ['index.json']
+        assert names(tmp_path / 'cache') == ['.headrace-remote', 'index.json']
+        assert (tmp_path / 'cache/.headrace-remote').read_text() == f'{plain.folder}\n'
 
     def validate(self, path):
         if path.read_text() != '{}':
@@ -466,24 +467,24 @@ class TestFetchFile:
         (tmp_path / 'cache').mkdir()
         (tmp_path / 'cache/index.json').touch()
         cache = cache_of(plain, tmp_path / 'cache', store=FaultyStore(plain.store, ['short']))
-        assert cache.fetch_file('index.json', validate=self.validate).read_text() == '{}'
+        assert cache.fetch_index('index.json', validate=self.validate).read_text() == '{}'
         (plain.folder / 'index.json').write_text('bad')
         other = cache_of(plain, tmp_path / 'other')
         with pytest.raises(FormatError, match='no index'):
-            other.fetch_file('index.json', validate=self.validate)
+            other.fetch_index('index.json', validate=self.validate)
         assert names(tmp_path / 'other') == []
 
     def test_without_a_store_it_must_be_there(self, plain):
         cache = cache_of(plain, plain.folder, store=None)
         with pytest.raises(RuntimeError, match='No `remote` provided, but local file'):
-            cache.fetch_file('index.json')
+            cache.fetch_index('index.json')
         (plain.folder / 'index.json').write_text('bad')
         with pytest.raises(FormatError):
-            cache.fetch_file('index.json', validate=self.validate)
+            cache.fetch_index('index.json', validate=self.validate)
 
     def test_names_stay_inside(self, plain, tmp_path):
         with pytest.raises(ConfigError):
-            cache_of(plain, tmp_path / 'cache').fetch_file('../index.json')
+            cache_of(plain, tmp_path / 'cache').fetch_index('../index.json')
 
 
 def test_threads_fetch_each_shard_once(remote, tmp_path):

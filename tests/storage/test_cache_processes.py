@@ -66,7 +66,7 @@ def test_sixteen_processes_fetch_one_index_once(tmp_path):
 
     def work(number):
         for _ in range(20):
-            assert ShardCache(tmp_path / 'cache', store=store).fetch_file('index.json').read_text() == '{}'
+            assert ShardCache(tmp_path / 'cache', store=store).fetch_index('index.json').read_text() == '{}'
 
     run_together(work, 16)
     assert store.logged() == {'get index.json': 1}

@@ -34,7 +34,6 @@ from headrace.storage import (
     open_store,
 )
 from headrace.storage.machine_file import claim_private_folder, private_folder
-from headrace.storage.origin import check_origin, note_origin
 
 __all__ = ['Stream', 'open_streams']
 
@@ -202,18 +201,13 @@ class Stream:
                 raise _missing_index(self, folder / INDEX)
             found.read(folder / INDEX)
         else:
-            origin, is_new = self.url or '', not (folder / INDEX).exists()
-            if not is_new:
-                check_origin(folder, origin)
             found = IndexFile(f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types, cache=folder)
             try:
-                self.cache(limit).fetch_file(INDEX, validate=found.read)
+                self.cache(limit).fetch_index(INDEX, validate=found.read)
             except ObjectNotFoundError as error:
                 raise ObjectNotFoundError(
                     f'No such file or directory: the index of stream {self.title}: {error}'
                 ) from None
-            if is_new:
-                note_origin(folder, origin)
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
         self.cache(limit)

@@ -13,7 +13,6 @@ samples, and less than 2 bits for each.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import mmap
 import os
@@ -26,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from headrace.errors import CacheError, DiskFullError
+from headrace.errors import CacheError
 from headrace.order import KeptBits, count_bits
 from headrace.storage.locks import cannot_write, held, lock_file
 from headrace.storage.machine_file import publish
@@ -90,12 +89,7 @@ class BitmapFile:
             try:
                 self._write(words)
             except OSError as error:
-                if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                    raise cannot_write(self.path.parent, error) from error
-                raise DiskFullError(
-                    f'{self.path.parent} has no room for a bitmap of {self._samples} samples. Make room, or name a '
-                    f'`local` on a larger disk.'
-                ) from error
+                raise cannot_write(self.path.parent, error) from error
             found = self._open()
             if found is None:
                 raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')

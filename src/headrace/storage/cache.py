@@ -29,8 +29,9 @@ from headrace.storage.fetch_lock import FetchLock, ProcessEndsError, changing_fi
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
 from headrace.storage.keeping import give_way
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
-from headrace.storage.locks import cannot_write, lock_file
+from headrace.storage.locks import NO_ROOM, cannot_write, lock_file
 from headrace.storage.mapped import Lease, MappedFile, open_file, suspend_leases
+from headrace.storage.origin import ORIGIN, check_origin
 from headrace.storage.presence import PresentFiles
 from headrace.storage.protocol import Store, check_key
 from headrace.storage.retry import Retry
@@ -215,26 +216,34 @@ class ShardCache:
         with changing_files():
             return not isinstance(delete_entry(self.folder, entry), Path)
 
-    def fetch_file(self, name: str, *, validate: Callable[[Path], None] | None = None) -> Path:
-        """Make one small file present, such as index.json, and return its path.
+    def fetch_index(self, name: str, *, validate: Callable[[Path], None] | None = None) -> Path:
+        """Make the file present that describes the others, and return its path.
 
         Args:
             name: Relative to the folder, and the key in the store.
             validate: Raises FormatError if the file is not what it should be; one that was there already is then
                 fetched again, if there is a store.
+
+        Raises:
+            StreamError: The folder is the cache of another remote.
         """
         path = self.folder / check_key(name)
         if self._shelf is not None:
-            self._shelf.other_files.add(name)
-        if self._files.is_valid(path, validate):
+            self._shelf.other_files.update({name, ORIGIN})
+        if self._has_index(path, validate):
             return path
         if self.store is None:
             raise missing(path)
         with self._disk_errors(None), self._fetch_lock(name) as lock:
-            if not self._files.is_valid(path, validate):
+            if not self._has_index(path, validate):
                 fetcher = self._fetcher(Transfer(urgent=True))
-                fetcher.publish([(fetcher.fetch_file(name, lock, validate), path)])
+                fetcher.publish(fetcher.produce_index(name, lock, validate))
         return path
+
+    def _has_index(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
+        if self.store is not None and path.exists():
+            check_origin(self.folder, self.store.url)
+        return self._files.is_valid(path, validate)
 
     def _note(self, entry: CacheEntry) -> None:
         """Remember whose file a name is, where the caller gave no ``entry_of``."""
@@ -374,7 +383,7 @@ class ShardCache:
         except HeadraceError:
             raise
         except OSError as error:
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            if error.errno in NO_ROOM:
                 what = 'the index'
                 if entry is not None:
                     parts = list(entry.parts)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.storage.fetch_lock import FETCHES, LEDGER, read_reservation
 from headrace.storage.locks import cannot_write
-from headrace.storage.origin import ORIGIN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +55,7 @@ class Shelf:
     find: Callable[[str], CacheEntry | None]
     """The entry that a file belongs to, by its name in the folder; None for a file that is none of the cache's."""
     stats: CacheStats
-    other_files: set[str] = field(default_factory=lambda: {ORIGIN})
+    other_files: set[str] = field(default_factory=set[str])
     """Files that count but are never evicted, such as index.json."""
     present: list[Present] = field(default_factory=list[Present])
     """What the last count of this process found."""

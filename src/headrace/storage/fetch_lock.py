@@ -9,7 +9,6 @@ one that fetches into the folder, runs short of room there, or ends.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import multiprocessing.util
 import os
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace import errors
 from headrace.errors import CacheError, HeadraceError
-from headrace.storage.locks import cannot_write, held, hold, let_go, lock_file, try_lock_file, unlock_file
+from headrace.storage.locks import NO_ROOM, cannot_write, held, hold, let_go, lock_file, try_lock_file, unlock_file
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -283,7 +282,7 @@ class FetchLock:
                     with contextlib.suppress(OSError):
                         self.state.rmdir()  # its maker was killed before that; else it is made again
             except OSError as error:
-                if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                if error.errno in NO_ROOM:
                     raise
                 raise cannot_write(self.folder, error) from error
             else:
@@ -306,7 +305,7 @@ class FetchLock:
                     # Whoever may write to the folder may also clear up after another user's killed process.
                     self.state.chmod(0o777 & self.folder.stat().st_mode)
         except OSError as error:
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            if error.errno in NO_ROOM:
                 raise
             raise cannot_write(self.folder, error) from error
 

@@ -14,6 +14,7 @@ from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.fetch_lock import FetchLock, changing_files
 from headrace.storage.locks import cannot_write
 from headrace.storage.mapped import check_inside
+from headrace.storage.origin import ORIGIN, note_of
 from headrace.storage.retry import Retry
 from headrace.storage.transfer import Transfer, download
 
@@ -81,9 +82,11 @@ class Fetcher:
                 temporary.replace(final)
             self.stats.add(fetches=1)
 
-    def fetch_file(self, name: str, lock: FetchLock, validate: Callable[[Path], None] | None) -> Path:
-        """Download one file that no index describes, under a temporary name."""
-        target = lock.temporary(0, 'raw')
+    def produce_index(
+        self, name: str, lock: FetchLock, validate: Callable[[Path], None] | None
+    ) -> list[tuple[Path, Path]]:
+        """Download a file that no index describes, and note where it is from; as `produce`."""
+        target, note = lock.temporary(0, 'raw'), lock.temporary(1, 'raw')
         self._download(name, target, None)
         if validate is not None:
             try:
@@ -92,7 +95,10 @@ class Fetcher:
                 self.stats.add(retries=1)
                 self._download(name, target, None)
                 validate(target)
-        return target
+        assert self.store is not None
+        with changing_files():
+            note.write_text(note_of(self.store.url), encoding='utf-8')
+        return [(target, self.folder / name), (note, self.folder / ORIGIN)]
 
     def _download(self, key: str, target: Path, size: int | None) -> None:
         """Download an object of that size."""

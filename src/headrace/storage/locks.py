@@ -15,15 +15,16 @@ import contextlib
 import errno
 import fcntl
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from headrace.errors import CacheError
+from headrace.errors import CacheError, DiskFullError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
 __all__ = [
+    'NO_ROOM',
     'cannot_write',
     'held',
     'hold',
@@ -34,6 +35,9 @@ __all__ = [
     'try_lock_file',
     'unlock_file',
 ]
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What a full disk, or a used up quota, fails with."""
 
 _held: set[int] = set()
 """Descriptors of locks that this process holds; a forked child must not keep them alive."""
@@ -81,8 +85,13 @@ def _cannot_lock(path: str | Path, error: OSError) -> CacheError:
     )
 
 
-def cannot_write(path: str | Path, error: OSError) -> CacheError:
-    """The error for a cache folder that this user cannot write to."""
+def cannot_write(path: str | Path, error: OSError) -> CacheError | DiskFullError:
+    """The error for a cache folder that this user cannot write to, or that has no room."""
+    if error.errno in NO_ROOM:
+        return DiskFullError(
+            f'{path} has no room for what had to be written there ({error.strerror}). Make room, or name a `local` on '
+            f'a larger disk.'
+        )
     return CacheError(
         f'A cache folder with a remote must be writable; {path} is not: '
         f'{errno.errorcode.get(error.errno or 0, "?")}: {error.strerror}. Name another `local`, or change the owner or '

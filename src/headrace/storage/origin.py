@@ -1,8 +1,11 @@
-"""Which remote the shards of a cache folder are from."""
+"""Which remote a cache folder's files are from.
+
+A note of it gets its name just before the first index.json does, under the same lock. Two data sets can have the same
+index, so that shards of one beside those of the other would not be noticed. Caches of other programs have no note.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import re
 from pathlib import Path
 from typing import Final
@@ -10,40 +13,32 @@ from typing import Final
 from headrace.errors import StreamError
 from headrace.storage.resolve import local_path
 
-__all__ = ['ORIGIN', 'check_origin', 'note_origin']
+__all__ = ['ORIGIN', 'check_origin', 'note_of']
 
 ORIGIN: Final = '.headrace-remote'
 """File in a cache folder that names the remote."""
 
 
-def note_origin(folder: Path, url: str) -> None:
-    """Note where the shards of a folder, whose index has just been fetched, are from."""
-    with contextlib.suppress(OSError):  # a folder that cannot be written to says so when it has to be
-        (folder / ORIGIN).write_text(f'{_normal(url)}\n', encoding='utf-8')
+def note_of(url: str) -> str:
+    """What the file says: the same for all spellings of an address, without a password."""
+    path = local_path(url)
+    address = re.sub('(://[^/@:]*):[^/@]*@', r'\1@', url.rstrip('/')) if path is None else str(Path(path).resolve())
+    return f'{address}\n'
 
 
 def check_origin(folder: Path, url: str) -> None:
-    """See that a folder's shards, if it is noted where they are from, are from there.
-
-    Two data sets can have the same index, so that shards of one beside those of the other would not be noticed. Caches
-    of other programs have no note, and get none.
+    """See that a folder is not the cache of another remote.
 
     Raises:
-        StreamError: they are from another remote.
+        StreamError: it is.
     """
-    path, own = folder / ORIGIN, _normal(url)
+    path, note = folder / ORIGIN, note_of(url)
     try:
-        noted = path.read_text(encoding='utf-8', errors='replace').rstrip('\n')
+        found = path.read_text(encoding='utf-8', errors='replace')
     except OSError:
-        noted = ''
-    if noted and noted != own:  # it is empty where there was no room for it
+        return
+    if found != note:
         raise StreamError(
-            f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If both '
-            f'hold the same data, delete {path}.'
+            f'Reused local directory: {folder} is the cache of {found.strip()} vs. {note.strip()}. Provide a different '
+            f'one. If both hold the same data, delete {path}.'
         )
-
-
-def _normal(url: str) -> str:
-    """One for all spellings of an address, without a password."""
-    path = local_path(url)
-    return re.sub('(://[^/@:]*):[^/@]*@', r'\1@', url.rstrip('/')) if path is None else str(Path(path).resolve())
