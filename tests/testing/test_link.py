@@ -1,14 +1,14 @@
+"""The link as a process of its own, whose times others may lengthen; test_relay.py has its timetable to the percent."""
+
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import multiprocessing.connection
 import os
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,21 +24,6 @@ def server() -> Iterator[str]:
     with running([sys.executable, '-I', str(Path(__file__).with_name('byte_server.py')), str(port)]) as process:
         wait_for_port(port, process)
         yield f'http://127.0.0.1:{port}'
-
-
-def at_a_quiet_moment(test: Callable[..., None]) -> Callable[..., None]:
-    """A test of times, which other processes may disturb: it has to pass once out of five."""
-
-    @functools.wraps(test)
-    def wrapper(*args: object, **kwargs: object) -> None:
-        for _ in range(4):
-            try:
-                return test(*args, **kwargs)
-            except AssertionError:
-                time.sleep(0.5)
-        return test(*args, **kwargs)
-
-    return wrapper
 
 
 def connect(link: Link) -> socket.socket:
@@ -58,82 +43,35 @@ def get(connection: socket.socket, size: int) -> float:
 
 
 @pytest.mark.parametrize('rate', [20e6, 200e6])
-@at_a_quiet_moment
-def test_bandwidth(server: str, rate: float) -> None:
+def test_it_is_not_faster_than_its_bandwidth(server: str, rate: float) -> None:
     size = int(rate * 0.5)
     with Link(server, rate=rate) as link, connect(link) as connection:
         start = time.perf_counter()
-        assert (get(connection, size) - start) * rate == pytest.approx(size, rel=0.1)
+        assert get(connection, size) - start >= 0.99 * size / rate
         assert link.bytes_received == size
         assert link.connections == 1
 
 
-@at_a_quiet_moment
-def test_connections_share_the_bandwidth_equally(server: str) -> None:
+def test_nor_are_connections_together(server: str) -> None:
     rate, size = 40e6, 6_000_000
     with Link(server, latency=0.01, rate=rate) as link, ThreadPoolExecutor(4) as threads:
         connections = [connect(link) for _ in range(4)]
         start = time.perf_counter()
         ends = [end - start for end in threads.map(get, connections, [size] * 4)]
-        assert max(ends) == pytest.approx(4 * size / rate, rel=0.1)
-        assert min(ends) == pytest.approx(max(ends), rel=0.1)
+        assert max(ends) >= 0.99 * 4 * size / rate
         assert link.bytes_received == 4 * size
         assert link.connections == 4
         for connection in connections:
             connection.close()
 
 
-@at_a_quiet_moment
-def test_a_late_comer_gets_its_share_at_once(server: str) -> None:
-    rate = 20e6
-    with Link(server, rate=rate) as link, connect(link) as first, connect(link) as second:
-        busy = threading.Thread(target=get, args=(first, 12_000_000))
-        busy.start()
-        time.sleep(0.2)
-        start = time.perf_counter()
-        took = get(second, 2_000_000) - start
-        busy.join()
-    assert took == pytest.approx(2 * 2_000_000 / rate, rel=0.15)
-
-
-@at_a_quiet_moment
-def test_an_idle_link_saves_nothing_up(server: str) -> None:
-    rate = 20e6
-    with Link(server, rate=rate) as link, connect(link) as connection:
-        get(connection, 1)
-        time.sleep(0.5)
-        start = time.perf_counter()
-        assert get(connection, 4_000_000) - start == pytest.approx(4_000_000 / rate, rel=0.1)
-
-
-@at_a_quiet_moment
-def test_a_round_trip_and_the_handshake_take_their_time(server: str) -> None:
+def test_nor_than_its_latency(server: str) -> None:
     with Link(server, latency=0.1) as link:
         start = time.perf_counter()
         with connect(link) as connection:
             first = get(connection, 1)
-            assert first - start == pytest.approx(0.2, abs=0.03)
-            assert get(connection, 1) - first == pytest.approx(0.1, abs=0.03)
-
-
-@at_a_quiet_moment
-def test_latency_costs_no_bandwidth(server: str) -> None:
-    rate, size = 100e6, 50_000_000
-    with Link(server, latency=0.2, rate=rate) as link, connect(link) as connection:
-        get(connection, 1)
-        start = time.perf_counter()
-        assert get(connection, size) - start == pytest.approx(0.2 + size / rate, rel=0.1)
-
-
-@at_a_quiet_moment
-def test_requests_sent_together_share_a_round_trip(server: str) -> None:
-    with Link(server, latency=0.1) as link, connect(link) as connection:
-        get(connection, 1)
-        start = time.perf_counter()
-        connection.sendall(b'1\n')
-        time.sleep(0.03)
-        get(connection, 2)
-        assert time.perf_counter() - start == pytest.approx(0.13, abs=0.03)
+            assert first - start >= 0.2
+            assert get(connection, 1) - first >= 0.1
 
 
 def test_bytes_arrive_as_they_were_sent(server: str) -> None:
@@ -154,7 +92,6 @@ def test_a_client_that_does_not_read_stops_the_server(server: str) -> None:
         assert 1_000_000 < link.bytes_received < 30_000_000
 
 
-@at_a_quiet_moment
 def test_a_client_that_leaves_is_forgotten(server: str) -> None:
     with Link(server, rate=20e6) as link:
         with connect(link) as connection:
@@ -163,8 +100,9 @@ def test_a_client_that_leaves_is_forgotten(server: str) -> None:
         link.wait_idle()
         assert link.bytes_received < 20_000_000
         with connect(link) as connection:
-            start = time.perf_counter()
-            assert get(connection, 2_000_000) - start == pytest.approx(0.1, rel=0.2)
+            before = link.bytes_received
+            get(connection, 2_000_000)
+            assert link.bytes_received == before + 2_000_000
 
 
 def test_a_server_that_is_not_there() -> None:

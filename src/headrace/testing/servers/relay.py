@@ -19,6 +19,7 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final
 
 COUNTERS: Final = 4
@@ -56,9 +57,20 @@ class _Pipe:
         """Whether the sink takes no more for now."""
 
 
-class _Relay:
-    def __init__(self, server: tuple[str, int], latency: float, rate: float, counts: memoryview) -> None:
-        self._server = server
+class Relay:
+    """The link between any number of connections.
+
+    Args:
+        latency: seconds of a round trip.
+        rate: bytes per second towards the clients, 0: no limit.
+        counts: `COUNTERS` numbers, which it changes.
+        clock: seconds since whenever.
+    """
+
+    def __init__(
+        self, latency: float, rate: float, counts: memoryview, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._one_way = latency / 2
         self._round_trip = latency
         self._rate = rate
@@ -75,57 +87,71 @@ class _Relay:
         self._window = int(4 * rate * latency) + (1 << 20) if rate else _UNLIMITED_WINDOW
         # About 2 ms of the link, so that connections take turns often.
         self._quantum = min(max(int(rate * 0.002), 1 << 14), _CHUNK) if rate else _CHUNK
-        self._listener = socket.create_server(('127.0.0.1', 0), backlog=512)
-        self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        counts[PORT] = self._listener.getsockname()[1]
 
-    def run(self) -> None:
+    def serve(self, server: tuple[str, int]) -> None:
+        """Listen on a free port, and join whoever connects to the server, for ever."""
+        listener = socket.create_server(('127.0.0.1', 0), backlog=512)
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._counts[PORT] = listener.getsockname()[1]
         while True:
-            for key, events in self._selector.select(self._patience()):
-                found = key.fileobj
-                assert isinstance(found, socket.socket)
-                if found is self._listener:
-                    self._accept()
-                    continue
-                if events & selectors.EVENT_WRITE and found in self._writes:
-                    self._write(self._writes[found])
-                if events & selectors.EVENT_READ and found in self._reads:
-                    self._readable(self._reads[found])
-            self._send()
-            self._deliver()
+            if listener in self.turn(self.patience()):
+                self._accept(listener, server)
 
-    def _patience(self) -> float | None:
+    def turn(self, patience: float | None) -> set[socket.socket]:
+        """Wait at most so long until a socket is ready, and do all that can be done.
+
+        Returns:
+            The sockets that were ready.
+        """
+        ready = set[socket.socket]()
+        for key, events in self._selector.select(patience):
+            found = key.fileobj
+            assert isinstance(found, socket.socket)
+            ready.add(found)
+            if events & selectors.EVENT_WRITE and found in self._writes:
+                self._write(self._writes[found])
+            if events & selectors.EVENT_READ and found in self._reads:
+                self._readable(self._reads[found])
+        self._send()
+        self._deliver()
+        return ready
+
+    def patience(self) -> float | None:
         """Seconds until something is due, None: only sockets can change anything."""
         due = self._flights[0][0] if self._flights else None
         if self._waiting:
             turn = self._free_at - _SLACK
             due = turn if due is None else min(due, turn)
-        return None if due is None else max(0.0, due - time.monotonic())
+        return None if due is None else max(0.0, due - self._clock())
 
     # -- connections ----------------------------------------------------------------------------------------------
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket, address: tuple[str, int]) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            client, _ = self._listener.accept()
+            client, _ = listener.accept()
             try:
-                server = socket.create_connection(self._server)
+                server = socket.create_connection(address)
             except OSError:
                 client.close()
                 return
-            self._counts[CONNECTIONS] += 1
             for end in (client, server):
-                end.setblocking(False)
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            down = _Pipe(server, client, to_client=True)
-            up = _Pipe(client, server, to_client=False)
-            down.peer, up.peer = up, down
-            # The kernel has shaken hands already; over the link that takes a round trip, and the client sends after it.
-            up.opens = time.monotonic() + self._round_trip
-            for pipe in (down, up):
-                self._reads[pipe.source] = pipe
-                self._writes[pipe.sink] = pipe
-                self._watch(pipe.source)
+            self.join(client, server)
+
+    def join(self, client: socket.socket, server: socket.socket) -> None:
+        """Put the link between two sockets, which it closes."""
+        self._counts[CONNECTIONS] += 1
+        down = _Pipe(server, client, to_client=True)
+        up = _Pipe(client, server, to_client=False)
+        down.peer, up.peer = up, down
+        # The kernel has shaken hands already; over the link that takes a round trip, and the client sends after it.
+        up.opens = self._clock() + self._round_trip
+        for pipe in (down, up):
+            pipe.source.setblocking(False)
+            self._reads[pipe.source] = pipe
+            self._writes[pipe.sink] = pipe
+            self._watch(pipe.source)
 
     def _watch(self, end: socket.socket) -> None:
         """Have the selector look at what can be done with a socket now."""
@@ -165,7 +191,7 @@ class _Relay:
     def _readable(self, pipe: _Pipe) -> None:
         if pipe.to_client and self._rate:
             if not self._waiting:  # the link had nothing to do until now
-                self._free_at = max(self._free_at, time.monotonic())
+                self._free_at = max(self._free_at, self._clock())
             pipe.is_waiting = True
             self._waiting.append(pipe)
             self._watch(pipe.source)
@@ -175,7 +201,7 @@ class _Relay:
 
     def _send(self) -> None:
         """Put what waits on the link, one chunk of each connection after another, as far as it is free."""
-        now = time.monotonic()
+        now = self._clock()
         while self._waiting and self._free_at <= now + _SLACK:
             pipe = self._waiting.popleft()
             pipe.is_waiting = False
@@ -197,7 +223,7 @@ class _Relay:
         except OSError:
             chunk = b''
         size = len(chunk)
-        now = time.monotonic()
+        now = self._clock()
         if pipe.to_client:
             self._counts[TO_CLIENT] += size
             if self._rate:
@@ -213,7 +239,7 @@ class _Relay:
         return size
 
     def _deliver(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         while self._flights and self._flights[0][0] <= now:
             pipe = heapq.heappop(self._flights)[2]
             if not pipe.is_done:
@@ -253,7 +279,7 @@ def _main() -> None:
     host, port, latency, rate, counters = sys.argv[1:]
     with open(counters, 'r+b') as file:
         counts = memoryview(mmap.mmap(file.fileno(), 8 * COUNTERS)).cast('q')
-    _Relay((host, int(port)), float(latency), float(rate), counts).run()
+    Relay(float(latency), float(rate), counts).serve((host, int(port)))
 
 
 if __name__ == '__main__':
