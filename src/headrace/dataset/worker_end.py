@@ -17,13 +17,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Final
 
 from headrace.storage.fetch_lock import end_fetches, end_threads
 
-__all__ = ['WorkerStart', 'end_with_parent']
+__all__ = ['end_at_once', 'end_with_parent']
 
 _SECONDS: Final = 1.0
 _GRACE: Final = 6.0  # for PyTorch's way, which also removes the worker's temporary files
@@ -56,6 +55,11 @@ def _watch() -> None:
         os._exit(1)
 
 
+def end_at_once() -> None:
+    """Have this process, a worker that has done its work, end without unwinding its threads."""
+    multiprocessing.util.Finalize(None, _end_at_once, exitpriority=_LAST)
+
+
 def _end_at_once() -> None:
     if sys.exc_info()[0] is not None:
         return  # this process fails, and says so by its exit status
@@ -63,17 +67,3 @@ def _end_at_once() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
-
-
-class WorkerStart:
-    """A `worker_init_fn` that has workers end as they should, and calls the user's."""
-
-    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
-        self._worker_init_fn = worker_init_fn
-
-    def __call__(self, worker: int) -> None:
-        """Begin, in a worker of this number."""
-        end_with_parent()
-        multiprocessing.util.Finalize(None, _end_at_once, exitpriority=_LAST)
-        if self._worker_init_fn is not None:
-            self._worker_init_fn(worker)

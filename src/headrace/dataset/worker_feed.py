@@ -7,16 +7,17 @@ position.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from headrace.dataset.batch_memory import hand_on_without_names
 from headrace.dataset.batch_reader import BatchReader
 from headrace.dataset.counted_reader import CountedKey, CountedReader
 from headrace.dataset.fork_context import worker_context
 from headrace.dataset.statistics import Delivery
-from headrace.dataset.worker_end import WorkerStart
+from headrace.dataset.worker_end import end_at_once, end_with_parent
 
 __all__ = ['WorkerFeed']
 
@@ -36,7 +37,7 @@ class WorkerFeed:
             collate_fn=_as_it_is,
             pin_memory=like.pin_memory,
             timeout=like.timeout,
-            worker_init_fn=WorkerStart(like.worker_init_fn),
+            worker_init_fn=_Start(like.worker_init_fn),
             multiprocessing_context=worker_context(like.multiprocessing_context),
             generator=like.generator,
             prefetch_factor=like.prefetch_factor,
@@ -49,6 +50,20 @@ class WorkerFeed:
         self._passes += 1
         self._keys.keys = map(CountedKey, itertools.repeat(self._passes), keys)
         return iter(self._loader)
+
+
+class _Start:
+    """A `worker_init_fn` that has workers hand on and end as they should, and calls the user's."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        end_with_parent()
+        end_at_once()
+        hand_on_without_names()
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker)
 
 
 def _as_it_is(delivery: Any) -> Any:

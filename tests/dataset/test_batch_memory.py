@@ -1,0 +1,145 @@
+"""How batches come from workers."""
+
+from __future__ import annotations
+
+import errno
+import os
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.multiprocessing
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.multiprocessing.reductions import reduce_tensor
+
+from descriptors import open_descriptors
+from headrace import StreamingDataLoader, StreamingDataset
+from headrace.dataset.batch_memory import hand_on_without_names
+
+pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.complex64, torch.float8_e4m3fn,
+]  # fmt: skip
+
+
+@pytest.fixture(scope='module', autouse=True)
+def handing_on():
+    hand_on_without_names()
+    yield
+    ForkingPickler.register(torch.Tensor, reduce_tensor)
+
+
+def sent(value):
+    return ForkingPickler.loads(ForkingPickler.dumps(value))
+
+
+def memory_of(tensor: torch.Tensor) -> str:
+    """The name of the file that a tensor's bytes are mapped from."""
+    for line in Path('/proc/self/maps').read_text().splitlines():
+        begin, end = (int(address, 16) for address in line.split()[0].split('-'))
+        if begin <= tensor.data_ptr() < end:
+            return line.split(maxsplit=5)[5].strip() if len(line.split()) > 5 else ''
+    raise AssertionError(line)
+
+
+@given(
+    st.lists(st.integers(1, 5), max_size=4),
+    st.sampled_from(DTYPES),
+    st.sampled_from(['whole', 'part', 'turned', 'stepped']),
+)
+def test_tensors_arrive_as_they_were(shape, dtype, layout):
+    data = torch.from_numpy(np.random.default_rng(0).integers(0, 2, [2, *shape, 2])).to(dtype)
+    tensor = {'whole': data, 'part': data[1], 'turned': data.transpose(0, -1), 'stepped': data[..., ::2]}[layout]
+    got = sent(tensor)
+    assert got.dtype == tensor.dtype
+    assert got.shape == tensor.shape
+    assert torch.equal(got.to(torch.complex128), tensor.to(torch.complex128))
+    if layout != 'stepped':
+        assert got.stride() == tensor.stride()
+    assert memory_of(got) == '/memfd:headrace (deleted)'
+    got.zero_()  # is the receiver's own
+    assert not got.to(torch.complex128).any()
+
+
+def test_images_keep_their_channels_last():
+    images = torch.rand(2, 3, 8, 8).to(memory_format=torch.channels_last)
+    got = sent(images)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(got, images)
+
+
+def test_of_a_view_only_what_it_shows_is_sent():
+    rows = torch.arange(100_000_000 // 8).view(-1, 100)
+    got = sent([rows[0], rows[5:7]])
+    assert [t.untyped_storage().nbytes() for t in got] == [800, 1600]
+    assert torch.equal(got[1], rows[5:7])
+
+
+def test_one_tensor_twice_is_one():
+    tensor = torch.arange(10)
+    first, second = sent([tensor, tensor])
+    assert first is second
+
+
+@pytest.mark.parametrize(
+    'tensor',
+    [
+        torch.ones(0, 3),
+        torch.ones(1).expand(1000, 1000),
+        torch.ones(3, requires_grad=True),
+        torch.ones(3).share_memory_(),
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3, dtype=torch.complex64).conj(),
+        torch.eye(3).to_sparse(),
+    ],
+    ids=['empty', 'expanded', 'gradient', 'shared', 'parameter', 'conjugate', 'sparse'],
+)
+def test_what_is_no_plain_memory_goes_as_pytorch_does_it(tensor):
+    got = sent(tensor)
+    assert type(got) is type(tensor)
+    assert got.requires_grad == tensor.requires_grad
+    assert got.layout is tensor.layout
+    if tensor.layout is torch.strided:
+        assert got.stride() == tensor.stride()
+        assert 'memfd' not in memory_of(got) if tensor.numel() else True
+    assert torch.equal(got.to_dense(), tensor.to_dense())
+
+
+def test_the_other_strategy_of_sharing_holds():
+    torch.multiprocessing.set_sharing_strategy('file_system')
+    try:
+        assert '/dev/shm/torch_' in memory_of(sent(torch.ones(3)))
+    finally:
+        torch.multiprocessing.set_sharing_strategy('file_descriptor')
+
+
+def test_where_there_is_no_such_memory_pytorch_does_it(monkeypatch):
+    def refuse(name):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, 'memfd_create', refuse)
+    got = sent(torch.arange(3))
+    assert got.tolist() == [0, 1, 2]
+    assert '/dev/shm/torch_' in memory_of(got)
+
+
+def test_nothing_stays_open():
+    before = open_descriptors()
+    for _ in range(20):
+        sent([torch.ones(3), torch.ones(5)])
+    assert not [name for name in open_descriptors() - before if 'memfd' in name]
+
+
+@pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
+@pytest.mark.once
+def test_batches_of_a_loader_have_no_names(make_dataset, method):
+    data = StreamingDataset(local=str(make_dataset('data', 40)), batch_size=10)
+    loader = StreamingDataLoader(data, num_workers=2, multiprocessing_context=method)
+    for number, batch in enumerate(loader):
+        assert batch['id'].tolist() == list(range(10 * number, 10 * number + 10))
+        assert memory_of(batch['id']) == '/memfd:headrace (deleted)'
