@@ -435,7 +435,7 @@ def test_a_shard_is_asked_for_once_although_it_was_refused(network, prefetcher):
     for at in range(6):
         one.advance(at)
         time.sleep(0.03)
-        assert len(set(one._queue)) == len(one._queued) == len(one._queue)
+        assert len(set(one._queue._items)) == len(one._queue._shards) == len(one._queue)
     wait_until(lambda: not one._running)
     assert all(thread.is_alive() for thread in one._threads)
 

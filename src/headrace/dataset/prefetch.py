@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import itertools
 import math
 import threading
 import time
@@ -14,6 +13,7 @@ from functools import partial
 
 from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.concurrency import Concurrency
+from headrace.dataset.fetch_queue import FetchQueue
 from headrace.dataset.look_ahead import LookAhead
 from headrace.dataset.upcoming import Upcoming
 from headrace.dataset.uses import Frontier, Uses
@@ -29,7 +29,6 @@ _POLL = 0.02  # seconds between two looks at whether another process is done
 _NO_ROOM = 0.5  # seconds after which what had no room is tried again, if the reader does not move on before
 _NEAR = 16  # shards needed next that are looked at again: a limit evicts by what it knew of their uses a while ago
 _PATIENCE = 5.0  # seconds for which a shard that does not come delays those that are needed after it
-_RETRIES = 5  # times that what failed ahead of its use is tried again, after twice, four times, ... the patience
 
 
 class Prefetcher:
@@ -69,19 +68,14 @@ class Prefetcher:
         self._size_of = size_of
         self._ahead = ahead
         self._lock = threading.Condition()
-        self._queue: deque[tuple[int, int]] = deque()  # (first batch, shard)
-        self._queued: set[int] = set()
+        self._queue = FetchQueue(_PATIENCE)
         self._running: dict[int, float] = {}  # shard, and until when it delays others
         self._nearly_there: set[int] = set()  # of these
         self._waited = self._waiting_since = 0.0  # seconds
         self._starved: Callable[[], float] = lambda: self._waited
         self._concurrency = Concurrency(_WIDEST)
         self._failed: dict[int, Exception] = {}
-        self._refused: list[tuple[int, int]] = []  # (first batch, shard): another process fetches it, or had no room
-        self._later: list[tuple[float, int, int]] = []  # (when, first batch, shard): failed, to be tried again
-        self._failures: dict[int, int] = {}  # how many, of these
-        self._elsewhere: dict[int, tuple[int, float]] = {}  # of these: first batch, and until when it delays others
-        self._next_look = 0.0  # when to see what of these has come
+        self._next_look = 0.0  # when to see what other processes have fetched
         self._no_room_until = 0.0  # when to try again what had no room; 0: there is room, as far as is known
         self._pass = 0  # how many sequences were followed
         self._at = -1  # the reader's batch
@@ -116,11 +110,6 @@ class Prefetcher:
         with self._lock:
             self._pass += 1
             self._queue.clear()
-            self._queued.clear()
-            self._refused.clear()
-            self._later.clear()
-            self._failures.clear()
-            self._elsewhere.clear()
             self._failed.clear()
             self._uses.clear()
             self._node_uses.clear()
@@ -142,7 +131,7 @@ class Prefetcher:
             self._at, self._reader_fetches, self._no_room_until = batch, False, 0.0
             used = self._uses.drop_before(batch)
             self._node_uses.drop_before(batch - self._ahead.lag)
-            self._order_queue()
+            self._queue.reorder(batch, self._uses, self._running)
             self._lock.notify_all()
         if self._is_limited:
             self._enter(batch)
@@ -154,26 +143,13 @@ class Prefetcher:
             self._lock.notify_all()
             return [shard for shard in used if shard not in self._uses]
 
-    def _order_queue(self) -> None:
-        """Have what was refused, or failed a while ago, tried again, in the order of its use. Needs the lock."""
-        now = time.monotonic()
-        again = [item[1:] for item in self._later if item[0] <= now] + self._refused
-        if not again and not (self._queue and self._queue[0][0] < self._at):
-            return
-        self._later = [item for item in self._later if item[0] > now]
-        self._refused.clear()
-        self._queued.update(shard for _, shard in again)
-        self._queued = {shard for shard in self._queued if shard in self._uses and shard not in self._running}
-        self._queue = deque(sorted((int(self._uses.next_of(shard)), shard) for shard in self._queued))
-
     def _start_threads(self) -> None:
         """Start as many as could have something to do. Needs the lock."""
         if len(self._threads) == _THREADS:
             return
-        own = sum(first <= self._at for first, _ in itertools.islice(self._queue, _THREADS))
         # One more begins while the last bytes of another's shard come, or it is unpacked.
-        wanted = min(_THREADS, len(self._running) + own + self._concurrency.width + 1)
-        while self._queue and len(self._threads) < wanted:
+        wanted = len(self._running) + self._queue.due(self._at, _THREADS) + self._concurrency.width + 1
+        while self._queue and len(self._threads) < min(_THREADS, wanted):
             thread = threading.Thread(target=self._work, name='headrace-fetch', daemon=True)
             try:
                 thread.start()
@@ -226,15 +202,12 @@ class Prefetcher:
         if self._is_present(shard):
             return
         with self._lock:
-            if shard in self._queued or shard in self._running or shard in self._failed or shard in self._failures:
-                return
-            if any(item[1] == shard for item in self._refused):
+            if shard in self._queue or shard in self._running or shard in self._failed:
                 return
             size = self._size_of(shard)
             bisect.insort(self._first_uses, (first, size))
             self._bytes += size
-            bisect.insort(self._queue, (first, shard))
-            self._queued.add(shard)
+            self._queue.add(first, shard)
             self._start_threads()
             self._lock.notify()
 
@@ -248,21 +221,12 @@ class Prefetcher:
                 that are bad. The next call tries again.
         """
         with self._lock:
-            self._waiting_since, self._reader_fetches = time.monotonic(), False
-            if shard in self._queued:  # no thread has taken it yet
-                self._queued.remove(shard)
-                self._queue = deque(item for item in self._queue if item[1] != shard)
-                self._reader_fetches = True
-            elif any(item[1] == shard for item in self._refused):
-                self._refused = [item for item in self._refused if item[1] != shard]
-                self._reader_fetches = True
-            elif any(item[2] == shard for item in self._later):
-                self._reader_fetches = True
+            self._waiting_since = time.monotonic()
+            self._reader_fetches = self._queue.drop(shard)
             while shard in self._running:
                 self._lock.wait()
             # The reader gets it now, or ends the run; after that it may be fetched ahead again.
-            self._later = [item for item in self._later if item[2] != shard]
-            self._failures.pop(shard, None)
+            self._queue.drop(shard)
             self._lock.notify_all()
             failure = self._failed.pop(shard, None)
         if failure is not None:
@@ -297,18 +261,14 @@ class Prefetcher:
         """Whether the first shard of the queue may be fetched now. Needs the lock."""
         if not self._queue or self._no_room_until:
             return False
-        next_first = self._queue[0][0]
+        next_first = self._queue.first
         if next_first <= self._at:
             return True
         if next_first > self._frontier.batch and self._is_limited:
             return False
         now = time.monotonic()
         mine = sum(now < until for shard, until in self._running.items() if shard not in self._nearly_there)
-        others = sum(
-            first <= next_first and now < until and shard not in self._queued
-            for shard, (first, until) in self._elsewhere.items()
-        )
-        return mine + self._reader_fetches + others < self._concurrency.width
+        return mine + self._reader_fetches + self._queue.delayed_by() < self._concurrency.width
 
     def _longest_wait(self) -> float | None:
         """Seconds after which something may begin although nobody says so. Needs the lock."""
@@ -316,7 +276,7 @@ class Prefetcher:
             return max(0.0, self._no_room_until - time.monotonic())
         if not self._queue:
             return None
-        return _POLL if self._elsewhere else _PATIENCE
+        return _POLL if self._queue.elsewhere else _PATIENCE
 
     def _look_elsewhere(self) -> None:
         """See what other processes have done."""
@@ -325,7 +285,7 @@ class Prefetcher:
             if now < self._next_look:
                 return
             self._next_look = now + _POLL / 2
-            shards = list(self._elsewhere)
+            shards = self._queue.elsewhere
         present: list[int] = []
         for shard in shards:
             with contextlib.suppress(OSError):  # raised to the reader, once it needs the shard
@@ -333,15 +293,8 @@ class Prefetcher:
                     present.append(shard)
         with self._lock:
             for shard in present:
-                if self._elsewhere.pop(shard, None) is not None:
-                    self._refused = [item for item in self._refused if item[1] != shard]
+                if self._queue.came_elsewhere(shard):
                     self._concurrency.arrived(self._size_of(shard), self._starved())
-
-    def _try_later(self, first: int, shard: int) -> None:
-        """Have what failed ahead of its use tried again; after some failures by the reader only. Needs the lock."""
-        failures = self._failures[shard] = self._failures.get(shard, 0) + 1
-        if failures <= _RETRIES:
-            self._later.append((time.monotonic() + _PATIENCE * 2**failures, first, shard))
 
     def _near(self, shard: int) -> None:
         with self._lock:
@@ -355,15 +308,14 @@ class Prefetcher:
             with self._lock:
                 if 0 < self._no_room_until <= time.monotonic():
                     self._no_room_until = 0.0
-                    self._order_queue()
+                    self._queue.reorder(self._at, self._uses, self._running)
                 if not self._closed and not self._may_begin():
                     self._lock.wait(self._longest_wait())
                 if self._closed:
                     return
                 if not self._may_begin():
                     continue
-                first, shard = self._queue.popleft()
-                self._queued.discard(shard)
+                first, shard = self._queue.take()
                 self._running[shard] = time.monotonic() + _PATIENCE
                 of_pass = self._pass
                 how = Transfer(urgent=first <= self._at, nearly_there=partial(self._near, shard))
@@ -387,16 +339,13 @@ class Prefetcher:
                     if of_pass == self._pass and (how.urgent or is_bad_sample(failure)):
                         self._failed[shard] = failure  # raised again in the reader, by `wait`
                     else:
-                        self._try_later(int(first), shard)
+                        self._queue.failed(int(first), shard)
                 elif outcome:
-                    self._failures.pop(shard, None)
-                    self._elsewhere.pop(shard, None)
+                    self._queue.came(shard)
                     if came:
                         self._concurrency.arrived(self._size_of(shard), self._starved())
                 else:
-                    self._refused.append((int(first), shard))
+                    self._queue.refused(int(first), shard, elsewhere=outcome is not Fetched.NO_ROOM)
                     if outcome is Fetched.NO_ROOM:
                         # For what is needed later, there is none either. The reader may rest, as between two epochs.
                         self._no_room_until = time.monotonic() + _NO_ROOM
-                    else:
-                        self._elsewhere.setdefault(shard, (int(first), time.monotonic() + _PATIENCE))
