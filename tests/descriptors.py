@@ -10,7 +10,7 @@ __all__ = ['open_descriptors']
 
 
 def open_descriptors(below: Path | str = '') -> Counter[str]:
-    """Of this process, by what they are open on: `later - before` has come since, whatever others closed meanwhile.
+    """Of this process, by what they are open on.
 
     Args:
         below: a folder, for its files only.

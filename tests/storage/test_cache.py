@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from shards import SIZE, cache_of, make_remote, names
+from together import run_alone
 
 from descriptors import open_descriptors
 from headrace.errors import (
@@ -397,32 +398,38 @@ class TestLease:
     @pytest.mark.parametrize('limit', [None, 10 * SIZE])
     @pytest.mark.parametrize('release', [True, False])
     def test_descriptors_do_not_grow(self, remote, tmp_path, limit, release):
-        cache = cache_of(remote, tmp_path / 'cache', limit=limit)
-
-        def use():
+        def use(cache):
             for entry in remote.entries:
                 lease = cache.acquire(entry)
                 np.frombuffer(lease.buffers[0], np.uint8)
                 if release:
                     lease.release()
 
-        use()
-        gc.collect()
-        before = open_descriptors()
-        for _ in range(50):
-            use()
-            cache.evict(remote.entries[0])
-        cache = None
-        gc.collect()
-        assert not open_descriptors() - before
+        def work():
+            cache = cache_of(remote, tmp_path / 'cache', limit=limit)
+            use(cache)
+            gc.collect()
+            before = open_descriptors()
+            for _ in range(50):
+                use(cache)
+                cache.evict(remote.entries[0])
+            cache = None
+            gc.collect()
+            assert open_descriptors() == before
+
+        run_alone(work)
 
     def test_failures_leave_no_descriptors(self, plain, tmp_path):
-        cache = cache_of(plain, tmp_path / 'cache', store=FaultyStore(plain.store, ['denied'] * 20), limit=10 * SIZE)
-        before = open_descriptors()
-        for _ in range(20):
-            with pytest.raises(AccessDeniedError):
-                cache.acquire(plain.entries[0])
-        assert not open_descriptors() - before
+        def work():
+            store = FaultyStore(plain.store, ['denied'] * 20)
+            cache = cache_of(plain, tmp_path / 'cache', store=store, limit=10 * SIZE)
+            before = open_descriptors()
+            for _ in range(20):
+                with pytest.raises(AccessDeniedError):
+                    cache.acquire(plain.entries[0])
+            assert open_descriptors() == before
+
+        run_alone(work)
 
     def test_a_leased_shard_is_not_evicted(self, plain, tmp_path):
         cache = cache_of(plain, tmp_path / 'cache', limit=10 * SIZE)

@@ -4,10 +4,19 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from shards import cache_of, disk_use, make_remote, names
+from together import run_alone
 
 from descriptors import open_descriptors
 from headrace.storage import counting
@@ -140,20 +149,18 @@ class CacheMachine(RuleBasedStateMachine):
         if hasattr(self, 'leases'):
             while self.leases:
                 self.leases.pop().release()
-            assert not open_descriptors() - self.descriptors
+            assert open_descriptors() == self.descriptors
             shutil.rmtree(self.folder)
             counting.CHEAP = self.cheap
-
-
-TestCache = CacheMachine.TestCase
-TestCache.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
 
 
 class RememberingCacheMachine(CacheMachine):
     remembers = True
 
 
-TestCacheWithLedger = RememberingCacheMachine.TestCase
-TestCacheWithLedger.settings = TestCache.settings
+@pytest.mark.parametrize('machine', [CacheMachine, RememberingCacheMachine])
+def test_a_cache_does_what_the_model_says(machine):
+    steps = settings(
+        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    run_alone(lambda: run_state_machine_as_test(machine, settings=steps), timeout=300)

@@ -1,5 +1,6 @@
 """Processes that use one cache at the same time."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -29,6 +30,17 @@ def run_together(work, count, *, timeout=100, watch=None):
         time.sleep(0.002)
     end_well(children, deadline - time.monotonic())
     return most
+
+
+def run_alone(work, *, timeout=100):
+    """Run ``work()`` in a process without other tests' threads and garbage, which open and close descriptors."""
+
+    def begin(_):
+        gc.collect()
+        gc.freeze()
+        work()
+
+    run_together(begin, 1, timeout=timeout)
 
 
 def until(condition):
