@@ -46,6 +46,11 @@ class Present:
     used: float = 0.0
     """Seconds since the epoch."""
 
+    def next_use(self, of_entry: Callable[[CacheEntry], float]) -> float:
+        """When one of the streams of its folder needs it next."""
+        entries = (other.entry_of(self.entry.key) for other in self.shelf.others)
+        return min(of_entry(self.entry), *(of_entry(entry) for entry in entries if entry is not None), math.inf)
+
 
 @dataclass(slots=True, eq=False)
 class Shelf:
@@ -65,6 +70,12 @@ class Shelf:
     """Seconds that it took; 0 before the first."""
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
     """What ``find`` gave for the files of the last count: it may have to build the entry."""
+    others: list[Shelf] = field(default_factory=list['Shelf'])
+    """The same folder as other streams know it, whose entries have other numbers."""
+
+    def entry_of(self, name: str) -> CacheEntry | None:
+        """As ``find``, of what was found before without building it again."""
+        return self.found.get(name) or self.find(name)
 
     def is_counted(self, *, surely: bool) -> bool:
         """Whether the last count of this process is good: to find something in, or, surely, to find nothing in."""
@@ -102,7 +113,7 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
                     if name != FETCHES:
                         folders.append(f'{name}/')
                     continue
-                entry = shelf.found.get(name) or shelf.find(name)
+                entry = shelf.entry_of(name)
                 if entry is None:
                     continue
                 try:

@@ -111,8 +111,10 @@ class CacheLimit:
         self._start()
 
     def join(self, shelf: Shelf) -> None:
-        """Count a folder. All processes that share it should share the whole group of folders."""
-        self._shelves[shelf.folder] = shelf
+        """Count a folder, once. All processes that share it should share the whole group of folders."""
+        first = self._shelves.setdefault(shelf.folder, shelf)
+        if first is not shelf:
+            first.others.append(shelf)
 
     def admit(
         self,
@@ -220,7 +222,7 @@ class CacheLimit:
         heap: list[_Ranked] = []
         for shelf in self._shelves.values():
             for item in shelf.present:
-                heap.append((-next_use(item.entry) if next_use else 0.0, item.used, next(self._tie), item))  # noqa: PERF401
+                heap.append((-item.next_use(next_use) if next_use else 0.0, item.used, next(self._tie), item))  # noqa: PERF401
         heapq.heapify(heap)
         self._heap = heap
 
@@ -239,7 +241,7 @@ class CacheLimit:
             if (item.shelf.folder, item.entry.key) == own:
                 kept.append((rank, used, next(self._tie), item))
                 continue
-            when = next_use(item.entry) if next_use else 0.0
+            when = item.next_use(next_use) if next_use else 0.0
             now_used = _last_use(item.shelf.folder / item.entry.key)
             if -when > rank or now_used > used + USE_COUNTS:
                 heapq.heappush(heap, (max(-when, rank), max(used, now_used), next(self._tie), item))
