@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 import sys
 import tempfile
 import time
@@ -37,7 +38,8 @@ from headrace.testing.stores import put_bytes
 
 SAMPLES, BATCH = 240, 8
 SHARD = 'GET .*shard'
-START_METHODS = {'none': (0, None), 'fork': (2, 'fork'), 'spawn': (2, 'spawn')}
+START_METHODS = {'none': (0, None), 'fork': (2, 'fork'), 'spawn': (2, 'spawn'), 'forkserver': (2, 'forkserver')}
+THREE_ATTEMPTS = r' failed after 3 attempts in \d+\.\d s \(.*\)\. The last one: Reading s3://.* at http://127.0.0.1'
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Case:
     faults: Callable[[], list[Fault]]
     raises: type[Exception] | None = None
     """None: training goes on as if nothing had been."""
+    says: str = ''
+    """Pattern of how often it was tried, if it was more than once, and of the last cause."""
     within: float = 60.0
     """Seconds, the start of workers included; on an idle machine it is a fraction of that."""
     is_disk_full: bool = False
@@ -74,14 +78,49 @@ CASES = [
     Case('500 for 3 s', lambda: [Fault(match=SHARD, skip=4, seconds=3, status=500)], patience=30.0),
     Case('503 for 3 s', lambda: [Fault(match=SHARD, skip=4, seconds=3, status=503)], patience=30.0),
     Case('no answer for 3 s', lambda: [Fault(match=SHARD, skip=4, seconds=3, drop=True)], patience=30.0),
-    Case('500 for ever', lambda: [Fault(match='GET .*shard.00007', status=500)], TransferError),
-    Case('503 for ever', lambda: [Fault(match='GET .*shard.00007', status=503, retry_after=1)], TransferError),
-    Case('each body of a shard stalls', lambda: [Fault(match='GET .*shard.00007', stall_after=0)], TransferError),
-    Case('the server is gone', lambda: [Fault(match=SHARD, times=6), Fault(match=SHARD, drop=True)], TransferError),
-    Case('a shard has always a wrong bit', lambda: [Fault(match='GET .*shard.00007', flip_at=3000)], ChecksumError),
-    Case('403 for a shard', lambda: [Fault(match='GET .*shard.00007', status=403)], AccessDeniedError),
-    Case('404 for a shard', lambda: [Fault(match='GET .*shard.00007', status=404)], ObjectNotFoundError),
-    Case('the disk is full', list, DiskFullError, is_disk_full=True),
+    Case(
+        '500 for ever',
+        lambda: [Fault(match='GET .*shard.00007', status=500)],
+        TransferError,
+        f'{THREE_ATTEMPTS}.*\\(500\\)',
+    ),
+    Case(
+        '503 for ever',
+        lambda: [Fault(match='GET .*shard.00007', status=503, retry_after=1)],
+        TransferError,
+        f'{THREE_ATTEMPTS}.*\\(503\\)',
+    ),
+    Case(
+        'each body of a shard stalls',
+        lambda: [Fault(match='GET .*shard.00007', stall_after=0)],
+        TransferError,
+        f'{THREE_ATTEMPTS}.*ReadTimeoutError',
+    ),
+    Case(
+        'the server is gone',
+        lambda: [Fault(match=SHARD, times=6), Fault(match=SHARD, drop=True)],
+        TransferError,
+        f'{THREE_ATTEMPTS}.*ConnectionClosedError',
+    ),
+    Case(
+        'a shard has always a wrong bit',
+        lambda: [Fault(match='GET .*shard.00007', flip_at=3000)],
+        ChecksumError,
+        'fetched twice, .*The index says that the xxh64 of shard.00007.mds is',
+    ),
+    Case(
+        '403 for a shard',
+        lambda: [Fault(match='GET .*shard.00007', status=403)],
+        AccessDeniedError,
+        "\\(403\\).* with credentials from 'env'",
+    ),
+    Case(
+        '404 for a shard',
+        lambda: [Fault(match='GET .*shard.00007', status=404)],
+        ObjectNotFoundError,
+        "the bucket '.*' exists at http://127.0.0.1.*, but not the key 'shard.00007.mds'",
+    ),
+    Case('the disk is full', list, DiskFullError, 'has no room for shard.* bytes are free', is_disk_full=True),
 ]
 
 
@@ -104,9 +143,10 @@ class Outcome:
             assert isinstance(self.error, case.raises), repr(self.error)
             assert isinstance(self.error, HeadraceError)
             text = str(self.error)
-            if not case.is_disk_full:
-                assert 'Stream books (s3://' in text
-                assert ', shard ' in text
+            named = re.search(r'Stream books \((s3://.*?)\), shard \d+ \((shard\.\d+\.mds)\)', text)
+            assert named, text
+            assert case.is_disk_full or '/'.join(named.groups()) in text[named.end() :], 'the URL'
+            assert re.search(case.says, text[named.end() :]), text
 
 
 @contextlib.contextmanager
