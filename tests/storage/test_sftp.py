@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
-from headrace.storage import Retry, StoreOptions, download, open_store
+from headrace.storage import Retry, StoreOptions, Transfer, download, open_store
 from headrace.storage.sftp import SftpStore
 from headrace.testing.servers.process import quietly
 from headrace.testing.servers.sftp import have_sshd, sftp_server
@@ -173,6 +173,30 @@ class TestConnections:
         threads = [threading.Thread(target=read_bytes, args=(store, 'x')) for _ in range(6)]
         for thread in threads:
             thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(proxy.requests) == 3
+
+    def test_one_of_them_is_for_what_somebody_waits_for(self, sshd, proxy, tmp_path):
+        folder = sshd.new_folder()
+        put_bytes(sshd.store(folder), 'x', DATA)
+        put_bytes(sshd.store(folder), 'y', b'1')
+        store = sshd.store(folder, port=proxy.port, extra={'max_connections': 3})
+        proxy.faults = [TcpFault(rate=2_000_000)]
+
+        def fetch(key, size, **how):
+            with open(tmp_path / threading.current_thread().name, 'w+b', buffering=0) as out:
+                assert download(store, key, out, Retry(), size=size, how=Transfer(**how)) == size
+
+        threads = [threading.Thread(target=fetch, args=('x', len(DATA))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        while len(proxy.requests) < 2:
+            time.sleep(0.01)
+        fetch('y', 1, urgent=True)
+        assert all(thread.is_alive() for thread in threads)
+        assert len(proxy.requests) == 3
+        proxy.faults = []
         for thread in threads:
             thread.join()
         assert len(proxy.requests) == 3

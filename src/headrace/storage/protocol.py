@@ -6,15 +6,30 @@ holds the contract suite that it must pass.
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, BinaryIO, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, runtime_checkable
 
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-__all__ = ['Names', 'ObjectInfo', 'Store', 'StoreOptions', 'check_extra', 'check_key', 'check_prefix', 'count_option']
+__all__ = [
+    'Names',
+    'ObjectInfo',
+    'Store',
+    'StoreOptions',
+    'check_extra',
+    'check_key',
+    'check_prefix',
+    'count_option',
+    'is_waited_for',
+]
+
+is_waited_for: Final = ContextVar('is_waited_for', default=True)
+"""Whether somebody waits for what this thread asks a store for: it is not fetched ahead of its use. A store with few
+connections keeps one for that."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from headrace.storage.answers import changed, not_found
 from headrace.storage.body import SourcePart, check_range, truncated
 from headrace.storage.folders import temporary_name, walk
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_waited_for
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
 from headrace.storage.sftp_packets import Attributes, SftpConnectionError, SftpStatusError, Status
@@ -263,19 +263,23 @@ class SftpStore:
 
 
 class _Connections:
-    """The connections of a process: each serves one thread at a time, the rest wait for their next use."""
+    """The connections of a process: each serves one thread at a time, the rest wait for their next use.
+
+    One of several is for what somebody waits for.
+    """
 
     def __init__(self, login: Login, connect: Callable[[], SftpSession], limit: int) -> None:
         self.login = login
         self._connect = connect
         self._free = threading.Semaphore(limit)
+        self._free_ahead = threading.Semaphore(max(1, limit - 1))
         self._idle: list[SftpSession] = []
         weakref.finalize(self, _close_all, self._idle, os.getpid())
 
     @contextlib.contextmanager
     def borrow(self) -> Generator[SftpSession]:
         """A connection that stands, made now if need be."""
-        with self._free:
+        with contextlib.nullcontext() if is_waited_for.get() else self._free_ahead, self._free:
             session = self._take() or self._connect()
             try:
                 yield session

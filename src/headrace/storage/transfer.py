@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from headrace.errors import ChecksumError, ConfigError, TransferError
 from headrace.storage.per_process import PerProcess
+from headrace.storage.protocol import is_waited_for
 from headrace.storage.retry import BrokenTransferError, Retry
 from headrace.storage.stats import CacheStats
 
@@ -195,7 +196,16 @@ def download(
                     span.written = 0
                 raise
 
-        retry.call(f'Downloading {url}', attempt, progress=lambda: span.written, on_retry=lambda: stats.add(retries=1))
+        before = is_waited_for.set(how.urgent)
+        try:
+            retry.call(
+                f'Downloading {url}',
+                attempt,
+                progress=lambda: span.written,
+                on_retry=lambda: stats.add(retries=1),
+            )
+        finally:
+            is_waited_for.reset(before)
 
     try:
         transfer_pool.get().run([lambda span=span: fetch(span) for span in spans], urgent=how.urgent)
