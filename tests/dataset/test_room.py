@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset.room import bytes_side_by_side
+from headrace.errors import ConfigError
 
 pytestmark = pytest.mark.once
 
@@ -75,6 +77,15 @@ def test_local_streams_take_no_room(remote, tmp_path):
         warnings.simplefilter('error')
         local = StreamingDataset(local=str(remote), shuffle=True, batch_size=4, cache_limit=10_000)
         next(iter(StreamingDataLoader(local)))
+
+
+def test_streams_of_one_folder_count_its_index_once(remote, tmp_path):
+    size = (remote / 'index.json').stat().st_size + len(f'{remote}\n')
+    size += max(path.stat().st_size for path in remote.glob('*.mds'))
+    for limit in (size, size - 1):
+        streams = [Stream(remote=str(remote), local=str(tmp_path / str(limit))) for _ in range(2)]
+        with contextlib.nullcontext() if limit == size else pytest.raises(ConfigError, match=f'at least {size} bytes'):
+            next(iter(StreamingDataset(streams=streams, batch_size=4, cache_limit=limit)))
 
 
 def loaded(remote, tmp_path, limit, **how):

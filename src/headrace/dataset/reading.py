@@ -19,6 +19,7 @@ from headrace.dataset.bad_shards import BadShards
 from headrace.dataset.look_ahead import LookAhead
 from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.progress import Progress
+from headrace.dataset.room import fixed_bytes
 from headrace.dataset.stream import Stream
 from headrace.dataset.upcoming import Upcoming
 from headrace.errors import CacheError, CollateError, FormatError, HeadraceError, StorageError
@@ -133,7 +134,7 @@ class ShardPool:
                 is_present=lambda shard: shard in self.bad_shards or self.is_present(shard),
                 size_of=self._size_of,
                 ahead=ahead,
-                room=_AHEAD * (self._limit - sum(stream.cache().fixed_size for stream in self._streams)),
+                room=_AHEAD * (self._limit - fixed_bytes(self._streams)),
             )
         starved = None if progress is None else lambda: progress.seconds_stalled
         self._prefetcher.follow(upcoming, first=first, starved=starved)

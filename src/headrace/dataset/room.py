@@ -13,9 +13,14 @@ from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig
 from headrace.storage.fetching import space_needed
 
-__all__ = ['bytes_side_by_side', 'require_room', 'warn_without_room']
+__all__ = ['bytes_side_by_side', 'fixed_bytes', 'require_room', 'warn_without_room']
 
 _LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
+
+
+def fixed_bytes(streams: Sequence[Stream]) -> int:
+    """Bytes of the streams' caches that are never evicted, such as those of indexes; each folder counts once."""
+    return sum({stream.folder: stream.cache().fixed_size for stream in streams}.values())
 
 
 def require_room(limit: int, streams: Sequence[Stream]) -> None:
@@ -28,7 +33,7 @@ def require_room(limit: int, streams: Sequence[Stream]) -> None:
     Raises:
         ConfigError: the limit does not hold it beside what is never evicted.
     """
-    fixed = sum(stream.cache().fixed_size for stream in streams)
+    fixed = fixed_bytes(streams)
     for stream in streams:
         if stream.is_local:  # it takes no room
             continue
