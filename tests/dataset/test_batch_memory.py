@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import subprocess
+import sys
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
@@ -143,3 +146,23 @@ def test_batches_of_a_loader_have_no_names(make_dataset, method):
     for number, batch in enumerate(loader):
         assert batch['id'].tolist() == list(range(10 * number, 10 * number + 10))
         assert memory_of(batch['id']) == '/memfd:headrace (deleted)'
+
+
+LARGE_BATCHES = """
+import sys, torch
+from headrace import StreamingDataLoader, StreamingDataset
+
+data = StreamingDataset(local=sys.argv[1], batch_size=10)
+loader = StreamingDataLoader(data, num_workers=1, collate_fn=lambda rows: torch.ones(1_000_000))
+assert [int(batch.sum()) for batch in loader] == [1_000_000] * 4
+"""
+
+
+@pytest.mark.once
+def test_a_small_dev_shm_is_enough(make_dataset):
+    small = ['unshare', '-m', 'sh', '-c', 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"', 'sh']
+    if shutil.which('unshare') is None or subprocess.run([*small, 'true'], capture_output=True).returncode:
+        pytest.skip('A small /dev/shm needs the right to mount one.')
+    program = [sys.executable, '-c', LARGE_BATCHES, str(make_dataset('data', 40))]
+    done = subprocess.run([*small, *program], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
