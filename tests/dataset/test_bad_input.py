@@ -185,6 +185,26 @@ def test_a_cache_folder_of_another_remote_is_not_mixed_with_this_one(make_datase
     assert StreamingDataset(remote=str(two), local=str(local))[29]['id'] == 1029  # said to be the same data
 
 
+@pytest.mark.parametrize('left', [b'', b'\0\0\0', b'\n'])
+def test_a_note_that_a_power_failure_emptied_says_nothing(make_dataset, tmp_path, left):
+    remote, local = make_dataset('data', 20), tmp_path / 'local'
+    assert StreamingDataset(remote=str(remote), local=str(local))[0]['id'] == 0
+    gc.collect()
+    (local / '.headrace-remote').write_bytes(left)
+    (local / 'index.json').write_bytes(b'')
+    assert StreamingDataset(remote=str(remote), local=str(local))[19]['id'] == 19
+    assert (local / '.headrace-remote').read_text() == f'{remote}\n'
+
+
+def test_a_cache_folder_of_another_remote_is_one_without_its_index_too(make_dataset, tmp_path):
+    one, two, local = make_dataset('one', 20), make_dataset('two', 20, first=1000), tmp_path / 'local'
+    assert StreamingDataset(remote=str(one), local=str(local))[0]['id'] == 0
+    gc.collect()
+    (local / 'index.json').unlink()
+    with pytest.raises(StreamError, match=r'is the cache of .*one vs\. .*two\.'):
+        StreamingDataset(remote=str(two), local=str(local))
+
+
 def test_a_cache_folder_without_a_note_of_its_remote_is_used(make_dataset, tmp_path):
     """As other programs leave them."""
     remote, local = make_dataset('data', 20), tmp_path / 'local'

@@ -17,6 +17,8 @@ import torch.multiprocessing
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from descriptors import open_descriptors
 from headrace import StreamingDataLoader, StreamingDataset
@@ -35,6 +37,7 @@ def handing_on():
     hand_on_without_names()
     yield
     ForkingPickler.register(torch.Tensor, reduce_tensor)
+    default_collate_fn_map[torch.Tensor] = collate_tensor_fn
 
 
 def sent(value):
@@ -62,10 +65,11 @@ def test_tensors_arrive_as_they_were(shape, dtype, layout):
     assert got.dtype == tensor.dtype
     assert got.shape == tensor.shape
     assert torch.equal(got.to(torch.complex128), tensor.to(torch.complex128))
-    if layout != 'stepped':
-        assert got.stride() == tensor.stride()
-    assert memory_of(got) == '/memfd:headrace (deleted)'
-    got.zero_()  # is the receiver's own
+    assert got.stride() == tensor.stride()
+    assert ('memfd' in memory_of(got)) == (layout in {'whole', 'turned'})
+    assert got.is_shared()
+    got.detach_()  # is no view
+    got.zero_()
     assert not got.to(torch.complex128).any()
 
 
@@ -76,17 +80,27 @@ def test_images_keep_their_channels_last():
     assert torch.equal(got, images)
 
 
-def test_of_a_view_only_what_it_shows_is_sent():
-    rows = torch.arange(100_000_000 // 8).view(-1, 100)
-    got = sent([rows[0], rows[5:7]])
-    assert [t.untyped_storage().nbytes() for t in got] == [800, 1600]
-    assert torch.equal(got[1], rows[5:7])
+def test_views_of_one_tensor_share_its_memory():
+    rows = torch.arange(1000).view(-1, 10)
+    before = open_descriptors().total()
+    got = sent(list(rows.unbind()))
+    assert open_descriptors().total() <= before + 2
+    assert len({row.untyped_storage().data_ptr() for row in got}) == 1
+    assert torch.equal(torch.stack(got), rows)
 
 
 def test_one_tensor_twice_is_one():
     tensor = torch.arange(10)
     first, second = sent([tensor, tensor])
     assert first is second
+
+
+def test_nothing_is_a_view_for_autograd():
+    with torch.no_grad():
+        got = sent(torch.ones(3))
+    assert not got._is_view()
+    weight = torch.ones(3, requires_grad=True)
+    assert type(got.mul_(weight).grad_fn).__name__ == 'MulBackward0'
 
 
 @pytest.mark.parametrize(
@@ -99,14 +113,18 @@ def test_one_tensor_twice_is_one():
         torch.nn.Parameter(torch.ones(3)),
         torch.ones(3, dtype=torch.complex64).conj(),
         torch.eye(3).to_sparse(),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
     ],
-    ids=['empty', 'expanded', 'gradient', 'shared', 'parameter', 'conjugate', 'sparse'],
+    ids=['empty', 'expanded', 'gradient', 'shared', 'parameter', 'conjugate', 'sparse', 'nested'],
 )
 def test_what_is_no_plain_memory_goes_as_pytorch_does_it(tensor):
     got = sent(tensor)
     assert type(got) is type(tensor)
     assert got.requires_grad == tensor.requires_grad
     assert got.layout is tensor.layout
+    if tensor.is_nested:
+        assert all(map(torch.equal, got.unbind(), tensor.unbind()))
+        return
     if tensor.layout is torch.strided:
         assert got.stride() == tensor.stride()
         assert 'memfd' not in memory_of(got) if tensor.numel() else True
@@ -146,6 +164,34 @@ def test_batches_of_a_loader_have_no_names(make_dataset, method):
     for number, batch in enumerate(loader):
         assert batch['id'].tolist() == list(range(10 * number, 10 * number + 10))
         assert memory_of(batch['id']) == '/memfd:headrace (deleted)'
+
+
+class Transformed(StreamingDataset):
+    """Its samples are collated one by one."""
+
+    def __getitem__(self, at):
+        sample = super().__getitem__(at)
+        return {'id': sample['id'], 'x': torch.full((3,), sample['id']), 'y': np.full(2, sample['id'])}
+
+
+@pytest.mark.parametrize('collate_fn', [None, default_collate, lambda rows: default_collate(rows)])
+@pytest.mark.once
+def test_nor_have_those_of_default_collate(make_dataset, collate_fn):
+    data = Transformed(local=str(make_dataset('data', 40)), batch_size=10)
+    for number, batch in enumerate(StreamingDataLoader(data, num_workers=1, collate_fn=collate_fn)):
+        assert batch['x'][:, 0].tolist() == list(range(10 * number, 10 * number + 10))
+        assert {memory_of(tensor) for tensor in batch.values()} == {'/memfd:headrace (deleted)'}
+
+
+def test_what_cannot_be_stacked_says_so_as_in_pytorch():
+    for rows in ([torch.ones(2), torch.ones(3)], [torch.eye(2).to_sparse()] * 2):
+        with pytest.raises(RuntimeError) as ours:
+            default_collate(rows)
+        with pytest.raises(RuntimeError) as pytorchs:
+            collate_tensor_fn(rows)
+        assert str(ours.value) == str(pytorchs.value)
+    rows = [torch.ones(2, requires_grad=True)] * 2
+    assert default_collate(rows).grad_fn is not None
 
 
 LARGE_BATCHES = """

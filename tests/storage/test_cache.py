@@ -23,11 +23,13 @@ from headrace.errors import (
     DiskFullError,
     FormatError,
     ObjectNotFoundError,
+    StreamError,
     TransferError,
 )
 from headrace.storage import CacheEntry, CachePart, LateEntry, Retry, ShardCache
 from headrace.storage.entry import EntrySet
 from headrace.storage.local import LocalStore
+from headrace.storage.presence import PresentFiles
 from headrace.testing.stores import CountingStore, FaultyStore
 
 FAST = Retry(attempts=3, first_delay=0.001)
@@ -488,6 +490,22 @@ class TestFetchFile:
         (plain.folder / 'index.json').write_text('bad')
         with pytest.raises(FormatError):
             cache.fetch_index('index.json', validate=self.validate)
+
+    def test_an_index_that_another_remote_publishes_meanwhile_is_not_taken(self, plain, tmp_path, monkeypatch):
+        (plain.folder / 'index.json').write_text('{}')
+        other = make_remote(tmp_path / 'other', 1)
+        (other.folder / 'index.json').write_text('{}')
+        cache, first = cache_of(plain, tmp_path / 'cache'), cache_of(other, tmp_path / 'cache')
+        is_valid = PresentFiles.is_valid
+
+        def late(files, path, validate):
+            monkeypatch.undo()
+            first.fetch_index('index.json')
+            return is_valid(files, path, validate)
+
+        monkeypatch.setattr(PresentFiles, 'is_valid', late)
+        with pytest.raises(StreamError, match=r'is the cache of .*/other vs\. '):
+            cache.fetch_index('index.json')
 
     def test_names_stay_inside(self, plain, tmp_path):
         with pytest.raises(ConfigError):

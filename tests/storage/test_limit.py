@@ -1,5 +1,6 @@
 """What goes where room is short."""
 
+import pickle
 from dataclasses import replace
 
 from shards import SIZE, cache_of, make_remote, names
@@ -19,3 +20,11 @@ def test_of_a_folder_of_two_streams_goes_what_neither_needs_soon(tmp_path):
             caches[0].acquire(streams[0].entries[number], next_use=lambda entry: uses.get(entry.id, 99.0)).release()
         assert names(folder) == ['shard.00000.mds', 'shard.00002.mds']
         assert caches[1].is_present(streams[1].entries[0])
+
+
+def test_an_index_counts_after_unpickling_too(tmp_path):
+    remote = make_remote(tmp_path / 'remote', 1)
+    (remote.folder / 'index.json').write_text('{}')
+    cache = cache_of(remote, tmp_path / 'cache', limit=CacheLimit(10 * SIZE), entry_of=None)
+    cache.fetch_index('index.json')
+    assert pickle.loads(pickle.dumps(cache)).fixed_size == cache.fixed_size == 2 + len(f'{remote.folder}\n')

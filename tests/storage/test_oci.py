@@ -59,7 +59,9 @@ class TestOCIFaults(StoreFaultContract):
 
     @pytest.fixture
     def proxied(self, server, direct):
-        with through_proxy(server.endpoint_url, functools.partial(server.store, direct.bucket, 'p')) as proxied:
+        with through_proxy(
+            server.endpoint_url, functools.partial(server.store, direct.bucket, 'p'), read_timeout=1.5
+        ) as proxied:
             yield proxied
 
 

@@ -102,6 +102,7 @@ class Simulation:
             connection.server.close()
         while self.relay.turn(0):
             pass
+        self.relay._selector.close()
 
 
 @pytest.fixture

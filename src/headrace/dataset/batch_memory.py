@@ -1,22 +1,24 @@
 """Batches go from workers to the trainer in memory that has no name.
 
 PyTorch gives each tensor that a worker hands on a file in /dev/shm, and removes its name once it is mapped. A worker
-that is killed in between leaves the file there until the machine restarts; and containers often have 64 MB of
-/dev/shm, beyond which a worker ends with a bus error. A memfd (memfd_create(2)) is shared memory that goes with its
-last user, and that no mount bounds. It is written to and not mapped, so that the worker has no page faults: the copy
-takes half the time.
+that is killed in between leaves the file there until the machine restarts; and containers often have 64 MB of /dev/shm,
+beyond which a worker ends with a bus error. A memfd (memfd_create(2)) is shared memory that goes with its last user,
+and that no mount bounds. It is written to and not mapped, so that the worker has no page faults: the copy takes half
+the time.
 """
 
 from __future__ import annotations
 
-import mmap
 import os
+from collections.abc import Sequence
+from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, Final
 
 import torch
 import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_tensor
+from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 __all__ = ['hand_on_without_names']
 
@@ -26,57 +28,70 @@ _NAME: Final = 'headrace'  # in /proc/<pid>/maps: /memfd:headrace
 def hand_on_without_names() -> None:
     """Have this process, a worker, hand on its tensors so. May be called again.
 
-    Tensors arrive as they were, but for two things: those that share memory arrive each with its own, and the strides
-    of what is a part of other memory are those of a copy. What is not plain memory of the processor (sparse, on a
-    device, expanded, with a gradient) or is shared already goes on as PyTorch does it, as all does with the sharing
-    strategy `file_system`.
+    Tensors arrive as they do with PyTorch. What is no plain memory of the processor (sparse, nested, on a device, with
+    a gradient), shows a part of its memory only, or is shared already goes on as PyTorch does it, and all does so with
+    the sharing strategy `file_system`. In a worker `default_collate` puts its tensors into shared memory of PyTorch's;
+    here it does not.
     """
     if hasattr(os, 'memfd_create'):
         ForkingPickler.register(torch.Tensor, _reduce)
+        default_collate_fn_map[torch.Tensor] = _stack
+
+
+def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
+    """As `default_collate`, which in a worker stacks into shared memory at once, but for that."""
+    if _is_shared_by_name() or not all(_is_dense(tensor) for tensor in batch):
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
+    return torch.stack(list(batch))
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if not _is_plain(tensor):
-        return reduce_tensor(tensor)
-    dense = tensor if tensor.is_contiguous() else tensor.clone()  # channels last stay last
+    # A worker's thread does this: a batch with which it fails is lost, and waited for without end.
     try:
-        descriptor = _written(dense.as_strided((dense.numel(),), (1,)).view(torch.uint8))
-    except OSError:  # not here; what PyTorch does may be possible still
+        return _reduce_plain(tensor) if _is_plain(tensor) else reduce_tensor(tensor)
+    except (OSError, RuntimeError):  # not here, or not with this one; what PyTorch does may be possible still
         return reduce_tensor(tensor)
-    try:
-        return _rebuild, (DupFd(descriptor), tensor.dtype, tuple(dense.shape), dense.stride())
-    finally:
-        os.close(descriptor)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    if tensor.layout is not torch.strided or tensor.device.type != 'cpu' or tensor.is_quantized:
+    if not _is_dense(tensor) or tensor.is_conj() or tensor.is_neg():
         return False
-    if tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or not tensor.numel():
+    if _is_shared_by_name() or get_spawning_popen() is not None:
         return False
-    if torch.multiprocessing.get_sharing_strategy() != 'file_descriptor':
-        return False
-    storage = tensor.untyped_storage()
-    return not storage.is_shared() and tensor.numel() * tensor.element_size() <= storage.nbytes()
+    storage, size = tensor.untyped_storage(), tensor.numel() * tensor.element_size()
+    return not storage.is_shared() and 0 < size == storage.nbytes()
 
 
-def _written(flat: torch.Tensor) -> int:
-    """A descriptor of new memory that holds those bytes."""
+def _is_dense(tensor: torch.Tensor) -> bool:
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != 'cpu':
+        return False
+    return not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
+
+
+def _is_shared_by_name() -> bool:
+    return torch.multiprocessing.get_sharing_strategy() != 'file_descriptor'
+
+
+def _reduce_plain(tensor: torch.Tensor) -> tuple[Any, ...]:
+    dense = tensor if tensor.is_contiguous() else tensor.clone()  # channels last stay last
+    left = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+    size = len(left)
     descriptor = os.memfd_create(_NAME)
     try:
-        left = flat.numpy().data
         while left:
             left = left[os.write(descriptor, left) :]  # 2 GB at most in one call
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _rebuild(duplicate: Any, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
-    descriptor = duplicate.detach()
-    try:
-        memory = mmap.mmap(descriptor, 0)
+        return _rebuild, (DupFd(descriptor), size, tensor.dtype, tuple(dense.shape), dense.stride())
     finally:
         os.close(descriptor)
-    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, stride)
+
+
+def _rebuild(
+    duplicate: Any, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
+) -> torch.Tensor:
+    descriptor = duplicate.detach()
+    try:
+        # Nothing stays open: batches of many tensors may be kept.
+        storage = torch.UntypedStorage.from_file(f'/proc/self/fd/{descriptor}', shared=True, nbytes=size)
+    finally:
+        os.close(descriptor)
+    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)  # pyright: ignore[reportArgumentType]

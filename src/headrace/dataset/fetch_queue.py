@@ -64,19 +64,21 @@ class FetchQueue:
 
     def drop(self, shard: int) -> bool:
         """Leave a shard to the reader; whether it was waiting."""
-        was_waiting = shard in self._shards
-        if was_waiting:
+        if shard in self._shards:
             self._shards.remove(shard)
             self._items = deque(item for item in self._items if item[1] != shard)
-        was_waiting |= self._leave_refused(shard) or any(item[2] == shard for item in self._later)
-        self._later = [item for item in self._later if item[2] != shard]
-        self._failures.pop(shard, None)
-        return was_waiting
+            return True
+        return self._leave_refused(shard) or any(item[2] == shard for item in self._later)
 
     def _leave_refused(self, shard: int) -> bool:
         before = len(self._refused)
         self._refused = [item for item in self._refused if item[1] != shard]
         return len(self._refused) < before
+
+    def forgive(self, shard: int) -> None:
+        """Forget how often a shard failed, so that it may be put in again."""
+        self._later = [item for item in self._later if item[2] != shard]
+        self._failures.pop(shard, None)
 
     def clear(self) -> None:
         """Forget all."""

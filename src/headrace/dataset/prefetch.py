@@ -226,7 +226,7 @@ class Prefetcher:
             while shard in self._running:
                 self._lock.wait()
             # The reader gets it now, or ends the run; after that it may be fetched ahead again.
-            self._queue.drop(shard)
+            self._queue.forgive(shard)
             self._lock.notify_all()
             failure = self._failed.pop(shard, None)
         if failure is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +21,11 @@ _LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
 
 def fixed_bytes(streams: Sequence[Stream]) -> int:
     """Bytes of the streams' caches that are never evicted, such as those of indexes; each folder counts once."""
-    return sum({stream.folder: stream.cache().fixed_size for stream in streams}.values())
+    sizes: dict[Path, int] = {}
+    for stream in streams:
+        cache = stream.cache()
+        sizes[cache.folder] = max(cache.fixed_size, sizes.get(cache.folder, 0))
+    return sum(sizes.values())
 
 
 def require_room(limit: int, streams: Sequence[Stream]) -> None:

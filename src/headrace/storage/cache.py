@@ -100,6 +100,7 @@ class ShardCache:
         self.stats = stats or CacheStats()
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
+        self._other_files = set[str]()  # that count and are never evicted
         self._start()
 
     def _start(self) -> None:
@@ -113,7 +114,7 @@ class ShardCache:
             leave_clean(self.folder)
         self._shelf: Shelf | None = None
         if self._limit is not None and self.store is not None:
-            self._shelf = Shelf(self.folder, self._entry_of or self._known.get, self.stats)
+            self._shelf = Shelf(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
             self._limit.join(self._shelf)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -228,8 +229,7 @@ class ShardCache:
             StreamError: The folder is the cache of another remote.
         """
         path = self.folder / check_key(name)
-        if self._shelf is not None:
-            self._shelf.other_files.update({name, ORIGIN})
+        self._other_files.update({name, ORIGIN})
         if self._has_index(path, validate):
             return path
         if self.store is None:
@@ -241,9 +241,10 @@ class ShardCache:
         return path
 
     def _has_index(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
-        if self.store is not None and path.exists():
+        is_valid = self._files.is_valid(path, validate)
+        if self.store is not None:  # after that: whoever publishes an index has published the note
             check_origin(self.folder, self.store.url)
-        return self._files.is_valid(path, validate)
+        return is_valid
 
     def _note(self, entry: CacheEntry) -> None:
         """Remember whose file a name is, where the caller gave no ``entry_of``."""

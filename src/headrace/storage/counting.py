@@ -48,7 +48,7 @@ class Present:
 
     def next_use(self, of_entry: Callable[[CacheEntry], float]) -> float:
         """When one of the streams of its folder needs it next."""
-        entries = (other.entry_of(self.entry.key) for other in self.shelf.others)
+        entries = (other.found.get(self.entry.key) for other in self.shelf.others)
         return min(of_entry(self.entry), *(of_entry(entry) for entry in entries if entry is not None), math.inf)
 
 
@@ -71,10 +71,10 @@ class Shelf:
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
     """What ``find`` gave for the files of the last count: it may have to build the entry."""
     others: list[Shelf] = field(default_factory=list['Shelf'])
-    """The same folder as other streams know it, whose entries have other numbers."""
+    """The same folder as other streams know it, whose entries have other numbers: of them counts set ``found`` only."""
 
     def entry_of(self, name: str) -> CacheEntry | None:
-        """As ``find``, of what was found before without building it again."""
+        """As ``find``, of what the last count found without building it again."""
         return self.found.get(name) or self.find(name)
 
     def is_counted(self, *, surely: bool) -> bool:
@@ -127,6 +127,8 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
                 there.size += info.st_size
                 there.used = max(there.used, info.st_atime, info.st_mtime)
     shelf.found, shelf.present = found, list(present.values())
+    for other in shelf.others:
+        other.found = {name: entry for name in present if (entry := other.entry_of(name)) is not None}
     now = time.monotonic()
     # Once it may have waited for a processor, and would be good for a hundred times that.
     shelf.cost = min(now - begin, 2 * shelf.cost or math.inf)

@@ -1,7 +1,8 @@
 """Which remote a cache folder's files are from.
 
 A note of it gets its name just before the first index.json does, under the same lock. Two data sets can have the same
-index, so that shards of one beside those of the other would not be noticed. Caches of other programs have no note.
+index, so that shards of one beside those of the other would not be noticed. A cache of another program has no note
+unless its index had to be fetched anew.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ def check_origin(folder: Path, url: str) -> None:
     Raises:
         StreamError: it is.
     """
-    path, note = folder / ORIGIN, note_of(url)
+    path, own = folder / ORIGIN, note_of(url).strip()
     try:
-        found = path.read_text(encoding='utf-8', errors='replace')
+        noted = path.read_text(encoding='utf-8', errors='replace').strip('\0 \r\n\t')
     except OSError:
         return
-    if found != note:
+    if noted and noted != own:  # a power failure may empty a file
         raise StreamError(
-            f'Reused local directory: {folder} is the cache of {found.strip()} vs. {note.strip()}. Provide a different '
-            f'one. If both hold the same data, delete {path}.'
+            f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If both '
+            f'hold the same data, delete {path}.'
         )
