@@ -205,6 +205,21 @@ def test_a_cache_folder_of_another_remote_is_one_without_its_index_too(make_data
         StreamingDataset(remote=str(two), local=str(local))
 
 
+def test_an_emptied_cache_folder_is_nobodys(make_dataset, tmp_path):
+    """As `rm -r local/*` empties it."""
+    one, two, local = make_dataset('one', 20), make_dataset('two', 20, first=1000), tmp_path / 'local'
+    assert StreamingDataset(remote=str(one), local=str(local))[0]['id'] == 0
+    gc.collect()
+    for path in local.glob('[!.]*'):
+        path.unlink()
+    assert os.listdir(local) == ['.headrace-remote']
+    assert StreamingDataset(remote=str(two), local=str(local))[0]['id'] == 1000
+    assert (local / '.headrace-remote').read_text() == f'{two}\n'
+    gc.collect()
+    with pytest.raises(StreamError, match=r'is the cache of .*two vs\. .*one\.'):
+        StreamingDataset(remote=str(one), local=str(local))
+
+
 def test_a_cache_folder_without_a_note_of_its_remote_is_used(make_dataset, tmp_path):
     """As other programs leave them."""
     remote, local = make_dataset('data', 20), tmp_path / 'local'

@@ -16,8 +16,8 @@ import torch
 import torch.multiprocessing
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.multiprocessing.reductions import reduce_tensor
-from torch.utils.data import default_collate
+from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
+from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 from descriptors import open_descriptors
@@ -37,6 +37,7 @@ def handing_on():
     hand_on_without_names()
     yield
     ForkingPickler.register(torch.Tensor, reduce_tensor)
+    ForkingPickler.register(torch.UntypedStorage, reduce_storage)
     default_collate_fn_map[torch.Tensor] = collate_tensor_fn
 
 
@@ -93,6 +94,62 @@ def test_one_tensor_twice_is_one():
     tensor = torch.arange(10)
     first, second = sent([tensor, tensor])
     assert first is second
+
+
+def test_whole_views_of_one_memory_are_two():
+    tensor = torch.arange(6)
+    first, second = sent([tensor, tensor.view(2, 3)])
+    first.zero_()
+    assert second.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize('part', [slice(None), slice(2, 5)])
+def test_what_came_may_be_handed_on(part):
+    tensor = torch.arange(10.0)
+    before = open_descriptors()
+    got = sent(sent(sent(tensor)[part]))
+    assert got.tolist() == tensor[part].tolist()
+    assert got.is_shared()
+    first, second = sent([sent(tensor)[1:], sent(tensor)[:3]])
+    assert (first.tolist(), second.tolist()) == (tensor[1:].tolist(), tensor[:3].tolist())
+    came = sent(tensor)
+    first, second = sent([came[1:], came[:3]])
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    del got, first, second, came
+    assert not [name for name in open_descriptors() - before if 'memfd' in name]
+
+
+@pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.once)])
+def test_batches_of_one_loader_are_the_data_of_another(make_dataset, method):
+    data = StreamingDataset(local=str(make_dataset('data', 40)), batch_size=10)
+    batches = list(StreamingDataLoader(data, num_workers=1))
+    again = DataLoader(batches, batch_size=None, num_workers=1, timeout=60, multiprocessing_context=method)
+    assert [batch['id'].tolist() for batch in again] == [batch['id'].tolist() for batch in batches]
+
+
+def test_where_new_tensors_are_made_does_not_matter():
+    with torch.device('meta'):
+        got = sent(torch.arange(3, device='cpu'))
+    assert got.tolist() == [0, 1, 2]
+
+
+def test_a_users_own_ways_stay():
+    def collate(rows, *, collate_fn_map=None):
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    def reduce(tensor):
+        return list, ([7],)
+
+    default_collate_fn_map[torch.Tensor] = collate
+    ForkingPickler.register(torch.Tensor, reduce)
+    try:
+        hand_on_without_names()
+        assert default_collate([torch.ones(2), torch.ones(3)]).shape == (2, 3)
+        assert sent(torch.ones(2)) == [7]
+    finally:
+        ForkingPickler.register(torch.Tensor, reduce_tensor)
+        default_collate_fn_map[torch.Tensor] = collate_tensor_fn
+        hand_on_without_names()
 
 
 def test_nothing_is_a_view_for_autograd():

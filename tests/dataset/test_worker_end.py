@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import subprocess
 import sys
@@ -25,6 +26,43 @@ def test_spawned_workers_end_without_a_word(make_dataset):
     done = subprocess.run([sys.executable, program, folder], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.split()) == (0, ['10'] * 3), done.stderr
     assert 'terminate' not in done.stderr
+
+
+SAYS_GOODBYE = """
+import atexit, sys
+from functools import partial
+from headrace import StreamingDataLoader, StreamingDataset
+
+data, method = sys.argv[1:]
+begin = partial(atexit.register, partial(print, 'goodbye', flush=True))
+dataset = StreamingDataset(local=data, batch_size=10)
+loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context=method, worker_init_fn=begin)
+assert len(list(loader)) == 4
+"""
+
+
+@pytest.mark.once
+def test_what_a_spawned_worker_registered_for_its_end_runs(make_dataset):
+    program = [sys.executable, '-c', SAYS_GOODBYE, make_dataset('data', 40), 'spawn']
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'goodbye 0\n', '')
+
+
+def test_what_the_trainer_registered_for_its_end_runs_in_no_worker(make_dataset, tmp_path):
+    ran = tmp_path / 'ran'
+    atexit.register(ran.touch)
+    try:
+        dataset = StreamingDataset(local=str(make_dataset('data', 20)), batch_size=4)
+        assert len(list(StreamingDataLoader(dataset, num_workers=1, multiprocessing_context='fork'))) == 5
+    finally:
+        atexit.unregister(ran.touch)
+    assert not ran.exists()
+
+
+def test_a_run_without_standard_output_ends_without_a_word(make_dataset):
+    program = [sys.executable, '-c', SAYS_GOODBYE, str(make_dataset('data', 40)), 'fork']
+    done = subprocess.run(['sh', '-c', 'exec "$@" >&-', 'sh', *program], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, '')
 
 
 @pytest.mark.once

@@ -10,32 +10,41 @@ the time.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd, ForkingPickler
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 import torch.multiprocessing
-from torch.multiprocessing.reductions import reduce_tensor
+from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
 __all__ = ['hand_on_without_names']
 
 _NAME: Final = 'headrace'  # in /proc/<pid>/maps: /memfd:headrace
+_OPEN_FILES: Final = '/proc/self/fd/'
 
 
 def hand_on_without_names() -> None:
     """Have this process, a worker, hand on its tensors so. May be called again.
 
-    Tensors arrive as they do with PyTorch. What is no plain memory of the processor (sparse, nested, on a device, with
-    a gradient), shows a part of its memory only, or is shared already goes on as PyTorch does it, and all does so with
-    the sharing strategy `file_system`. In a worker `default_collate` puts its tensors into shared memory of PyTorch's;
-    here it does not.
+    Tensors arrive as they do with PyTorch, but that two views of the whole of one memory arrive as two. What is no
+    plain memory of the processor (sparse, nested, on a device, with a gradient), shows a part of its memory only, or is
+    shared already goes on as PyTorch does it, and all does so with the sharing strategy `file_system`. In a worker
+    `default_collate` puts its tensors into shared memory of PyTorch's; here it does not. What a user has put in the
+    place of either stays there.
     """
     if hasattr(os, 'memfd_create'):
-        ForkingPickler.register(torch.Tensor, _reduce)
-        default_collate_fn_map[torch.Tensor] = _stack
+        _replace(torch.Tensor, reduce_tensor, _reduce)
+        if default_collate_fn_map.get(torch.Tensor) is collate_tensor_fn:
+            default_collate_fn_map[torch.Tensor] = _stack
+
+
+def _replace(kind: type, theirs: Callable[..., Any], ours: Callable[..., Any]) -> None:
+    """Have this process hand on objects of a kind by `ours` instead of `theirs`."""
+    if ForkingPickler._extra_reducers.get(kind) is theirs:  # pyright: ignore[reportAttributeAccessIssue] - no stub
+        ForkingPickler.register(kind, ours)
 
 
 def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
@@ -74,24 +83,49 @@ def _is_shared_by_name() -> bool:
 
 def _reduce_plain(tensor: torch.Tensor) -> tuple[Any, ...]:
     dense = tensor if tensor.is_contiguous() else tensor.clone()  # channels last stay last
-    left = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
-    size = len(left)
-    descriptor = os.memfd_create(_NAME)
-    try:
-        while left:
-            left = left[os.write(descriptor, left) :]  # 2 GB at most in one call
-        return _rebuild, (DupFd(descriptor), size, tensor.dtype, tuple(dense.shape), dense.stride())
-    finally:
-        os.close(descriptor)
+    content = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+    return _rebuild, (_written(content), len(content), tensor.dtype, tuple(dense.shape), dense.stride())
 
 
 def _rebuild(
     duplicate: Any, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
+    empty = torch.empty(0, dtype=dtype, device='cpu')  # wherever the user has new tensors made
+    return empty.set_(_mapped(duplicate, size), 0, shape, stride)  # pyright: ignore[reportArgumentType]
+
+
+def _written(content: memoryview) -> Any:
+    """A memfd of these bytes, for another process."""
+    descriptor = os.memfd_create(_NAME)
+    try:
+        while content:
+            content = content[os.write(descriptor, content) :]  # 2 GB at most in one call
+        return DupFd(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _mapped(duplicate: Any, size: int) -> torch.UntypedStorage:
+    """What `_written` has sent."""
     descriptor = duplicate.detach()
     try:
         # Nothing stays open: batches of many tensors may be kept.
-        storage = torch.UntypedStorage.from_file(f'/proc/self/fd/{descriptor}', shared=True, nbytes=size)
+        storage = torch.UntypedStorage.from_file(f'{_OPEN_FILES}{descriptor}', shared=True, nbytes=size)
     finally:
         os.close(descriptor)
-    return torch.empty(0, dtype=dtype).set_(storage, 0, shape, stride)  # pyright: ignore[reportArgumentType]
+    _replace(torch.UntypedStorage, reduce_storage, _reduce_storage)
+    return cast('torch.UntypedStorage', storage)
+
+
+def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
+    """What `_mapped` made has no descriptor left by which another process could have it: it gets a copy."""
+    if storage.device.type != 'cpu' or not (storage.filename or '').startswith(_OPEN_FILES):
+        return reduce_storage(storage)
+    content = torch.empty(0, dtype=torch.uint8, device='cpu').set_(storage).numpy().data
+    if get_spawning_popen() is not None:  # which takes descriptors that stay open until it begins
+        return _unpacked, (bytearray(content),)
+    return _mapped, (_written(content), len(content))
+
+
+def _unpacked(content: bytearray) -> torch.UntypedStorage:
+    return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()

@@ -113,6 +113,7 @@ class FetchQueue:
             running: What is being fetched.
         """
         now = time.monotonic()
+        self._elsewhere = {shard: item for shard, item in self._elsewhere.items() if shard in uses}
         again = [item[1:] for item in self._later if item[0] <= now] + self._refused
         if not again and not (self._items and self.first < batch):
             return

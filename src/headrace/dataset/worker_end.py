@@ -6,11 +6,13 @@ fetch that the next run waits for.
 
 A spawned worker ends as a forked one does, without taking the interpreter down: threads that go on, such as those that
 fetch or that hand tensors on, would be unwound through C++ code, which aborts the process; PyTorch tells the trainer
-of that in place of what ended the run.
+of that in place of what ended the run. What the user registered with `atexit` runs where Python would run it.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import multiprocessing
 import multiprocessing.util
 import os
@@ -64,6 +66,9 @@ def _end_at_once() -> None:
     if sys.exc_info()[0] is not None:
         return  # this process fails, and says so by its exit status
     end_threads()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    if multiprocessing.get_start_method() == 'spawn' or sys.version_info >= (3, 13):  # else they are the parent's
+        atexit._run_exitfuncs()
+    for stream in sys.stdout, sys.stderr:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or nobody reads it any more
+            stream.flush()
     os._exit(0)

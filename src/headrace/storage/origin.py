@@ -2,7 +2,8 @@
 
 A note of it gets its name just before the first index.json does, under the same lock. Two data sets can have the same
 index, so that shards of one beside those of the other would not be noticed. A cache of another program has no note
-unless its index had to be fetched anew.
+unless its index had to be fetched anew. The server is no part of it: one set of data is served under several names, at
+ports that change, by gateways of which each rank may have another.
 """
 
 from __future__ import annotations
@@ -38,8 +39,17 @@ def check_origin(folder: Path, url: str) -> None:
         noted = path.read_text(encoding='utf-8', errors='replace').strip('\0 \r\n\t')
     except OSError:
         return
-    if noted and noted != own:  # a power failure may empty a file
+    # A power failure may empty a file, and `rm -r cache/*` leaves those with a dot.
+    if noted and noted != own and _holds_files(folder):
         raise StreamError(
             f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If both '
             f'hold the same data, delete {path}.'
         )
+
+
+def _holds_files(folder: Path) -> bool:
+    """Whether there are an index or shards."""
+    try:
+        return any(not path.name.startswith('.') for path in folder.iterdir())
+    except OSError:
+        return False
