@@ -539,7 +539,7 @@ def main() -> None:
     # Orphans are reaped here, on whatever machine.
     ctypes.CDLL(None, use_errno=True).prctl(36, 1, 0, 0, 0)
     # Semaphores, too, say in /dev/shm whose they are.
-    vars(multiprocessing.current_process())['_config']['semprefix'] = f'/headrace-kill-{os.getpid()}'
+    vars(multiprocessing.current_process())['_config']['semprefix'] = f'/kill-chain-{os.getpid()}'
     chain = Chain(**json.loads(given.read_text()))
     if chain.remote.startswith('s3://'):
         import boto3  # noqa: F401 - once for all ranks

@@ -122,7 +122,7 @@ def run_chain(data: Data, folder: Path, kind: str, kills: int) -> dict[str, Any]
     left = [path.name for path in SHM.iterdir()]
     assert not [name for name in left if name.startswith('torch_') and name.split('_')[1] in pids]
     # Python makes a semaphore under a name, and removes that at once. A kill in between leaves 32 bytes without a use.
-    semaphores = list(SHM.glob(f'sem.headrace-kill-{program.process.pid}-*'))
+    semaphores = list(SHM.glob(f'sem.kill-chain-{program.process.pid}-*'))
     for path in semaphores:
         path.unlink()
     assert len(semaphores) <= 1 + kills // 20

@@ -22,7 +22,7 @@ ORIGIN: Final = '.headrace-remote'
 
 
 def note_of(url: str) -> str:
-    """What the file says: the same for all spellings of an address, without a password."""
+    """What the file says: a folder's real path, or a URL without its password and last slashes."""
     path = local_path(url)
     address = re.sub('(://[^/@:]*):[^/@]*@', r'\1@', url.rstrip('/')) if path is None else str(Path(path).resolve())
     return f'{address}\n'
