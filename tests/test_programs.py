@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from processes import Program, run_program, run_well
+from ranks import run_ranks
 
 HANGS = """
 import subprocess, sys, time
@@ -53,3 +54,34 @@ def test_what_it_printed_and_its_exit_status_are_told(monkeypatch):
     assert (done.returncode, done.stdout, done.stderr) == (7, 'None\n', 'wrong\n')
     with pytest.raises(AssertionError, match=r'exit status 7\nNone\n\nwrong'):
         run_well([sys.executable, '-c', code])
+
+
+RANKS = """
+import os, sys, time
+from pathlib import Path
+import torch.distributed
+
+torch.distributed.init_process_group('gloo')
+total = torch.tensor(int(os.environ['RANK']))
+torch.distributed.all_reduce(total)
+Path(os.environ['RANK']).write_text(f'{total} {sys.argv[1:]} {os.environ["WORLD_SIZE"]} {__name__}')
+print('what rank', os.environ['RANK'], 'said')
+if sys.argv[1] == 'fails':
+    sys.exit(int(os.environ['RANK']))
+while sys.argv[1] == 'hangs':
+    time.sleep(1)
+"""
+
+
+def test_ranks_without_a_launcher(tmp_path: Path) -> None:
+    program = tmp_path / 'program.py'
+    program.write_text(RANKS)
+    run_ranks('torch', 3, program, 'does', 'well', folder=tmp_path)
+    assert {(tmp_path / str(rank)).read_text() for rank in range(3)} == {"3 ['does', 'well'] 3 __main__"}
+    with pytest.raises(AssertionError, match=r'program.py on 2 ranks: RuntimeError: ranks failed: \{1: 1\}') as caught:
+        run_ranks('torch', 2, program, 'fails', folder=tmp_path)
+    assert 'what rank 0 said' in str(caught.value)
+    assert 'what rank 1 said' in str(caught.value)
+    with pytest.raises(AssertionError, match=r'HangError: ranks \[0, 1\] did not end within 3 s') as caught:
+        run_ranks('torch', 2, program, 'hangs', folder=tmp_path, seconds=3)
+    assert 'in <module>' in str(caught.value)  # where it hung

@@ -16,6 +16,7 @@ from composer_mix import MixLeg
 
 from headrace.dataset import MDSWriter, StreamingDataset
 from processes import run_program
+from ranks import run_ranks
 
 TOKENS = 4
 """Of a sample."""
@@ -29,18 +30,25 @@ def make_data(folder: Path, samples: int) -> str:
     return str(folder)
 
 
-def launch(
-    command: list[str], legs: Sequence[Leg | MixLeg], *, killed: bool = False, program: str = 'composer_legs.py'
-) -> None:
+def run_legs(ranks: int, legs: Sequence[Leg | MixLeg], *, program: str = 'composer_legs.py') -> None:
+    """Run legs on several ranks, without a launcher."""
+    run_ranks('composer', ranks, Path(__file__).with_name(program), _written(legs), folder=Path(legs[0].out))
+
+
+def launch(command: list[str], legs: Sequence[Leg], *, killed: bool = False) -> None:
     """Run legs in processes of their own: `composer -n 2`, `torchrun --nproc-per-node 2`, ..."""
-    plan = Path(legs[0].out) / f'{legs[0].name}.legs.json'
-    plan.write_text(json.dumps([asdict(leg) for leg in legs]))
     # The launchers lie beside the interpreter.
     command = [str(Path(sys.executable).with_name(command[0])), *command[1:]]
-    script = str(Path(__file__).with_name(program))
-    done = run_program([*command, script, str(plan)], timeout=500)
+    script = str(Path(__file__).with_name('composer_legs.py'))
+    done = run_program([*command, script, str(_written(legs))], timeout=500)
     if (done.returncode == 0) == killed:
         pytest.fail(f'{command} ended with exit code {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-8000:]}')
+
+
+def _written(legs: Sequence[Leg | MixLeg]) -> Path:
+    plan = Path(legs[0].out) / f'{legs[0].name}.legs.json'
+    plan.write_text(json.dumps([asdict(leg) for leg in legs]))
+    return plan
 
 
 def lines(leg: Leg | MixLeg, rank: int = 0, key: str = 'ids') -> list[dict[str, Any]]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from headrace import MDSWriter
-from processes import run_well
+from ranks import run_ranks
 
 pytestmark = [pytest.mark.composer, pytest.mark.timeout(400)]
 
@@ -24,18 +23,8 @@ def test_metrics_of_several_ranks_are_those_of_the_data(tmp_path: Path, ranks: i
         with MDSWriter(out=str(tmp_path / str(size)), columns={'id': 'int'}, size_limit=300) as writer:
             for number in range(size):
                 writer.write({'id': number * number})
-    run_well(
-        [
-            str(Path(sys.executable).with_name('composer')),
-            '-n',
-            str(ranks),
-            str(Path(__file__).with_name('composer_evaluation.py')),
-            str(tmp_path),
-            str(replication),
-            *map(str, SIZES),
-        ],
-        timeout=380,
-    )
+    program = Path(__file__).with_name('composer_evaluation.py')
+    run_ranks('composer', ranks, program, tmp_path, replication, *SIZES, folder=tmp_path)
     for rank in range(ranks):
         found = json.loads((tmp_path / f'rank{rank}.json').read_text())
         for size in SIZES:

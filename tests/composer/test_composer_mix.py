@@ -12,7 +12,7 @@ import pytest
 import torch
 from composer_legs import Linear
 from composer_mix import MixLeg, row_loss, run
-from composer_runs import launch, lines, trained
+from composer_runs import lines, run_legs, trained
 from torch.utils.data import DataLoader
 
 from composer import Trainer
@@ -98,7 +98,7 @@ def runs(config: str, poison: list[int], tmp_path_factory: pytest.TempPathFactor
     quiet = MixLeg('quiet', out, config, ONCE, '12ba', save='4ba', poison=poison[-1:], spikes=SPIKES)
     run(whole)
     run(spiked)
-    launch(['composer', '-n', '2'], [rest, quiet], program='composer_mix.py')
+    run_legs(2, [rest, quiet], program='composer_mix.py')
     return {leg.name: leg for leg in (whole, rest, spiked, quiet)}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 from composer_packing import train
 
 from packed_text import BATCH, LENGTH, make_text, sequences, written
-from processes import run_well
+from ranks import run_ranks
 
 pytestmark = [
     pytest.mark.composer,
@@ -47,13 +46,9 @@ def test_an_epoch_without_an_end(config, tmp_path):
 @pytest.mark.parametrize(('before', 'after'), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
 def test_a_run_goes_on_on_other_ranks(config, tmp_path, before, after):
     whole = sequences(config, 12)
-    launch(before, [str(tmp_path), 'first', config, '7ba'])
-    assert written(tmp_path, 'first', before) == whole[: 7 * BATCH]
-    launch(after, [str(tmp_path), 'second', config, '12ba', str(tmp_path / 'first.pt')])
-    assert written(tmp_path, 'second', after) == whole[7 * BATCH :]
-
-
-def launch(ranks: int, arguments: list[str]) -> None:
     program = Path(__file__).with_name('composer_packing.py')
-    launcher = Path(sys.executable).with_name('composer')
-    run_well([str(launcher), '-n', str(ranks), str(program), *arguments], timeout=500)
+    run_ranks('composer', before, program, tmp_path, 'first', config, '7ba', folder=tmp_path)
+    assert written(tmp_path, 'first', before) == whole[: 7 * BATCH]
+    arguments = [tmp_path, 'second', config, '12ba', tmp_path / 'first.pt']
+    run_ranks('composer', after, program, *arguments, folder=tmp_path)
+    assert written(tmp_path, 'second', after) == whole[7 * BATCH :]

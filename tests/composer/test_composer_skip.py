@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from composer_legs import Leg, Linear, run
-from composer_runs import launch, lines, trained
+from composer_runs import lines, run_legs, trained
 
 from composer import Trainer
 from headrace.composer import StreamingPosition
@@ -100,7 +100,7 @@ def test_a_subset_counts_what_is_trained(data: str, tmp_path: Path) -> None:
 def test_two_ranks(data: str, tmp_path: Path) -> None:
     first = Leg('first', data, str(tmp_path), skip=SKIP, duration='3ep', save=True)
     rest = Leg('rest', data, str(tmp_path), skip=SKIP, duration='3ep', load=f'{tmp_path}/first-eighth.pt')
-    launch(['composer', '-n', '2'], [first, rest])
+    run_legs(2, [first, rest])
     every = expected(data, RANGES, 3)
     # Batches that the ranks cannot share repeat a sample on one of them.
     assert [sorted(set(batch)) for batch in batches(first, 2)] == every

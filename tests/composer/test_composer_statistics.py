@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from composer import Trainer
 from headrace.composer import DataStatistics, StreamingPosition
 from headrace.dataset import StreamingDataset
 from headrace.errors import ConfigError
-from processes import run_well
+from ranks import run_ranks
 from statistics_mix import mix
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
@@ -63,9 +62,8 @@ def test_a_resumed_run_counts_on(folders: dict[str, str], tmp_path: Path, at: in
 
 
 def test_ranks_are_logged_together(folders: dict[str, str], tmp_path: Path) -> None:
-    launcher = [str(Path(sys.executable).with_name('composer')), '-n', '2']
-    program = str(Path(__file__).with_name('composer_statistics.py'))
-    run_well([*launcher, program, str(tmp_path), *folders.values()], cwd=tmp_path)
+    program = Path(__file__).with_name('composer_statistics.py')
+    run_ranks('composer', 2, program, tmp_path, *folders.values(), folder=tmp_path)
     ranks: list[dict[str, Any]] = [json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in range(2)]
     last = {name: values[-1] for name, values in ranks[0]['logged'].items()}
     assert last['data/samples'] == 96 == len(ranks[0]['ids'] + ranks[1]['ids'])

@@ -1,7 +1,7 @@
 """Training loops on Lightning Fabric that write down what they train.
 
 As a program: `python fabric_run.py LEGS.json`, where the file holds a list of the fields of `Leg`s with equal
-`devices`. Fabric starts the other ranks by itself.
+`devices`. Fabric starts the other ranks by itself, where no launcher has.
 """
 
 from __future__ import annotations

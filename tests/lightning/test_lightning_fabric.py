@@ -21,6 +21,7 @@ from headrace.lightning import FabricLoader, setup
 from headrace.lightning.topology import topology_of_fabric
 from headrace.mixing import load_config
 from processes import run_well
+from ranks import run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -37,11 +38,13 @@ def alone() -> Fabric:
     return Fabric(accelerator='cpu', devices=1)
 
 
-def launch(legs: Sequence[Leg], folder: Path) -> None:
+PROGRAM = Path(__file__).with_name('fabric_run.py')
+
+
+def written(legs: Sequence[Leg], folder: Path) -> Path:
     path = folder / f'{legs[0].name}.json'
     path.write_text(json.dumps([dataclasses.asdict(leg) for leg in legs]))
-    program = str(Path(__file__).with_name('fabric_run.py'))
-    run_well([sys.executable, program, str(path)], cwd=folder)
+    return path
 
 
 @pytest.fixture(scope='module')
@@ -49,7 +52,7 @@ def whole(mixes: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFac
     """The uninterrupted run on two ranks, which leaves checkpoints."""
     out = tmp_path_factory.mktemp('fabric')
     leg = Leg(name='whole', out=str(out), config=content(mixes['uneven']), devices=2, save_at=list(SAVED))
-    launch([leg], out)
+    run_well([sys.executable, str(PROGRAM), str(written([leg], out))], cwd=out)  # Fabric starts the other rank
     return leg
 
 
@@ -86,7 +89,8 @@ def test_a_checkpoint_of_two_ranks_goes_on_exactly(whole, devices):
         for leg in legs:
             train(leg, alone())
     else:
-        launch(legs, Path(whole.out))
+        folder = Path(whole.out)
+        run_ranks('lightning', devices, PROGRAM, written(legs, folder), folder=folder)
     uninterrupted = global_batches(whole)
     for leg, batches in zip(legs, [n for n in SAVED for _ in (0, 1)], strict=True):
         assert global_batches(leg) == uninterrupted[batches:], leg.name

@@ -19,7 +19,8 @@ from lightning_run import EPOCHS, Crash, Model, Run, callbacks, dataset
 from headrace import PADDING, StreamingDataset, sample_rng
 from headrace.lightning import StreamingDataModule
 from headrace.mixing import load_config
-from processes import run_well, torchrun
+from processes import run_well
+from ranks import run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -179,7 +180,7 @@ def test_data_are_converted_and_uploaded_once_before_they_are_read(tmp_path):
     program = tmp_path / 'program.py'
     program.write_text(PREPARES)
     for starts in (1, 2):
-        run_well([*torchrun(2), str(program), str(tmp_path)], cwd=tmp_path)
+        run_ranks('lightning', 2, program, tmp_path, folder=tmp_path)
         assert (tmp_path / 'prepared').read_text() == '0\n' * starts
         seen = [int(line) for rank in range(2) for line in (tmp_path / f'rank{rank}').read_text().splitlines()]
         assert sorted(seen) == sorted([*range(64)] * starts)

@@ -8,7 +8,7 @@ import pytest
 from lightning_packing import train
 
 from packed_text import BATCH, make_text, sequences, written
-from processes import run_well, torchrun
+from ranks import run_ranks
 
 pytestmark = [pytest.mark.lightning, pytest.mark.timeout(600)]
 pytest.importorskip('tokenizers', reason='the tokenizer is one of tokenizers')
@@ -39,10 +39,10 @@ def test_an_epoch_without_an_end(config, tmp_path):
 
 @pytest.mark.parametrize(('before', 'after'), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])
 def test_a_run_goes_on_on_other_ranks(config, tmp_path, before, after):
-    program = str(Path(__file__).with_name('lightning_packing.py'))
+    program = Path(__file__).with_name('lightning_packing.py')
     whole = sequences(config, 12)
-    run_well([*torchrun(before), program, str(tmp_path), 'first', config, str(before), '7'], cwd=tmp_path)
+    run_ranks('lightning', before, program, tmp_path, 'first', config, before, 7, folder=tmp_path)
     assert written(tmp_path, 'first', before) == whole[: 7 * BATCH]
-    arguments = [str(tmp_path), 'second', config, str(after), '12', str(tmp_path / 'first.ckpt')]
-    run_well([*torchrun(after), program, *arguments], cwd=tmp_path)
+    arguments = [tmp_path, 'second', config, after, 12, tmp_path / 'first.ckpt']
+    run_ranks('lightning', after, program, *arguments, folder=tmp_path)
     assert written(tmp_path, 'second', after) == whole[7 * BATCH :]

@@ -18,6 +18,7 @@ from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Crash, Run, train
 
 from processes import Program, run_program, run_well, torchrun
+from ranks import run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -94,8 +95,14 @@ def rank_program(runs: Sequence[Run], folder: Path, launcher: Sequence[str]) -> 
     return [*launcher, str(Path(__file__).with_name('lightning_run.py')), str(path)]
 
 
+def launch_ranks(runs: Sequence[Run], folder: Path, *, ranks: int) -> None:
+    """Run the rank program on ranks that no launcher has started."""
+    program, path = rank_program(runs, folder, [])
+    run_ranks('lightning', ranks, Path(program), path, folder=folder)
+
+
 def run_all(runs: Sequence[Run], folder: Path) -> None:
-    """Single ranks here, one after the other; pairs of ranks in one torchrun."""
+    """Single ranks here, pairs of ranks as two that were forked: one run after the other."""
     for run in runs:
         if run.devices == 1:
             try:
@@ -104,7 +111,7 @@ def run_all(runs: Sequence[Run], folder: Path) -> None:
                 assert run.crash_at is not None
     pairs = [run for run in runs if run.devices == 2]
     if pairs:
-        launch_well(pairs, folder, torchrun(2))
+        launch_ranks(pairs, folder, ranks=2)
 
 
 @pytest.fixture(scope='module')

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from lightning_several import Crash, Several, train
 from headrace import MDSWriter, StreamingDataset
 from headrace.errors import ConfigError, ResumeError
 from headrace.lightning import StreamingDataModule
-from processes import run_well
+from ranks import run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -181,7 +180,7 @@ def test_ranks_and_workers_may_change_at_a_resume(sources, tmp_path):
     run = run_of(sources, tmp_path, devices=2, workers=1, batch_size=4)
     path = tmp_path / 'run.json'
     path.write_text(json.dumps(dataclasses.asdict(run)))
-    run_well([sys.executable, str(Path(__file__).with_name('lightning_several.py')), str(path)], cwd=tmp_path)
+    run_ranks('lightning', 2, Path(__file__).with_name('lightning_several.py'), path, folder=tmp_path)
     ranks = [json.loads(Path(tmp_path, f'whole.rank{rank}.json').read_text()) for rank in range(2)]
     one = dataclasses.replace(run, name='one', devices=1, workers=0, batch_size=8)
     want = expected(one)

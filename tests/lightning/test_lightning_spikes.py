@@ -16,7 +16,7 @@ from headrace import StreamingDataLoader
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.lightning import LossSpikes, StreamingDataModule
-from processes import run_well, torchrun
+from ranks import run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -165,8 +165,8 @@ def test_ranks_watch_their_mean(mixes, tmp_path: Path) -> None:
     folders = mixes['even']
     plan = StreamingDataLoader(data(folders), batch_size=8).plan(0)
     row = int(plan.ids(6)[1])
-    program = str(Path(__file__).with_name('lightning_spikes.py'))
-    run_well([*torchrun(2), program, str(tmp_path), '2', str(row), *folders.values()], cwd=tmp_path)
+    program = Path(__file__).with_name('lightning_spikes.py')
+    run_ranks('lightning', 2, program, tmp_path, 2, row, *folders.values(), folder=tmp_path)
     ranks = [json.loads((tmp_path / 'mean' / f'rank{rank}.json').read_text()) for rank in range(2)]
     assert [len(ids) for ids in ranks] == [8, 8]  # both stopped
     assert [row in ids[6] for ids in ranks] == [False, True]

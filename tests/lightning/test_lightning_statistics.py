@@ -20,7 +20,7 @@ from headrace import PADDING, STREAM, StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning import DataStatistics, StreamingDataModule
 from headrace.metrics import PerStreamMean, WithoutPadding
-from processes import run_well, torchrun
+from ranks import run_ranks
 from statistics_mix import mix
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
@@ -68,8 +68,8 @@ def test_a_run_is_logged(mixes, tmp_path, workers, by_hand):
 
 
 def test_ranks_are_logged_together(mixes, tmp_path):
-    program = str(Path(__file__).with_name('lightning_statistics.py'))
-    run_well([*torchrun(2), program, str(tmp_path), '2', *mixes['even'].values()], cwd=tmp_path)
+    program = Path(__file__).with_name('lightning_statistics.py')
+    run_ranks('lightning', 2, program, tmp_path, 2, *mixes['even'].values(), folder=tmp_path)
     ranks = [json.loads((tmp_path / f'rank{rank}.json').read_text()) for rank in range(2)]
     last = rows(tmp_path)[-1]
     assert last['data/samples'] == 96 == len(ranks[0]['ids'] + ranks[1]['ids'])

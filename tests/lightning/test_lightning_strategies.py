@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Run, dataset
-from test_lightning_processes import launch_on_nodes, launch_well
+from test_lightning_processes import launch_on_nodes, launch_ranks
 
 from headrace import MDSWriter
-from processes import run_well, torchrun
+from processes import run_well
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -33,7 +33,7 @@ def test_a_mesh_of_data_and_tensor_parallel_ranks_is_resumed(mixes, tmp_path):
     )
     checkpoint = first.checkpoints / 'step5.ckpt'
     second = dataclasses.replace(first, name='second', crash_at=None, checkpoint=str(checkpoint))
-    launch_well([first, second], tmp_path, torchrun(4))
+    launch_ranks([first, second], tmp_path, ranks=4)
     for run in (first, second):
         ranks = records(run)
         assert ranks[0] == ranks[1]
