@@ -9,13 +9,16 @@ As a program, the server: `python ranks.py TRAINER`, with a `Job` as JSON in eac
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,7 +34,7 @@ _IMPORTS = {
     'lightning': ['lightning.pytorch', 'headrace.lightning', 'headrace.metrics', 'headrace.mixing'],
     'composer': ['composer.algorithms', 'transformers', 'headrace.composer', 'headrace.metrics', 'headrace.mixing'],
 }
-"""What a server imports; the trainer that a test names stands for these."""
+"""What a server imports, by its trainer."""
 
 _NODE_VARIABLES = {'torch': 'GROUP_RANK', 'lightning': 'GROUP_RANK', 'composer': 'NODE_RANK'}
 
@@ -69,12 +72,15 @@ def run_ranks(trainer: str, ranks: int, program: Path, *arguments: object, folde
     server, errors = _server(trainer)
     assert server.stdin
     assert server.stdout
-    print(json.dumps(dataclasses.asdict(job)), file=server.stdin, flush=True)
-    answer = server.stdout.readline()
-    if not answer:
+    try:
+        print(json.dumps(dataclasses.asdict(job)), file=server.stdin, flush=True)
+        answer = server.stdout.readline()
+        assert answer, f'The server of ranks has ended:\n{Path(errors.name).read_text()[-8000:]}'
+    except BaseException:  # a test's time-out too: the next test must not take this one's answer for its own
         _server.cache_clear()
+        server.terminate()
         server.wait()
-        raise AssertionError(f'The server of ranks has ended:\n{Path(errors.name).read_text()[-8000:]}')
+        raise
     error = json.loads(answer)
     assert error is None, f'{program.name} on {ranks} ranks: {error}'
 
@@ -97,10 +103,20 @@ def _server(trainer: str) -> tuple[subprocess.Popen[str], IO[str]]:
 
 
 def _run(job: Job) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(job.folder)
     sys.argv = [job.program, *job.arguments]
     sys.path[0] = str(Path(job.program).parent)
     runpy.run_path(job.program, run_name='__main__')
+
+
+def _end(*_: object) -> None:
+    for rank in multiprocessing.active_children():
+        with contextlib.suppress(ProcessLookupError):
+            assert rank.pid
+            os.killpg(rank.pid, signal.SIGKILL)  # each leads a process group, which its workers are in
+        rank.kill()
+    os._exit(1)
 
 
 def _serve(trainer: str) -> None:
@@ -111,6 +127,7 @@ def _serve(trainer: str) -> None:
     for name in _IMPORTS[trainer]:
         importlib.import_module(name)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, _end)
     # What is imported is garbage to no rank: else each would copy it in looking.
     gc.collect()
     gc.freeze()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -85,3 +86,33 @@ def test_ranks_without_a_launcher(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r'HangError: ranks \[0, 1\] did not end within 3 s') as caught:
         run_ranks('torch', 2, program, 'hangs', folder=tmp_path, seconds=3)
     assert 'in <module>' in str(caught.value)  # where it hung
+
+
+GIVEN_UP = """
+import os, sys, time
+from pathlib import Path
+
+Path('pid').write_text(str(os.getpid()))
+time.sleep(float(sys.argv[1]))
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def test_the_answer_of_ranks_that_a_test_gave_up_is_not_the_next_ones(tmp_path: Path) -> None:
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    program = tmp_path / 'program.py'
+    program.write_text(GIVEN_UP)
+    previous = signal.signal(signal.SIGALRM, give_up)
+    try:
+        run_ranks('torch', 1, program, 0, 0, folder=tmp_path)
+        signal.setitimer(signal.ITIMER_REAL, 1)
+        with pytest.raises(TimeoutError):
+            run_ranks('torch', 1, program, 600, 0, folder=tmp_path)
+        assert not is_alive(int((tmp_path / 'pid').read_text()))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    with pytest.raises(AssertionError, match=r'ranks failed: \{0: 7\}'):
+        run_ranks('torch', 1, program, 0, 7, folder=tmp_path)

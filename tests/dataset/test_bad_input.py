@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -218,6 +219,19 @@ def test_an_emptied_cache_folder_is_nobodys(make_dataset, tmp_path):
     gc.collect()
     with pytest.raises(StreamError, match=r'is the cache of .*two vs\. .*one\.'):
         StreamingDataset(remote=str(one), local=str(local))
+
+
+def test_a_cache_folder_that_cannot_be_listed_is_not_taken_for_an_emptied_one(make_dataset, tmp_path, monkeypatch):
+    one, two, local = make_dataset('one', 20), make_dataset('two', 20, first=1000), tmp_path / 'local'
+    assert StreamingDataset(remote=str(one), local=str(local))[0]['id'] == 0
+    gc.collect()
+
+    def refuse(folder: Path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+    monkeypatch.setattr(Path, 'iterdir', refuse)
+    with pytest.raises(StreamError, match=r'is the cache of .*one vs\. .*two\.'):
+        StreamingDataset(remote=str(two), local=str(local))
 
 
 def test_a_cache_folder_without_a_note_of_its_remote_is_used(make_dataset, tmp_path):

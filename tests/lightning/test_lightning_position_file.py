@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 from lightning_run import Crash, Model, Run, dataset, train
-from test_lightning_processes import launch_ranks
+from test_lightning_processes import run_forked
 
 from headrace.cli import main
 from headrace.lightning import StreamingDataModule
@@ -185,7 +185,7 @@ def test_several_fits_and_modules_wrap_once(run, tmp_path):
 def test_two_ranks_write_one_file(run, tmp_path):
     run.devices, run.batch_size, run.strategy, run.every_steps = 2, 4, 'ddp', 5
     run.trainer = {'max_steps': 10}
-    launch_ranks([run], tmp_path, ranks=2)
+    run_forked([run], tmp_path, ranks=2)
     assert names(run.checkpoints) == {f'step{n}.{end}' for n in (5, 10) for end in ('ckpt', 'headrace.json')}
     assert beside(run.checkpoints / 'step5.ckpt')['state']['position']['sample_in_epoch'] == 40
 

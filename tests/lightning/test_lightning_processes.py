@@ -95,7 +95,7 @@ def rank_program(runs: Sequence[Run], folder: Path, launcher: Sequence[str]) -> 
     return [*launcher, str(Path(__file__).with_name('lightning_run.py')), str(path)]
 
 
-def launch_ranks(runs: Sequence[Run], folder: Path, *, ranks: int) -> None:
+def run_forked(runs: Sequence[Run], folder: Path, *, ranks: int) -> None:
     """Run the rank program on ranks that no launcher has started."""
     program, path = rank_program(runs, folder, [])
     run_ranks('lightning', ranks, Path(program), path, folder=folder)
@@ -111,7 +111,7 @@ def run_all(runs: Sequence[Run], folder: Path) -> None:
                 assert run.crash_at is not None
     pairs = [run for run in runs if run.devices == 2]
     if pairs:
-        launch_ranks(pairs, folder, ranks=2)
+        run_forked(pairs, folder, ranks=2)
 
 
 @pytest.fixture(scope='module')

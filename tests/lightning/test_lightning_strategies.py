@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Run, dataset
-from test_lightning_processes import launch_on_nodes, launch_ranks
+from test_lightning_processes import launch_on_nodes, run_forked
 
 from headrace import MDSWriter
 from processes import run_well
@@ -33,7 +33,7 @@ def test_a_mesh_of_data_and_tensor_parallel_ranks_is_resumed(mixes, tmp_path):
     )
     checkpoint = first.checkpoints / 'step5.ckpt'
     second = dataclasses.replace(first, name='second', crash_at=None, checkpoint=str(checkpoint))
-    launch_ranks([first, second], tmp_path, ranks=4)
+    run_forked([first, second], tmp_path, ranks=4)
     for run in (first, second):
         ranks = records(run)
         assert ranks[0] == ranks[1]

@@ -48,8 +48,8 @@ def check_origin(folder: Path, url: str) -> None:
 
 
 def _holds_files(folder: Path) -> bool:
-    """Whether there are an index or shards."""
+    """Whether there are an index or shards, or may be: not every folder whose files can be read can be listed."""
     try:
         return any(not path.name.startswith('.') for path in folder.iterdir())
     except OSError:
-        return False
+        return True
