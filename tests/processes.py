@@ -15,7 +15,17 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import IO, NoReturn
 
-__all__ = ['Program', 'clean_environment', 'end_rank', 'end_well', 'run_program', 'run_well', 'torchrun']
+__all__ = [
+    'Program',
+    'clean_environment',
+    'end_rank',
+    'end_well',
+    'is_alive',
+    'run_program',
+    'run_well',
+    'states_of',
+    'torchrun',
+]
 
 # What launchers set; a user sets none of them.
 _RANK_VARIABLES = (
@@ -42,6 +52,27 @@ def end_well(children: Sequence[BaseProcess], seconds: float) -> None:
         child.join()
     assert not stuck
     assert [child.exitcode for child in children] == [0] * len(children)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. One that nobody has reaped does not: for an orphan, nobody may ever do it."""
+    if Path('/proc/self/task').exists():
+        return not states_of(pid) <= {'Z', 'X'}
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def states_of(pid: int) -> set[str]:
+    """The letters of the states of a process' threads. One may run on for a moment when the first has stopped."""
+    states: set[str] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in os.listdir(f'/proc/{pid}/task'):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                states.add(Path(f'/proc/{pid}/task/{task}/stat').read_text().rpartition(')')[2].split()[0])
+    return states
 
 
 def clean_environment(**variables: str) -> dict[str, str]:
@@ -82,10 +113,16 @@ class Program:
         command: the program and its arguments.
         cwd: where it runs.
         environ: its environment, by default the clean one.
+        talks: whether its standard input and output are pipes, of text, in place of nothing and a file.
     """
 
     def __init__(
-        self, command: Sequence[str], *, cwd: Path | None = None, environ: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        environ: Mapping[str, str] | None = None,
+        talks: bool = False,
     ) -> None:
         self.command = command
         # Launchers put their ranks into sessions of their own: only what they inherit tells whose they are.
@@ -99,18 +136,26 @@ class Program:
             command,
             cwd=cwd,
             env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
+            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if talks else self._output,
             stderr=self._errors,
             start_new_session=True,
+            text=talks,
         )
 
     def __enter__(self) -> Program:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self.end()
+
+    def end(self) -> None:
+        """Kill those that are left, and wait for them."""
+        self._kill()
         self._files.close()
+        for pipe in self.process.stdin, self.process.stdout:
+            if pipe:
+                pipe.close()
 
     def wait(self, timeout: float = 280) -> subprocess.CompletedProcess[str]:
         """Its exit status and what it printed.
@@ -124,16 +169,22 @@ class Program:
             for pid in self._processes():
                 _send(pid, signal.SIGABRT)
                 time.sleep(0.2)  # one after the other, for the reader
-            self._end()
+            self._kill()
             raise AssertionError(
                 f'{" ".join(self.command)}\nstill ran after {timeout:.0f} s; its processes were doing this:\n'
-                f'{_text(self._errors)[-20000:]}'
+                f'{self.errors()[-20000:]}'
             ) from None
-        return subprocess.CompletedProcess(self.command, code, _text(self._output), _text(self._errors))
+        return subprocess.CompletedProcess(self.command, code, _text(self._output), self.errors())
 
-    def _end(self) -> None:
+    def errors(self) -> str:
+        """What they wrote to standard error."""
+        return _text(self._errors)
+
+    def _kill(self) -> None:
         deadline = time.monotonic() + 20
-        while left := [*self._processes()]:
+        # Who is ending gives back its memory, the mark with it, before its files and what they lock.
+        left: set[int] = set()
+        while left := {*filter(is_alive, left), *self._processes()}:
             for pid in left:
                 _send(pid, signal.SIGKILL)
             self.process.poll()
@@ -150,7 +201,7 @@ class Program:
         mark = f'{_MARK}={self._mark}'.encode()
         for folder in Path('/proc').glob('[0-9]*'):
             try:
-                is_ours = mark in (folder / 'environ').read_bytes().split(b'\0')  # empty for a zombie
+                is_ours = mark in (folder / 'environ').read_bytes().split(b'\0')  # empty for one that ends
             except (OSError, ValueError):
                 continue
             if is_ours:

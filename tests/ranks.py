@@ -9,25 +9,20 @@ As a program, the server: `python ranks.py TRAINER`, with a `Job` as JSON in eac
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import gc
 import importlib
 import json
-import multiprocessing
 import os
 import runpy
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 from chains import fork_ranks
-from processes import clean_environment
+from processes import Program
 
 _IMPORTS = {
     'torch': ['torch.distributed', 'torchmetrics', 'headrace.metrics'],
@@ -69,54 +64,34 @@ def run_ranks(trainer: str, ranks: int, program: Path, *arguments: object, folde
         AssertionError: a rank failed, or did not end. The message has what the ranks wrote.
     """
     job = Job(str(program), list(map(str, arguments)), ranks, str(folder), seconds)
-    server, errors = _server(trainer)
-    assert server.stdin
-    assert server.stdout
+    server = _server(trainer)
+    assert server.process.stdin
+    assert server.process.stdout
     try:
-        print(json.dumps(dataclasses.asdict(job)), file=server.stdin, flush=True)
-        answer = server.stdout.readline()
-        assert answer, f'The server of ranks has ended:\n{Path(errors.name).read_text()[-8000:]}'
+        print(json.dumps(dataclasses.asdict(job)), file=server.process.stdin, flush=True)
+        answer = server.process.stdout.readline()
+        assert answer, f'The server of ranks has ended:\n{server.errors()[-8000:]}'
     except BaseException:  # a test's time-out too: the next test must not take this one's answer for its own
         _server.cache_clear()
-        server.terminate()
-        server.wait()
+        server.end()
         raise
     error = json.loads(answer)
     assert error is None, f'{program.name} on {ranks} ranks: {error}'
 
 
 @functools.cache
-def _server(trainer: str) -> tuple[subprocess.Popen[str], IO[str]]:
-    errors = tempfile.NamedTemporaryFile('w+')  # noqa: SIM115 - it lives as long as the server
-    server = subprocess.Popen(
-        [sys.executable, __file__, trainer],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        env=clean_environment(),
-    )
-    return server, errors
+def _server(trainer: str) -> Program:
+    return Program([sys.executable, __file__, trainer], talks=True)
 
 
 # -- in a server ------------------------------------------------------------------------------------------------------
 
 
 def _run(job: Job) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.chdir(job.folder)
     sys.argv = [job.program, *job.arguments]
     sys.path[0] = str(Path(job.program).parent)
     runpy.run_path(job.program, run_name='__main__')
-
-
-def _end(*_: object) -> None:
-    for rank in multiprocessing.active_children():
-        with contextlib.suppress(ProcessLookupError):
-            assert rank.pid
-            os.killpg(rank.pid, signal.SIGKILL)  # each leads a process group, which its workers are in
-        rank.kill()
-    os._exit(1)
 
 
 def _serve(trainer: str) -> None:
@@ -127,7 +102,6 @@ def _serve(trainer: str) -> None:
     for name in _IMPORTS[trainer]:
         importlib.import_module(name)
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, _end)
     # What is imported is garbage to no rank: else each would copy it in looking.
     gc.collect()
     gc.freeze()

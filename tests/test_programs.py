@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import Program, run_program, run_well
+from processes import Program, is_alive, run_program, run_well
 from ranks import run_ranks
 
 HANGS = """
@@ -20,13 +20,6 @@ print(subprocess.Popen(child, start_new_session=True).pid, flush=True)
 def outside(): time.sleep(600)
 outside()
 """
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.skipif(not Path('/proc/self/environ').exists(), reason='what descends from a program is found in /proc')
@@ -89,12 +82,16 @@ def test_ranks_without_a_launcher(tmp_path: Path) -> None:
 
 
 GIVEN_UP = """
-import os, sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 
-Path('pid').write_text(str(os.getpid()))
-time.sleep(float(sys.argv[1]))
-sys.exit(int(sys.argv[2]))
+status, tester = map(int, sys.argv[1:])
+if tester:
+    worker = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)
+    Path('pids').write_text(f'{os.getpid()} {worker.pid}')
+    os.kill(tester, signal.SIGALRM)
+    time.sleep(600)
+sys.exit(status)
 """
 
 
@@ -107,12 +104,10 @@ def test_the_answer_of_ranks_that_a_test_gave_up_is_not_the_next_ones(tmp_path: 
     previous = signal.signal(signal.SIGALRM, give_up)
     try:
         run_ranks('torch', 1, program, 0, 0, folder=tmp_path)
-        signal.setitimer(signal.ITIMER_REAL, 1)
         with pytest.raises(TimeoutError):
-            run_ranks('torch', 1, program, 600, 0, folder=tmp_path)
-        assert not is_alive(int((tmp_path / 'pid').read_text()))
+            run_ranks('torch', 1, program, 0, os.getpid(), folder=tmp_path)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / 'pids').read_text().split())
     with pytest.raises(AssertionError, match=r'ranks failed: \{0: 7\}'):
-        run_ranks('torch', 1, program, 0, 7, folder=tmp_path)
+        run_ranks('torch', 1, program, 7, 0, folder=tmp_path)

@@ -32,6 +32,7 @@ from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset import stream
 from headrace.storage import counting, register_store
 from headrace.storage.local import LocalStore
+from processes import is_alive, states_of
 from resume_oracle import Trained, judge_chain
 
 FORK = multiprocessing.get_context('fork')
@@ -285,20 +286,6 @@ class Run:
         step = max(whole)
         assert all(state == whole[step][0] for state in whole[step])
         return step, whole[step][0]
-
-
-def is_alive(pid: int) -> bool:
-    return not states_of(pid) <= {'Z', 'X'}
-
-
-def states_of(pid: int) -> set[str]:
-    """The letters of the states of a process' threads. One may run on for a moment when the first has stopped."""
-    states: set[str] = set()
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in os.listdir(f'/proc/{pid}/task'):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                states.add(Path(f'/proc/{pid}/task/{task}/stat').read_text().rpartition(')')[2].split()[0])
-    return states
 
 
 def disk_use(folder: Path) -> int:

@@ -22,7 +22,7 @@ from headrace import MDSWriter
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import put_bytes
-from processes import Program, clean_environment
+from processes import Program, clean_environment, is_alive
 
 pytestmark = [
     pytest.mark.once,
@@ -157,13 +157,6 @@ def test_200_kills(data, tmp_path, kind):
 
 
 # -- workers whose rank was killed, in the middle of what never ends ---------------------------------------------------
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.demo.processes import ProcessGroup, RankProgramError
+from processes import is_alive
 
 # A leader, a child and a grandchild that each write down their id and sleep, deaf to everything but SIGKILL.
 FAMILY = """
@@ -30,16 +30,6 @@ def started(program: str, folder: Path) -> ProcessGroup:
 
 def family(folder: Path) -> list[int]:
     return [int(path.stem) for path in folder.glob('*.pid')]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # An orphan is a zombie until something reaps it, which nothing may ever do in a container.
-    stat = Path(f'/proc/{pid}/stat')
-    return not stat.exists() or stat.read_text().rpartition(')')[2].split()[0] != 'Z'
 
 
 def test_kill_reaches_children_and_grandchildren(tmp_path: Path) -> None:
