@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
+from headrace.dataset.concurrency import Concurrency
 from headrace.dataset.look_ahead import LookAhead, look_ahead
 from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.upcoming import UpcomingBatch
@@ -22,28 +24,44 @@ FAR = LookAhead(1000, math.inf)
 
 
 class Network:
-    """Shards come when `let` says so, with what `outcomes` has for them."""
+    """Shards come when `let` says so, with what `outcomes` has for them, which for those of `late` comes then, too."""
 
     def __init__(self) -> None:
         self.begun: list[int] = []
         self.how: dict[int, Transfer] = {}
         self.present: set[int] = set()
         self.outcomes: dict[int, list[Fetched | Exception]] = {}
+        self.late: set[int] = set()
+        self._waiting: set[int] = set()
         self._free: set[int] = set()
         self._lock = threading.Condition()
+        self._prefetchers: list[Prefetcher] = []
+
+    def note(self, prefetcher: Prefetcher) -> None:
+        """Note what it begins, in the order in which it does; its threads may come to `fetch` in another one."""
+        take = prefetcher._queue.take
+
+        def noted() -> tuple[int, int]:
+            first, shard = take()
+            self.begun.append(shard)
+            return first, shard
+
+        prefetcher._queue.take = noted
+        self._prefetchers.append(prefetcher)
 
     def fetch(self, shard: int, how: Transfer) -> Fetched:
         with self._lock:
-            self.begun.append(shard)
             self.how[shard] = how
-            self._lock.notify_all()
             outcomes = self.outcomes.get(shard)
             outcome = outcomes.pop(0) if outcomes else Fetched.PRESENT
-            if outcome is Fetched.PRESENT:
-                assert self._lock.wait_for(lambda: shard in self._free, timeout=10)
-                self.present.add(shard)
+            if outcome is Fetched.PRESENT or shard in self.late:
+                self._waiting.add(shard)
+                assert self._lock.wait_for(lambda: shard in self._free, timeout=100)
+                self._waiting.discard(shard)
         if isinstance(outcome, Exception):
             raise outcome
+        if outcome is Fetched.PRESENT:
+            self.present.add(shard)
         return outcome
 
     def let(self, *shards: int) -> None:
@@ -53,11 +71,17 @@ class Network:
 
     def has_begun(self, *shards: int) -> bool:
         """Wait until fetches of these have begun, and see that no other does."""
-        with self._lock:
-            if not self._lock.wait_for(lambda: len(self.begun) >= len(shards), timeout=10):
-                return False
+        self.wait_until_begun(len(shards))
         time.sleep(0.05)
         return self.begun == list(shards)
+
+    def wait_until_begun(self, count: int) -> None:
+        """Wait until so many fetches have begun, and those that nothing holds up have ended."""
+        wait_until(lambda: len(self.begun) >= count and all(map(self._is_still, self._prefetchers)))
+
+    def _is_still(self, prefetcher: Prefetcher) -> bool:
+        with prefetcher._lock, self._lock:
+            return self._waiting - self._free >= set(prefetcher._running)
 
 
 @pytest.fixture
@@ -65,8 +89,18 @@ def network():
     return Network()
 
 
+def wait_until(is_so):
+    until = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
 @pytest.fixture
-def prefetcher(network):
+def prefetcher(network, monkeypatch):
+    # Only what a test is about may come of time alone: a busy machine can take any.
+    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 1000.0)
+    monkeypatch.setattr('headrace.dataset.prefetch._NO_ROOM', 1000.0)
     made = []
 
     def make(batches, *, ahead=FAR, width=1, room=math.inf, of_node=None):
@@ -78,6 +112,7 @@ def prefetcher(network):
             room=room,
         )
         one._concurrency.width = width
+        network.note(one)
         one.follow(upcoming(batches, of_node=of_node), first=0)
         made.append(one)
         return one
@@ -161,20 +196,38 @@ def test_a_shard_that_does_not_come_delays_others_for_a_while_only(network, pref
     assert network.has_begun(*range(20))
 
 
-def test_more_at_once_are_tried_where_the_reader_waits(network, prefetcher, monkeypatch):
-    monkeypatch.setattr('headrace.dataset.concurrency._SHORTEST', 0.02)
-    monkeypatch.setattr('headrace.dataset.concurrency._GRACE', 0.0)
-    one = prefetcher([[shard] for shard in range(200)])
+def test_more_at_once_are_tried_where_the_reader_waits(network, prefetcher):
+    seconds = 0.0
+    one = prefetcher([])
+    one._concurrency = Concurrency(8, lambda: seconds)
+    one.follow(upcoming([[shard] for shard in range(200)]), first=0, starved=lambda: seconds)
     widths = []
     for at in range(8):
         one.advance(at)
-        comes = threading.Timer(0.02, network.let, [at])
-        comes.start()
+        wait_until(lambda at=at: at in network.begun)
+        seconds += 1.0
+        network.let(at)
         one.wait(at)
         one.has_shard()
-        comes.join()
         widths.append(one._concurrency.width)
-    assert max(widths) == 2
+    assert widths == [1, 1, 1, 2, 2, 2, 2, 1]
+
+
+def test_the_reader_is_starved_for_as_long_as_it_waits(network, prefetcher, monkeypatch):
+    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
+    one = prefetcher([[0], [1]])
+    one.advance(0)
+    assert network.has_begun(0)
+    monkeypatch.setattr('headrace.dataset.prefetch.time', clock)
+    reader = threading.Thread(target=one.wait, args=(0,))
+    reader.start()
+    clock.seconds = 3.0
+    network.let(0)
+    reader.join()
+    clock.seconds = 5.0
+    one.has_shard()
+    assert one._starved() == 5.0 - one._waiting_since
+    assert one._waiting_since in {0.0, 3.0}
 
 
 def test_what_is_needed_next_begins_although_later_shards_are_under_way(network, prefetcher):
@@ -307,13 +360,6 @@ def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network):
     one.close()
 
 
-def wait_until(is_so):
-    until = time.monotonic() + 5
-    while not is_so():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_under_a_limit_what_other_ranks_read_sooner_takes_room_too(network, prefetcher):
     of_node = [[0, 5], [1, 6], [2, 7], [3, 8], [4, 9]]
     one = prefetcher([[0], [1], [2], [3], [4]], width=8, room=6 * SIZE, of_node=of_node)
@@ -389,8 +435,7 @@ def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
     assert network.has_begun(0, 1)
 
 
-def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefetcher, monkeypatch):
-    monkeypatch.setattr('headrace.dataset.prefetch._NO_ROOM', 60.0)
+def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefetcher):
     network.present.add(0)
     network.outcomes[1] = [Fetched.NO_ROOM, Fetched.NO_ROOM]
     one = prefetcher([[0], [0], [0], [1], [2]])
@@ -422,7 +467,7 @@ def test_what_was_refused_and_is_needed_no_more_is_in_nobodys_way(network, prefe
     network.let(*range(9))
     one = prefetcher([[0], [1], [2], [3], [4]])
     one.advance(0)
-    wait_until(lambda: 1 in network.begun)
+    network.wait_until_begun(2)
     one.advance(2)
     wait_until(lambda: {2, 3, 4} <= network.present)
     assert network.begun == [0, 1, 2, 3, 4]
@@ -436,7 +481,7 @@ def test_a_shard_is_asked_for_once_although_it_was_refused(network, prefetcher):
         one.advance(at)
         time.sleep(0.03)
         assert len(set(one._queue._items)) == len(one._queue._shards) == len(one._queue)
-    wait_until(lambda: not one._running)
+    network.wait_until_begun(7)
     assert all(thread.is_alive() for thread in one._threads)
 
 
@@ -474,6 +519,8 @@ def test_a_failure_is_raised_where_the_shard_is_waited_for_and_the_next_call_tri
 
 
 def test_a_failure_ahead_is_tried_again_later_and_is_never_the_readers(network, prefetcher, monkeypatch):
+    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
+    monkeypatch.setattr('headrace.dataset.fetch_queue.time', clock)
     monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.05)
     network.present.add(9)
     network.let(*range(100))
@@ -485,9 +532,11 @@ def test_a_failure_ahead_is_tried_again_later_and_is_never_the_readers(network, 
     one.has_shard()
     one = prefetcher([[9]] * 20 + [[0], [1]])
     network.begun.clear()
-    for at in range(12):
+    for at, due in enumerate([1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3]):  # 0.1 s and 0.2 s after the failures
         one.advance(at)
-        time.sleep(0.1)
+        network.wait_until_begun(due)
+        assert len(network.begun) == due
+        clock.seconds += 0.07
     assert network.begun == [0, 0, 0]
     assert network.present >= {0, 1, 9}
 
@@ -507,10 +556,10 @@ def test_what_fails_ahead_for_ever_is_left_to_the_reader(network, prefetcher, mo
     monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.0)
     network.present.add(9)
     network.outcomes[0] = [KeyError('no luck')] * 100
-    one = prefetcher([[9]] * 100 + [[0]])
-    for at in range(50):
+    one = prefetcher([[9]] * 15 + [[0]])
+    for at in range(14):
         one.advance(at)
-        time.sleep(0.005)
+        network.wait_until_begun(min(at + 1, 6))
     assert network.begun == [0] * 6
 
 
@@ -537,25 +586,14 @@ def test_an_outage_in_which_nobody_waits_ends_no_run(make_dataset, tmp_path, mon
 
 
 def test_what_was_refused_for_another_sequence_does_not_delay_this_one(network, prefetcher):
-    refuse = threading.Event()
-
-    def fetch(shard, how):
-        if shard == 0:
-            with network._lock:
-                network.begun.append(0)
-                network._lock.notify_all()
-            assert refuse.wait(10)
-            return Fetched.NO_ROOM
-        return network.fetch(shard, how)
-
+    network.outcomes[0] = [Fetched.NO_ROOM]
+    network.late.add(0)
     one = prefetcher([[0], [1]])
-    one._fetch = fetch
     one.advance(0)
     assert network.has_begun(0)
     one.follow(upcoming([[2], [3]]), first=0)
     one.advance(0)
-    refuse.set()
-    network.let(2)
+    network.let(0, 2)
     assert network.has_begun(0, 2, 3)
 
 

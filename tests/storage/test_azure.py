@@ -67,12 +67,12 @@ class TestAzureFaults(StoreFaultContract):
         return azurite.store(azurite.new_container(), 'p')
 
     @pytest.fixture
-    def proxied(self, azurite, scheme, direct):
+    def proxied(self, azurite, scheme, direct, read_timeout):
         def store(*, endpoint_url, **options):
             url = f'{endpoint_url}/{azurite.account}'
             return azurite.store(direct.container, 'p', scheme=scheme, endpoint_url=url, **options)
 
-        with through_proxy(azurite.root_url, store) as proxied:
+        with through_proxy(azurite.root_url, store, read_timeout=read_timeout) as proxied:
             yield proxied
 
 

@@ -58,8 +58,8 @@ class TestDbfsStore(StoreContract):
 
 class Faults(StoreFaultContract):
     @pytest.fixture
-    def proxied(self, proxy, direct):
-        options = StoreOptions(endpoint_url=proxy.endpoint_url, read_timeout=0.5, connect_timeout=0.5)
+    def proxied(self, proxy, direct, read_timeout):
+        options = StoreOptions(endpoint_url=proxy.endpoint_url, read_timeout=read_timeout, connect_timeout=read_timeout)
         store = open_store(direct.url, options)
         store._connection.get()  # the SDK looks the workspace up, which is none of the requests counted
         proxy.requests.clear()
@@ -230,7 +230,8 @@ class TestRequests:
 
     @pytest.mark.parametrize('kind', ['close_after', 'stall_after'])
     def test_a_broken_body_is_resumed_where_it_broke(self, workspace, proxy, tmp_path, kind):
-        options = StoreOptions(endpoint_url=proxy.endpoint_url, read_timeout=0.5)
+        seconds = 2.0 if kind == 'stall_after' else 30.0
+        options = StoreOptions(endpoint_url=proxy.endpoint_url, read_timeout=seconds)
         store = open_store(f'dbfs:{workspace.new_volume()}', options)
         put_bytes(store, 'x', DATA)
         proxy.requests.clear()

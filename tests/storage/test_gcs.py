@@ -90,11 +90,12 @@ class TestGCSFaults(StoreFaultContract):
         return emulator.store(emulator.new_bucket(), 'p')
 
     @pytest.fixture
-    def proxied(self, gate, account, direct):
+    def proxied(self, gate, account, direct, read_timeout):
         store = functools.partial(gate.store, direct.bucket, 'p', extra=account)
-        with through_proxy(gate.endpoint_url, store, read_timeout=1.0) as proxied:
+        with through_proxy(gate.endpoint_url, store, read_timeout=read_timeout) as proxied:
             yield proxied
 
+    SILENCE = 1.0
     # After a 401 google-auth renews the credentials and asks again, twice. All others: see test_it_asks_once.
     REQUESTS = dict.fromkeys(OPERATIONS, 3)
 
@@ -144,10 +145,11 @@ class TestHMACFaults(StoreFaultContract):
         return open_store(f'gs://{moto.new_bucket()}/p', StoreOptions(endpoint_url=moto.endpoint_url))
 
     @pytest.fixture
-    def proxied(self, moto, direct):
-        with through_proxy(
-            moto.endpoint_url, lambda **options: open_store(direct.url, StoreOptions(**options))
-        ) as proxied:
+    def proxied(self, moto, direct, read_timeout):
+        def store(**options):
+            return open_store(direct.url, StoreOptions(**options))
+
+        with through_proxy(moto.endpoint_url, store, read_timeout=read_timeout) as proxied:
             yield proxied
 
 

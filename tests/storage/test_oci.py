@@ -58,11 +58,12 @@ class TestOCIFaults(StoreFaultContract):
         return server.store(server.new_bucket(), 'p')
 
     @pytest.fixture
-    def proxied(self, server, direct):
-        with through_proxy(
-            server.endpoint_url, functools.partial(server.store, direct.bucket, 'p'), read_timeout=1.5
-        ) as proxied:
+    def proxied(self, server, direct, read_timeout):
+        store = functools.partial(server.store, direct.bucket, 'p')
+        with through_proxy(server.endpoint_url, store, read_timeout=read_timeout) as proxied:
             yield proxied
+
+    SILENCE = 1.5
 
 
 @pytest.fixture
@@ -435,9 +436,10 @@ class TestS3InterfaceFaults(StoreFaultContract):
         return rgw.store(rgw.new_bucket(), 'p')
 
     @pytest.fixture
-    def proxied(self, rgw, direct):
+    def proxied(self, rgw, direct, read_timeout):
         extra = {'addressing_style': 'path'}
         store = functools.partial(rgw.store, direct.bucket, 'p', region='us-ashburn-1', extra=extra)
-        # Ceph is several programs: on a busy machine half a second is short.
-        with through_proxy(rgw.endpoint_url, store, read_timeout=1.5) as proxied:
+        with through_proxy(rgw.endpoint_url, store, read_timeout=read_timeout) as proxied:
             yield proxied
+
+    SILENCE = 1.5  # Ceph is several programs

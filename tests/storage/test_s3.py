@@ -51,10 +51,10 @@ class TestS3Faults(StoreFaultContract):
         return server.store(server.new_bucket(), 'p')
 
     @pytest.fixture
-    def proxied(self, server, direct):
-        # Ceph is several programs: on a busy machine half a second is short.
-        seconds = 1.5 if server.name == 'rgw' else 0.5
+    def proxied(self, server, direct, read_timeout):
         store = functools.partial(server.store, direct.bucket, 'p')
+        # Ceph is several programs: on a busy machine half a second is short.
+        seconds = 3 * read_timeout if server.name == 'rgw' else read_timeout
         with through_proxy(server.endpoint_url, store, read_timeout=seconds) as proxied:
             yield proxied
 
@@ -302,8 +302,9 @@ class TestFaults:
             yield proxy
 
     @pytest.fixture
-    def store(self, s3_server, bucket, proxy):
-        return s3_server.store(bucket, endpoint_url=proxy.endpoint_url, read_timeout=0.5, connect_timeout=0.5)
+    def store(self, s3_server, bucket, proxy, request):
+        stalls = 'stall_after' in request.node.name
+        return s3_server.store(bucket, endpoint_url=proxy.endpoint_url, read_timeout=2.0 if stalls else 30.0)
 
     def download(self, store, tmp_path, **how):
         with open(tmp_path / 'out', 'w+b', buffering=0) as out:

@@ -108,7 +108,7 @@ class TestPlainSftpStore(StoreContract):
 class TestSftpFaults(StoreFaultContract):
     FAULTS: ClassVar = {
         'no connection': (lambda: TcpFault(drop=True), TransferError),
-        'no first byte': (lambda: TcpFault(latency=5.0), TransferError),
+        'no first byte': (lambda: TcpFault(latency=60.0), TransferError),
         'reset at once': (lambda: TcpFault(reset_after=0), TransferError),
         'reset in the handshake': (lambda: TcpFault(reset_after=1000), TransferError),
         'closed in the handshake': (lambda: TcpFault(close_after=1000), TransferError),
@@ -122,6 +122,7 @@ class TestSftpFaults(StoreFaultContract):
         'truncated': lambda after: TcpFault(close_after=after, times=1),
         'stalled': lambda after: TcpFault(stall_after=after, times=1),
     }
+    SILENT = StoreFaultContract.SILENT | {'silent in the handshake', 'silent at the first request'}
     opened = 0
     """Bytes that the server sends until the first request can be made."""
 
@@ -137,14 +138,15 @@ class TestSftpFaults(StoreFaultContract):
         return sshd.store(sshd.new_folder())
 
     @pytest.fixture
-    def proxied(self, sshd, proxy, direct):
+    def proxied(self, sshd, proxy, direct, read_timeout):
         # A handshake computes; on a busy machine half a second is short.
-        store = sshd.store(direct.root, port=proxy.port, connect_timeout=1.0, read_timeout=0.5)
+        store = sshd.store(direct.root, port=proxy.port, connect_timeout=2 * read_timeout, read_timeout=read_timeout)
         if not TestSftpFaults.opened:
             with sshd.store(direct.root, port=proxy.port)._session('Measuring', ''):
                 TestSftpFaults.opened = proxy.requests.pop().received
         return ProxiedStore(store, proxy)
 
+    @pytest.mark.parametrize('read_timeout', [0.5])
     @pytest.mark.parametrize('missing', [1, 30, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000])
     def test_a_server_may_fall_silent_at_any_moment(self, proxied, missing):
         proxied.proxy.faults = [TcpFault(stall_after=self.opened - missing)]
