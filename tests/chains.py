@@ -13,9 +13,7 @@ import gc
 import json
 import multiprocessing
 import os
-import random
 import signal
-import socket
 import sys
 import threading
 import time
@@ -25,6 +23,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
+from headrace.testing.servers.process import free_port
 from processes import Program
 
 PROGRAMS = 2
@@ -112,7 +111,7 @@ def fork_ranks(
         HangError: a rank did not end; it has written where it was, and was killed.
         RuntimeError: a rank failed.
     """
-    port, local_size = _free_port(), ranks // nodes
+    port, local_size = free_port(), ranks // nodes
     context = multiprocessing.get_context('fork')
     ended = context.Barrier(ranks)
 
@@ -135,6 +134,9 @@ def fork_ranks(
     started = [context.Process(target=_rank, args=(work, log(rank), variables(rank), ended)) for rank in range(ranks)]
     for rank in started:
         rank.start()
+        assert rank.pid
+        with contextlib.suppress(ProcessLookupError):  # it may have ended
+            os.setpgid(rank.pid, rank.pid)
     end = time.monotonic() + seconds
     for rank in started:
         rank.join(max(end - time.monotonic(), 0))
@@ -155,18 +157,8 @@ def fork_ranks(
         raise RuntimeError(f'ranks failed: {failed}')
 
 
-def _free_port() -> int:
-    """A port that nobody listens on, and that the kernel gives no connection before a rank does."""
-    draw = random.SystemRandom()  # other programs draw as well
-    while True:
-        port = draw.randrange(20000, 32000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(('127.0.0.1', port))
-            return port
-
-
 def _rank(work: Callable[[], None], log: Path, variables: Mapping[str, Any], ended: Barrier) -> None:
-    os.setpgid(0, 0)
+    os.setpgid(0, 0)  # as its parent does, whoever is first
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -168,7 +168,9 @@ class Program:
         except subprocess.TimeoutExpired:
             for pid in self._processes():
                 _send(pid, signal.SIGABRT)
-                time.sleep(0.2)  # one after the other, for the reader
+                patience = time.monotonic() + 5
+                while is_alive(pid) and time.monotonic() < patience:  # one after the other, for the reader
+                    time.sleep(0.01)
             self._kill()
             raise AssertionError(
                 f'{" ".join(self.command)}\nstill ran after {timeout:.0f} s; its processes were doing this:\n'

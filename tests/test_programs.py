@@ -15,9 +15,12 @@ from ranks import run_ranks
 
 HANGS = """
 import subprocess, sys, time
-child = [sys.executable, '-c', 'import time\\ndef deep_inside(): time.sleep(600)\\ndeep_inside()']
-print(subprocess.Popen(child, start_new_session=True).pid, flush=True)
-def outside(): time.sleep(600)
+inside = 'import time\\ndef deep_inside():\\n print("inside", flush=True)\\n time.sleep(600)\\ndeep_inside()'
+child = subprocess.Popen([sys.executable, '-c', inside], start_new_session=True, stdout=subprocess.PIPE)
+child.stdout.readline()
+def outside():
+    print(child.pid, flush=True)
+    time.sleep(600)
 outside()
 """
 
@@ -25,12 +28,13 @@ outside()
 @pytest.mark.skipif(not Path('/proc/self/environ').exists(), reason='what descends from a program is found in /proc')
 def test_a_program_that_hangs_says_where_and_leaves_nothing():
     with Program([sys.executable, '-c', HANGS]) as program:
+        while not (said := os.pread(program._output.fileno(), 20, 0)):
+            time.sleep(0.01)
         with pytest.raises(AssertionError, match='still ran after 2 s') as failure:
             program.wait(2)
         assert 'in outside' in str(failure.value)
         assert 'in deep_inside' in str(failure.value)
-        child = int(os.pread(program._output.fileno(), 20, 0))
-        assert not is_alive(child)
+        assert not is_alive(int(said))
 
 
 def test_leaving_the_block_ends_a_program():

@@ -7,7 +7,6 @@ import dataclasses
 import itertools
 import json
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Crash, Run, train
 
+from headrace.testing.servers.process import free_port
 from processes import Program, run_program, run_well, torchrun
 from ranks import run_ranks
 
@@ -81,12 +81,6 @@ def launch_on_nodes(runs: Sequence[Run], folder: Path, *, nodes: int, ranks: int
         for agent_of_node in agents:
             done = agent_of_node.wait()
             assert done.returncode == 0, f'{done.stdout[-4000:]}\n{done.stderr[-8000:]}'
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return int(probe.getsockname()[1])
 
 
 def rank_program(runs: Sequence[Run], folder: Path, launcher: Sequence[str]) -> list[str]:

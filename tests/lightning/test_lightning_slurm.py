@@ -17,9 +17,10 @@ from lightning.fabric.plugins.environments import LightningEnvironment, SLURMEnv
 from lightning.pytorch import Trainer
 from lightning_oracle import judge, records
 from lightning_run import Run, train
-from test_lightning_processes import free_port, rank_program
+from test_lightning_processes import rank_program
 
 from headrace.lightning.requeue import RequeueCallback, act_on_signals_between_batches
+from headrace.testing.servers.process import free_port
 from processes import Program, clean_environment
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]

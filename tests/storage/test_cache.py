@@ -7,12 +7,11 @@ import stat
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from shards import SIZE, cache_of, make_remote, names
-from together import run_alone
+from together import locks_waited_for, run_alone, until
 
 from descriptors import open_descriptors
 from headrace.errors import (
@@ -553,8 +552,7 @@ def test_who_waited_for_a_failure_gets_it_and_does_not_try_again(plain, tmp_path
     started.wait()
     for thread in threads[1:]:
         thread.start()
-    while Path('/proc/locks').read_text().count('->') < 5:  # five wait
-        pass
+    until(lambda: locks_waited_for() == 5)
     go_on.set()
     for thread in threads:
         thread.join()

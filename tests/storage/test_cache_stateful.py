@@ -1,5 +1,6 @@
 """The cache against a model in memory: whatever is done to it in whatever order, a read is right."""
 
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -39,8 +40,7 @@ class CacheMachine(RuleBasedStateMachine):
     )
     def start(self, kind, room, keep_packed):
         self.cheap = counting.CHEAP
-        if self.remembers:
-            counting.CHEAP = -1.0
+        counting.CHEAP = -1.0 if self.remembers else math.inf  # however long a count takes here
         self.folder = Path(tempfile.mkdtemp(prefix='cache-machine-'))
         self.remote = make_remote(self.folder / 'remote', COUNT, size=2000, **kind)
         per_shard = 2000 * kind.get('parts', 1) + (2100 if kind.get('packed') else 0)

@@ -153,6 +153,7 @@ def test_without_a_thread_to_give_it_back_nothing_is_kept(remote, tmp_path, monk
 
 
 def test_who_finds_no_room_gives_way_and_keeps_nothing_for_a_while(remote, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeping, 'PAUSE', 1e9)
     limit = CacheLimit(2 * SIZE + 100)
     cache = cache_of(remote, tmp_path / 'cache', limit=limit)
     kept, others = KeptLeases(), KeptLeases()

@@ -1,5 +1,6 @@
 """What a process leaves in a cache folder that ends while its threads fetch: nothing, and nobody notices."""
 
+import itertools
 import multiprocessing
 import multiprocessing.util
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from shards import SIZE, StuckStore, cache_of, make_remote, names
-from together import FORK, is_half_there, until
+from together import FORK, as_somebody_waits, is_half_there, until
 
 from headrace.dataset import worker_end
 from headrace.storage import CacheEntry, ShardCache
@@ -27,14 +28,19 @@ pytestmark = pytest.mark.once
 def test_nothing_is_left_of_fetches_in_daemon_threads(tmp_path, packed, moment):
     remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)
     state = tmp_path / 'cache/.headrace'
-    steps = FORK.Semaphore(0)
+    steps, seen, begun = FORK.Semaphore(0), threading.Event(), itertools.count()
+
+    def step():
+        steps.release()
+        if next(begun) >= moment:
+            seen.wait(20)
 
     def slowly(data, out):
         for begin in range(0, len(data), 4000):
-            steps.release()
+            step()
             out.write(data[begin : begin + 4000])
             time.sleep(0.0005)
-        steps.release()
+        step()
 
     def end_in_the_middle():
         store = FaultyStore(remote.store, [slowly] * 100)
@@ -44,6 +50,7 @@ def test_nothing_is_left_of_fetches_in_daemon_threads(tmp_path, packed, moment):
         for _ in range(moment):
             assert steps.acquire(timeout=20)
         assert state.exists()
+        seen.set()
 
     child = FORK.Process(target=end_in_the_middle)
     child.start()
@@ -66,11 +73,11 @@ def test_nothing_is_left_of_a_program(tmp_path):
 
 def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
     remote = make_remote(tmp_path / 'remote', 2)
-    inside, go_on = FORK.Semaphore(0), tmp_path / 'go on'
+    inside, go_on = [FORK.Semaphore(0), FORK.Semaphore(0)], tmp_path / 'go on'
 
     class Slow(CountingStore):
         def get(self, key, out, **how):
-            inside.release()
+            inside[int(key.split('.')[1])].release()
             until = time.monotonic() + 20
             while not go_on.exists() and time.monotonic() < until:
                 time.sleep(0.001)
@@ -80,7 +87,7 @@ def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
         cache = cache_of(remote, tmp_path / 'cache', store=Slow(remote.store))
         thread = threading.Thread(target=cache.fetch, args=(remote.entries[number],), daemon=not number)
         thread.start()
-        assert inside.acquire(timeout=20)
+        assert inside[number].acquire(timeout=20)
 
     other = FORK.Process(target=begin, args=(1,))  # its thread is waited for
     other.start()
@@ -194,7 +201,7 @@ def test_who_waits_for_what_comes_to_nothing_fetches_by_itself(tmp_path):
     child = FORK.Process(target=leave)
     child.start()
     until(lambda: names(tmp_path / 'cache'))
-    threading.Timer(0.2, waiting.touch).start()
+    as_somebody_waits(waiting.touch)
     cache = cache_of(remote, tmp_path / 'cache')
     with cache.acquire(remote.entries[0]) as lease:
         remote.check(lease)

@@ -221,13 +221,18 @@ class TestPool:
         assert order == ['a', 'b']
 
     def test_no_more_run_at_once_than_there_are_threads(self):
-        pool, lock, now, most = TransferPool(3), threading.Lock(), 0, 0
+        pool, lock, now, most, begun = TransferPool(3), threading.Lock(), 0, 0, 0
+        together = threading.Barrier(3)
 
         def call():
-            nonlocal now, most
+            nonlocal now, most, begun
             with lock:
                 now += 1
+                begun += 1
                 most = max(most, now)
+                first = begun <= 3
+            if first:
+                together.wait(60)
             time.sleep(0.01)
             with lock:
                 now -= 1
@@ -240,7 +245,7 @@ class TestPool:
             pool, together = TransferPool(4), threading.Barrier(4)
             with ThreadPoolExecutor(4) as callers:
                 # One that waits for another breaks the barrier.
-                list(callers.map(pool.run, [[lambda b=together: b.wait(5)]] * 4))
+                list(callers.map(pool.run, [[lambda b=together: b.wait(60)]] * 4))
 
     def test_a_failure_is_raised_and_what_had_not_begun_is_left_out(self):
         pool, made = TransferPool(1), []

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def run_together(work, count, *, timeout=100, watch=None):
         most = max(most, frozen_disk_use(watch, children))
         time.sleep(0.002)
     end_well(children, deadline - time.monotonic())
-    return most
+    return most if watch is None else max(most, disk_use(watch))
 
 
 def run_alone(work, *, timeout=100):
@@ -45,10 +46,27 @@ def run_alone(work, *, timeout=100):
 
 def until(condition):
     """Wait until something holds, which it must in time."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
+
+
+def locks_waited_for():
+    """How many threads of this process wait for a lock of a file."""
+    lines = [line.split() for line in Path('/proc/locks').read_text().splitlines()]
+    return sum(line[1] == '->' and int(line[5]) == os.getpid() for line in lines)
+
+
+def as_somebody_waits(act):
+    """Do something in a thread when a thread of this process has waited for a lock for 0.15 s."""
+
+    def watch():
+        until(locks_waited_for)
+        time.sleep(0.15)
+        act()
+
+    threading.Thread(target=watch).start()
 
 
 def is_half_there(folder):

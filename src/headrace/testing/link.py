@@ -64,6 +64,11 @@ class Link:
         """Connections that were made."""
         return self._counts[relay.CONNECTIONS]
 
+    @property
+    def open_connections(self) -> int:
+        """Those of them that neither side has left, as far as the link knows."""
+        return self._counts[relay.OPEN]
+
     def processor_time(self) -> float:
         """Seconds of processor time that the link's process has used; on Linux only."""
         fields = Path(f'/proc/{self._pid}/schedstat').read_text().split()

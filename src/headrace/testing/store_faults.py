@@ -3,8 +3,7 @@
 
 A backend's test class inherits `StoreFaultContract` and gives it two fixtures: ``direct``, an empty store, and
 ``proxied``, the same objects through a `FaultProxy` (or something with ``faults`` and ``requests`` like it), with the
-time-outs of the fixture ``read_timeout``, as `through_proxy` makes it. A store whose protocol is not HTTP gives it other
-tables of faults, too.
+time-outs of the fixture ``read_timeout``. A store whose protocol is not HTTP gives it other tables of faults, too.
 """
 
 from __future__ import annotations

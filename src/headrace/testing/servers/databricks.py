@@ -57,15 +57,19 @@ class DatabricksServer:
         self.token = secrets.token_hex(8)
         self.client_secret = secrets.token_hex(8)
         """Of the service principal ``a-client``, for OAuth."""
-        self.tokens: dict[str, float] = {self.token: float('inf')}
-        """Token to the time when it expires."""
+        self.tokens: set[str] = {self.token}
+        """Those that are good."""
         self.token_seconds = 3600.0
-        """How long tokens of OAuth last from now on."""
+        """How long tokens of OAuth last from now on, as clients are told. They are good until `expire_tokens`."""
         self.tokens_made = 0
 
     def environment(self) -> dict[str, str]:
         """Variables with which a process reaches this workspace by ``dbfs:`` URLs alone."""
         return {'DATABRICKS_HOST': self.host, 'DATABRICKS_TOKEN': self.token}
+
+    def expire_tokens(self) -> None:
+        """Refuse all tokens of OAuth made until now."""
+        self.tokens = {self.token}
 
     def new_volume(self) -> str:
         """Make a volume with a name of its own; returns its path."""
@@ -221,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _require_token(self) -> None:
         token = (self.headers.get('Authorization') or '').removeprefix('Bearer ')
-        if self.workspace.tokens.get(token, 0) < time.time():
+        if token not in self.workspace.tokens:
             raise _RefusalError(403, 'PERMISSION_DENIED', 'Invalid access token.')
 
     def _send(self, status: int, body: bytes = b'', **headers: str) -> None:
@@ -311,7 +315,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         token = secrets.token_hex(8)
         seconds = self.workspace.token_seconds
-        self.workspace.tokens[token] = time.time() + seconds
+        self.workspace.tokens.add(token)
         self.workspace.tokens_made += 1
         self._send_json({'access_token': token, 'token_type': 'Bearer', 'expires_in': int(seconds)})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -29,10 +30,13 @@ def quietly(*command: str) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(('127.0.0.1', 0))
-        return int(probe.getsockname()[1])
+    """A port of 127.0.0.1 that nobody listens on, and that the kernel gives nobody who asks for any."""
+    draw = random.SystemRandom()  # other programs draw as well
+    while True:
+        port = draw.randrange(20000, 29000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(('127.0.0.1', port))
+            return port
 
 
 def _die_with_parent() -> None:

@@ -22,8 +22,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-COUNTERS: Final = 4
-PORT, TO_CLIENT, TO_SERVER, CONNECTIONS = range(COUNTERS)
+COUNTERS: Final = 5
+PORT, TO_CLIENT, TO_SERVER, CONNECTIONS, OPEN = range(COUNTERS)
 """What the numbers of the file count: the port that it listens on, bytes each way, connections accepted."""
 
 _SLACK: Final = 0.001  # seconds that a chunk may be taken before its turn: the clock of epoll has no finer grain
@@ -152,6 +152,7 @@ class Relay:
             self._reads[pipe.source] = pipe
             self._writes[pipe.sink] = pipe
             self._watch(pipe.source)
+        self._counts[OPEN] = len(self._reads) // 2
 
     def _watch(self, end: socket.socket) -> None:
         """Have the selector look at what can be done with a socket now."""
@@ -185,6 +186,7 @@ class Relay:
             self._watch(one.source)
             self._interest.pop(one.source, None)
             one.source.close()
+        self._counts[OPEN] = len(self._reads) // 2
 
     # -- the link -------------------------------------------------------------------------------------------------
 
