@@ -43,6 +43,15 @@ def mosaicml_streaming() -> Iterator[Any]:
         yield module
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have no test's time run while it waits for another to be done with `mosaicml_streaming`."""
+    for item in items:
+        if 'mosaicml_streaming' in getattr(item, 'fixturenames', ()):
+            own = item.get_closest_marker('timeout')
+            args, kwargs = (own.args, own.kwargs) if own else ((), {})
+            item.add_marker(pytest.mark.timeout(*args, **{**kwargs, 'func_only': True}), append=False)
+
+
 @pytest.fixture(scope='session')
 def make_dataset_in() -> MakeDataset:
     """Write a small MDS dataset with an `id` column that equals the sample's number plus `first`, below a folder."""

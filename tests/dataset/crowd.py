@@ -17,12 +17,16 @@ class LoggedStore(LocalStore):
 
     log = ''
     seconds = 0.0
+    hang_from = 0
+    """Line of the log from which on nothing comes any more, until the program is killed; 0: all comes."""
 
     def get(self, key: str, out: BinaryIO, **options: object) -> None:
         line = os.open(self.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(line, f'{key}\n'.encode())
         os.close(line)
-        time.sleep(self.seconds)
+        with open(self.log) as log:
+            is_hanging = 0 < self.hang_from <= len(log.readlines())
+        time.sleep(1000 if is_hanging else self.seconds)
         super().get(key, out, **options)  # type: ignore[arg-type]
 
 
@@ -31,8 +35,8 @@ def open_logged(url: str, options: StoreOptions) -> LoggedStore:
 
 
 def main() -> None:
-    remote, local, LoggedStore.log, seconds, datasets = sys.argv[1:]
-    LoggedStore.seconds = float(seconds)
+    remote, local, LoggedStore.log, seconds, datasets, hang_from = sys.argv[1:]
+    LoggedStore.seconds, LoggedStore.hang_from = float(seconds), int(hang_from)
     register_store('logged', open_logged)
     for _ in range(int(datasets)):
         dataset = StreamingDataset(remote=f'logged://{remote}', local=local, batch_size=4, shuffle=True)

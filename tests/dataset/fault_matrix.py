@@ -57,6 +57,8 @@ class Case:
     is_disk_full: bool = False
     patience: float = 0.0
     """Seconds for which a download is tried at least, beside the three attempts; a real run's are 30."""
+    timeout: float = 30.0
+    """Seconds without a byte after which an attempt fails; few where the fault is that none comes."""
 
 
 def first(**fault: object) -> Callable[[], list[Fault]]:
@@ -72,8 +74,8 @@ CASES = [
     Case('each first connection is dropped', first(drop=True)),
     Case('each first answer is a 500', first(status=500)),
     Case('each first answer is a 503 with Retry-After', first(status=503, retry_after=1)),
-    Case('each first body stalls', first(stall_after=3000)),
-    Case('each first answer does not begin', first(latency=60.0)),
+    Case('each first body stalls', first(stall_after=3000), timeout=2.0),
+    Case('each first answer does not begin', first(latency=60.0), timeout=2.0),
     Case('each first body has a wrong bit', first(flip_at=3000)),
     Case('500 for 3 s', lambda: [Fault(match=SHARD, skip=4, seconds=3, status=500)], patience=30.0),
     Case('503 for 3 s', lambda: [Fault(match=SHARD, skip=4, seconds=3, status=503)], patience=30.0),
@@ -95,6 +97,7 @@ CASES = [
         lambda: [Fault(match='GET .*shard.00007', stall_after=0)],
         TransferError,
         f'{THREE_ATTEMPTS}.*ReadTimeoutError',
+        timeout=2.0,
     ),
     Case(
         'the server is gone',
@@ -171,9 +174,9 @@ def served_dataset(folder: Path) -> Generator[tuple[S3Server, str]]:
 
 
 def make_loader(
-    url: str, endpoint_url: str, local: Path, workers: int, method: str | None, patience: float = 0.0
+    case: Case, url: str, endpoint_url: str, local: Path, workers: int, method: str | None
 ) -> StreamingDataLoader:
-    """The loader of every case: an attempt fails after two seconds without a byte, and there are three at least."""
+    """The loader of a case, of three attempts at least."""
     from headrace import Stream
 
     stream = Stream(
@@ -182,20 +185,19 @@ def make_loader(
         name='books',
         endpoint_url=endpoint_url,
         validate_hash='xxh64',
-        download_timeout=2.0,
+        download_timeout=case.timeout,
         download_retry=2,
     )
     dataset = StreamingDataset(streams=[stream], shuffle=True, shuffle_seed=5)
     cache = dataset.streams[0].cache()
-    cache.retry = dataclasses.replace(cache.retry, patience=patience)
+    cache.retry = dataclasses.replace(cache.retry, patience=case.patience)
     return StreamingDataLoader(dataset, BATCH, num_workers=workers, multiprocessing_context=method)
 
 
 def expected_ids(url: str, server: S3Server, local: Path) -> list[int]:
     """The order of an undisturbed run."""
-    return [
-        number for batch in make_loader(url, server.endpoint_url, local, 0, None) for number in batch['id'].tolist()
-    ]
+    loader = make_loader(Case('nothing', list), url, server.endpoint_url, local, 0, None)
+    return [number for batch in loader for number in batch['id'].tolist()]
 
 
 def run(case: Case, url: str, server: S3Server, local: Path, workers: int, method: str | None) -> Outcome:
@@ -203,7 +205,7 @@ def run(case: Case, url: str, server: S3Server, local: Path, workers: int, metho
     ids: list[int] = []
     error = None
     with FaultProxy(server.endpoint_url) as proxy:
-        loader = make_loader(url, proxy.endpoint_url, local, workers, method, case.patience)
+        loader = make_loader(case, url, proxy.endpoint_url, local, workers, method)
         proxy.faults = case.faults()
         begin = time.monotonic()
         try:

@@ -394,7 +394,10 @@ class Supervisor:
                     self.look(run)
         else:
             # Stopped first, so that the moment of their death is one.
-            run.signal(signal.SIGSTOP)
+            if name == 'fetch':
+                self.stop_in_fetch(run)
+            else:
+                run.signal(signal.SIGSTOP)
             run.signal(signal.SIGKILL)
             for process in run.ranks:
                 process.join()
@@ -419,7 +422,7 @@ class Supervisor:
             is_there = state.exists
         elif name == 'fetch':
             delay /= 4
-            is_there = lambda: len(run.batches(0)) >= batches and any(state.glob('*.[rp]a*'))  # noqa: E731
+            is_there = lambda: len(run.batches(0)) >= batches and self.is_fetching()  # noqa: E731
         elif name == 'middle':
             is_there = lambda: len(run.batches(0)) > batches  # noqa: E731
         else:
@@ -433,16 +436,39 @@ class Supervisor:
         while time.monotonic() < end:
             self.look(run)
 
+    def stop(self, runs: list[Run]) -> None:
+        """Have all threads of some runs stand still."""
+        for one in runs:
+            one.signal(signal.SIGSTOP)
+        until = time.monotonic() + HANG_SECONDS
+        for pid in [pid for one in runs for pid in one.pids()]:
+            while not states_of(pid) <= {'T', 'Z', 'X'}:
+                assert time.monotonic() < until, pid
+
+    def stop_in_fetch(self, run: Run) -> None:
+        """Have a run stand still while something is under a temporary name."""
+        # Beside living orphans of earlier runs nobody looks at what a kill leaves: one look at least there has to be.
+        while self.orphaned and not self.report.left_most:
+            self.look(run)
+        until = time.monotonic() + HANG_SECONDS
+        self.stop([run])
+        while not self.is_fetching():
+            assert time.monotonic() < until, run.said()
+            run.signal(signal.SIGCONT)
+            self.look(run)
+            self.stop([run])
+
+    def is_fetching(self) -> bool:
+        """Whether there is a file of a fetch that has begun."""
+        with contextlib.suppress(FileNotFoundError):  # the folder goes with the last of them
+            return any((self.cache / '.headrace').glob('*.[rp]a*'))
+        return False
+
     def look(self, run: Run) -> None:
         """Count the cache folder's bytes while nobody changes it."""
         if not any(process.exitcode is None for process in run.ranks):
             time.sleep(0.01)
-        for one in self.running:
-            one.signal(signal.SIGSTOP)
-        until = time.monotonic() + HANG_SECONDS
-        for pid in [pid for one in self.running for pid in one.pids()]:
-            while not states_of(pid) <= {'T', 'Z', 'X'}:
-                assert time.monotonic() < until, pid
+        self.stop(self.running)
         used = disk_use(self.cache)
         for one in self.running:
             one.signal(signal.SIGCONT)
@@ -451,13 +477,14 @@ class Supervisor:
         assert used <= self.chain.limit, f'{used} bytes under a limit of {self.chain.limit}'
         for one in [*self.running]:
             killed = self.orphaned.get(one.leg.number)
-            if killed is not None:
-                assert time.monotonic() - killed < GONE_SECONDS, f'workers outlive their ranks: {one.said()}'
+            # Asked first: this process, too, may have been away for a while.
             if one.is_gone():
                 self.running.remove(one)
                 if killed is not None:
                     self.report.orphan_seconds.append(round(time.monotonic() - killed, 2))
                     del self.orphaned[one.leg.number]
+            elif killed is not None:
+                assert time.monotonic() - killed < GONE_SECONDS, f'workers outlive their ranks: {one.said()}'
         time.sleep(0.006)
 
     def compare(self, run: Run, step: int | None) -> None:

@@ -7,11 +7,13 @@ LIMIT is a share of the data, or 0 for none.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import multiprocessing
 import os
 import sys
+import time
 from pathlib import Path
 
 from headrace import StreamingDataLoader, StreamingDataset
@@ -25,24 +27,38 @@ prefetch._THREADS = 2
 transfer.REQUESTS = 1  # type: ignore[misc]
 
 
-def uses(pid: int) -> dict[str, int]:
-    """What a process takes of its own; pages of files excepted, which the system takes back."""
+def uses(pid: int, cache: str) -> dict[str, int]:
+    """What a process takes of its own; pages of files excepted, which the system takes back.
+
+    It is that of a moment at which the process has no file of the cache open: what is fetched just then, and what is
+    kept under a limit, is given back soon.
+    """
     root = Path('/proc', str(pid))
+    until = time.monotonic() + 60
+    opened = descriptors(pid)
+    while any(target.startswith(f'{cache}/') for target in opened):
+        assert time.monotonic() < until, opened
+        time.sleep(0.005)
+        opened = descriptors(pid)
     fields = dict(line.split()[:2] for line in (root / 'smaps_rollup').read_text().splitlines()[1:])
     return {
         'bytes': int(fields['Private_Dirty:']) * 1024,
-        'descriptors': sum(map(counts, (root / 'fd').iterdir())),
+        'descriptors': len(opened),
         'threads': sum(1 for _ in (root / 'task').iterdir()),
         'maps': len((root / 'maps').read_text().splitlines()),
     }
 
 
-def counts(descriptor: Path) -> bool:
-    """Whether to count it: a new worker has whichever pipes of the last epoch's are still open when it is forked."""
-    try:
-        return descriptor.parts[2] == str(os.getpid()) or not os.readlink(descriptor).startswith('pipe:')
-    except FileNotFoundError:  # it was closed just now
-        return False
+def descriptors(pid: int) -> list[str]:
+    """What a process has open that counts.
+
+    A new worker's pipes do not: it has whichever of the last epoch's are still open when it is forked.
+    """
+    targets: list[str] = []
+    for descriptor in Path('/proc', str(pid), 'fd').iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed just now
+            targets.append(os.readlink(descriptor))
+    return [target for target in targets if pid == os.getpid() or not target.startswith('pipe:')]
 
 
 def main(remote: Path, cache: str, workers: int, epochs: int, limit: float, *, persistent: bool) -> None:
@@ -63,8 +79,8 @@ def main(remote: Path, cache: str, workers: int, epochs: int, limit: float, *, p
         for number, _batch in enumerate(loader, 1):
             if number == len(loader):
                 gc.collect()
-                parent.append(uses(os.getpid()))
-                children.append([uses(child.pid) for child in multiprocessing.active_children() if child.pid])
+                parent.append(uses(os.getpid(), cache))
+                children.append([uses(child.pid, cache) for child in multiprocessing.active_children() if child.pid])
     stats = loader.stats()
     found = {'parent': parent, 'workers': children, 'fetched': stats.shards_fetched, 'evicted': stats.evictions}
     print(json.dumps(found))

@@ -17,10 +17,12 @@ pytestmark = pytest.mark.once
 PROGRAM = Path(__file__).with_name('crowd.py')
 
 
-def start(remote: Path, local: Path, log: Path, *, seconds: float, datasets: int) -> subprocess.Popen[str]:
+def start(
+    remote: Path, local: Path, log: Path, *, seconds: float, datasets: int, hang_from: int = 0
+) -> subprocess.Popen[str]:
     temporary = local.parent / 'temporary'
     temporary.mkdir(exist_ok=True)
-    arguments = map(str, [remote, local, log, seconds, datasets])
+    arguments = map(str, [remote, local, log, seconds, datasets, hang_from])
     return subprocess.Popen(
         [sys.executable, str(PROGRAM), *arguments],
         stdout=subprocess.PIPE,
@@ -51,8 +53,10 @@ def test_16_processes_make_20_datasets_each_and_fetch_every_shard_once(make_data
 def test_after_kill_9_in_mid_download_the_next_start_fetches_only_what_was_missing(make_dataset, tmp_path, compression):
     remote = make_dataset('remote', 100, per_shard=8, compression=compression)
     local, log = tmp_path / 'local', tmp_path / 'log'
-    crowd = [start(remote, local, log, seconds=0.25, datasets=1) for _ in range(8)]
-    while not log.exists() or len(log.read_text().split()) < 6:  # the index, and shards of which one is under way
+    # The index and four shards come; of the fifth shard, which is under way from then on, nothing does.
+    crowd = [start(remote, local, log, seconds=0.05, datasets=1, hang_from=6) for _ in range(8)]
+    while not log.exists() or len(log.read_text().split()) < 6:
+        assert all(process.poll() is None for process in crowd)
         time.sleep(0.02)
     assert not any(maps_shared_memory(process) for process in crowd)
     for process in crowd:

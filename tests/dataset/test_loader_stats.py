@@ -6,10 +6,13 @@ import dataclasses
 import itertools
 import json
 import pickle
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from headrace import PADDING, STREAM, LoaderStats, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.statistics import Delivery, ReadCounts
 from headrace.errors import ConfigError
 from headrace.storage import limit
@@ -57,6 +61,21 @@ def dataset(folders: dict[str, Path], cache: Path | None = None, **options) -> S
     return StreamingDataset(streams=streams, shuffle=True, **options)
 
 
+def batches_of(loader: StreamingDataLoader, cache: Path) -> Iterator[Any]:
+    """A pass that waits in its middle until all shards are there and counted.
+
+    What a worker fetches after its last batch is told to nobody: here each of them has one to read after that.
+    """
+    for number, batch in enumerate(loader, 1):
+        yield batch
+        until = time.monotonic() + 60
+        for stream in loader.dataset.streams if number == 12 else ():
+            folder = cache / str(stream.name)
+            while len(list(folder.glob('*.mds'))) < len(stream.shards) or (folder / '.headrace').exists():
+                assert time.monotonic() < until
+                time.sleep(0.005)
+
+
 @pytest.mark.parametrize('workers', WORKERS.values(), ids=WORKERS)
 def test_counts_are_those_of_the_batches_and_bytes_those_of_the_shards(remote, tmp_path, workers):
     folders, size = remote
@@ -66,7 +85,7 @@ def test_counts_are_those_of_the_batches_and_bytes_those_of_the_shards(remote, t
 
     ids: list[int] = []
     for epoch in range(2):
-        for number, batch in enumerate(loader, 1):
+        for number, batch in enumerate(batches_of(loader, tmp_path / 'cache'), 1):
             ids += batch['id'].tolist()
             stats = loader.stats()
             assert stats.batches == number + epoch * 22
@@ -103,12 +122,12 @@ def test_each_stream_has_its_own_counts(remote, tmp_path, workers, left_at):
     loader = StreamingDataLoader(data, **workers)
     assert {name: sum(counts) for name, counts in loader.stats().streams.items()} == dict.fromkeys(SIZES, 0)
     for _ in range(3):  # what is lost of a pass that was left comes with the next one
-        for _ in itertools.islice(loader, left_at):
+        for _ in itertools.islice(batches_of(loader, tmp_path / 'cache'), left_at):
             stats = loader.stats()
             assert sums_of_streams(stats) == {name: getattr(stats, name) for name in ('samples', *READ)}
             assert {n: s.samples for n, s in stats.streams.items()} == stats.stream_samples
     for epoch in range(2):
-        list(loader)
+        list(batches_of(loader, tmp_path / 'cache'))
         if workers.get('persistent_workers') or left_at is None or not workers:
             assert loader.stats().bytes_downloaded == size, epoch
     for name, folder in folders.items():
@@ -176,23 +195,37 @@ def test_evictions_are_the_evicted_streams(make_dataset, tmp_path, monkeypatch, 
 
 def test_who_waits_for_a_shard_says_of_which_stream(make_dataset, tmp_path, monkeypatch):
     folders = {'fast': make_dataset('fast', 50), 'slow': make_dataset('slow', 50, first=1000)}
-    get = LocalStore.get
-
-    def slow_get(self, key, out, **options):
-        if 'slow' in self.url and key.endswith('.mds'):
-            time.sleep(0.05)
-        return get(self, key, out, **options)
-
-    monkeypatch.setattr(LocalStore, 'get', slow_get)
     streams = [
         Stream(remote=str(folder), local=str(tmp_path / 'cache' / name), name=name) for name, folder in folders.items()
     ]
-    loader = StreamingDataLoader(StreamingDataset(streams=streams, batch_size=100))
+    data = StreamingDataset(streams=streams, batch_size=100)
+    first = data.streams[1].first_shard
+    asked_for = {f'shard.{shard - first:05}.mds': threading.Event() for shard in range(first, data.num_shards)}
+    get, wait = LocalStore.get, Prefetcher.wait
+    clock = SimpleNamespace(seconds=0.0)
+
+    def slow_get(self, key, out, **options):
+        if 'slow' in self.url and key in asked_for:
+            assert asked_for[key].wait(60)
+            clock.seconds += 0.05  # while the reader waits for this shard, and for no other
+        return get(self, key, out, **options)
+
+    def wait_and_say(self, shard):
+        if shard >= first:
+            asked_for[f'shard.{shard - first:05}.mds'].set()
+        wait(self, shard)
+
+    monkeypatch.setattr(LocalStore, 'get', slow_get)
+    monkeypatch.setattr(Prefetcher, 'wait', wait_and_say)
+    turned = SimpleNamespace(perf_counter=lambda: clock.seconds, perf_counter_ns=lambda: round(clock.seconds * 1e9))
+    monkeypatch.setattr('headrace.dataset.reading.time', turned)
+    monkeypatch.setattr('headrace.dataset.statistics.time', turned)
+    loader = StreamingDataLoader(data)
     list(loader)
-    slow = loader.stats().streams['slow']
-    assert 1 <= slow.shards_waited_for <= 5
-    assert 0.03 <= slow.seconds_waited <= loader.stats().seconds_waiting
-    assert slow.seconds_waited > loader.stats().streams['fast'].seconds_waited
+    fast, slow = loader.stats().streams.values()
+    assert slow.shards_waited_for == len(asked_for)
+    assert slow.seconds_waited == pytest.approx(0.05 * len(asked_for)) == loader.stats().seconds_waiting
+    assert (fast.shards_waited_for, fast.seconds_waited) == (0, 0)
 
 
 @pytest.mark.parametrize('workers', [WORKERS['none'], WORKERS['fork']], ids=['none', 'fork'])

@@ -66,24 +66,27 @@ def test_nothing_grows_after_the_first_epoch(remote, tmp_path, limit, persistent
 
 
 def test_threads_end_with_the_dataset_that_needed_them(make_dataset, tmp_path):
-    def threads() -> int:
-        return sum(thread.name == 'headrace-fetch' for thread in threading.enumerate())
+    # Those of earlier tests may end meanwhile.
+    before, during = set(threading.enumerate()), set[threading.Thread]()
 
-    folder, before, during = make_dataset('data', 100), threads(), 0
+    def threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == 'headrace-fetch'} - before
+
+    folder = make_dataset('data', 100)
     for number in range(3):
         dataset = StreamingDataset(remote=str(folder), local=str(tmp_path / str(number)), batch_size=10)
         loader = StreamingDataLoader(dataset)
         batches = iter(loader)
         kept = next(batches)
-        during = max(during, threads())
+        during |= threads()
         del dataset, loader, batches
         assert kept['id'].tolist() == list(range(10))
-    assert during > before
+    assert during
     gc.collect()
     end = time.monotonic() + 20
-    while threads() > before and time.monotonic() < end:
+    while threads() and time.monotonic() < end:
         time.sleep(0.01)
-    assert threads() <= before
+    assert not threads()
 
 
 def test_more_shards_are_mapped_than_a_process_may_have_files_open(remote, tmp_path):

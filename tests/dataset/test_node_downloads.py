@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,7 +91,14 @@ def read_on_nodes(
 
         def epoch(loader: StreamingDataLoader) -> None:
             together.wait(60)
-            ids = [sample for batch in loader for sample in batch['id'].tolist()]
+            ids = []
+            # From then on each worker is asked for one more batch: two are under way to each.
+            last_wait = len(loader) - 3 * workers
+            assert last_wait > 0
+            for number, batch in enumerate(loader, 1):
+                ids += batch['id'].tolist()
+                if number == last_wait:
+                    wait_for_fetches(loader, folder / f'node{node}')
             read.append({'ids': ids, 'stats': loader.stats().as_dict()})
 
         first = loader()
@@ -102,6 +110,17 @@ def read_on_nodes(
 
     fork_all([lambda number=number: rank(number) for number in range(nodes * ranks)])
     return [json.loads((folder / f'read{number}').read_text()) for number in range(nodes * ranks)]
+
+
+def wait_for_fetches(loader: StreamingDataLoader, cache: Path) -> None:
+    """Wait until this rank's shards are there and counted: what a worker fetches after its last batch nobody hears."""
+    plan, dataset = loader.plan(), loader.dataset
+    shards, _ = dataset.locate(np.concatenate([plan.ids(number) for number in range(plan.num_batches)]))
+    paths = [cache / dataset.shards[shard].files[0].raw.basename for shard in set(shards.tolist())]
+    until = time.monotonic() + 60
+    while not all(path.exists() for path in paths) or (cache / '.headrace').exists():
+        assert time.monotonic() < until
+        time.sleep(0.005)
 
 
 def total(read: list[list[dict[str, Any]]], epoch: int, what: str) -> int:

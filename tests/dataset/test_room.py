@@ -98,7 +98,7 @@ def loaded(remote, tmp_path, limit, **how):
 def test_a_limit_below_it_is_a_warning_that_says_what_would_do(remote, tmp_path):
     with pytest.warns(UserWarning, match='downloaded again and again') as found:
         next(iter(loaded(remote, tmp_path, 300_000)))
-    text = str(found[0].message)
+    text = next(text for warning in found if 'downloaded again and again' in (text := str(warning.message)))
     assert '300,000 bytes' in text
     enough = int(text.partition('Raise `cache_limit` to ')[2].split(', or')[0].replace(',', ''))
     with warnings.catch_warnings():

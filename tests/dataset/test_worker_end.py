@@ -31,8 +31,10 @@ def test_spawned_workers_end_without_a_word(make_dataset):
 SAYS_GOODBYE = """
 import atexit, sys
 from functools import partial
+import torch.utils.data
 from headrace import StreamingDataLoader, StreamingDataset
 
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 60  # seconds after which PyTorch ends a worker with SIGTERM
 data, method = sys.argv[1:]
 begin = partial(atexit.register, partial(print, 'goodbye', flush=True))
 dataset = StreamingDataset(local=data, batch_size=10)
@@ -91,7 +93,8 @@ def test_what_is_fetched_ahead_as_they_end_leaves_nothing(make_dataset, tmp_path
     ]
 
 
-def test_idle_threads_of_an_executor_keep_no_worker(make_dataset):
+def test_idle_threads_of_an_executor_keep_no_worker(make_dataset, monkeypatch):
+    monkeypatch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 60)
     executors: list[ThreadPoolExecutor] = []
 
     def begin(_: int) -> None:
@@ -102,7 +105,7 @@ def test_idle_threads_of_an_executor_keep_no_worker(make_dataset):
     loader = StreamingDataLoader(dataset, num_workers=1, worker_init_fn=begin, multiprocessing_context='fork')
     workers = [worker for _ in loader for worker in multiprocessing.active_children()]
     assert workers
-    assert {worker.exitcode for worker in workers} == {0}  # PyTorch ends those that do not end with SIGTERM
+    assert {worker.exitcode for worker in workers} == {0}  # PyTorch ends those that do not end in time with SIGTERM
 
 
 class SlowStore(LocalStore):

@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from torchmetrics import MeanMetric
 from headrace import PADDING, STREAM, StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning import DataStatistics, StreamingDataModule
-from headrace.metrics import PerStreamMean, WithoutPadding
+from headrace.metrics import DataMeter, PerStreamMean, WithoutPadding
 from ranks import run_ranks
 from statistics_mix import mix
 
@@ -131,21 +132,31 @@ def test_a_resumed_run_counts_on_where_the_checkpoint_was(mixes, tmp_path, accum
 
 
 class SlowRead(StreamingDataset):
-    """Takes 30 ms for each sample."""
+    """Takes 30 ms for each sample, by a clock that only it and its trainer turn."""
+
+    seconds = 0.0
 
     def __getitem__(self, at):
-        time.sleep(0.03)
+        self.seconds += 0.03
         return super().__getitem__(at)
 
 
-def test_slow_data_shows_as_waits_and_stalls(make_dataset, tmp_path):
-    run = trainer(tmp_path, DataStatistics(5), max_steps=10)
-    run.fit(Model(), StreamingDataLoader(SlowRead(local=str(make_dataset()), batch_size=4)))
+def test_slow_data_shows_as_waits_and_stalls(make_dataset, tmp_path, monkeypatch):
+    class OfTenth(Model):
+        def training_step(self, batch, batch_idx):
+            data.seconds += 0.1
+            return super().training_step(batch, batch_idx)
+
+    data, statistics = SlowRead(local=str(make_dataset()), batch_size=4), DataStatistics(5)
+    monkeypatch.setattr('headrace.dataset.statistics.time', SimpleNamespace(perf_counter=lambda: data.seconds))
+    monkeypatch.setattr(statistics, '_meter', DataMeter(clock=lambda: data.seconds))
+    trainer(tmp_path, statistics, max_steps=10).fit(OfTenth(), StreamingDataLoader(data))
     for row in rows(tmp_path):
-        # Five batches take 600 ms at least, all of which is waited for.
-        assert row['data/wait_share'] * 20 / row['data/samples_per_second'] >= 0.12 * 5
+        # Five batches take 600 ms, all of which is waited for, and their steps 500.
+        assert 20 / row['data/samples_per_second'] == pytest.approx(1.1)
+        assert row['data/wait_share'] == pytest.approx(0.6 / 1.1)
     assert rows(tmp_path)[-1]['data/stalls'] == 9  # all but the first
-    assert rows(tmp_path)[-1]['data/seconds_to_first_batch'] >= 0.12
+    assert rows(tmp_path)[-1]['data/seconds_to_first_batch'] == pytest.approx(0.12)
 
 
 def test_time_in_validation_is_no_time_of_training(make_dataset, tmp_path):
