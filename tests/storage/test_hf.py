@@ -87,7 +87,7 @@ class TestHFFaults(StoreFaultContract):
         with through_proxy(hub.endpoint_url, store, read_timeout=read_timeout) as proxied:
             yield proxied._replace(proxy=BodyFaults(proxied.proxy)) if hub.lfs else proxied
 
-    SILENCE = 2.0
+    SILENCE = 1.0
 
     def test_it_goes_on_where_it_broke_in_the_same_version(self, proxied, tmp_path):
         proxied.proxy.faults = [Fault(match='GET', close_after=1_500_000, times=1)]

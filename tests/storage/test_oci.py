@@ -63,7 +63,7 @@ class TestOCIFaults(StoreFaultContract):
         with through_proxy(server.endpoint_url, store, read_timeout=read_timeout) as proxied:
             yield proxied
 
-    SILENCE = 1.5
+    SILENCE = 1.0
 
 
 @pytest.fixture
