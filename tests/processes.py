@@ -184,8 +184,9 @@ class Program:
 
     def _kill(self) -> None:
         deadline = time.monotonic() + 20
-        # Who is ending gives back its memory, the mark with it, before its files and what they lock.
-        left: set[int] = set()
+        # Who is ending gives back its memory, the mark with it, before its files and what they lock. Who is in the
+        # middle of its exec has no mark yet.
+        left = {self.process.pid} if self.process.poll() is None else set[int]()
         while left := {*filter(is_alive, left), *self._processes()}:
             for pid in left:
                 _send(pid, signal.SIGKILL)

@@ -45,6 +45,13 @@ def test_leaving_the_block_ends_a_program():
     assert time.monotonic() - begin < 100
 
 
+def test_a_program_that_is_not_to_be_found_yet_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Program, '_processes', lambda _: iter(()))  # as in the middle of its exec, without environment
+    with Program([sys.executable, '-c', 'import time; time.sleep(600)']) as program:
+        pass
+    assert program.process.returncode == -9
+
+
 def test_what_it_printed_and_its_exit_status_are_told(monkeypatch):
     monkeypatch.setenv('RANK', '3')
     code = "import os, sys; print(os.environ.get('RANK')); print('wrong', file=sys.stderr); sys.exit(7)"
