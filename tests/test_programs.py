@@ -12,6 +12,7 @@ import pytest
 
 from processes import Program, is_alive, run_program, run_well
 from ranks import run_ranks
+from waiting import until
 
 HANGS = """
 import subprocess, sys, time
@@ -28,13 +29,12 @@ outside()
 @pytest.mark.skipif(not Path('/proc/self/environ').exists(), reason='what descends from a program is found in /proc')
 def test_a_program_that_hangs_says_where_and_leaves_nothing():
     with Program([sys.executable, '-c', HANGS]) as program:
-        while not (said := os.pread(program._output.fileno(), 20, 0)):
-            time.sleep(0.01)
+        until(lambda: os.pread(program._output.fileno(), 20, 0).endswith(b'\n'))
         with pytest.raises(AssertionError, match='still ran after 2 s') as failure:
             program.wait(2)
         assert 'in outside' in str(failure.value)
         assert 'in deep_inside' in str(failure.value)
-        assert not is_alive(int(said))
+        assert not is_alive(int(os.pread(program._output.fileno(), 20, 0)))
 
 
 def test_leaving_the_block_ends_a_program():

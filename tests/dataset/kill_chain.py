@@ -394,10 +394,9 @@ class Supervisor:
                     self.look(run)
         else:
             # Stopped first, so that the moment of their death is one.
+            self.stop([run])
             if name == 'fetch':
-                self.stop_in_fetch(run)
-            else:
-                run.signal(signal.SIGSTOP)
+                self.go_on_to_a_fetch(run)
             run.signal(signal.SIGKILL)
             for process in run.ranks:
                 process.join()
@@ -445,14 +444,11 @@ class Supervisor:
             while not states_of(pid) <= {'T', 'Z', 'X'}:
                 assert time.monotonic() < until, pid
 
-    def stop_in_fetch(self, run: Run) -> None:
-        """Have a run stand still while something is under a temporary name."""
+    def go_on_to_a_fetch(self, run: Run) -> None:
+        """Have a run that stands still go on until something is under a temporary name, if nothing is."""
         # Beside living orphans of earlier runs nobody looks at what a kill leaves: one look at least there has to be.
-        while self.orphaned and not self.report.left_most:
-            self.look(run)
         until = time.monotonic() + HANG_SECONDS
-        self.stop([run])
-        while not self.is_fetching():
+        while not self.is_fetching() or (self.orphaned and not self.report.left_most):
             assert time.monotonic() < until, run.said()
             run.signal(signal.SIGCONT)
             self.look(run)

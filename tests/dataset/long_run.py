@@ -13,12 +13,12 @@ import json
 import multiprocessing
 import os
 import sys
-import time
 from pathlib import Path
 
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.dataset import prefetch
 from headrace.storage import keeping, transfer
+from waiting import until
 
 # So that the first epoch has as many as there ever are, and one moment about as many as another.
 keeping.MAPPED_SHARDS = 256
@@ -34,12 +34,13 @@ def uses(pid: int, cache: str) -> dict[str, int]:
     kept under a limit, is given back soon.
     """
     root = Path('/proc', str(pid))
-    until = time.monotonic() + 60
-    opened = descriptors(pid)
-    while any(target.startswith(f'{cache}/') for target in opened):
-        assert time.monotonic() < until, opened
-        time.sleep(0.005)
-        opened = descriptors(pid)
+    opened: list[str] = []
+
+    def has_none_of_the_cache() -> bool:
+        opened[:] = descriptors(pid)
+        return not any(target.startswith(f'{cache}/') for target in opened)
+
+    until(has_none_of_the_cache)
     fields = dict(line.split()[:2] for line in (root / 'smaps_rollup').read_text().splitlines()[1:])
     return {
         'bytes': int(fields['Private_Dirty:']) * 1024,

@@ -25,6 +25,7 @@ from headrace.dataset.statistics import Delivery, ReadCounts
 from headrace.errors import ConfigError
 from headrace.storage import limit
 from headrace.storage.local import LocalStore
+from waiting import until
 
 SIZES = {'a': 60, 'b': 80, 'c': 30}
 FIRST = {'a': 0, 'b': 1000, 'c': 2000}
@@ -66,14 +67,15 @@ def batches_of(loader: StreamingDataLoader, cache: Path) -> Iterator[Any]:
 
     What a worker fetches after its last batch is told to nobody: here each of them has one to read after that.
     """
+
+    def has_all(stream: Stream) -> bool:
+        folder = cache / str(stream.name)
+        return len(list(folder.glob('*.mds'))) == len(stream.shards) and not (folder / '.headrace').exists()
+
     for number, batch in enumerate(loader, 1):
         yield batch
-        until = time.monotonic() + 60
-        for stream in loader.dataset.streams if number == 12 else ():
-            folder = cache / str(stream.name)
-            while len(list(folder.glob('*.mds'))) < len(stream.shards) or (folder / '.headrace').exists():
-                assert time.monotonic() < until
-                time.sleep(0.005)
+        if number == 12:
+            until(lambda: all(has_all(stream) for stream in loader.dataset.streams))
 
 
 @pytest.mark.parametrize('workers', WORKERS.values(), ids=WORKERS)

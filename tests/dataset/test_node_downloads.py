@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +25,7 @@ from headrace.testing.proxy import FaultProxy
 from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import CountingStore, put_bytes
 from processes import end_well
+from waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -117,10 +117,7 @@ def wait_for_fetches(loader: StreamingDataLoader, cache: Path) -> None:
     plan, dataset = loader.plan(), loader.dataset
     shards, _ = dataset.locate(np.concatenate([plan.ids(number) for number in range(plan.num_batches)]))
     paths = [cache / dataset.shards[shard].files[0].raw.basename for shard in set(shards.tolist())]
-    until = time.monotonic() + 60
-    while not all(path.exists() for path in paths) or (cache / '.headrace').exists():
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    until(lambda: all(path.exists() for path in paths) and not (cache / '.headrace').exists())
 
 
 def total(read: list[list[dict[str, Any]]], epoch: int, what: str) -> int:

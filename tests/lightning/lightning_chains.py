@@ -64,6 +64,10 @@ def _by_lightning(run: Run) -> None:
             time.sleep(1)
         raise HangError(f'did not end within {SECONDS} s')
 
+    if run.strategy == 'ddp_forkserver':  # the imports of the server are no part of the run
+        first = multiprocessing.get_context('forkserver').Process()
+        first.start()
+        first.join()
     signal.signal(signal.SIGALRM, end)
     signal.alarm(SECONDS)
     environ = dict(os.environ)

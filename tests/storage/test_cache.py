@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from shards import SIZE, cache_of, make_remote, names
-from together import locks_waited_for, run_alone, until
+from together import locks_waited_for, run_alone
 
 from descriptors import open_descriptors
 from headrace.errors import (
@@ -30,6 +30,7 @@ from headrace.storage.entry import EntrySet
 from headrace.storage.local import LocalStore
 from headrace.storage.presence import PresentFiles
 from headrace.testing.stores import CountingStore, FaultyStore
+from waiting import until
 
 FAST = Retry(attempts=3, first_delay=0.001)
 

@@ -13,13 +13,14 @@ from types import SimpleNamespace
 
 import pytest
 from shards import SIZE, StuckStore, cache_of, disk_use, make_remote, names
-from together import FORK, as_somebody_waits, frozen_disk_use, is_half_there, run_together, until
+from together import FORK, as_somebody_waits, frozen_disk_use, is_half_there, run_together
 
 from headrace.errors import ConfigError, TransferError
 from headrace.storage import CacheLimit, Retry, ShardCache, counting, stats
 from headrace.storage.counting import Shelf, count_files
 from headrace.storage.stats import CacheStats
 from headrace.testing.stores import CountingStore, FaultyStore
+from waiting import until
 
 pytestmark = pytest.mark.once
 

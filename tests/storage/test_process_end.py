@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 from shards import SIZE, StuckStore, cache_of, make_remote, names
-from together import FORK, as_somebody_waits, is_half_there, until
+from together import FORK, as_somebody_waits, is_half_there
 
 from headrace.dataset import worker_end
 from headrace.storage import CacheEntry, ShardCache
 from headrace.storage.fetch_lock import FetchLock
 from headrace.testing.stores import CountingStore, FaultyStore
 from processes import clean_environment, end_well, run_program
+from waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -292,7 +293,8 @@ PROGRAM = """
 import atexit, multiprocessing.util, sys, threading
 from pathlib import Path
 from shards import StuckStore, cache_of, make_remote, names
-from together import is_half_there, until
+from together import is_half_there
+from waiting import until
 
 folder = Path(sys.argv[1])
 remote = make_remote(folder / 'remote', 3)

@@ -303,7 +303,7 @@ class TestFaults:
 
     @pytest.fixture
     def store(self, s3_server, bucket, proxy, request):
-        stalls = 'stall_after' in request.node.name
+        stalls = request.node.callspec.params.get('kind') == 'stall_after'
         return s3_server.store(bucket, endpoint_url=proxy.endpoint_url, read_timeout=2.0 if stalls else 30.0)
 
     def download(self, store, tmp_path, **how):

@@ -9,7 +9,6 @@ import time
 from typing import ClassVar
 
 import pytest
-from together import until
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import Retry, StoreOptions, Transfer, download, open_store
@@ -19,6 +18,7 @@ from headrace.testing.servers.sftp import have_sshd, sftp_server
 from headrace.testing.store_faults import DATA, ProxiedStore, StoreFaultContract
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 from headrace.testing.tcp_proxy import TcpFault, TcpProxy
+from waiting import until
 
 pytestmark = pytest.mark.cloud
 

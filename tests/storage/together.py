@@ -11,6 +11,7 @@ from pathlib import Path
 from shards import disk_use
 
 from processes import end_well
+from waiting import until
 
 FORK = multiprocessing.get_context('fork')
 
@@ -42,14 +43,6 @@ def run_alone(work, *, timeout=100):
         work()
 
     run_together(begin, 1, timeout=timeout)
-
-
-def until(condition):
-    """Wait until something holds, which it must in time."""
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def locks_waited_for():
