@@ -6,6 +6,7 @@ import errno
 import gc
 import json
 import os
+import re
 import shutil
 import time
 from pathlib import Path
@@ -82,6 +83,27 @@ def test_a_truncated_shard_at_the_remote_names_stream_shard_and_url(make_dataset
     shard.write_bytes(whole)
     assert read(remote=str(remote), local=str(local)) == list(range(60))
     assert sorted(os.listdir(local)) == sorted([*os.listdir(remote), '.headrace-remote'])
+
+
+@pytest.mark.parametrize(
+    'name', ['.headrace-remote', '.headrace/ledger', '.headrace-index', '.HEADRACE-remote', 'Index.json']
+)
+@pytest.mark.parametrize('kind', ['raw_data', 'zip_data'])
+def test_an_index_may_not_name_files_of_the_cache_itself(make_dataset, tmp_path, name, kind):
+    remote = make_dataset('remote', 60, compression='zstd')
+    read(remote=str(remote), local=str(tmp_path / 'local'))
+    index = json.loads((remote / 'index.json').read_text())
+    index['shards'][1][kind]['basename'] = name
+    (remote / 'index.json').write_text(json.dumps(index))
+    with pytest.raises(
+        FormatError, match=rf'Shard 1 of the index .*{re.escape(repr(name))}.*Write the shard under anot'
+    ):
+        read(remote=str(remote), local=str(tmp_path / 'new'))
+    # Nor under a cache that was made before the name was refused.
+    shutil.copy(remote / 'index.json', tmp_path / 'local')
+    with pytest.raises(FormatError):
+        read(remote=str(remote), local=str(tmp_path / 'local'))
+    assert (tmp_path / 'local/.headrace-remote').read_text() == f'{remote}\n'
 
 
 def test_a_truncated_local_shard(make_dataset):

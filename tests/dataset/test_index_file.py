@@ -150,14 +150,6 @@ def test_unsafe_types_are_still_refused(local, tmp_path, remote):
         opened(remote, local)
 
 
-def test_a_shard_may_have_that_name(remote, local):
-    text = (remote / 'index.json').read_text().replace('shard.00003.mds', index_file.KEPT)
-    (remote / 'index.json').write_text(text)
-    (remote / 'shard.00003.mds').rename(remote / index_file.KEPT)
-    for _ in range(2):
-        assert ids(remote=str(remote), local=str(local)) == list(range(100))
-
-
 def test_it_is_no_shard_of_a_limited_cache(remote, local):
     limit = os.path.getsize(remote / 'index.json') + 3 * os.path.getsize(remote / 'shard.00000.mds')
     for _ in range(2):

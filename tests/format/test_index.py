@@ -275,6 +275,16 @@ WRONG_FILES = [
         'a\0b',
         'index.json',
         'a/index.json',
+        'INDEX.JSON',
+        'a/Index.json',
+        'index.j\u017fon',
+        '.headrace-remote',
+        '.headrace',
+        '.headrace/ledger',
+        '.HEADRACE/ledger',
+        'a/.Headrace-Index',
+        '.headrace-epochs/x/shard.mds',
+        '.head\u200crace-remote',
         '\ud800',
         7,
         None,
@@ -296,7 +306,24 @@ def test_wrong_files_are_refused(change: dict[str, Any]) -> None:
             parse(index(mds_entry() | {'zip_data': mds_entry()['zip_data'] | change}))
 
 
-@pytest.mark.parametrize('name', ['sub/shard.mds', 'a/b/c-d.mds', '.hidden', 'ünïcode.mds', 'a b', '...', 'x..y', '-'])
+@pytest.mark.parametrize(
+    'name',
+    [
+        'sub/shard.mds',
+        'a/b/c-d.mds',
+        '.hidden',
+        'ünïcode.mds',
+        'a b',
+        '...',
+        'x..y',
+        '-',
+        'headrace',
+        'x.headrace',
+        'my-index.json',
+        'ü-Index.json',
+        'üindex.json',
+    ],
+)
 def test_odd_names_are_allowed(name: str) -> None:
     entry = mds_entry() | {'raw_data': mds_entry()['raw_data'] | {'basename': name}}
     assert parse(index(entry))[0].files[0].raw.basename == name

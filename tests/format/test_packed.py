@@ -129,6 +129,9 @@ FORGED: list[dict[str, Any]] = [
     {'names': text(COLUMNS['names'].tobytes().replace(b'shard.1.mds', name)[: len(COLUMNS['names'])])}
     for name in (b'../../../etc', b'/tmp/xx.mds', b'a/./xxx.mds', b'shard.\\.mds', b'shard.\0.mds', b'\xffhard.1.mds')
 ] + [
+    {'names': text(COLUMNS['names'].tobytes().replace(b'shard.1.mds', name))}
+    for name in (b'.headrace-x', b'.HEADRACE/x')
+] + [
     {'names': text(COLUMNS['names'].tobytes().replace(b'shard.1', b'shard.2'))},
     {'name_starts': COLUMNS['name_starts'] + 1},
     {'name_starts': COLUMNS['name_starts'][::-1]},

@@ -511,6 +511,13 @@ class TestFetchFile:
         with pytest.raises(ConfigError):
             cache_of(plain, tmp_path / 'cache').fetch_index('../index.json')
 
+    @pytest.mark.parametrize('name', ['.headrace/ledger', '.headrace-remote', 'a/.HeadRace-index'])
+    def test_names_are_none_of_the_cache_itself(self, name):
+        with pytest.raises(ConfigError, match='begins with `.headrace`'):
+            CachePart(name, 1)
+        with pytest.raises(ConfigError, match='begins with `.headrace`'):
+            CachePart('shard', 1, packed_name=name, unpack=lambda *_: None)
+
 
 def test_threads_fetch_each_shard_once(remote, tmp_path):
     store = CountingStore(remote.store, delay=0.02)

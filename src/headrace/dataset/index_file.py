@@ -82,8 +82,6 @@ class IndexFile:
         """Keep what was parsed, if it is large. A folder that cannot take it is none the worse."""
         if self._cache is None or self._parsed is None or len(self.shards) < WORTHWHILE:
             return
-        if f'/{KEPT}'.encode() in self.shards.names.tobytes():
-            return  # a shard has that name
         data = pack_table(self.shards, self._parsed)
         if data is not None:
             with contextlib.suppress(OSError, CacheError):

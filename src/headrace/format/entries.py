@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -13,9 +14,11 @@ from headrace.format.encodings import get_mds_encoded_size, get_mds_encoding, is
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.size_text import bytes_to_int
 
-__all__ = ['INDEX_NAME', 'MAX_OFFSET', 'EntryParser', 'show']
+__all__ = ['INDEX_NAME', 'MAX_OFFSET', 'OWN_NAMES', 'EntryParser', 'show']
 
 INDEX_NAME: Final = 'index.json'
+OWN_NAMES: Final = '.headrace'
+"""Beginning of the names of files and folders that headrace makes for itself; no shard may have one."""
 
 _SEPARATORS: Final = {'csv': ',', 'tsv': '\t'}
 _PLAIN_ENCODINGS: Final = ('str', 'int', 'float')  # of json and the separated formats
@@ -44,6 +47,11 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _fold(name: str) -> str:
+    """The name as a file system may see it that ignores case, and characters without a shape."""
+    return ''.join(c for c in name.casefold() if c.isascii() or unicodedata.category(c)[0] not in 'CM')
 
 
 def show(value: Any) -> str:
@@ -234,7 +242,7 @@ class EntryParser:
         name, size, hashes = value['basename'], value['bytes'], value['hashes']
         if not isinstance(name, str):
             raise self.fail(f'`basename` is a text, but this is {show(name)}.')
-        if not _PLAIN_NAME.fullmatch(name) or name.endswith(INDEX_NAME):
+        if not _PLAIN_NAME.fullmatch(name) or name.lower().endswith(INDEX_NAME):
             self._check_name(name)
         if name in self.names:
             raise self.fail(f'each shard file has its own name, but {name!r} is used twice.')
@@ -253,14 +261,15 @@ class EntryParser:
 
     def _check_name(self, name: str) -> None:
         parts = name.split('/')
-        if (
-            '\\' in name
-            or '\0' in name
-            or not _is_utf8(name)
-            or parts[-1] == INDEX_NAME
-            or any(part in ('', '.', '..') for part in parts)
-        ):
+        if '\\' in name or '\0' in name or not _is_utf8(name) or any(part in ('', '.', '..') for part in parts):
             raise self.fail(
-                f'a file name is a relative path with `/` between its parts, without `.`, `..`, backslashes and NUL, '
-                f'and not {INDEX_NAME}; but this is {show(name)}. Nothing outside the dataset folder is read.'
+                f'a file name is a relative path with `/` between its parts, without `.`, `..`, backslashes and NUL; '
+                f'but this is {show(name)}. Nothing outside the dataset folder is read.'
+            )
+        folded = [_fold(part) for part in parts]
+        if folded[-1] == INDEX_NAME or any(part.startswith(OWN_NAMES) for part in folded):
+            raise self.fail(
+                f'a shard file is not called {INDEX_NAME}, and no part of its name begins with `{OWN_NAMES}`, in '
+                f'capitals or not; but this is {show(name)}. headrace keeps files of its own under these names. Write '
+                f'the shard under another name.'
             )

@@ -1,8 +1,8 @@
 """The rules for what is a shard's own, applied to all shards of a table at once.
 
-No file's name leads out of the dataset's folder, no name is there twice, no count is larger than the file it counts in.
-These are the rules of `entries`, which explains what is wrong; here the answer is only yes, or that one has to look
-more closely.
+No file's name leads out of the dataset's folder or is one of headrace's own, no name is there twice, no count is larger
+than the file it counts in. These are the rules of `entries`, which explains what is wrong; here the answer is only yes,
+or that one has to look more closely.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from headrace.format.entries import INDEX_NAME, MAX_OFFSET
+from headrace.format.entries import INDEX_NAME, MAX_OFFSET, OWN_NAMES
 from headrace.format.names import NameFinder
 from headrace.format.table import Kind, ShardTable
 
 __all__ = ['keeps_the_rules']
 
 # All names stand in one text, each between two '/', so that parts of names do, too.
-_FORBIDDEN: Final = (b'//', b'/./', b'/../', b'\\', b'\0', f'/{INDEX_NAME}/'.encode())
+_FORBIDDEN: Final = (b'//', b'/./', b'/../', b'\\', b'\0')
+_RESERVED: Final = (f'/{INDEX_NAME}/'.encode(), f'/{OWN_NAMES}'.encode())
+"""Not even in capitals, or with characters in between that some file systems ignore."""
 
 
 def keeps_the_rules(table: ShardTable) -> bool:
@@ -40,11 +42,13 @@ def _names_stay_inside(table: ShardTable) -> bool:
         return False
     if bool((table.names[table.name_starts - 1] != ord('/')).any()) or any(text in names for text in _FORBIDDEN):
         return False
-    try:
-        names.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    if not names.isascii():
+        try:
+            names = names.decode().casefold().encode('ascii', 'ignore')
+        except UnicodeDecodeError:
+            return False
+    folded = names.lower()
+    return not any(text in folded for text in _RESERVED)
 
 
 def _counts_fit(table: ShardTable, number: int, kind: Kind) -> bool:

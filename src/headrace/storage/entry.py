@@ -14,10 +14,17 @@ if TYPE_CHECKING:
 
 __all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LateEntry']
 
+OWN_NAMES: Final = '.headrace'
+"""Beginning of the names of all that the cache makes for itself in its folder."""
+
 
 @dataclass(frozen=True, slots=True)
 class CachePart:
-    """One file of a shard. A name that could leave the cache folder is refused here, with ``ConfigError``."""
+    """One file of a shard.
+
+    Raises:
+        ConfigError: a name could leave the cache folder, or belongs to the cache itself.
+    """
 
     name: str
     """The file that readers map, relative to the cache folder and, unless packed, the key in the store."""
@@ -35,9 +42,9 @@ class CachePart:
     """(compressed file, file to write, most bytes to write); raises FormatError."""
 
     def __post_init__(self) -> None:
-        check_key(self.name)
+        _check_name(self.name)
         if self.packed_name is not None:
-            check_key(self.packed_name)
+            _check_name(self.packed_name)
             if self.unpack is None or self.packed_name == self.name:
                 raise ConfigError(
                     f'A packed part needs `unpack` and a packed name that differs from its name; got {self!r}.'
@@ -89,6 +96,14 @@ class LateEntry(CacheEntry):
     def parts(self) -> tuple[CachePart, ...]:  # pyright: ignore[reportIncompatibleVariableOverride] - read-only, too
         """See `CacheEntry.parts`."""
         return self._make(self.id).parts
+
+
+def _check_name(name: str) -> None:
+    if f'/{OWN_NAMES}' in f'/{check_key(name)}'.lower():
+        raise ConfigError(
+            f"No part of a shard's name begins with `{OWN_NAMES}`, which is for the files of the cache itself; got "
+            f'{name!r}. Write the shard under another name.'
+        )
 
 
 _PAGE: Final = 1024
