@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import re
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +12,7 @@ from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
+from headrace.dataset.writer_claim import INDEX, FolderClaim, StoreClaim
 from headrace.errors import ConfigError
 from headrace.format import (
     EncodedShard,
@@ -33,17 +30,14 @@ __all__ = ['CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'Writer', 'XSVWr
 
 Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str]
 
-_INDEX = 'index.json'
-_MARK = '.headrace-writing'  # stands in a folder as long as its dataset is not finished
-_OURS = re.compile(r'shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?')
 _UPLOADS_AHEAD = 4  # shards per worker that may wait in memory or on disk to be uploaded
 
 
 class Writer:
     """Writes samples into shards, and at the end their index.
 
-    The index is written last, when every shard is where it belongs: a dataset whose writer crashed has no index. What
-    such a writer left in a folder is cleared away by the next writer to it.
+    The index is written last, when every shard is where it belongs: a dataset whose writer crashed has no index. The
+    next writer to the same `out` removes what a killed one left there, and its temporary folder.
 
     Args:
         encoder: turns samples into shards.
@@ -56,7 +50,8 @@ class Writer:
         options: how to reach the store.
 
     Raises:
-        FileExistsError: `out` holds something, and `exist_ok` is not set.
+        FileExistsError: `out` holds something but the leftovers of a killed writer, and `exist_ok` is not set; or
+            another writer writes to it.
         ValueError: an argument breaks a rule.
     """
 
@@ -78,12 +73,21 @@ class Writer:
         self._store: Store | None = None if remote is None else open_store(remote, options or StoreOptions())
         self._retry = Retry(attempts=1 + retry)
         self._keep_local = keep_local or self._store is None
-        self._is_temporary = folder is None
+        self._remote_claim: StoreClaim | None = None
         if self._store is not None:
-            _empty_store(self._store, exist_ok=exist_ok)
-        self.local = Path(tempfile.mkdtemp(prefix='headrace-writer-')) if folder is None else folder
+            self._remote_claim = StoreClaim(self._store, self._retry, exist_ok=exist_ok)
+        if folder is None:
+            self._claim = FolderClaim.make_temporary()
+        else:
+            self._claim = FolderClaim.take(folder, exist_ok=exist_ok, has_store=self._store is not None)
+        self.local = self._claim.path
         self.remote = remote
-        self._mark = _claim(self.local, exist_ok=exist_ok)
+        if self._remote_claim is not None:
+            try:
+                self._remote_claim.take(self._claim.token)
+            except BaseException:
+                self._claim.release()
+                raise
         self._progress = tqdm(desc='upload', unit='file', disable=not progress_bar or self._store is None)
         self._max_workers = max_workers or min(8, 2 * (os.cpu_count() or 1))
         self._uploader: ThreadPoolExecutor | None = None
@@ -129,6 +133,9 @@ class Writer:
         assert self._store is not None
         store, path = self._store, self.local / name
 
+        if self._remote_claim is not None:
+            self._remote_claim.check()
+
         def attempt() -> None:
             with open(path, 'rb') as source:
                 store.put(name, source, size=path.stat().st_size)
@@ -146,9 +153,11 @@ class Writer:
             self._put(shard)
         for upload in self._uploads:
             upload.result()
-        _write_file(self.local / _INDEX, dump_index(self._shards))
+        _write_file(self.local / INDEX, dump_index(self._shards))
         if self._store is not None:
-            self._upload_file(_INDEX)
+            self._upload_file(INDEX)
+        if self._remote_claim is not None:
+            self._remote_claim.release()
         self._close()
 
     def abort(self) -> None:
@@ -159,7 +168,7 @@ class Writer:
             upload.cancel()
         if self._uploader is not None:
             self._uploader.shutdown(wait=True)
-        _remove_ours(self.local)
+        self._claim.remove_files()
         self._close()
 
     def _close(self) -> None:
@@ -167,10 +176,7 @@ class Writer:
         if self._uploader is not None:
             self._uploader.shutdown()
         self._progress.close()
-        (self.local / _MARK).unlink(missing_ok=True)
-        os.close(self._mark)
-        if self._is_temporary:
-            shutil.rmtree(self.local, ignore_errors=True)
+        self._claim.release()
 
     def __enter__(self) -> Writer:
         return self
@@ -198,58 +204,6 @@ def _split_out(out: Out) -> tuple[Path | None, str | None]:
     if scheme in ('', 'file'):
         return Path(rest), None
     return None, str(out)
-
-
-def _claim(folder: Path, *, exist_ok: bool) -> int:
-    """Make the folder empty and this writer's own, until the mark in it is removed; returns the mark's descriptor."""
-    folder.mkdir(parents=True, exist_ok=True)
-    mark = os.open(folder / _MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(mark)
-        raise FileExistsError(
-            f'Directory is not empty: another writer is writing to {folder}. Wait for it, or choose another `out`.'
-        ) from None
-    others = [path for path in folder.iterdir() if path.name != _MARK]
-    is_leftover = (folder / _MARK).stat().st_size > 0 and not (folder / _INDEX).exists()
-    if others and not exist_ok and not (is_leftover and all(_OURS.fullmatch(path.name) for path in others)):
-        if not is_leftover:
-            (folder / _MARK).unlink(missing_ok=True)
-        os.close(mark)
-        raise FileExistsError(
-            f'Directory is not empty: {folder} holds {others[0].name} and {len(others) - 1} more. '
-            f'Choose another `out`, or pass `exist_ok=True` to have it emptied.'
-        )
-    # The index goes first: from here on the folder is no dataset.
-    for path in sorted(others, key=lambda path: path.name != _INDEX):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    os.write(mark, b'unfinished\n')
-    return mark
-
-
-def _remove_ours(folder: Path) -> None:
-    for path in folder.iterdir():
-        if _OURS.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-
-
-def _empty_store(store: Store, *, exist_ok: bool) -> None:
-    found = iter(store.list(''))
-    first = next(found, None)
-    if first is None:
-        return
-    if not exist_ok:
-        raise FileExistsError(
-            f'Directory is not empty: {store.url} holds {first.key}. Choose another `out`, or pass `exist_ok=True` to '
-            f'have it emptied.'
-        )
-    keys = [first.key, *(info.key for info in found)]
-    for key in sorted(keys, key=lambda key: key != _INDEX):
-        store.delete(key)
 
 
 def _write_file(path: Path, data: bytes) -> None:

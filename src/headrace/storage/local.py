@@ -127,6 +127,17 @@ class LocalStore:
         with _mapped_errors(path), contextlib.suppress(FileNotFoundError):
             path.unlink()
 
+    def remove_unfinished(self) -> None:
+        """Remove what killed processes left of objects that they were putting directly below the root.
+
+        For a caller that is the only one to put objects there.
+        """
+        with contextlib.suppress(FileNotFoundError), _mapped_errors(self.root), os.scandir(self.root) as entries:
+            for entry in entries:
+                if is_temporary(entry.name) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(entry.path)  # noqa: PTH108
+
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
 

@@ -1,0 +1,235 @@
+"""A writer that was killed can be started again, whatever it wrote to, and leaves nothing for ever."""
+
+from __future__ import annotations
+
+import functools
+import io
+import itertools
+import os
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from headrace import MDSWriter, StreamingDataset
+from headrace.errors import StorageError, TransferError
+from headrace.storage import open_store, register_store
+from headrace.storage.local import LocalStore
+from headrace.testing.servers.s3 import moto_server
+
+MARK = '.headrace-writing'
+
+
+def write(out, n=30, **options):
+    with MDSWriter(out=out, columns={'id': 'int'}, size_limit=400, hashes=['sha1'], **options) as writer:
+        for i in range(n):
+            writer.write({'id': i})
+
+
+def temporary_folders():
+    return [name for name in os.listdir(tempfile.gettempdir()) if name.startswith('headrace-writer-')]
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """A folder of the test's own for temporary files, in which nothing is left at the end."""
+    folder = tmp_path / 'temporary'
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, 'tempdir', str(folder))
+    return folder
+
+
+@pytest.fixture(scope='module')
+def server():
+    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+
+
+@pytest.fixture(params=['a folder and a file URL', 'a file URL and what is kept', 's3'])
+def target(request, tmp_path):
+    """What makes an `out`, the URL that it writes to, and further arguments; another one at each call."""
+    numbers = itertools.count()
+    if request.param == 's3':
+        server = request.getfixturevalue('server')
+        bucket = server.new_bucket()
+
+        def make():
+            url = f's3://{bucket}/{next(numbers)}'
+            return url, url, {}
+    else:
+
+        def make():
+            number = next(numbers)
+            url = f'file://{tmp_path}/remote-{number}'
+            return (str(tmp_path / f'local-{number}'), url), url, {'keep_local': 'kept' in request.param}
+
+    return make
+
+
+# What a writer does with its files, and what it sends: the audit events of these, in any of its threads.
+STEPS = frozenset({'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'http.client.send'})
+
+
+def in_a_child(action, last):
+    """Run something in a child that kills itself before its step number `last`; returns its status and its steps."""
+    beside = os.path.dirname(tempfile.gettempdir())
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        taken = itertools.count(1)
+
+        def step(event, arguments):
+            is_one = event in STEPS and (event != 'open' or str(arguments[0]).startswith(beside))
+            if is_one and os.write(writing, b'.') and next(taken) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        try:
+            action()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, 'rb') as pipe:
+        steps = len(pipe.read())
+    return os.waitpid(child, 0)[1], steps
+
+
+stores = functools.cache(open_store)
+
+
+def names(url):
+    return [info.key for info in stores(url).list('')]
+
+
+def test_a_writer_killed_at_any_step_can_be_started_again(target, tmp_path):
+    out, url, options = target()
+    write(out, 20, **options)
+    whole = names(url)
+    out, _, options = target()
+    status, steps = in_a_child(lambda: write(out, **options), 0)
+    assert status == 0
+    outcomes = []
+    for number, last in enumerate(range(2, steps - 1, max(1, steps // 14))):
+        out, url, options = target()
+        status, _ = in_a_child(lambda out=out, last=last, options=options: write(out, **options), last)
+        assert os.WIFSIGNALED(status), last
+        if 'index.json' in names(url):
+            with pytest.raises(FileExistsError, match='Directory is not empty'):
+                write(out, **options)
+            outcomes.append('finished')
+        else:
+            write(out, 20, **options)
+            assert names(url) == whole
+            outcomes.append('again')
+        dataset = StreamingDataset(remote=url, local=str(tmp_path / f'cache-{number}'), validate_hash='sha1')
+        assert [sample['id'] for sample in dataset[:]] == list(range(30 if outcomes[-1] == 'finished' else 20))
+        if url.startswith('file:'):
+            assert set(os.listdir(url.removeprefix('file://'))) - {MARK} == set(names(url)) - {MARK}
+    assert outcomes.count('again') >= 12
+    out, _, options = target()
+    write(out, **options)
+    assert temporary_folders() == []
+
+
+def test_files_of_others_beside_an_unfinished_dataset_are_never_deleted(target):
+    out, url, options = target()
+    _, steps = in_a_child(lambda: write(out, **options), 0)
+    out, url, options = target()
+    in_a_child(lambda: write(out, **options), steps // 2)
+    assert 'index.json' not in names(url)
+    stores(url).put('shard.00000.txt', io.BytesIO(b'mine'), size=4)
+    before = names(url)
+    with pytest.raises(FileExistsError, match=r'holds shard\.00000\.txt'):
+        write(out, **options)
+    assert names(url) == before
+    write(out, exist_ok=True, **options)
+    assert 'shard.00000.txt' not in names(url)
+
+
+def test_shards_without_an_index_that_no_writer_left_are_refused(target):
+    out, url, options = target()
+    stores(url).put('shard.00000.mds', io.BytesIO(b'mine'), size=4)
+    with pytest.raises(FileExistsError, match=r'holds shard\.00000\.mds'):
+        write(out, **options)
+    assert names(url) == ['shard.00000.mds']
+
+
+@pytest.mark.parametrize('exist_ok', [False, True])
+def test_two_living_writers_to_one_url(server, exist_ok):
+    url = f's3://{server.new_bucket()}/data'
+    with MDSWriter(out=url, columns={'id': 'int'}) as writer:
+        writer.write({'id': 7})
+        with pytest.raises(FileExistsError, match='another writer is writing to s3://'):
+            write(url, exist_ok=exist_ok)
+    assert names(url) == ['index.json', 'shard.00000.mds']
+
+
+def test_a_writer_whose_prefix_was_taken_over_elsewhere_gives_up(server, tmp_path, monkeypatch):
+    url = f's3://{server.new_bucket()}/data'
+    with (
+        pytest.raises(StorageError, match='Another writer has begun'),
+        MDSWriter(out=url, columns={'id': 'int'}) as late,
+    ):
+        late.write({'id': 7})
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(tempfile, 'tempdir', str(tmp_path))  # of another machine
+            write(url, 20)
+    dataset = StreamingDataset(remote=url, local=str(tmp_path / 'cache'))
+    assert [sample['id'] for sample in dataset[:]] == list(range(20))
+
+
+def test_only_temporary_folders_of_dead_writers_are_removed(target, temporary, tmp_path):
+    mine = tmp_path / 'mine'
+    mine.mkdir()
+    for name in ('shard.00000.mds', MARK):
+        (mine / name).write_text('mine')
+    (temporary / 'headrace-writer-abcdefgh').symlink_to(mine, target_is_directory=True)
+    noted = temporary / 'headrace-writer-bcdefghi'
+    noted.mkdir()
+    (noted / MARK).touch()
+    (noted / 'notes.txt').write_text('mine')
+    other = temporary / 'headrace-writer-notes'
+    other.mkdir()
+    foreign = temporary / 'headrace-writer-cdefghij'
+    foreign.mkdir()
+    (foreign / MARK).touch()
+    if not os.geteuid():
+        os.chown(foreign, 65534, 65534)
+    dead = temporary / 'headrace-writer-defghijk'
+    dead.mkdir()
+    empty = temporary / 'headrace-writer-efghijkl'
+    empty.mkdir()
+    for name in (MARK, 'shard.00000.mds', 'shard.00001.mds.tmp', 'index.json.tmp', 'index.json'):
+        (dead / name).touch()
+    out, _, options = target()
+    write(out, **options)
+    assert sorted(os.listdir(mine)) == [MARK, 'shard.00000.mds']
+    assert os.listdir(noted) == ['notes.txt']
+    assert other.exists()
+    assert foreign.exists() == (not os.geteuid())
+    assert not dead.exists()
+    assert not empty.exists()
+
+
+class NoIndex(LocalStore):
+    """A store that takes everything but an index."""
+
+    def put(self, key, source, *, size):
+        if key == 'index.json':
+            raise TransferError('no')
+        super().put(key, source, size=size)
+
+
+def test_after_an_index_could_not_be_uploaded_the_dataset_is_written_again(tmp_path):
+    register_store('no-index', lambda url, _: NoIndex(Path(url.removeprefix('no-index://'))))
+    local, remote = str(tmp_path / 'local'), str(tmp_path / 'remote')
+    with pytest.raises(TransferError):
+        write((local, f'no-index://{remote}'), retry=0)
+    assert os.listdir(local) == []
+    write((local, f'file://{remote}'), 20)
+    assert sorted(os.listdir(remote))[0] == 'index.json'
