@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
 from headrace.dataset.batch_mark import BatchMark
 from headrace.dataset.epoch_file import EpochFiles
+from headrace.dataset.items import SamplesById
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.plain_pass import samples_of_pass
 from headrace.dataset.reading import ShardPool
@@ -47,11 +48,12 @@ if TYPE_CHECKING:
 __all__ = ['StreamingDataset']
 
 
-class StreamingDataset(SampleSequence, IterableDataset[Any]):
+class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
     Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
-    samples of stream 0, then those of stream 1, ...). Give it to `headrace.StreamingDataLoader`, which reads whole
+    samples of stream 0, then those of stream 1, ...). A subclass that overrides `get_item` or `__getitem__` changes
+    samples wherever they are read. Give it to `headrace.StreamingDataLoader`, which reads whole
     batches and keeps the position, or to a plain `torch.utils.data.DataLoader`.
 
     Args:
@@ -304,7 +306,8 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
     @property
     def is_columnar(self) -> bool:
         """Whether samples are what shards hold, so that batches can be read column by column."""
-        return type(self).__getitem__ is StreamingDataset.__getitem__
+        own = type(self)
+        return own.__getitem__ is StreamingDataset.__getitem__ and own.get_item is StreamingDataset.get_item
 
     def cache_counts(self) -> CacheCounts:
         """What this process has read of the streams' stores and caches, indexes included."""
@@ -315,13 +318,14 @@ class StreamingDataset(SampleSequence, IterableDataset[Any]):
         """The same by stream, in a form that is cheap to ask again."""
         return self._samples.counters
 
-    def __getitem__(self, at: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Any:
-        """One sample by its global id, or a list of samples. Negative ids count from the end."""
-        if isinstance(at, (int, np.integer)):
-            return self._samples.read(int(at))
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(self.num_samples))]
-        return [self[int(i)] for i in at]
+    def get_item(self, sample_id: int, retry: int = 7) -> Any:  # noqa: ARG002 - MosaicML Streaming's subclasses pass it
+        """One sample, by an id from 0 to `size` - 1. Override it to change samples; `dataset[i]` and loaders call it.
+
+        Args:
+            sample_id: the sample's global id.
+            retry: has no effect; `download_retry` says how often a download is tried again.
+        """
+        return self.pool.sample(sample_id)
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
         """Which samples of which shards make up batch k of a plan, on all ranks; reads no data.

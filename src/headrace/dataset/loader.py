@@ -50,8 +50,8 @@ class StreamingDataLoader(DataLoader[Any]):
     It is the same on every rank, and a state continues on any number of ranks, nodes and workers whose global batch
     divides among them.
 
-    Without `collate_fn`, and unless the dataset's class overrides `__getitem__`, batches are read column by column
-    and equal what `torch.utils.data.default_collate` gives.
+    Without `collate_fn`, and unless the dataset's class overrides `get_item` or `__getitem__`, batches are read column
+    by column and equal what `torch.utils.data.default_collate` gives.
 
     Args:
         dataset: the dataset. Loaders that share one also share its position.
@@ -108,7 +108,7 @@ class StreamingDataLoader(DataLoader[Any]):
         if type(dataset).__iter__ is not StreamingDataset.__iter__:
             raise TypeError(
                 f'{type(dataset).__name__} overrides `__iter__`, so the loader cannot know which samples it yields. '
-                f'Override `__getitem__`, or pass `collate_fn`; or use a torch.utils.data.DataLoader.'
+                f'Override `get_item`, or pass `collate_fn`; or use a torch.utils.data.DataLoader.'
             )
         if shuffle or batch_sampler is not None or not (sampler is None or isinstance(sampler, _EpochHint)):
             raise ConfigError(

@@ -7,11 +7,12 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.items import SamplesById
 
 __all__ = ['LocalDataset']
 
 
-class LocalDataset(Dataset[Any]):
+class LocalDataset(SamplesById, Dataset[Any]):
     """Samples of a local folder by number, for a `torch.utils.data.DataLoader` with a sampler of your own.
 
     Args:
@@ -31,6 +32,11 @@ class LocalDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._dataset.num_samples
 
-    def __getitem__(self, at: Any) -> Any:
-        """One sample, or a list of samples for a slice, list or array of numbers."""
-        return self._dataset[at]
+    @property
+    def size(self) -> int:
+        """The number of samples."""
+        return self._dataset.num_samples
+
+    def get_item(self, sample_id: int) -> Any:
+        """One sample, by a number from 0 to `size` - 1. Override it to change samples; `dataset[i]` calls it."""
+        return self._dataset.get_item(sample_id)

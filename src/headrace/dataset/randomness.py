@@ -13,8 +13,8 @@ from headrace.errors import ConfigError
 __all__ = ['drawing_for', 'drawing_for_batch', 'each_row', 'sample_rng']
 
 _NO_SAMPLE = (
-    'Random numbers of a sample are drawn while a batch is read: in `__getitem__` of a StreamingDataset subclass, read '
-    'by a loader, or in `transform` of a StreamingDataModule subclass. Here no sample is being read.'
+    'Random numbers of a sample are drawn while a batch is read: in `get_item` or `__getitem__` of a StreamingDataset '
+    'subclass, read by a loader, or in `transform` of a StreamingDataModule subclass. Here no sample is being read.'
 )
 
 

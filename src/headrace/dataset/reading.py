@@ -297,6 +297,6 @@ def collate_columns(batch: ColumnBatch) -> dict[str, Any]:
             except (TypeError, RuntimeError) as error:
                 raise CollateError(
                     f'Column {name!r} cannot be made into a batch: {error}. Pass `collate_fn` to the loader, or '
-                    f'override `__getitem__` to turn it into tensors of one shape.'
+                    f'override `get_item` to turn it into tensors of one shape.'
                 ) from error
     return out

@@ -57,17 +57,6 @@ class Samples:
             self._counters = CacheCounters([stream.cache().stats for stream in self._streams])
         return self._counters
 
-    def read(self, at: int) -> dict[str, Any]:
-        """One sample. Negative ids count from the end.
-
-        Raises:
-            IndexError: there is no such sample.
-        """
-        total = len(self)
-        if not -total <= at < total:
-            raise IndexError(f'A sample id must be at least {-total} and below {total}, but is {at}.')
-        return self.pool.sample(at % total)
-
     def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
         return self._map.locate(ids)

@@ -68,7 +68,7 @@ class PackedDataset(StreamingDataset):
                 f"MosaicML Streaming's orders depends on the ranks."
             )
         self.packing = packing
-        for stream in self.streams:
+        for stream in self.streams if self.is_columnar else ():  # samples of a subclass's own have columns of their own
             for schema in stream.shards.schemas:
                 if packing.document_column not in schema.names:
                     fix = 'Set `column`' if packing.tokenizer else 'Set `column`, or give `tokenizer`'
