@@ -230,7 +230,10 @@ class Prefetcher:
             self._lock.notify_all()
             failure = self._failed.pop(shard, None)
         if failure is not None:
-            raise failure
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame: a cycle, which would hold the reader's dataset, too
 
     @property
     def fits(self) -> bool:
@@ -247,6 +250,8 @@ class Prefetcher:
         with self._lock:
             self._closed = True
             self._queue.clear()
+            self._failed.clear()
+            self._starved = lambda: 0.0  # what says so has a file open
             self._lock.notify_all()
 
     def has_shard(self) -> None:
@@ -303,6 +308,17 @@ class Prefetcher:
                 self._lock.notify_all()
 
     def _work(self) -> None:
+        # No error of a fetch stays here while the thread waits for the next one. It holds the frames in which it was
+        # raised, the reader's too: its dataset would never be deleted, and never end this thread.
+        while (taken := self._take()) is not None:
+            self._fetch_now(*taken)
+
+    def _take(self) -> tuple[int, int, int, Transfer] | None:
+        """Wait until a shard may be fetched.
+
+        Returns:
+            The pass, the first batch of it that uses the shard, the shard, and how it is fetched. None: the end.
+        """
         while True:
             self._look_elsewhere()
             with self._lock:
@@ -312,40 +328,54 @@ class Prefetcher:
                 if not self._closed and not self._may_begin():
                     self._lock.wait(self._longest_wait())
                 if self._closed:
+                    return None
+                if self._may_begin():
+                    first, shard = self._queue.take()
+                    self._running[shard] = time.monotonic() + _PATIENCE
+                    how = Transfer(urgent=first <= self._at, nearly_there=partial(self._near, shard))
+                    return self._pass, first, shard, how
+
+    def _fetch_now(self, of_pass: int, first: int, shard: int, how: Transfer) -> None:
+        try:
+            came = not self._is_present(shard)
+            outcome = self._fetch(shard, how)
+        except Exception as error:
+            self._end(of_pass, first, shard, how, error)
+        else:
+            self._end(of_pass, first, shard, how, outcome, came=came)
+
+    def _end(
+        self, of_pass: int, first: float, shard: int, how: Transfer, outcome: Fetched | Exception, *, came: bool = False
+    ) -> None:
+        """Note what became of a fetch.
+
+        Args:
+            of_pass: The pass in which it began.
+            first: The first batch of that pass that uses the shard.
+            shard: Its number.
+            how: As it was fetched.
+            outcome: What the fetch returned or raised.
+            came: Whether it was not there before.
+        """
+        with self._lock:
+            del self._running[shard]
+            self._nearly_there.discard(shard)
+            self._lock.notify_all()
+            if of_pass != self._pass:
+                first = self._uses.next_of(shard)
+                if first == math.inf:
                     return
-                if not self._may_begin():
-                    continue
-                first, shard = self._queue.take()
-                self._running[shard] = time.monotonic() + _PATIENCE
-                of_pass = self._pass
-                how = Transfer(urgent=first <= self._at, nearly_there=partial(self._near, shard))
-            outcome: Fetched | None = None
-            failure: Exception | None = None
-            came = False
-            try:
-                came = not self._is_present(shard)
-                outcome = self._fetch(shard, how)
-            except Exception as error:
-                failure = error
-            with self._lock:
-                del self._running[shard]
-                self._nearly_there.discard(shard)
-                self._lock.notify_all()
-                if of_pass != self._pass:
-                    first = self._uses.next_of(shard)
-                    if first == math.inf:
-                        continue
-                if failure is not None:
-                    if of_pass == self._pass and (how.urgent or is_bad_sample(failure)):
-                        self._failed[shard] = failure  # raised again in the reader, by `wait`
-                    else:
-                        self._queue.failed(int(first), shard)
-                elif outcome:
-                    self._queue.came(shard)
-                    if came:
-                        self._concurrency.arrived(self._size_of(shard), self._starved())
+            if isinstance(outcome, Exception):
+                if of_pass == self._pass and (how.urgent or is_bad_sample(outcome)):
+                    self._failed[shard] = outcome  # raised again in the reader, by `wait`
                 else:
-                    self._queue.refused(int(first), shard, elsewhere=outcome is not Fetched.NO_ROOM)
-                    if outcome is Fetched.NO_ROOM:
-                        # For what is needed later, there is none either. The reader may rest, as between two epochs.
-                        self._no_room_until = time.monotonic() + _NO_ROOM
+                    self._queue.failed(int(first), shard)
+            elif outcome:
+                self._queue.came(shard)
+                if came:
+                    self._concurrency.arrived(self._size_of(shard), self._starved())
+            else:
+                self._queue.refused(int(first), shard, elsewhere=outcome is not Fetched.NO_ROOM)
+                if outcome is Fetched.NO_ROOM:
+                    # For what is needed later, there is none either. The reader may rest, as between two epochs.
+                    self._no_room_until = time.monotonic() + _NO_ROOM

@@ -351,8 +351,8 @@ def open_streams(
 
     # The threads end here: a process that forks workers should have few, and none that holds a lock.
     with ThreadPoolExecutor(min(16, len(streams))) as pool:
-        for outcome in [pool.submit(open_one, stream) for stream in streams]:
-            outcome.result()
+        for _ in pool.map(open_one, streams):  # lets go of an error that it raises, whose traceback holds the streams
+            pass
     first = 0
     for stream in streams:
         stream.number_shards(first)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -56,15 +57,13 @@ class TolerantReader:
         if pool.schema is None:
             samples, bad = self.samples(ids.tolist(), pool.sample)
             return default_collate(samples), bad
-        with pool.trying_once():
-            failed: dict[int, Exception] = {}
+        with pool.trying_once(), _errors_by_row() as failed:
             columns = pool.gather(pool.schema, ids, failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
             if len(failed) == len(ids):
                 columns = self._other_rows(pool.schema, ids, failed)
             elif failed:
                 _fill_in(columns, failed, len(ids))
-            failed.clear()
         return collate_columns(columns), bad
 
     def samples(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
@@ -74,24 +73,22 @@ class TolerantReader:
             ids: the samples.
             read: reads one; for a bad row once more that of another, since who gets samples may change them.
         """
-        with self._samples.pool.trying_once():
-            samples, failed = self._read(ids, read)
+        with self._samples.pool.trying_once(), _errors_by_row() as failed:
+            samples = self._read(ids, read, failed)
             bad = self._bad_rows(ids, failed)
             readable = [row for row in range(len(ids)) if row not in failed]
-            for row, error in failed.items():
+            for row in failed:
                 near = (ids[other] for other in _nearest(row, readable))
-                samples[row] = self._first_readable(chain(near, self._elsewhere(ids[row])), read, error)
-            failed.clear()
+                samples[row] = self._first_readable(chain(near, self._elsewhere(ids[row])), read, failed, row)
         return samples, bad
 
     def readable(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
         """As `samples`, but what stands in bad rows is None."""
-        with self._samples.pool.trying_once():
-            samples, failed = self._read(ids, read)
+        with self._samples.pool.trying_once(), _errors_by_row() as failed:
+            samples = self._read(ids, read, failed)
             bad = self._bad_rows(ids, failed)
             if len(failed) == len(ids):
-                self._first_readable(self._elsewhere(ids[0]), read, failed[0])
-            failed.clear()
+                self._first_readable(self._elsewhere(ids[0]), read, failed, 0)
         return samples, bad
 
     def readable_values(self, ids: npt.NDArray[np.int64], column: str) -> tuple[list[Any], BadRows | None]:
@@ -99,19 +96,16 @@ class TolerantReader:
         pool = self._samples.pool
         if pool.schema is None:
             return self.readable(ids.tolist(), lambda sample_id: pool.sample(sample_id)[column])
-        with pool.trying_once():
-            failed: dict[int, Exception] = {}
+        with pool.trying_once(), _errors_by_row() as failed:
             columns = pool.gather(pool.schema, ids, [column], failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
             if len(failed) == len(ids):
                 self._other_rows(pool.schema, ids[:1], failed)
-            failed.clear()
         return list(columns.columns[column]), bad
 
-    def _read(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], dict[int, Exception]]:
-        """Samples, and the errors of bad ones by row. Errors hold on to all that was being done: clear the dict."""
+    def _read(self, ids: list[int], read: Callable[[int], Any], failed: dict[int, Exception]) -> list[Any]:
+        """Samples; the errors of bad ones go by row into `failed`."""
         samples: list[Any] = [None] * len(ids)
-        failed: dict[int, Exception] = {}
         for row, sample_id in enumerate(ids):
             try:
                 samples[row] = read(sample_id)
@@ -119,7 +113,7 @@ class TolerantReader:
                 if not is_bad_sample(error, from_user=self._from_user):
                     raise
                 failed[row] = error
-        return samples, failed
+        return samples
 
     def _bad_rows(self, ids: list[int], failed: dict[int, Exception]) -> BadRows | None:
         """Which rows are bad; they are logged."""
@@ -138,13 +132,15 @@ class TolerantReader:
         def read(sample_id: int) -> ColumnBatch:
             return pool.gather(schema, np.full(len(ids), sample_id))
 
-        return self._first_readable(self._elsewhere(int(ids[0])), read, failed[0])
+        return self._first_readable(self._elsewhere(int(ids[0])), read, failed, 0)
 
     def _elsewhere(self, sample_id: int) -> Iterator[int]:
         return chain(() if self._stand_in is None else (self._stand_in,), self._samples.others(sample_id))
 
-    def _first_readable(self, candidates: Iterable[int], read: Callable[[int], T], error: Exception) -> T:
-        """What is read of the first of these samples that can be; else the error is raised."""
+    def _first_readable(
+        self, candidates: Iterable[int], read: Callable[[int], T], failed: dict[int, Exception], row: int
+    ) -> T:
+        """What is read of the first of these samples that can be; else the error of the row is raised."""
         for sample_id in candidates:
             try:
                 found = read(sample_id)
@@ -154,7 +150,17 @@ class TolerantReader:
             else:
                 self._stand_in = sample_id
                 return found
-        raise error
+        raise failed[row]
+
+
+@contextlib.contextmanager
+def _errors_by_row() -> Generator[dict[int, Exception]]:
+    """A dict that is empty in the end: errors hold the frames that hold the dict, and the dataset with them."""
+    failed: dict[int, Exception] = {}
+    try:
+        yield failed
+    finally:
+        failed.clear()
 
 
 def _nearest(row: int, rows: list[int]) -> list[int]:

@@ -80,15 +80,7 @@ class TransferPool:
             calls: What to do, in this order.
             urgent: Somebody waits for it.
         """
-        futures = [Future[None]() for _ in calls]
-
-        def leave_out_the_rest(future: Future[None]) -> None:
-            if not future.cancelled() and future.exception() is not None:
-                for other in futures:
-                    other.cancel()
-
-        for future in futures:
-            future.add_done_callback(leave_out_the_rest)
+        futures = _futures(len(calls))
         with self._lock:
             self._lanes[not urgent].waiting.extend(zip(futures, calls, strict=True))
             self._start_threads()
@@ -101,9 +93,13 @@ class TransferPool:
                 call()
             return
         wait(futures, return_when=FIRST_EXCEPTION)
-        for future in futures:
-            if future.done() and not future.cancelled():
-                future.result()
+        failure = _first_failure(futures)
+        futures.clear()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame: a cycle, which would hold the callers' frames, too
 
     def _start_threads(self) -> None:
         """Start as many as could have something to do. Needs the lock."""
@@ -134,6 +130,31 @@ class TransferPool:
             del future, call  # they hold files and buffers, and the next one may be long in coming
             with self._lock:
                 lane.running -= 1
+
+
+def _futures(count: int) -> list[Future[None]]:
+    """Some of which those that have not begun are left out as soon as another one fails."""
+    futures = [Future[None]() for _ in range(count)]
+
+    def leave_out_the_rest(future: Future[None]) -> None:
+        if not future.cancelled() and future.exception() is not None:
+            for other in futures:
+                other.cancel()
+
+    for future in futures:
+        future.add_done_callback(leave_out_the_rest)
+    return futures
+
+
+def _first_failure(futures: Sequence[Future[None]]) -> BaseException | None:
+    """The first error of those that are done; those that have not begun are left out."""
+    for future in futures:
+        future.cancel()
+    return next((error for future in futures if _is_done(future) and (error := future.exception())), None)
+
+
+def _is_done(future: Future[None]) -> bool:
+    return future.done() and not future.cancelled()
 
 
 transfer_pool: Final = PerProcess(lambda: TransferPool(REQUESTS))
