@@ -188,6 +188,15 @@ def test_one_cache_folder_for_two_remotes(make_dataset, tmp_path):
     del first
 
 
+def test_a_remote_that_was_mistyped_is_corrected_in_the_same_process(make_dataset, tmp_path):
+    """As in a notebook, which keeps the error, and with it the stream that was not opened."""
+    remote, local = make_dataset('data', 10), tmp_path / 'local'
+    with pytest.raises(FileNotFoundError) as kept:
+        StreamingDataset(remote=f'{remote}s', local=str(local))
+    assert StreamingDataset(remote=str(remote), local=str(local))[9]['id'] == 9
+    assert kept.value is not None
+
+
 def test_a_cache_folder_of_another_remote_is_not_mixed_with_this_one(make_dataset, tmp_path):
     """Not of one that is alive: of an earlier run. Both indexes are the same, as the sizes of tokens often are."""
     one, two = make_dataset('one', 30), make_dataset('two', 30, first=1000)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import tempfile
-import weakref
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.folder_claim import claimed_folder
 from headrace.dataset.index_file import INDEX, IndexFile
 from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
@@ -194,7 +194,12 @@ class Stream:
                 f'Could not create a temporary local directory {folder}: something that is not a folder has that name. '
                 f'Remove it, or set `local` to a folder of your own.'
             )
-        _claim_folder(self)
+        with claimed_folder(self):
+            self._open(folder, selection, allow_unsafe_types=allow_unsafe_types, limit=limit)
+
+    def _open(
+        self, folder: Path, selection: Selection | None, *, allow_unsafe_types: bool, limit: CacheLimit | None
+    ) -> None:
         if self.is_local:
             found = IndexFile(str(folder / INDEX), allow_unsafe_types=allow_unsafe_types)
             if not (folder / INDEX).exists():
@@ -361,26 +366,6 @@ def open_streams(
 
 def _verify(path: Path, *, info: Any, algorithm: str | None) -> None:
     verify_file(path, info, algorithm)
-
-
-# Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
-_folders: weakref.WeakValueDictionary[Path, Stream] = weakref.WeakValueDictionary()
-
-
-def _claim_folder(stream: Stream) -> None:
-    folder = stream.folder.resolve()
-    other = _folders.get(folder)
-    if (
-        other is not None
-        and other is not stream
-        and other.url != stream.url
-        and not stream.is_local
-        and not other.is_local
-    ):
-        raise StreamError(
-            f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. Provide a different one.'
-        )
-    _folders[folder] = stream
 
 
 def _missing_index(stream: Stream, index: Path) -> Exception:

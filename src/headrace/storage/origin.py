@@ -42,8 +42,8 @@ def check_origin(folder: Path, url: str) -> None:
     # A power failure may empty a file, and `rm -r cache/*` leaves those with a dot.
     if noted and noted != own and _holds_files(folder):
         raise StreamError(
-            f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If both '
-            f'hold the same data, delete {path}.'
+            f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If the '
+            f'first remote was a mistake, remove the folder. If both hold the same data, delete {path}.'
         )
 
 

@@ -1,0 +1,46 @@
+"""Which stream of this process has which cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING
+
+from headrace.errors import StreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from headrace.dataset.stream import Stream
+
+__all__ = ['claimed_folder']
+
+# Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
+_folders: weakref.WeakValueDictionary[Path, Stream] = weakref.WeakValueDictionary()
+
+
+@contextlib.contextmanager
+def claimed_folder(stream: Stream) -> Generator[None]:
+    """Have a folder for a stream that is opened inside the block; one that fails has it no more, though it lives on."""
+    folder = stream.folder.resolve()
+    other = _folders.get(folder)
+    if (
+        other is not None
+        and other is not stream
+        and other.url != stream.url
+        and not stream.is_local
+        and not other.is_local
+    ):
+        raise StreamError(
+            f'Reused local directory: {folder} is the cache of {other.url} vs. {stream.url}. Provide a different one.'
+        )
+    _folders[folder] = stream
+    try:
+        yield
+    except BaseException:
+        if _folders.get(folder) is stream:
+            del _folders[folder]
+            if other is not None:
+                _folders[folder] = other
+        raise
