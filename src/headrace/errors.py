@@ -22,12 +22,18 @@ HeadraceError
 └── MissingDependencyError   (ImportError)         an optional package is not installed
 
 Each can be made from one message, because a DataLoader re-raises a worker's exception as ``type(exc)(message)``,
-and each pickles, because exceptions cross process boundaries.
+and each pickles, because exceptions cross process boundaries. None holds a secret: see `redaction`.
 """
 
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
+
+from headrace.redaction import redact
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     'AccessDeniedError',
@@ -54,7 +60,14 @@ __all__ = [
 
 
 class HeadraceError(Exception):
-    """The root of every exception that headrace raises on purpose."""
+    """The root of every exception that headrace raises on purpose. Its message is without secrets."""
+
+    def __new__(cls, *args: object) -> Self:
+        """Redact what an OSError takes here; other exceptions take it in `__init__`."""
+        return super().__new__(cls, *_redacted(args))
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*_redacted(args))
 
 
 class ConfigError(HeadraceError, ValueError):
@@ -83,7 +96,8 @@ class FormatError(HeadraceError, ValueError):
 class IndexFileError(FormatError, json.JSONDecodeError):
     """index.json is empty or is not JSON."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, *args: object) -> None:
+        message = redact(' '.join(map(str, args)))
         ValueError.__init__(self, message)
         self.msg, self.doc, self.pos, self.lineno, self.colno = message, '', 0, 1, 1
 
@@ -144,3 +158,7 @@ class MissingStateKeyError(ResumeError, KeyError):
 
 class MissingDependencyError(HeadraceError, ImportError):
     """An optional package is not installed."""
+
+
+def _redacted(args: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple(redact(arg) if isinstance(arg, str) else arg for arg in args)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
@@ -19,6 +18,7 @@ from headrace.composer.topology import bind_topology, composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, load_config
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -213,7 +213,7 @@ class StreamingDataSpec(DataSpec):
                 self.has_padding = False
         elif not (self.is_evaluation or self._warned or is_followed(self.loader)):
             self._warned = True
-            warnings.warn(
+            warn(
                 'Composer trains on a headrace loader without `headrace.composer.StreamingPosition()` in '
                 '`Trainer(callbacks=[...])`. Resuming in mid-epoch continues exactly, but neither the random state nor '
                 '`train_subset_num_batches` survives, and a later `fit` does not go on where this one ends.',

@@ -16,6 +16,7 @@ from headrace.composer.topology import bind_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, TopologyError
 from headrace.packing import exchange_now_and_then
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -173,7 +174,7 @@ class StreamingPosition(Callback):
         counted = dataset.position_of(int(state.timestamp.sample_in_epoch))
         handed_out = loader.state_dict()['sample_in_epoch']
         if counted != handed_out:
-            warnings.warn(
+            warn(
                 f'Composer counts {counted} samples of this epoch, but the loader has handed out {handed_out}: a '
                 f'checkpoint would continue at the wrong sample. Let `get_num_samples_in_batch` count samples of the '
                 f'dataset, or leave it out; keep `spin_dataloaders` if a checkpoint is loaded without its dataset.',

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from composer.utils import dist, format_name_with_dist
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.metrics import LossSpike, SpikeDetector, SpikeFile, SpikeReports, TrainedBatch
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -91,7 +91,7 @@ class LossSpikes(Callback):
             number = int(state.timestamp.batch) - 1
             written = self._write(spike, number, state, logger)
             if not self._reports.is_over:
-                warnings.warn(f'The loss of batch {number} was {spike}: {written}', stacklevel=2)
+                warn(f'The loss of batch {number} was {spike}: {written}', stacklevel=2)
 
     def _write(self, spike: LossSpike, number: int, state: State, logger: Logger) -> str:
         """Write what a spike was; returns a line on that."""

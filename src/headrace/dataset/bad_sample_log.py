@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 from headrace.dataset.samples import Samples
+from headrace.redaction import logger_of
 
 __all__ = ['BadSampleLog']
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _MOST = 20  # shards and samples that one process names; after that it tells how many there were
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +38,7 @@ from headrace.order import (
     Topology,
     parse_skip,
 )
+from headrace.redaction import warn
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.storage import CacheCounters, CacheCounts
 
@@ -163,7 +163,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         if predownload is not None and predownload < 0:
             raise ConfigError(f'`predownload` must not be negative, but is {predownload}.')
         if batch_size is not None and predownload is not None and predownload < batch_size:
-            warnings.warn(
+            warn(
                 f'predownload < batch_size ({predownload} < {batch_size}). This may result in slower batch time. '
                 f'Recommendation is to set predownload to at least the batch size.',
                 stacklevel=2,
@@ -259,7 +259,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         config = self.run.config(1, None)
         block = config.block_size
         if config.shuffle and block is not None and block < largest:
-            warnings.warn(
+            warn(
                 f'Shuffle block size was smaller than shard size for some shards ({block} < {largest} samples). '
                 f'Samples will stay close to their shard. Recommendation is to set shuffle_block_size above the '
                 f'number of samples of a shard.',

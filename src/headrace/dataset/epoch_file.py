@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +20,7 @@ import numpy.typing as npt
 
 from headrace.errors import CacheError
 from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
+from headrace.redaction import warn
 from headrace.storage.locks import held, lock_file, try_lock_file
 from headrace.storage.machine_file import claim_private_folder, private_folder, publish
 
@@ -74,7 +74,7 @@ class EpochFiles:
             ids = self._map(name, mixture.epoch_size)
             return self._make(name, mixture.epoch_size, fill) if ids is None else ids
         except (OSError, CacheError) as error:
-            warnings.warn(
+            warn(
                 f'The order of an epoch cannot be kept in {self.folder} ({error}): every process computes it for '
                 f'itself, and holds {mixture.epoch_size * 8 >> 20} MiB. Name a writable `local`.',
                 stacklevel=2,

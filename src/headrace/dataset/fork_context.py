@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import warnings
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess
 from typing import Any
+
+from headrace.redaction import warn
 
 __all__ = ['worker_context']
 
@@ -61,7 +62,7 @@ class _WatchedProcess(ForkProcess):
             popen.kill()
             popen.wait()
             popen.close()
-            warnings.warn(
+            warn(
                 f'A worker stood still in fork() for {_SECONDS:.0f} s, on a lock that another thread held at that '
                 f'moment. It is forked anew, and nothing is lost. Python 3.12, or '
                 f"multiprocessing_context='forkserver', avoids it.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 from headrace.dataset.stream import Stream
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig
+from headrace.redaction import warn
 from headrace.storage.fetching import space_needed
 
 __all__ = ['bytes_side_by_side', 'fixed_bytes', 'require_room', 'warn_without_room']
@@ -84,7 +84,7 @@ def warn_without_room(limit: int, streams: Sequence[Stream], mixture: Mixture, c
     """Warn if shards are going to be evicted before all of their samples are read; arguments as above."""
     needed = bytes_side_by_side(streams, mixture, config, nodes)
     if needed > limit:
-        warnings.warn(
+        warn(
             f'`cache_limit` is {limit:,} bytes, but the order reads from some {needed:,} bytes of shards in turn: '
             f'shuffle_block_size of {config.block_size:,} samples x {config.num_canonical_nodes} canonical nodes / '
             f'{nodes} nodes. Shards will be downloaded again and again. Raise `cache_limit` to {needed * 5 // 4:,}, or '

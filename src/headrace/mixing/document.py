@@ -20,6 +20,7 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from headrace.mixing.interpolations import as_written, variables_in, written_at
 from headrace.mixing.schema import FileDirectives
 from headrace.mixing.validate import Path, Problem, Validator, as_line, dotted, field_types, refusal, refuse, shown
 
@@ -65,10 +66,18 @@ class Document:
         """Plain values of some keys of the top level, None: of all; what cannot be resolved is noted and left out."""
         return _resolve(self._layers.values, problems, keys)
 
+    def written(self, path: Path, value: object) -> object:
+        """What stands at a path, for messages: an interpolation in the place of the value that it resolves to."""
+        return written_at(self._layers.values, path, value)
+
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise one ConfigError for all problems, with where each was written; do nothing if there are none."""
         located = [
-            (self._layers.origin(problem.path) or _Origin(self._label), as_line(problem)) for problem in problems
+            (
+                self._layers.origin(problem.path) or _Origin(self._label),
+                as_written(as_line(problem), self._layers.variables),
+            )
+            for problem in problems
         ]
         refuse([f'{origin}: {line}' for origin, line in sorted(located, key=lambda item: item[0])])
 
@@ -92,6 +101,7 @@ class _Layers:
     def __init__(self) -> None:
         self.values: dict[Any, Any] = {}
         self._origins: dict[Path, _Origin] = {}
+        self.variables: set[str] = set()  # of the environment, that interpolations name
 
     def origin(self, path: Path) -> _Origin | None:
         """Where the key at `path`, or else the nearest one around it, was written."""
@@ -115,9 +125,14 @@ class _Layers:
         try:
             # A part of a larger configuration refers to the whole, which it would lose here.
             config = source if isinstance(source, DictConfig) else OmegaConf.create(_as_text(source))
-            values = cast('dict[Any, Any]', OmegaConf.to_container(config, resolve=config._get_parent() is not None))
+            is_part = config._get_parent() is not None
+            if is_part:
+                self.variables.update(variables_in(OmegaConf.to_container(config._get_root())))
+            values = cast('dict[Any, Any]', OmegaConf.to_container(config, resolve=is_part))
         except OmegaConfBaseException as error:
-            raise refusal(f'{label}: {_first_line(error)}') from error
+            raise refusal(
+                f'{label}: {as_written(_first_line(error), self.variables)}'
+            ) from None  # it quotes what it resolved
         origins: dict[Path, _Origin] = {(str(key),): _Origin(label) for key in values}
         for index, included in enumerate(_included(values, origins)):
             self.add_file(FilePath(included), chain=(), asked_by=f'{label}: defaults[{index}]: ')
@@ -160,12 +175,14 @@ class _Layers:
                 return f'there is no key {dotted(path)} to remove'
             del container[step]
             return None
+        self.variables.update(variables_in(value))
         old = container[step] if isinstance(container, list) else cast('dict[Any, Any]', container).get(step)
         container[step] = _merged(old, value)
         self._origins.update(dict.fromkeys([path, *_paths_in(value, path)], _Origin(label)))
         return None
 
     def _merge(self, values: dict[Any, Any], origins: dict[Path, _Origin]) -> None:
+        self.variables.update(variables_in(values))
         self.values = _merged(self.values, {key: value for key, value in values.items() if key != 'defaults'})
         self._origins.update(origins)
 
@@ -181,14 +198,14 @@ def _read_file(path: FilePath, asked_by: str) -> tuple[dict[Any, Any], dict[Path
         reason = 'no such file' if isinstance(error, FileNotFoundError) else error.strerror or str(error)
         raise refusal(f'{asked_by}{path}: {reason}') from error
     except UnicodeDecodeError as error:
-        raise refusal(f'{asked_by}{path}: not UTF-8 text ({error.reason} at byte {error.start})') from error
+        raise refusal(f'{asked_by}{path}: not UTF-8 text ({error.reason} at byte {error.start})') from None
     except yaml.YAMLError as error:
         mark = getattr(error, 'problem_mark', None)
         line = '' if mark is None else f':{mark.line + 1}'
         reason = getattr(error, 'problem', None) or _first_line(error)
-        raise refusal(f'{asked_by}{path}{line}: not valid YAML: {reason}') from error
+        raise refusal(f'{asked_by}{path}{line}: not valid YAML: {reason}') from None  # it quotes the file
     except (OmegaConfBaseException, RecursionError) as error:
-        raise refusal(f'{asked_by}{path}: not valid: {_first_line(error)}') from error
+        raise refusal(f'{asked_by}{path}: not valid: {_first_line(error)}') from None
     if not isinstance(config, DictConfig) or (node is not None and not isinstance(node, yaml.MappingNode)):
         raise refusal(f'{asked_by}{path}: must hold a mapping of keys at its top level')
     return cast('dict[Any, Any]', OmegaConf.to_container(config)), lines
@@ -306,7 +323,7 @@ def _resolved(parent: DictConfig | ListConfig, key: Any, path: Path, problems: l
         return _UNRESOLVED
     except (OmegaConfBaseException, RecursionError, ValueError, TypeError) as error:
         written = cast('Any', OmegaConf.to_container(parent, resolve=False))[key]
-        problems.append(Problem(path, _interpolation_rule(error), shown(written)))
+        problems.append(Problem(path, _interpolation_rule(error), shown(written, key=str(path[-1]))))
         return _UNRESOLVED
     if isinstance(value, DictConfig):
         items = {inner: _resolved(value, inner, (*path, str(inner)), problems) for inner in value}

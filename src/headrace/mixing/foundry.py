@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
@@ -21,6 +20,7 @@ from headrace.mixing.schema import Config, DatasetConfig, LoaderConfig, WorkerCo
 from headrace.mixing.streams import StreamConfig
 from headrace.mixing.validate import Path, Problem, Validator, dotted, field_types, shown, unwrap
 from headrace.order.shuffle import PERMUTATIONS
+from headrace.redaction import warn
 from headrace.selection import Mistake
 
 __all__ = ['config_of_foundry']
@@ -52,7 +52,7 @@ def config_of_foundry(
             value, rule.
     """
     document = Document(source, overrides)
-    validator = Validator()
+    validator = Validator(document.written)
     problems = validator.problems
     for key in document.keys:
         meant = () if key in _LOADERS else difflib.get_close_matches(str(key), _LOADERS, n=1, cutoff=0.8)
@@ -67,14 +67,14 @@ def config_of_foundry(
     document.refuse(problems)
     without_effect = [dotted(path) for section in sections for path in section.keys_without_effect()]
     if without_effect:
-        warnings.warn(
+        warn(
             'headrace hands out samples as they are stored: it does not tokenise, truncate, pad or pack them. So '
             f'{", ".join(without_effect)} have no effect; do what is needed in your `dataset_class` or `collate_fn`.',
             stacklevel=2,
         )
     packed = [dotted((*section.path, 'dataset', 'packing_ratio')) for section in sections if section.packing_ratio > 1]
     if packed:
-        warnings.warn(
+        warn(
             f'By {", ".join(packed)}, batches have the samples that LLM Foundry would pack into one, each rank for '
             f'itself: do so in your `collate_fn`. Or leave the ratio out for `packing`, which resumes on any ranks.',
             stacklevel=2,

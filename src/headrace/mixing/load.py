@@ -51,7 +51,7 @@ def load_config(
         )
         for key in foreign
     )
-    validator = Validator()
+    validator = Validator(document.written)
     config = validator.read(Config, document.plain(validator.problems), also_known=DIRECTIVES)
     document.refuse(validator.problems)
     return config.inherited()

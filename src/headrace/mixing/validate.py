@@ -17,13 +17,14 @@ import difflib
 import functools
 import re
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
 from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
+from headrace.redaction import HIDDEN, redact_value
 from headrace.selection import Mistake
 
 __all__ = ['Problem', 'Validator', 'dotted']
@@ -60,8 +61,10 @@ def dotted(path: Path) -> str:
 
 
 def shown(value: object, *, key: str = '') -> str:
-    """A value for a message: short, and without what looks like a secret."""
-    if re.search(r'secret|token|password|credential|access_key', key, re.IGNORECASE):
+    """A value for a message: short, and without secrets. An interpolation is none."""
+    if not (isinstance(value, str) and value.startswith('${')):
+        value = redact_value(value, key)
+    if value == HIDDEN:
         return '(hidden)'
     # true and null are YAML's words; the rest reads the same in Python and in YAML.
     text = {'True': 'true', 'False': 'false', 'None': 'null'}.get(repr(value), repr(value))
@@ -74,10 +77,16 @@ _DECODE_HINT = '; the value is text: write it without quotes, or, from the envir
 
 
 class Validator:
-    """Reads raw values into dataclasses and collects what is wrong on the way."""
+    """Reads raw values into dataclasses and collects what is wrong on the way.
 
-    def __init__(self) -> None:
+    Args:
+        written: Gives what a file has in the place of a value, for messages: an interpolation, not what it resolves
+            to. Called with the value's path and the value.
+    """
+
+    def __init__(self, written: Callable[[Path, object], object] = lambda _, value: value) -> None:
         self.problems: list[Problem] = []
+        self._written = written
         self._outer: list[tuple[Path, type]] = []  # the dataclasses around the value being read
 
     def read(self, cls: type[T], raw: Mapping[Any, Any], path: Path = (), *, also_known: tuple[str, ...] = ()) -> T:
@@ -98,11 +107,12 @@ class Validator:
             if key not in hints:
                 meant = self._suggest(str(key), (*hints, *also_known))
                 rule = f'unknown key{_did_you_mean(meant)}'
-                self.problems.append(Problem((*path, str(key)), rule, shown(value, key=str(key)), tuple(meant)))
+                where = (*path, str(key))
+                self.problems.append(Problem(where, rule, self._shown(where, value), tuple(meant)))
             elif key == 'name' and 'name' in values:
                 if value is not None and value != values['name']:
                     rule = f"the name is the key that it stands at, '{values['name']}'; remove `name`"
-                    self.problems.append(Problem((*path, key), rule, shown(value)))
+                    self.problems.append(Problem((*path, key), rule, self._shown((*path, key), value)))
             elif value is not None:
                 values[key] = self._value(hints[key], value, (*path, key))
         self._outer.pop()
@@ -120,7 +130,7 @@ class Validator:
         for broken in cast('_HasRules', config).broken_rules() if hasattr(config, 'broken_rules') else ():
             if wrong.isdisjoint(broken.keys) and wrong_inside.isdisjoint(broken.inner):
                 at = next(((key,) for key in broken.keys if given.get(key) is not None), ())
-                self.problems.append(Problem((*path, *at), broken.rule, _got(given, broken.keys)))
+                self.problems.append(Problem((*path, *at), broken.rule, self._got(given, broken.keys, path)))
 
     def _value(self, hint: Any, value: Any, path: Path) -> Any:
         hint, mark = unwrap(hint)
@@ -225,13 +235,20 @@ class Validator:
                 self.problems.append(Problem((*where, 'name'), rule))
         elif name in others:
             rule = f'is the name of {dotted((*where[:-1], others.index(name)))} too; names must differ'
-            self.problems.append(Problem((*where, 'name'), rule, shown(name)))
+            self.problems.append(Problem((*where, 'name'), rule, self._shown((*where, 'name'), name)))
 
     def _wrong(self, path: Path, value: object, rule: str, *, scalar: bool = False) -> Any:
         if scalar and isinstance(value, str) and _YAML_SCALAR.fullmatch(value.strip()):
             rule += _DECODE_HINT
-        self.problems.append(Problem(path, rule, shown(value)))
+        self.problems.append(Problem(path, rule, self._shown(path, value)))
         return _INVALID
+
+    def _shown(self, path: Path, value: object) -> str:
+        return shown(self._written(path, value), key=str(path[-1]) if path else '')
+
+    def _got(self, given: Mapping[Any, Any], keys: tuple[str, ...], path: Path) -> str | None:
+        scalars = {key: given[key] for key in keys if isinstance(given.get(key), (str, int, float))}
+        return ', '.join(f'{key}: {self._shown((*path, key), value)}' for key, value in scalars.items()) or None
 
     def _suggest(self, key: str, here: tuple[str, ...]) -> list[str]:
         """What an unknown key may have meant: the same name elsewhere first, then the most similar ones here."""
@@ -329,8 +346,3 @@ def _closest(text: str, names: tuple[str, ...]) -> list[str]:
 def _did_you_mean(suggestions: list[str]) -> str:
     quoted = ' or '.join(f'"{name}"' for name in suggestions)
     return f'; did you mean {quoted}?' if quoted else ''
-
-
-def _got(given: Mapping[Any, Any], keys: tuple[str, ...]) -> str | None:
-    scalars = {key: given[key] for key in keys if isinstance(given.get(key), (str, int, float))}
-    return ', '.join(f'{key}: {shown(value)}' for key, value in scalars.items()) or None

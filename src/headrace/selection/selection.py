@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -28,12 +27,13 @@ import numpy.typing as npt
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.format import ShardInfo, ShardReader, number_abbrev_to_int
 from headrace.order import SPLIT_UNIT, Kept, KeptBits, KeptRanges, KeptSplit, each_kept_row
+from headrace.redaction import logger_of
 from headrace.selection.bitmap_file import BitmapFile
 from headrace.selection.predicate import Conditions, Mistake, Predicate, Where, check_columns, refusal
 
 __all__ = ['Fraction', 'Selection', 'Shards', 'Subset', 'read_where']
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 _THREADS: Final = 8  # shards that are fetched and read at once
 _SECONDS_BETWEEN_LINES: Final = 10.0

@@ -134,7 +134,7 @@ def log_in(login: Login, options: StoreOptions) -> SftpSession:
                 client.load_host_keys(name)
         client.set_missing_host_key_policy(_Refuse(login))
         # Failed attempts are told by exceptions. Without a handler, the traces of paramiko's thread would go to stderr.
-        logging.getLogger(LOG).addHandler(_QUIET)
+        logging.getLogger(LOG).addHandler(_QUIET)  # noqa: TID251 - paramiko's
         client.set_log_channel(LOG)
         try:
             _authenticate(client, connection, login, options)

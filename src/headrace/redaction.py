@@ -1,0 +1,193 @@
+"""Takes secrets out of what people and files are shown: messages, warnings, logs, reprs, hyperparameters.
+
+`HeadraceError` redacts its message itself; `warn` and `logger_of` are the only ways to warn and to log. A text is
+searched when it is made, so nothing is done while all goes well. Four things count as a secret:
+
+1. a value that was kept by `keep_secret`, or that stands in an environment variable with a secret's name;
+2. the password of a URL;
+3. a value beside a secret's name, as in ``?sig=...`` or ``'api_key': '...'``;
+4. a text with the shape of a token or of a private key.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import quote, unquote
+
+__all__ = [
+    'HIDDEN',
+    'SHORTEST',
+    'is_secret_name',
+    'keep_secret',
+    'keep_secrets_of_url',
+    'logger_of',
+    'redact',
+    'redact_value',
+    'redacted_repr',
+    'warn',
+    'without_credentials',
+]
+
+T = TypeVar('T')
+
+HIDDEN: Final = '***'
+"""Stands in the place of a secret."""
+LONGEST: Final = 1 << 20
+"""Characters of a text; a longer one loses its middle."""
+SHORTEST: Final = 6
+"""Characters of a value that is looked for by itself: shorter ones occur in words."""
+
+# A name's part that makes its value a secret; bounded, so that every search below is linear in the text.
+_STEM: Final = (
+    r'(?:pass(?:word|wd|phrase)|secret|signature|credential|authorization|cookie|connection[_-]?string'
+    r'|token(?!s|iz)|(?:access|account|api|private|shared|signing|storage)[_-]?key(?![_-]?id)'
+    r'|(?<![a-z])(?:sig|sas|pwd)(?![a-z]))'
+)
+_SECRET_NAME: Final = re.compile(_STEM, re.IGNORECASE)
+_HARMLESS_NAME: Final = re.compile(
+    r'(?:bos|cls|end|eos|mask|next|pad|sep|special|start|stop|unk)[_-]?token|[_-](?:dir|file|id|name|path|type|url)$',
+    re.IGNORECASE,
+)
+# Words of sentences, too: a colon after them says nothing.
+_PLAIN_WORDS: Final = frozenset({'cookie', 'credential', 'credentials', 'secret', 'sig', 'signature', 'sas', 'token'})
+_NAMED: Final = re.compile(
+    rf'(?<![\w-])(?P<name>[\w-]{{0,64}}{_STEM}[\w-]{{0,32}})(?P<sign>["\']?\s{{0,2}}[:=]\s{{0,2}})'
+    r'(?P<scheme>(?:aws4-hmac-sha256|basic|bearer|digest|negotiate|sharedkey|token)\s{1,4})?'
+    # "password: got 5" is how a configuration is refused.
+    r'(?P<value>"[^"]+"|\'[^\']+\'|(?!got\s)[^\s&"\'<>,;)\]}]+)',
+    re.IGNORECASE,
+)
+# A password with a slash in it is none by the rules of URLs, but keys of S3 have slashes.
+_PASSWORD: Final = re.compile(
+    r'(?P<user>://[^\s/@:\[]{0,256}:)(?!\d{1,5}(?:[/?#\s"\']|$))(?:[^\s/]{1,1024}|[^\s@]{1,1024})@'
+)
+_USER: Final = re.compile(r'(?:(?<=http:)|(?<=https:))//[^\s/@:?#"\'<>\[]{1,1024}@', re.IGNORECASE)
+_SHAPE: Final = re.compile(
+    r'(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|dapi[0-9a-f]{32,}|gh[opsu]_[A-Za-z0-9]{30,}|eyJ[\w-]{10,}\.[\w-]{10,}(?:\.[\w-]*)?)'
+    r'|(?<=bearer )(?=[\w.~+/-]{0,64}\d)[\w.~+/-]{8,}=*'
+    r'|(?<=PRIVATE KEY-----)[^-]{16,}',
+    re.IGNORECASE,
+)
+
+_kept: set[str] = set()
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether what goes by this name is a secret: ``password``, ``sig``, ``AccountKey``, ``HF_TOKEN``."""
+    return _SECRET_NAME.search(name) is not None and _HARMLESS_NAME.search(name) is None
+
+
+def keep_secret(value: object) -> None:
+    """Have a value hidden from now on, wherever it stands in a text; too short a one is passed over."""
+    text = value if isinstance(value, str) else ''
+    _kept.update(form for form in (text, quote(text, safe=''), unquote(text)) if len(form) >= SHORTEST)
+
+
+def keep_secrets_of_url(url: str | None) -> None:
+    """Have the password of a URL hidden, also where it stands by itself."""
+    authority, at, _ = (url or '').rpartition('@')
+    _, colon, password = authority.partition('://')[2].partition(':')
+    if at and colon:
+        keep_secret(password)
+
+
+def redact(text: str) -> str:
+    """The text without its secrets."""
+    if len(text) > LONGEST:
+        half = LONGEST // 2
+        text = f'{text[:half]} ... ({len(text) - LONGEST} characters left out) ... {text[-half:]}'
+    for value in sorted({*_kept, *_of_environment()}, key=len, reverse=True):
+        text = text.replace(value, HIDDEN)
+    return _SHAPE.sub(HIDDEN, _NAMED.sub(_hide_value, _redact_url(text)))
+
+
+def redact_value(value: Any, name: str = '') -> Any:
+    """Plain values without their secrets: texts, and what lists and mappings hold, are copied.
+
+    Args:
+        value: Texts, numbers, lists, mappings.
+        name: What it goes by, such as the key of a mapping.
+    """
+    if isinstance(value, Mapping):
+        items = cast('Mapping[Any, Any]', value).items()
+        return {key: redact_value(item, str(key)) for key, item in items}
+    if isinstance(value, (list, tuple)):
+        return [redact_value(item, name) for item in cast('list[Any]', value)]
+    if value is None or isinstance(value, bool) or not is_secret_name(name):
+        return redact(value) if isinstance(value, str) else value
+    return HIDDEN
+
+
+def without_credentials(url: str) -> str:
+    """A URL without password and signature, and the same for all of them: it names a place in files."""
+    address, mark, query = url.partition('?')
+    address = re.sub('(://[^/@:]*):[^/@]*@', r'\1@', address)
+    harmless = [item for item in query.split('&') if item and not is_secret_name(item.partition('=')[0])]
+    # Beside a signature stand its dates and rights, which change with it.
+    if len(harmless) < len(query.split('&')):
+        harmless = []
+    return address + (mark + '&'.join(harmless) if harmless else '')
+
+
+def redacted_repr(cls: type[T]) -> type[T]:
+    """Decorates a class: its repr is without secrets."""
+    plain = cls.__repr__
+
+    @functools.wraps(plain)
+    def shown(self: T) -> str:
+        return redact(plain(self))
+
+    cls.__repr__ = shown  # pyright: ignore[reportAttributeAccessIssue]
+    return cls
+
+
+def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int = 1) -> None:
+    """As `warnings.warn`, without secrets."""
+    warnings.warn(redact(message), category, stacklevel=stacklevel + 1)  # noqa: TID251 - this is the way
+
+
+def logger_of(name: str) -> logging.Logger:
+    """The logger of a module, whose records are without secrets."""
+    logger = logging.getLogger(name)  # noqa: TID251 - this is the way
+    if not any(isinstance(other, _Redaction) for other in logger.filters):
+        logger.addFilter(_Redaction())
+    return logger
+
+
+class _Redaction(logging.Filter):
+    """Redacts a record where it is made, so that every handler gets it without secrets."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.msg, record.args = redact(record.getMessage()), None
+        if record.exc_info and not record.exc_text:
+            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+def _of_environment() -> Iterator[str]:
+    """Values of variables that hold a secret by their name; paths and kinds of credentials are none."""
+    for name, value in os.environ.items():
+        is_secret = name.endswith('_KEY') or (is_secret_name(name) and not name.endswith('CREDENTIALS'))
+        if is_secret and len(value) >= SHORTEST and value[0] not in '/~.' and not value.isdecimal():
+            yield value
+
+
+def _redact_url(text: str) -> str:
+    if '@' not in text:
+        return text
+    return _USER.sub(f'//{HIDDEN}@', _PASSWORD.sub(rf'\g<user>{HIDDEN}@', text))
+
+
+def _hide_value(found: re.Match[str]) -> str:
+    name, sign, value = found['name'], found['sign'], found['value']
+    says_nothing = ':' in sign and sign[0] not in '"\'' and name.lower() in _PLAIN_WORDS
+    if says_nothing or not is_secret_name(name):
+        return found[0]
+    mark = value[0] if value[0] in '"\'' else ''
+    return f'{name}{sign}{found["scheme"] or ""}{mark}{HIDDEN}{mark}'
