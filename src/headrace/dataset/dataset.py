@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
 from headrace.dataset.batch_mark import BatchMark
+from headrace.dataset.columns import column_names, read_columns, refuse_different_columns
 from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.items import SamplesById
 from headrace.dataset.padding import PADDING_MARK
@@ -63,6 +64,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             streams.
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
+        columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
         predownload: how many samples ahead each worker has shards fetched; None: 65,536, or 8
             batches if those are more, and 512 MiB at most.
@@ -126,6 +128,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         fraction: Fraction | Sequence[float | str] | None = None,
         fraction_seed: int | None = None,
         where: Predicate | Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
         epoch_size: int | str | None = None,
         predownload: int | None = None,
         cache_limit: int | str | None = None,
@@ -189,6 +192,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             fraction=fraction,
             fraction_seed=fraction_seed,
             where=where,
+            columns=read_columns(columns),
         )
         if self.cache_limit is not None:
             require_room(self.cache_limit, self.streams)
@@ -251,8 +255,17 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             ConfigError: a column has the name of the mark.
         """
         for stream in self.streams:
-            for schema in stream.shards.schemas:
-                mark.check(schema.names)
+            for names in column_names(stream):
+                mark.check(names)
+
+    def require_equal_columns(self) -> None:
+        """Check that samples of all streams make one batch, unless a subclass changes samples.
+
+        Raises:
+            StreamError: columns are missing in a stream, or are of different types; names streams and columns.
+        """
+        if self.is_columnar:
+            refuse_different_columns(self.streams)
 
     def _warn_about_blocks(self) -> None:
         largest = int(self.mixture.shard_sizes.max())

@@ -72,7 +72,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     Raises:
         ValueError: two different batch sizes, or none; a sampler or shuffle; `drop_last` and ``remainder='exact'``; a
-            column with the name of a mark.
+            column with the name of a mark; streams of different columns, and neither `collate_fn` nor `get_item`.
         TypeError: `dataset` is no StreamingDataset.
     """
 
@@ -151,6 +151,8 @@ class StreamingDataLoader(DataLoader[Any]):
         )
         # Trainers that make a loader anew pass on what PyTorch put in the place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
+        if self._collate is None:
+            dataset.require_equal_columns()
         self.fixed_epoch = fixed_epoch
         self.max_epochs = max_epochs
         self.mark_streams = mark_streams

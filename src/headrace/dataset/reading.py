@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.bad_shards import BadShards
+from headrace.dataset.columns import gathered_columns
 from headrace.dataset.look_ahead import LookAhead
 from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.progress import Progress
@@ -23,7 +24,7 @@ from headrace.dataset.room import fixed_bytes
 from headrace.dataset.stream import Stream
 from headrace.dataset.upcoming import Upcoming
 from headrace.errors import CacheError, CollateError, FormatError, HeadraceError, StorageError
-from headrace.format import ColumnBatch, Schema, ShardReader, open_shard
+from headrace.format import ColumnBatch, Columns, ShardReader, open_shard
 from headrace.order import SampleMap
 from headrace.storage import ORDINARY, CacheEntry, Fetched, Lease, Transfer
 from headrace.storage.keeping import Held, KeptLeases, KeptMaps
@@ -54,9 +55,10 @@ class ShardPool:
         self.bad_shards = BadShards()
         """Those that are not tried again; filled while `trying_once`."""
         self._is_trying_once = False
-        schemas = list(dict.fromkeys(schema for stream in streams for schema in stream.shards.schemas))
-        self.schema = schemas[0] if len(schemas) == 1 else None
-        """The columns of all shards; None where they differ."""
+        self.shared, is_all = gathered_columns(streams)
+        """The columns that all shards hold and store alike."""
+        self.columns = self.shared if is_all else None
+        """What batches are gathered into; None where shards store their columns in different ways."""
 
     def place(self, shard: int) -> tuple[Stream, int]:
         """The stream of a shard, and the shard's number in it."""
@@ -207,7 +209,8 @@ class ShardPool:
         if (waited := time.perf_counter_ns() - begin) > _SHORTEST_WAIT:
             cache.stats.add(waits=1, nanoseconds_waited=waited)
         try:
-            return lease, open_shard(info, lease.buffers, source=f'{stream.title}: {info.files[0].raw.basename}')
+            source = f'{stream.title}: {info.files[0].raw.basename}'
+            return lease, open_shard(info, lease.buffers, source=source, columns=stream.columns)
         except BaseException:
             lease.release()
             raise
@@ -223,19 +226,19 @@ class ShardPool:
 
     def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
-        if self.schema is None:
+        if self.columns is None:
             return default_collate([self.sample(sample_id) for sample_id in ids.tolist()])
-        return collate_columns(self.gather(self.schema, ids))
+        return collate_columns(self.gather(self.columns, ids))
 
     def values(self, ids: npt.NDArray[np.int64], column: str) -> Sequence[Any] | npt.NDArray[Any]:
         """What the samples of `ids` have in a column, as it is stored, of any shape."""
-        if self.schema is None:
+        if column not in self.shared.arrays:
             return [self.sample(sample_id)[column] for sample_id in ids.tolist()]
-        return self.gather(self.schema, ids, [column]).columns[column]
+        return self.gather(self.shared, ids, [column]).columns[column]
 
     def gather(
         self,
-        schema: Schema,
+        into: Columns,
         ids: npt.NDArray[np.int64],
         names: Collection[str] | None = None,
         *,
@@ -244,12 +247,12 @@ class ShardPool:
         """The samples of `ids` in columns.
 
         Args:
-            schema: that of all shards.
+            into: columns of all shards.
             ids: the samples.
-            names: the columns to read; None: all.
+            names: the ones to read; None: all.
             failed: takes the errors of bad samples by row, whose values are then of no use; None: they are raised.
         """
-        columns = schema.allocate(len(ids), names)
+        columns = into.allocate(len(ids), names)
         shards, rows = self._sample_map.locate(ids)
         # Rows of one shard are read together; the order of shards inside a batch is free.
         by_shard = np.argsort(shards, kind='stable')

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.columns import column_names, read_columns
 from headrace.dataset.folder_claim import claimed_folder
 from headrace.dataset.index_file import INDEX, IndexFile
 from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
@@ -71,10 +72,11 @@ class Stream:
         fraction_seed: which random parts; streams that split the same data must have the same. 0 by default.
         where: tests of columns, ``{'lang': 'de', 'length': {'at_least': 512}}``, or a `Where`: only samples that pass
             are offered. All samples of `subset` are read for it, once per machine.
+        columns: names of the columns to read, ``['text']``; no other is decoded. None: all.
 
     Raises:
-        StreamError: more than one weight, a negative weight, neither `remote` nor `local`, or a `subset`, `fraction`
-            or `where` that is none.
+        StreamError: more than one weight, a negative weight, neither `remote` nor `local`, or a `subset`, `fraction`,
+            `where` or `columns` that is none.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Stream:
         fraction: Fraction | Sequence[float | str] | None = None,
         fraction_seed: int | None = None,
         where: Predicate | Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
     ) -> None:
         weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
         given = {key: value for key, value in weights.items() if value is not None}
@@ -128,6 +131,7 @@ class Stream:
         self.store_options = store_options
         self.subset, self.fraction, self.fraction_seed, self.where = subset, fraction, fraction_seed, where
         self._read_selection()
+        self.columns = read_columns(columns)
         self.shards = ShardTable.empty()
         self.kept: Kept | None = None  # which rows of the shards are offered; None: all
         self.fingerprint = ''
@@ -184,7 +188,7 @@ class Stream:
             json.JSONDecodeError: the index is no JSON.
             ValueError: the index breaks the format's rules, or holds an unsafe type.
             FileExistsError: the default local folder's name is taken by something that is not a folder.
-            StreamError: the local folder is the cache of another remote.
+            StreamError: the local folder is the cache of another remote, or a shard lacks one of `columns`.
             StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
         """
         selection = self._read_selection()
@@ -215,6 +219,7 @@ class Stream:
                 ) from None
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
+        list(column_names(self))  # refuses those that a shard lacks
         self.cache(limit)
         if selection is not None:
             changed = (folder / INDEX).stat().st_mtime_ns  # data that were written anew can have the same index

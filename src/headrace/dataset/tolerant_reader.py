@@ -16,7 +16,7 @@ from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.bad_sample_log import BadSampleLog
 from headrace.dataset.reading import collate_columns
 from headrace.dataset.samples import Samples
-from headrace.format import ColumnBatch, Schema
+from headrace.format import ColumnBatch, Columns
 
 __all__ = ['BadRows', 'TolerantReader']
 
@@ -54,14 +54,14 @@ class TolerantReader:
     def batch(self, ids: npt.NDArray[np.int64]) -> tuple[dict[str, Any], BadRows | None]:
         """The samples of `ids`, collated, and which rows are bad; None: none is."""
         pool = self._samples.pool
-        if pool.schema is None:
+        if pool.columns is None:
             samples, bad = self.samples(ids.tolist(), pool.sample)
             return default_collate(samples), bad
         with pool.trying_once(), _errors_by_row() as failed:
-            columns = pool.gather(pool.schema, ids, failed=failed)
+            columns = pool.gather(pool.columns, ids, failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
             if len(failed) == len(ids):
-                columns = self._other_rows(pool.schema, ids, failed)
+                columns = self._other_rows(pool.columns, ids, failed)
             elif failed:
                 _fill_in(columns, failed, len(ids))
         return collate_columns(columns), bad
@@ -94,13 +94,13 @@ class TolerantReader:
     def readable_values(self, ids: npt.NDArray[np.int64], column: str) -> tuple[list[Any], BadRows | None]:
         """As `readable`, of one column as it is stored; what stands in bad rows is of no use."""
         pool = self._samples.pool
-        if pool.schema is None:
+        if column not in pool.shared.arrays:
             return self.readable(ids.tolist(), lambda sample_id: pool.sample(sample_id)[column])
         with pool.trying_once(), _errors_by_row() as failed:
-            columns = pool.gather(pool.schema, ids, [column], failed=failed)
+            columns = pool.gather(pool.shared, ids, [column], failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
             if len(failed) == len(ids):
-                self._other_rows(pool.schema, ids[:1], failed)
+                self._other_rows(pool.shared, ids[:1], failed)
         return list(columns.columns[column]), bad
 
     def _read(self, ids: list[int], read: Callable[[int], Any], failed: dict[int, Exception]) -> list[Any]:
@@ -125,12 +125,12 @@ class TolerantReader:
         bad[list(failed)] = True
         return bad
 
-    def _other_rows(self, schema: Schema, ids: npt.NDArray[np.int64], failed: dict[int, Exception]) -> ColumnBatch:
+    def _other_rows(self, into: Columns, ids: npt.NDArray[np.int64], failed: dict[int, Exception]) -> ColumnBatch:
         """As many rows, all of one sample from elsewhere."""
         pool = self._samples.pool
 
         def read(sample_id: int) -> ColumnBatch:
-            return pool.gather(schema, np.full(len(ids), sample_id))
+            return pool.gather(into, np.full(len(ids), sample_id))
 
         return self._first_readable(self._elsewhere(int(ids[0])), read, failed, 0)
 

@@ -25,13 +25,14 @@ from headrace.format.jsonl import JSONEncoder, JSONReader
 from headrace.format.mds import MDSEncoder, MDSReader
 from headrace.format.packed import IndexKey, key_of_packed, pack_table, unpack_table
 from headrace.format.reader import ShardReader, open_shard
-from headrace.format.shards import ColumnBatch, FileInfo, Schema, ShardFile, ShardInfo
+from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.size_text import bytes_to_int, number_abbrev_to_int
 from headrace.format.table import JoinedShards, ShardTable
 from headrace.format.xsv import XSVEncoder, XSVReader
 
 __all__ = [
     'ColumnBatch',
+    'Columns',
     'EncodedShard',
     'FileInfo',
     'IndexKey',

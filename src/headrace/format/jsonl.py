@@ -13,7 +13,7 @@ from headrace.format.lines import LineEncoder, LineReader
 from headrace.format.shards import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 __all__ = [
     'Float',
@@ -95,13 +95,13 @@ def _get(encoding: str) -> _Checked:
 class JSONReader(LineReader):
     """The samples of one JSONL shard; see ``ShardReader``."""
 
-    def _parse(self, line: str) -> dict[str, Any]:
+    def _parse(self, line: str, names: Collection[str]) -> dict[str, Any]:
         value = parse_json(line, 'The line')
-        names = self._schema.names
-        if not isinstance(value, dict) or len(value) != len(names) or any(name not in value for name in names):
+        known = self._schema.names
+        if not isinstance(value, dict) or len(value) != len(known) or any(name not in value for name in known):
             found = f'the keys {sorted(value)}' if isinstance(value, dict) else f'a {type(value).__name__}'
-            raise FormatError(f'A line is a JSON object with the keys {sorted(names)}, but this is {found}.')
-        return {name: value[name] for name in names}
+            raise FormatError(f'A line is a JSON object with the keys {sorted(known)}, but this is {found}.')
+        return {name: value[name] for name in known if name in names}
 
 
 class JSONEncoder(LineEncoder):

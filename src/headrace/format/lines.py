@@ -16,7 +16,7 @@ from headrace.format.encoder import ShardEncoder, config_json, offset_table
 from headrace.format.encodings.texts import decode_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from headrace.format.shards import ColumnBatch, ShardInfo
 
@@ -26,10 +26,13 @@ __all__ = ['LineEncoder', 'LineReader']
 class LineReader:
     """The samples of a shard of lines; see ``ShardReader``."""
 
-    def __init__(self, info: ShardInfo, buffers: Sequence[memoryview], *, source: str) -> None:
+    def __init__(
+        self, info: ShardInfo, buffers: Sequence[memoryview], *, source: str, columns: Collection[str] | None = None
+    ) -> None:
         data, meta = buffers
         self.num_samples = info.samples
         self._schema = info.schema
+        self._wanted: Collection[str] = info.schema.names if columns is None else columns
         self._newline = info.schema.newline.encode('utf-8')
         self._source = source
         self._view = data
@@ -69,6 +72,9 @@ class LineReader:
 
     def sample(self, i: int) -> dict[str, Any]:
         """Sample ``i``; see ``ShardReader.sample``."""
+        return self._sample(i, self._wanted)
+
+    def _sample(self, i: int, names: Collection[str]) -> dict[str, Any]:
         if not 0 <= i < self.num_samples:
             raise IndexError(f'Shard {self._source} has samples 0 to {self.num_samples - 1}, but got {i}.')
         begin, end = self._offsets[i : i + 2].tolist()
@@ -77,7 +83,7 @@ class LineReader:
         if bytes(line[size:]) != self._newline:
             raise self._error(f'sample {i} does not end with the newline {self._schema.newline!r}')
         try:
-            return self._parse(decode_text(line[:size], 'The line'))
+            return self._parse(decode_text(line[:size], 'The line'), names)
         except FormatError as error:
             raise self._error(f'sample {i}: {str(error).removesuffix(".")}') from error
 
@@ -90,13 +96,12 @@ class LineReader:
         """Put samples ``rows`` into rows ``out_rows`` of ``batch``; see ``ShardReader.gather``."""
         columns = batch.columns
         for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
-            for name, value in self.sample(row).items():
-                if name in columns:
-                    columns[name][out] = value
+            for name, value in self._sample(row, columns).items():
+                columns[name][out] = value
 
     @abstractmethod
-    def _parse(self, line: str) -> dict[str, Any]:
-        """The sample of a line without its newline, columns in the schema's order; FormatError if it is none."""
+    def _parse(self, line: str, names: Collection[str]) -> dict[str, Any]:
+        """These columns of a line without its newline, in the schema's order; FormatError if it is no sample."""
 
 
 class LineEncoder(ShardEncoder):

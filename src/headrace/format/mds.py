@@ -21,7 +21,7 @@ from headrace.format.encodings import Encoding, Int, Str, get_mds_encoded_size, 
 from headrace.format.shards import ColumnBatch, Schema, ShardInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 __all__ = ['MDSEncoder', 'MDSReader']
 
@@ -79,12 +79,15 @@ def _layout_of(schema: Schema) -> _Layout:
 class MDSReader:
     """The samples of one MDS shard; see ``ShardReader``."""
 
-    def __init__(self, info: ShardInfo, buffers: Sequence[memoryview], *, source: str) -> None:
+    def __init__(
+        self, info: ShardInfo, buffers: Sequence[memoryview], *, source: str, columns: Collection[str] | None = None
+    ) -> None:
         (view,) = buffers
         self.num_samples = info.samples
         self._source = source
         self._view = view
         self._layout = _layout_of(info.schema)
+        self._wanted = columns
         self._offsets = self._check_table(info.files[0].raw.bytes)
         # Cutting bytes out of the map itself is faster than through a memoryview of it.
         owner = view.obj
@@ -137,7 +140,8 @@ class MDSReader:
             typed = raw
             if column.shape:
                 typed = np.ndarray((n, *column.shape), column.value_type, self._view, at, (stride, *column.strides))
-            columns.append((column, typed, raw))
+            if self._wanted is None or column.name in self._wanted:
+                columns.append((column, typed, raw))
             at += column.size
         return tuple(columns)
 
@@ -153,13 +157,14 @@ class MDSReader:
             return sample
         begin, sizes = self._head(i)
         view, at, variable = self._view, begin + self._layout.head.size, iter(sizes)
-        sample = {}
+        sample, wanted = {}, self._wanted
         for column in self._layout.columns:
             stop = at + (next(variable) if column.size is None else column.size)
-            try:
-                sample[column.name] = column.encoding.decode(view[at:stop])
-            except FormatError as error:
-                raise self._value_error(i, column, error) from error
+            if wanted is None or column.name in wanted:
+                try:
+                    sample[column.name] = column.encoding.decode(view[at:stop])
+                except FormatError as error:
+                    raise self._value_error(i, column, error) from error
             at = stop
         return sample
 

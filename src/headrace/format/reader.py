@@ -9,7 +9,7 @@ from headrace.format.mds import MDSReader
 from headrace.format.xsv import XSVReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import numpy as np
 
@@ -29,7 +29,7 @@ class ShardReader(Protocol):
     """Number of samples."""
 
     def sample(self, i: int) -> dict[str, Any]:
-        """Sample ``i`` of 0 to ``num_samples - 1``, its columns in the order of the schema.
+        """Sample ``i`` of 0 to ``num_samples - 1``: its columns, or those that were asked for, in the schema's order.
 
         Raises:
             IndexError: ``i`` is out of range.
@@ -57,19 +57,22 @@ class ShardReader(Protocol):
         ...
 
 
-def open_shard(info: ShardInfo, buffers: Sequence[memoryview], *, source: str) -> ShardReader:
+def open_shard(
+    info: ShardInfo, buffers: Sequence[memoryview], *, source: str, columns: Collection[str] | None = None
+) -> ShardReader:
     """The reader of a shard whose raw files are in memory or mapped.
 
     Args:
         info: what the index says.
         buffers: the raw files in the order of ``info.files``.
         source: path or URL of the shard, for messages.
+        columns: the columns to read, all of them in the schema; no other is decoded. None: all.
 
     Raises:
         ShardError: a file's size or table of offsets contradicts the index.
     """
     if info.format == 'mds':
-        return MDSReader(info, buffers, source=source)
+        return MDSReader(info, buffers, source=source, columns=columns)
     if info.format == 'json':
-        return JSONReader(info, buffers, source=source)
-    return XSVReader(info, buffers, source=source)
+        return JSONReader(info, buffers, source=source, columns=columns)
+    return XSVReader(info, buffers, source=source, columns=columns)

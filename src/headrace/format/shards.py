@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.format.encodings import fixed_array_type
+from headrace.format.encodings import fixed_array_type, get_mds_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-__all__ = ['NO_HASHES', 'ColumnBatch', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
+__all__ = ['NO_HASHES', 'ColumnBatch', 'Columns', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
 
 NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
 """The hashes of files that have none: one object for all of them."""
+
+_LINE_KINDS: Final = {'str': 'str', 'int': 'int64', 'float': 'float64'}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,27 @@ def as_rows(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a batch; shards of several schemas may fill one."""
+
+    arrays: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]] | None]
+    """Dtype and shape of a value by column; None for values that are gathered into a list."""
+
+    def allocate(self, n: int, names: Collection[str] | None = None) -> ColumnBatch:
+        """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None.
+
+        Args:
+            n: how many samples.
+            names: the columns to make room for; only these are read. None: all.
+        """
+        columns: dict[str, np.ndarray[Any, Any] | list[Any]] = {}
+        for name, array in self.arrays.items():
+            if names is None or name in names:
+                columns[name] = [None] * n if array is None else np.empty((n, *array[1]), array[0])
+        return ColumnBatch(columns)
+
+
+@dataclass(frozen=True, slots=True)
 class Schema:
     """The columns of a shard; shards of one index with equal columns share one object."""
 
@@ -114,18 +137,25 @@ class Schema:
             return sum(4 if size is None else size for size in self.sizes)
         return len(self.newline.encode('utf-8'))
 
-    def allocate(self, n: int, names: Collection[str] | None = None) -> ColumnBatch:
-        """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None.
+    def gathered(self, names: Collection[str] | None = None) -> Columns:
+        """How the columns are gathered into a batch; of `names` only, if they are given."""
+        arrays = zip(self.names, self.arrays, strict=True)
+        return Columns({name: array for name, array in arrays if names is None or name in names})
 
-        Args:
-            n: how many samples.
-            names: the columns to make room for; only these are read. None: all.
+    def kinds(self, names: Collection[str] | None = None) -> dict[str, str]:
+        """The types of columns in a batch, such as ``int64`` or ``float32 array of shape (4,)``.
+
+        Columns of one kind make the same batches, whatever encodings store them.
         """
-        columns: dict[str, np.ndarray[Any, Any] | list[Any]] = {}
-        for name, array in zip(self.names, self.arrays, strict=True):
-            if names is None or name in names:
-                columns[name] = [None] * n if array is None else np.empty((n, *array[1]), array[0])
-        return ColumnBatch(columns)
+        return {
+            name: get_mds_encoding(encoding).kind if self.format == 'mds' else _LINE_KINDS[encoding]
+            for name, encoding in zip(self.names, self.encodings, strict=True)
+            if names is None or name in names
+        }
+
+    def allocate(self, n: int, names: Collection[str] | None = None) -> ColumnBatch:
+        """As `Columns.allocate`."""
+        return self.gathered().allocate(n, names)
 
     def config(self) -> dict[str, Any]:
         """The schema's entries of an index or of a shard's header."""

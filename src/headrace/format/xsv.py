@@ -14,7 +14,7 @@ from headrace.format.lines import LineEncoder, LineReader
 from headrace.format.shards import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 __all__ = [
     'Float',
@@ -138,13 +138,13 @@ class XSVReader(LineReader):
             raise self._error(f'the first line of the data file is {header!r}, but it begins otherwise')
         return len(header)
 
-    def _parse(self, line: str) -> dict[str, Any]:
+    def _parse(self, line: str, names: Collection[str]) -> dict[str, Any]:
         schema = self._schema
         values = line.split(schema.separator) if schema.names or line else []
         if len(values) != len(schema.names):
             raise FormatError(f'A line has {len(schema.names)} columns, but this one has {len(values)}.')
         columns = zip(schema.names, schema.encodings, values, strict=True)
-        return {name: _ENCODINGS[encoding].decode(value) for name, encoding, value in columns}
+        return {name: _ENCODINGS[encoding].decode(value) for name, encoding, value in columns if name in names}
 
 
 class XSVEncoder(LineEncoder):

@@ -47,7 +47,7 @@ class TransferConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig(TransferConfig):
-    """Which stored samples are offered; of one stream, or of all streams of a loader that do not say."""
+    """Which stored samples are offered, and their columns; of one stream, or of all streams that do not say."""
 
     subset: Annotated[Subset, Parsed(Subset.read, 'a list of ranges')] | None = None
     """Ranges of the stored samples: `[[0, 1m], [5m, null]]`, the stop exclusive, null the end. Left out: all."""
@@ -60,6 +60,9 @@ class SelectionConfig(TransferConfig):
 
     where: Annotated[Conditions, Parsed(Conditions.read, 'a mapping from columns to tests')] | None = None
     """Tests that a sample must pass: `{lang: [de, fr], tokens: {at_least: 512}}`. Left out: none."""
+
+    columns: tuple[str, ...] | None = None
+    """Columns to read, such as `[text, id]`; no other is decoded. Left out: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from headrace.dataset import StreamingDataset
+from headrace.dataset.columns import column_names
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig, Run, parse_skip
 from headrace.packing.run import PackedRun
@@ -69,12 +70,12 @@ class PackedDataset(StreamingDataset):
             )
         self.packing = packing
         for stream in self.streams if self.is_columnar else ():  # samples of a subclass's own have columns of their own
-            for schema in stream.shards.schemas:
-                if packing.document_column not in schema.names:
+            for names in column_names(stream):
+                if packing.document_column not in names:
                     fix = 'Set `column`' if packing.tokenizer else 'Set `column`, or give `tokenizer`'
                     raise ConfigError(
                         f'Packing takes documents from column {packing.document_column!r}, but {stream.title} has '
-                        f'{", ".join(schema.names)}. {fix}.'
+                        f'{", ".join(names)}. {fix}.'
                     )
         self.skip = parse_skip(skip)
         documents: Run = self.run
@@ -82,6 +83,9 @@ class PackedDataset(StreamingDataset):
         self.stream_names = ('sequences',)
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """What this rank has taken from each stream, by its name, since the dataset was made."""
+
+    def require_equal_columns(self) -> None:
+        """Nothing: only the documents' column is read, and what is made of it is alike."""
 
     @property
     def epoch_size(self) -> int:

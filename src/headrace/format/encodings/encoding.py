@@ -20,6 +20,9 @@ class Encoding(ABC):
     size: int | None = None
     """Bytes of every value, or None when values differ in length."""
 
+    kind: str
+    """What a batch holds of such a column. Encodings of one kind can share a column of a mixture."""
+
     trusted_name: ClassVar[bool] = True
     """False for an encoding that runs code when it is read (pickle)."""
 

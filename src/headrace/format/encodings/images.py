@@ -65,6 +65,8 @@ def _check_image(name: str, obj: Any) -> None:
 class PIL(Encoding):
     """Raw pixels with size and mode. A palette is not kept."""
 
+    kind = 'image'
+
     def encode(self, obj: Any) -> bytes:
         """Width, height, mode, pixels."""
         _check_image('pil', obj)
@@ -113,6 +115,8 @@ def _raw_bytes(mode: str, width: int, height: int) -> int:
 class JPEG(Encoding):
     """JPEG files."""
 
+    kind = 'image'
+
     def encode(self, obj: Any) -> bytes:
         """The bytes of the file that the image was opened from, else the image encoded with Pillow's defaults.
 
@@ -135,6 +139,8 @@ class JPEG(Encoding):
 
 class PNG(Encoding):
     """PNG files."""
+
+    kind = 'image'
 
     def encode(self, obj: Any) -> bytes:
         """The image encoded with Pillow's defaults."""
@@ -179,6 +185,7 @@ def _split(name: str, data: memoryview) -> list[memoryview]:
 class _ImageList(Encoding):
     """A list of images: u32 0, u32 count, u32 size of every image, the encoded images."""
 
+    kind = 'list of images'
     item: ClassVar[Encoding]
     name: ClassVar[str]
 
@@ -216,6 +223,8 @@ class PNGList(_ImageList):
 
 class JPEGArray(Encoding):
     """Lists of JPEG files: written from their bytes, read as PIL images."""
+
+    kind = 'list of images'
 
     def encode(self, obj: Any) -> bytes:
         """The files as they are.

@@ -46,6 +46,7 @@ class Int(Encoding):
     """Python ints (and bools) as int64; read back as Python ints."""
 
     size = 8
+    kind = 'int64'
 
     def encode(self, obj: Any) -> bytes:
         """Eight bytes, little-endian."""
@@ -64,6 +65,9 @@ class Scalar(Encoding):
 
     dtype: ClassVar[np.dtype[Any]]
     """The stored type, little-endian."""
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.dtype.name
 
     def encode(self, obj: Any) -> bytes:
         """The number in the column's type.

@@ -36,6 +36,8 @@ def parse_json(text: str, what: str) -> Any:
 class Bytes(Encoding):
     """Bytes as they are."""
 
+    kind = 'bytes'
+
     def encode(self, obj: Any) -> bytes:
         """The bytes themselves; only ``bytes``, no other buffer."""
         if not isinstance(obj, bytes):
@@ -50,6 +52,8 @@ class Bytes(Encoding):
 class Str(Encoding):
     """Text as UTF-8."""
 
+    kind = 'str'
+
     def encode(self, obj: Any) -> bytes:
         """The text in UTF-8; a lone surrogate is a UnicodeEncodeError."""
         if not isinstance(obj, str):
@@ -63,6 +67,8 @@ class Str(Encoding):
 
 class StrInt(Encoding):
     """Python ints of any size, in decimal digits."""
+
+    kind = 'int64'  # as `default_collate` makes of Python ints
 
     def encode(self, obj: Any) -> bytes:
         """The digits. A bool is refused: its text ``True`` could not be read back."""
@@ -82,6 +88,8 @@ class StrInt(Encoding):
 class StrFloat(Encoding):
     """Python floats, in the shortest text that gives the same float back."""
 
+    kind = 'float64'
+
     def encode(self, obj: Any) -> bytes:
         """The text of the float; numpy's float64 is a Python float, float32 is not."""
         if not isinstance(obj, float):
@@ -99,6 +107,8 @@ class StrFloat(Encoding):
 
 class StrDecimal(Encoding):
     """``decimal.Decimal`` as text."""
+
+    kind = 'Decimal'
 
     def encode(self, obj: Any) -> bytes:
         """The decimal's text."""
@@ -127,6 +137,8 @@ def _plain(obj: Any) -> Any:
 class JSON(Encoding):
     """JSON text, keys in their own order; numpy arrays become nested lists."""
 
+    kind = 'JSON value'
+
     def encode(self, obj: Any) -> bytes:
         """The JSON text in ASCII; a value that JSON cannot express is a TypeError."""
         return json.dumps(obj, default=_plain).encode('ascii')
@@ -140,6 +152,7 @@ class JSON(Encoding):
 class Pickle(Encoding):
     """Any object, as a pickle. Reading one runs whatever code it names: only with ``allow_unsafe_types``."""
 
+    kind = 'pickled object'
     trusted_name = False
 
     def encode(self, obj: Any) -> bytes:

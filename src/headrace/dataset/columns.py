@@ -1,0 +1,130 @@
+"""Which columns of its streams a dataset reads, and whether those of all streams make one batch."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from headrace.errors import StreamError
+from headrace.format import Columns, Schema
+
+if TYPE_CHECKING:
+    from headrace.dataset.stream import Stream
+
+__all__ = ['column_names', 'columns_read', 'gathered_columns', 'read_columns', 'refuse_different_columns']
+
+_MOST = 8  # columns that a message names
+
+
+def read_columns(raw: object) -> tuple[str, ...] | None:
+    """The names of an argument `columns`; None for all columns.
+
+    Raises:
+        StreamError: it is no list of names.
+    """
+    if raw is None:
+        return None
+    names = () if isinstance(raw, (str, bytes)) or not isinstance(raw, Iterable) else tuple(cast('Iterable[Any]', raw))
+    if not names or not all(isinstance(name, str) for name in names):
+        fix = f' Write [{raw!r}].' if isinstance(raw, str) and raw else ''
+        raise StreamError(f"`columns` must be a list of column names, such as ['text'], but is {raw!r:.100}.{fix}")
+    return tuple(dict.fromkeys(names))
+
+
+def column_names(stream: Stream) -> Iterator[Sequence[str]]:
+    """The columns that are read of an opened stream, for each schema of its shards.
+
+    Raises:
+        StreamError: a shard lacks a column that was asked for.
+    """
+    for schema in stream.shards.schemas:
+        if stream.columns is None:
+            yield schema.names
+            continue
+        for name in stream.columns:
+            if name not in schema.names:
+                nearest = difflib.get_close_matches(name, schema.names, n=1)
+                meant = f' Did you mean {nearest[0]!r}?' if nearest else ''
+                raise StreamError(
+                    f'`columns` of stream {stream.title} asks for {name!r}, but {_shard_of(stream, schema)} has the '
+                    f'columns {_listed(schema.names)}.{meant}'
+                )
+        yield [name for name in schema.names if name in stream.columns]
+
+
+def columns_read(streams: Sequence[Stream]) -> dict[tuple[Schema, tuple[str, ...] | None], Stream]:
+    """The different schemas with the columns that are read of them; None: all. With the first stream of each."""
+    found: dict[tuple[Schema, tuple[str, ...] | None], Stream] = {}
+    for stream in streams:
+        for schema in stream.shards.schemas:
+            found.setdefault((schema, stream.columns), stream)
+    return found
+
+
+def gathered_columns(streams: Sequence[Stream]) -> tuple[Columns, bool]:
+    """The columns that all shards hold and store alike, and whether those are all that is read.
+
+    Batches of these columns can be gathered without a look at which shard a row is from.
+    """
+    every = [schema.gathered(names).arrays for schema, names in columns_read(streams)]
+    first, *others = every or [{}]
+    shared = {
+        name: array for name, array in first.items() if all(name in other and other[name] == array for other in others)
+    }
+    return Columns(shared), all(len(arrays) == len(shared) for arrays in every)
+
+
+def refuse_different_columns(streams: Sequence[Stream]) -> None:
+    """Refuse streams whose samples do not make batches of the same columns and types.
+
+    Raises:
+        StreamError: columns are missing somewhere, or are of different types; names streams and columns.
+    """
+    (first, names), *others = columns_read(streams).items()
+    if not others:
+        return
+    home, kinds = names, first[0].kinds(first[1])
+    shared, differences = dict(kinds), dict[str, str]()
+    for (schema, columns), stream in others:
+        found = schema.kinds(columns)
+        if found == kinds:
+            continue
+        here, there = _whose(stream, schema), _whose(home, first[0])
+        for name in [*kinds, *found]:
+            if kinds.get(name) == found.get(name):
+                continue
+            shared.pop(name, None)
+            if name not in found:
+                differences.setdefault(name, f'{name!r} is in {there}, and not in {here}')
+            elif name not in kinds:
+                differences.setdefault(name, f'{name!r} is in {here}, and not in {there}')
+            else:
+                differences.setdefault(name, f'{name!r} is {kinds[name]} in {there}, and {found[name]} in {here}')
+    if not differences:
+        return
+    told = [*differences.values()]
+    more = f'; {len(told) - _MOST} more columns differ' if len(told) > _MOST else ''
+    select = f'Select what they share, `columns={list(shared)[:_MOST]}`' if shared else 'Write the data again'
+    raise StreamError(
+        f'Streams that share batches have the same columns of the same types, but {"; ".join(told[:_MOST])}{more}. '
+        f'{select}, override `get_item`, or pass a `collate_fn` that takes such samples.'
+    )
+
+
+def _whose(stream: Stream, schema: Schema) -> str:
+    where = f'stream {stream.title}'
+    return where if len(stream.shards.schemas) == 1 else f'{_shard_of(stream, schema)} of {where}'
+
+
+def _shard_of(stream: Stream, schema: Schema) -> str:
+    """The first shard of a schema."""
+    shards = stream.shards
+    kinds = [number for number, kind in enumerate(shards.kinds) if kind.schema == schema]
+    first = next(number for number, kind in enumerate(shards.kind_of.tolist()) if kind in kinds)
+    return shards[first].files[0].raw.basename
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f' and {len(names) - 4 * _MOST} more' if len(names) > 4 * _MOST else ''
+    return ', '.join(names[: 4 * _MOST]) + more

@@ -1,0 +1,233 @@
+"""Which columns are read, and streams whose columns do not make one batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import (
+    BAD_SAMPLE,
+    CSVWriter,
+    JSONWriter,
+    MDSWriter,
+    Stream,
+    StreamingDataLoader,
+    StreamingDataset,
+)
+from headrace.errors import ConfigError, HeadraceError, StreamError
+from headrace.format import dump_index, parse_index
+from headrace.mixing import build_loader, load_config
+from headrace.packing import PackedDataset, Packing
+
+VALUES = {'int': 1, 'str': 'x', 'bytes': b'x', 'json': [1], 'str_int': 1, 'str_float': 1.0}
+
+
+def value_of(encoding):
+    if encoding.startswith('ndarray'):
+        dtype, _, shape = encoding.removeprefix('ndarray').lstrip(':').partition(':')
+        return np.ones([int(n) for n in shape.split(',')] if shape else [3], dtype or 'float32')
+    return VALUES.get(encoding, 1)
+
+
+def write(folder, samples=8, writer=MDSWriter, **columns):
+    with writer(out=str(folder), columns=columns) as out:
+        for number in range(samples):
+            out.write({**{name: value_of(columns[name]) for name in columns}, 'id': number})
+    return str(folder)
+
+
+def mix(*folders, cls=StreamingDataset, **options):
+    streams = [Stream(local=folder, name=name) for folder, name in zip(folders, 'abc', strict=False)]
+    return cls(streams=streams, batch_size=4, **options)
+
+
+# -- which are read ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize('writer', [MDSWriter, JSONWriter, CSVWriter])
+@pytest.mark.parametrize('workers', [0, 1])
+def test_only_those_that_are_asked_for_are_in_samples_and_batches(tmp_path, writer, workers):
+    folder = write(tmp_path, writer=writer, id='int', text='str', more='str')
+    dataset = StreamingDataset(local=folder, batch_size=4, columns=['text', 'id'])
+    assert dataset[3] == {'id': 3, 'text': 'x'}
+    assert [sample['id'] for sample in dataset] == list(range(8))
+    for batch in StreamingDataLoader(dataset, num_workers=workers):
+        assert list(batch) == ['id', 'text']
+        assert (batch['id'].dtype, batch['text']) == (torch.int64, ['x'] * 4)
+
+
+def test_of_fixed_sizes(tmp_path):
+    folder = write(tmp_path, id='int', row='ndarray:float32:4', x='float64')
+    dataset = StreamingDataset(local=folder, batch_size=8, columns=['x', 'id'])
+    assert dataset[2] == {'id': 2, 'x': 1.0}
+    (batch,) = StreamingDataLoader(dataset)
+    assert {name: column.dtype for name, column in batch.items()} == {'id': torch.int64, 'x': torch.float64}
+
+
+@pytest.mark.parametrize('writer', [MDSWriter, CSVWriter])
+def test_others_are_not_decoded(tmp_path, writer):
+    encoding = 'json' if writer is MDSWriter else 'float'
+    VALUES['float'] = 1.5
+    folder = write(tmp_path, writer=writer, id='int', bad=encoding)
+    (shard,) = (path for path in tmp_path.iterdir() if path.suffix in {'.mds', '.csv'})
+    good = b'[1]' if writer is MDSWriter else b'1.5'
+    assert shard.read_bytes().count(good) == 8
+    shard.write_bytes(shard.read_bytes().replace(good, b'?!?'))
+    dataset = StreamingDataset(local=folder, batch_size=4, columns=['id'], on_bad_sample='skip')
+    assert dataset[5] == {'id': 5}
+    assert not any(batch[BAD_SAMPLE].any() for batch in StreamingDataLoader(dataset))
+    with pytest.raises(HeadraceError, match="column 'bad'|'\\?!\\?'"):
+        list(StreamingDataLoader(StreamingDataset(local=folder, batch_size=4)))
+
+
+def test_a_subclass_gets_them(tmp_path):
+    class Keys(StreamingDataset):
+        def get_item(self, idx):
+            return {'keys': ' '.join(super().get_item(idx))}
+
+    dataset = Keys(local=write(tmp_path, id='int', a='str', b='str'), batch_size=8, columns=['b', 'a'])
+    (batch,) = StreamingDataLoader(dataset)
+    assert batch == {'keys': ['a b'] * 8}
+
+
+def test_a_filter_may_ask_for_others(tmp_path):
+    folder = write(tmp_path, id='int', text='str')
+    dataset = StreamingDataset(local=folder, batch_size=4, columns=['text'], where={'id': {'at_least': 4}})
+    assert list(StreamingDataLoader(dataset)) == [{'text': ['x'] * 4}]
+
+
+def test_a_mark_needs_no_room_beside_a_column_that_is_not_read(tmp_path):
+    folder = write(tmp_path, **{'id': 'int', BAD_SAMPLE: 'int'})
+    (batch,) = StreamingDataLoader(StreamingDataset(local=folder, batch_size=8, columns=['id'], on_bad_sample='skip'))
+    assert (list(batch), batch[BAD_SAMPLE].dtype) == (['id', BAD_SAMPLE], torch.bool)
+
+
+@pytest.mark.parametrize(
+    ('columns', 'message'),
+    [
+        (
+            ['id', 'txt'],
+            "stream stream_0 .* asks for 'txt', but shard.00000.mds has the columns id, text.* mean 'text'",
+        ),
+        ('text', r"must be a list of column names, such as \['text'\], but is 'text'. Write \['text'\]"),
+        ([], r'must be a list of column names.* but is \[\]'),
+        ([3], r'but is \[3\]'),
+        (7, 'but is 7'),
+    ],
+)
+def test_what_is_no_column_is_refused(tmp_path, columns, message):
+    with pytest.raises(StreamError, match=message):
+        StreamingDataset(local=write(tmp_path, id='int', text='str'), columns=columns)
+
+
+def test_a_file_names_them(tmp_path):
+    folders = {name: write(tmp_path / name, id='int', text='str', **{name: 'str'}) for name in 'ab'}
+    streams = {name: {'local': folder} for name, folder in folders.items()}
+    train = {'device_batch_size': 4, 'columns': ['id'], 'streams': streams}
+    batches = list(build_loader(load_config({'train': train}).train))
+    assert [list(batch) for batch in batches] == [['id']] * 4
+    train['streams']['b']['columns'] = ['id', 'text']
+    with pytest.raises(StreamError, match="'text' is in stream b .* and not in stream a"):
+        build_loader(load_config({'train': train}).train)
+    with pytest.raises(ConfigError, match=r'train.colums: got .*; unknown key; did you mean \"columns\"'):
+        load_config({'train': {**train, 'colums': ['id']}})
+    with pytest.raises(ConfigError, match="train.columns: got 'id'; must be a list"):
+        load_config({'train': {**train, 'columns': 'id'}})
+
+
+# -- streams of different columns ----------------------------------------------------------------------------------
+
+
+def test_a_column_that_a_stream_lacks_is_refused(tmp_path):
+    a, b = write(tmp_path / 'a', id='int', text='str'), write(tmp_path / 'b', id='int', txt='str')
+    with pytest.raises(StreamError) as raised:
+        StreamingDataLoader(mix(a, b))
+    message = str(raised.value)
+    assert f"'text' is in stream a ({a}), and not in stream b ({b})" in message
+    assert f"'txt' is in stream b ({b}), and not in stream a ({a})" in message
+    assert "`columns=['id']`" in message
+    loader = StreamingDataLoader(mix(a, b, columns=['id']))
+    assert [batch['id'].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]] * 2
+
+
+DIFFERENT = {
+    'int32 and int64': ('int32', 'int64'),
+    'int32 and Python ints': ('int32', 'int'),
+    'float dtypes': ('float32', 'str_float'),
+    'dtypes of arrays': ('ndarray:float32:3', 'ndarray:float64:3'),
+    'shapes': ('ndarray:float32:3', 'ndarray:float32:4'),
+    'a fixed shape and any': ('ndarray:float32:3', 'ndarray:float32'),
+    'a fixed dtype and any': ('ndarray:float32', 'ndarray'),
+    'text and bytes': ('str', 'bytes'),
+    'a number and an array': ('float32', 'ndarray:float32:1'),
+}
+
+
+@pytest.mark.parametrize(('one', 'other'), DIFFERENT.values(), ids=DIFFERENT.keys())
+def test_a_column_of_different_types_is_refused(tmp_path, one, other):
+    a, b = write(tmp_path / 'a', id='int', x=one), write(tmp_path / 'b', id='int', x=other)
+    with pytest.raises(StreamError, match=r"'x' is .* in stream a .*, and .* in stream b .*columns=\['id'\]"):
+        StreamingDataLoader(mix(a, b))
+
+
+def test_types_that_make_one_batch_are_taken(tmp_path):
+    folders = [
+        write(tmp_path / 'a', id='int', x='float64'),
+        write(tmp_path / 'b', id='int64', x='str_float'),
+        write(tmp_path / 'c', writer=JSONWriter, id='int', x='float'),
+    ]
+    batches = list(StreamingDataLoader(mix(*folders, shuffle=True)))
+    assert sorted(torch.cat([batch['id'] for batch in batches]).tolist()) == sorted([*range(8)] * 3)
+    assert {(batch['id'].dtype, batch['x'].dtype) for batch in batches} == {(torch.int64, torch.float64)}
+
+
+def test_shards_of_one_stream_may_differ_too(tmp_path):
+    write(tmp_path / 'one', id='int', text='str')
+    write(tmp_path / 'two', id='int', text='bytes')
+    parts = [(tmp_path / name / 'index.json').read_bytes() for name in ('one', 'two')]
+    shards = [
+        shard.moved(name)
+        for name, part in zip(('one', 'two'), parts, strict=True)
+        for shard in parse_index(part, source=name)
+    ]
+    (tmp_path / 'index.json').write_bytes(dump_index(shards))
+    with pytest.raises(
+        StreamError, match=r"'text' is str in one/shard.00000.mds of .* bytes in two/shard.00000.mds of"
+    ):
+        StreamingDataLoader(StreamingDataset(local=str(tmp_path), batch_size=4))
+    dataset = StreamingDataset(local=str(tmp_path), batch_size=16, columns=['id'])
+    assert [batch['id'].tolist() for batch in StreamingDataLoader(dataset)] == [[*range(8)] * 2]
+
+
+def test_many_differences_are_cut_short(tmp_path):
+    a = write(tmp_path / 'a', id='int', **{f'column_{number}': 'str' for number in range(500)})
+    with pytest.raises(StreamError, match='492 more columns differ') as raised:
+        StreamingDataLoader(mix(a, write(tmp_path / 'b', id='int')))
+    assert len(str(raised.value)) < 4000
+
+
+def test_what_makes_batches_itself_takes_any_streams(tmp_path):
+    class Text(StreamingDataset):
+        def get_item(self, idx):
+            sample = super().get_item(idx)
+            return {'text': sample.get('text', ''), 'x': float(sample.get('x', 0))}
+
+    a = write(tmp_path / 'a', id='int', text='str')
+    b = write(tmp_path / 'b', id='int', x='int32')
+    batches = list(StreamingDataLoader(mix(a, b, cls=Text)))
+    assert [batch['text'] for batch in batches] == [['x'] * 4] * 2 + [[''] * 4] * 2
+    batches = list(StreamingDataLoader(mix(a, b), collate_fn=lambda rows: [sorted(row) for row in rows]))
+    assert batches == [[['id', 'text']] * 4] * 2 + [[['id', 'x']] * 4] * 2
+    assert [sorted(sample) for sample in mix(a, b)] == [['id', 'text']] * 8 + [['id', 'x']] * 8
+
+
+def test_packing_asks_for_the_documents_only(tmp_path):
+    a = write(tmp_path / 'a', tokens='ndarray:uint16', id='int')
+    b = write(tmp_path / 'b', tokens='ndarray:int32', name='str')
+    options = dict(cls=PackedDataset, packing=Packing(sequence_length=6, sequences_per_epoch=8, lanes=4))
+    batches = list(StreamingDataLoader(mix(a, b, **options)))
+    assert [batch['input_ids'].tolist() for batch in batches] == [[[1] * 6] * 4] * 2
+    assert len(list(StreamingDataLoader(mix(a, b, columns=['tokens'], **options)))) == 2
+    with pytest.raises(ConfigError, match="documents from column 'tokens', but .* has id. Set"):
+        mix(a, columns=['id'], **options)
