@@ -25,7 +25,7 @@ def texts() -> list[str]:
 def make_text(folder: Path) -> str:
     """Shards of texts, a tokenizer trained on them, and the path of a configuration that packs them.
 
-    Beside it, ``endless.yaml`` is the same without an end of the epoch.
+    Beside it, ``endless.yaml`` is the same without an end of the epoch, and ``spiked.yaml`` that without two batches.
     """
     import tokenizers
 
@@ -58,6 +58,8 @@ def make_text(folder: Path) -> str:
     (folder / 'packed.yaml').write_text(yaml.safe_dump(config))
     endless = {'defaults': ['packed.yaml'], 'train': {'packing': {'sequences_per_epoch': None}}}
     (folder / 'endless.yaml').write_text(yaml.safe_dump(endless))
+    spiked = {'defaults': ['endless.yaml'], 'train': {'skip': [[BATCH, 3 * BATCH]]}}
+    (folder / 'spiked.yaml').write_text(yaml.safe_dump(spiked))
     return str(folder / 'packed.yaml')
 
 

@@ -234,9 +234,9 @@ def evaluators(leg: Leg) -> Any:
     return [Evaluator(label='held_out', dataloader=spec, eval_interval='6ba')]
 
 
-def run(leg: Leg) -> Trainer:
+def trainer_of(leg: Leg) -> Trainer:
     model = Linear()
-    trainer = Trainer(
+    return Trainer(
         model=model,
         train_dataloader=train_spec(leg),
         eval_dataloader=evaluators(leg),
@@ -255,6 +255,10 @@ def run(leg: Leg) -> Trainer:
         save_interval=leg.interval,
         device_train_microbatch_size=leg.microbatch,
     )
+
+
+def run(leg: Leg) -> Trainer:
+    trainer = trainer_of(leg)
     trainer.fit()
     for _ in range(leg.fits - 1):
         trainer.fit(duration=leg.duration)

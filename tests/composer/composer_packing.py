@@ -43,12 +43,15 @@ class Recorder(Callback):
         write_batch(self.file, state.batch)
 
 
-def train(out: str, name: str, config: str, duration: str, checkpoint: str | None = None) -> Any:
+def train(
+    out: str, name: str, config: str, duration: str, checkpoint: str | None = None, subset: int | None = None
+) -> Any:
     trainer = Trainer(
         model=Model(),
         train_dataloader=streaming_data_spec(config, count_padding=False),
         callbacks=[StreamingPosition(), Recorder(Path(out), name)],
         max_duration=duration,
+        train_subset_num_batches=-1 if subset is None else subset,
         device_train_microbatch_size=1,
         optimizers=None,
         load_path=checkpoint,

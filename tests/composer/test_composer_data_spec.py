@@ -16,6 +16,7 @@ from composer.devices import DeviceCPU
 from composer.utils.parallelism import FSDPConfig, ParallelismConfig, TPConfig
 from composer_legs import Linear
 
+from composer import Trainer
 from fake_world import fake_world
 from headrace.composer import StreamingPosition, streaming_data_spec, streaming_evaluators
 from headrace.composer.topology import composer_topology
@@ -289,3 +290,17 @@ def test_the_package_of_composer_is_asked_for_by_name() -> None:
     code = "import sys; sys.modules['composer'] = None; import headrace.composer"
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=False)
     assert 'pip install "headrace[composer]"' in done.stderr
+
+
+@pytest.mark.parametrize('skip', [(), [[0, 40]]])
+def test_what_leaves_nothing_to_train_is_refused(data: str, skip: list[list[int]]) -> None:
+    options = {'local': data, 'batch_size': 100, 'drop_last': True}
+    with pytest.raises(ConfigError, match='train has no batch in an epoch: its 96 samples .* 100.*`drop_last`'):
+        streaming_data_spec(**options, skip=skip)
+    assert len(streaming_data_spec(**{**options, 'batch_size': 96}).dataloader) == 1
+    loader = StreamingDataLoader(StreamingDataset(local=data, batch_size=100), drop_last=True)
+    trainer = Trainer(
+        model=Linear(), train_dataloader=loader, max_duration='2ba', callbacks=[StreamingPosition()], progress_bar=False
+    )
+    with pytest.raises(ConfigError, match='train has no batch in an epoch'):
+        trainer.fit()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from composer_packing import train
 
+from headrace.errors import ConfigError
 from packed_text import BATCH, LENGTH, make_text, sequences, written
 from ranks import run_ranks
 
@@ -41,6 +42,25 @@ def test_an_epoch_without_an_end(config, tmp_path):
         train(str(tmp_path), f'leg{begin}', endless, f'{end}ba', checkpoint)
         assert written(tmp_path, f'leg{begin}', 1) == whole[begin * BATCH : end * BATCH]
         checkpoint = str(tmp_path / f'leg{begin}.pt')
+
+
+@pytest.mark.timeout(60)
+def test_an_epoch_without_an_end_leaves_samples_out(config, tmp_path):
+    whole = sequences(str(Path(config).with_name('endless.yaml')), 10)
+    spiked, checkpoint = str(Path(config).with_name('spiked.yaml')), None
+    kept = whole[:BATCH] + whole[3 * BATCH :]
+    for begin, end in (0, 3), (3, 6):
+        train(str(tmp_path), f'leg{begin}', spiked, f'{end}ba', checkpoint)
+        assert written(tmp_path, f'leg{begin}', 1) == kept[begin * BATCH : end * BATCH]
+        checkpoint = str(tmp_path / f'leg{begin}.pt')
+
+
+@pytest.mark.parametrize('duration', ['9ba', '2ep'])
+@pytest.mark.parametrize('name', ['endless', 'spiked'])
+def test_a_subset_of_an_epoch_that_has_no_end_is_refused_before_the_first_step(config, tmp_path, name, duration):
+    with pytest.raises(ConfigError, match='train_subset_num_batches=4.* Set `sequences_per_epoch`.* to 16'):
+        train(str(tmp_path), 'leg', str(Path(config).with_name(f'{name}.yaml')), duration, subset=4)
+    assert not (tmp_path / 'leg.rank0').exists()
 
 
 @pytest.mark.parametrize(('before', 'after'), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])

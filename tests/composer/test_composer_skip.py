@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from composer_legs import Leg, Linear, run
+from composer_legs import Leg, Linear, run, trainer_of
 from composer_runs import lines, run_legs, trained
 
 from composer import Trainer
@@ -95,6 +95,31 @@ def test_a_subset_counts_what_is_trained(data: str, tmp_path: Path) -> None:
     run(leg)
     every = expected(data, RANGES, 4)
     assert batches(leg) == every[:9] + every[10:19] + every[21:30]
+
+
+# Epochs of 10, 0, 11 and 12 batches.
+@pytest.mark.parametrize('subset', [9, 10, 11, 12, 40])
+def test_a_subset_holds_after_shorter_epochs_and_after_a_resume(data: str, tmp_path: Path, subset: int) -> None:
+    every = expected(data, RANGES, 4)
+    cut = [*every[:10][:subset], *every[10:21][:subset], *every[21:][:subset]]
+    first = Leg('first', data, str(tmp_path), skip=SKIP, duration='4ep', subset=subset, save=True)
+    run(first)
+    assert batches(first) == cut
+    for kind, behind in ('mid', 5), ('boundary', min(subset, 10)), ('second', 17):
+        rest = replace(first, name=f'rest-{kind}', save=False, load=f'{tmp_path}/first-{kind}.pt')
+        run(rest)
+        assert batches(rest) == cut[behind:], kind
+        assert [line['len'] for line in lines(rest)] == [line['len'] for line in lines(first)][behind:], kind
+
+
+def test_a_subset_may_be_another_one_in_the_next_fit(data: str, tmp_path: Path) -> None:
+    leg = Leg('fits', data, str(tmp_path), skip=SKIP, duration='1ep', subset=11)
+    trainer = trainer_of(leg)
+    trainer.fit()
+    trainer.fit(duration='2ep')  # with the subset of before; epoch 1 is left out
+    trainer.fit(duration='1ep', train_subset_num_batches=10)
+    trainer.fit(duration='1ep', train_subset_num_batches=-1)
+    assert [line['len'] for line in lines(leg)] == [10] * 10 + [11] * 11 + [10] * 10 + [12] * 12
 
 
 def test_two_ranks(data: str, tmp_path: Path) -> None:

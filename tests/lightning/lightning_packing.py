@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -30,7 +31,9 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1e-6)
 
 
-def train(out: str, name: str, config: str, ranks: int, steps: int, checkpoint: str | None = None) -> None:
+def train(
+    out: str, name: str, config: str, ranks: int, steps: int, checkpoint: str | None = None, **options: Any
+) -> None:
     data = StreamingDataModule(config)
     trainer = Trainer(
         accelerator='cpu',
@@ -41,6 +44,7 @@ def train(out: str, name: str, config: str, ranks: int, steps: int, checkpoint: 
         enable_progress_bar=False,
         enable_model_summary=False,
         enable_checkpointing=False,
+        **options,
     )
     trainer.fit(Model(Path(out), name), data, ckpt_path=checkpoint)
     trainer.save_checkpoint(Path(out, f'{name}.ckpt'))

@@ -22,7 +22,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, OnExceptionCheckpoint, Timer
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    Timer,
+)
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, Strategy
 from lightning.pytorch.tuner import Tuner
 from torch.distributed.fsdp import fully_shard
@@ -81,6 +87,8 @@ class Run:
     skip_at: int | None = None
     """Batch, counted in this run, at which the module skips the rest of the epoch."""
     estimated: bool = False
+    accumulate: dict[int, int] | None = None
+    """Batches of an optimizer step by the epoch in which that begins: a `GradientAccumulationScheduler`."""
     manual: bool = False
     """Optimize in the training step."""
     unsized: bool = False
@@ -283,6 +291,8 @@ def strategy(run: Run) -> str | Strategy:
 def callbacks(run: Run) -> list[Callback]:
     found: list[Callback] = []
     keep = {'dirpath': run.checkpoints, 'save_top_k': -1, 'auto_insert_metric_name': False}
+    if run.accumulate:
+        found.append(GradientAccumulationScheduler(run.accumulate))
     if run.every_steps:
         found.append(ModelCheckpoint(**keep, filename='step{step}', every_n_train_steps=run.every_steps))
     if run.every_epoch:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lightning_packing import train
+from lightning.pytorch import Trainer
+from lightning_packing import Model, train
 
+from headrace.errors import ConfigError
+from headrace.lightning import StreamingDataModule
+from headrace.mixing import load_config
 from packed_text import BATCH, make_text, sequences, written
 from ranks import run_ranks
 
@@ -35,6 +39,59 @@ def test_an_epoch_without_an_end(config, tmp_path):
         train(str(tmp_path), f'leg{begin}', endless, 1, end, checkpoint)
         assert written(tmp_path, f'leg{begin}', 1) == whole[begin * BATCH : end * BATCH]
         checkpoint = str(tmp_path / f'leg{begin}.ckpt')
+
+
+def test_an_epoch_without_an_end_leaves_samples_out(config, tmp_path):
+    whole = sequences(str(Path(config).with_name('endless.yaml')), 10 * BATCH)
+    spiked, checkpoint = str(Path(config).with_name('spiked.yaml')), None
+    kept = whole[:BATCH] + whole[3 * BATCH :]
+    for begin, end in (0, 3), (3, 6):
+        train(str(tmp_path), f'leg{begin}', spiked, 1, end, checkpoint)
+        assert written(tmp_path, f'leg{begin}', 1) == kept[begin * BATCH : end * BATCH]
+        checkpoint = str(tmp_path / f'leg{begin}.ckpt')
+
+
+@pytest.mark.parametrize(
+    ('steps', 'options'),
+    [
+        (9, {'limit_train_batches': 4}),
+        (9, {'limit_train_batches': 1}),
+        (9, {'limit_train_batches': 0.5}),
+        (5, {'limit_train_batches': 8, 'accumulate_grad_batches': 2}),
+        (-1, {'limit_train_batches': 4, 'max_epochs': 2}),
+        (9, {'overfit_batches': 2}),
+    ],
+)
+@pytest.mark.parametrize('name', ['endless', 'spiked'])
+def test_what_ends_an_epoch_that_has_no_end_is_refused_before_the_first_step(config, tmp_path, name, steps, options):
+    with pytest.raises(ConfigError, match=f'{next(iter(options))}=.* Set `sequences_per_epoch`'):
+        train(str(tmp_path), 'leg', str(Path(config).with_name(f'{name}.yaml')), 1, steps, **options)
+    assert not (tmp_path / 'leg.rank0').exists()
+
+
+@pytest.mark.parametrize(
+    ('steps', 'options', 'trained'),
+    [
+        (-1, {'fast_dev_run': 2}, 2),
+        (3, {'limit_train_batches': 3}, 3),
+        (4, {'limit_train_batches': 8, 'accumulate_grad_batches': 2}, 8),
+        (-1, {'limit_train_batches': 3, 'max_epochs': 1}, 3),
+        (2, {'limit_train_batches': 1.0}, 2),
+    ],
+)
+def test_a_limit_that_no_second_pass_follows_is_none(config, tmp_path, steps, options, trained):
+    endless = str(Path(config).with_name('endless.yaml'))
+    train(str(tmp_path), 'leg', endless, 1, steps, **options)
+    assert written(tmp_path, 'leg', 1) == sequences(endless, trained)
+
+
+@pytest.mark.parametrize('mode', ['max_size_cycle', 'max_size', 'min_size'])
+def test_an_epoch_without_an_end_among_several_is_refused(config, mode):
+    endless = load_config(str(Path(config).with_name('endless.yaml'))).train
+    data = StreamingDataModule(train={'text': endless, 'more': load_config(config).train}, train_mode=mode)
+    trainer = Trainer(accelerator='cpu', max_steps=2, logger=False, enable_checkpointing=False)
+    with pytest.raises(ConfigError, match=f"train_mode '{mode}'.* train text does not end.* Set `sequences_per_epoch`"):
+        trainer.fit(Model(Path(), 'none'), data)
 
 
 @pytest.mark.parametrize(('before', 'after'), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])

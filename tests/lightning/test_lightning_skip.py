@@ -139,3 +139,21 @@ def test_a_second_fit_goes_on_after_an_epoch_that_is_left_out(make) -> None:
     train(run)
     assert trained(run) == expected(run, RANGES, [0, 2, 3])
     assert [record['epoch'] for record in records(run)[0]] == [0] * 10 + [2] * 11 + [3] * 12
+
+
+@pytest.mark.parametrize('limit', [None, 11])
+def test_a_loader_whose_length_is_hidden_trains_all_that_is_left_in(make, limit: int | None) -> None:
+    # 12, 4 and 12 batches. Lightning reads one batch ahead, so each epoch's pass begins before the epoch does.
+    trainer = {'max_epochs': 3} if limit is None else {'max_epochs': 3, 'limit_train_batches': limit}
+    ranges = [(96, 160)]
+    first = make('first', skip=[[96, 160]], unsized=True, crash_at=14, on_exception=True, trainer=trainer)
+    with pytest.raises(Crash):
+        train(first)
+    second = make('second', skip=[[96, 160]], unsized=True, trainer=trainer)
+    second.checkpoint = str(first.checkpoints / 'exception.ckpt')
+    train(second)
+    every = [expected(first, ranges, [epoch]) for epoch in range(3)]
+    assert trained(first) + trained(second) == [batch for epoch in every for batch in epoch[:limit]]
+    counts = [len(epoch[:limit]) for epoch in every]
+    epochs = [record['epoch'] for run in (first, second) for record in records(run)[0]]
+    assert epochs == [epoch for epoch, count in enumerate(counts) for _ in range(count)]

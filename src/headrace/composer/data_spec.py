@@ -13,7 +13,7 @@ from composer.utils import dist
 from torch.utils.data import DistributedSampler
 
 from headrace.composer.batches import count_rows, count_tokens, first_rows, split_rows
-from headrace.composer.position import is_followed, knows_skips
+from headrace.composer.position import check_batches, is_followed, knows_skips
 from headrace.composer.topology import bind_topology, composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
@@ -177,6 +177,10 @@ class StreamingDataSpec(DataSpec):
     ) -> None:
         bind_topology(loader.dataset)
         loader.plan(0)  # a global batch that the ranks cannot share is refused here, before the trainer is built
+        if not is_evaluation:
+            check_batches(loader)
+            # Composer caps `train_subset_num_batches` by the length, which must not be that of one short epoch.
+            loader.counts_skipped = True
         if is_evaluation:
             loader.fixed_epoch = 0  # Composer leaves a pass after any batch, as after the first one of each `fit`
             loader._hint = _PaddingSampler(self)

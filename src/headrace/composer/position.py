@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from headrace.order import BatchPlan
 
-__all__ = ['StreamingPosition', 'is_followed', 'knows_skips']
+__all__ = ['StreamingPosition', 'check_batches', 'is_followed', 'knows_skips']
 
 _followed: WeakSet[DataLoader[Any]] = WeakSet()
 _counted: WeakSet[DataLoader[Any]] = WeakSet()
@@ -32,6 +31,15 @@ _counted: WeakSet[DataLoader[Any]] = WeakSet()
 def knows_skips(loader: DataLoader[Any]) -> None:
     """Say that a loader's `DataSpec` counts the samples that the dataset leaves out, as Composer's position must."""
     _counted.add(loader)
+
+
+def check_batches(loader: StreamingDataLoader) -> None:
+    """Check that an epoch of a training loader has a batch.
+
+    Raises:
+        ConfigError: an epoch is smaller than a global batch, and what is left over is dropped.
+    """
+    loader.dataset.check_batches('train', loader.global_batch_size, loader.remainder)
 
 
 def is_followed(loader: DataLoader[Any]) -> bool:
@@ -58,7 +66,8 @@ class StreamingPosition(Callback):
         restore_rng: Whether to save and restore the random state.
 
     Raises:
-        ConfigError: At the start of `fit`: the train loader shares its dataset with an evaluator.
+        ConfigError: At the start of `fit`: the train loader shares its dataset with an evaluator, has no batch in an
+            epoch, or is cut short by ``train_subset_num_batches`` though its epoch has no end.
         TopologyError: At the start of `fit`: the loader reads for another rank, or tensor-parallel ranks for different
             samples.
     """
@@ -69,6 +78,7 @@ class StreamingPosition(Callback):
         self._rng: list[dict[str, Any]] | None = None
         self._batches_of_epoch: Time[int] | None = None
         self._subset: int | None = None
+        self._length_set: Time[int] | None = None
         self._is_checked = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,7 +97,7 @@ class StreamingPosition(Callback):
         loader, dataset = _train(state)
         if loader is None or dataset is None:
             return
-        _check(state, dataset)
+        _check(state, loader, dataset)
         if dataset.skip and loader not in _counted:
             raise ConfigError(
                 'A dataset that leaves samples out (`skip`) needs `streaming_data_spec(...)`: Composer would count its '
@@ -98,12 +108,10 @@ class StreamingPosition(Callback):
         if isinstance(loader, StreamingDataLoader) and duration is not None and duration.unit == TimeUnit.EPOCH:
             loader.max_epochs = int(duration)
         _shorten_as_mosaicml(state, loader, dataset)
-        if self._subset is None and dataset.skip:
-            # Composer tells a subset from a whole epoch no more; epochs differ, and it asked for the length of one.
-            known = {max(epoch, dataset.mixture.origin.epoch) for epoch in (0, int(state.timestamp.epoch))}
-            whole = {_plan(loader, dataset, epoch, 0).total_batches for epoch in known}
-            length = int(state.dataloader_len or 0)
-            self._subset = -1 if length in whole else length
+        length = state.dataloader_len
+        is_new = length is not self._length_set  # from the trainer's caller, or from `len`
+        if dataset.skip and length is not None and is_new and isinstance(loader, StreamingDataLoader):
+            self._subset = int(length) if int(length) < loader.longest_epoch else None
         self._is_checked = False
         # A loader that is new while the time is not is another one than before, or its state was left out of the
         # load: Composer's `spin_dataloaders` decides whether to skip in it.
@@ -116,7 +124,7 @@ class StreamingPosition(Callback):
         epoch, sample = int(time.epoch), dataset.position_of(int(time.sample_in_epoch))
         dataset.progress.load(epoch, sample)
         state.dataset_resumption['train'] = True
-        self._set_length(state, dataset)
+        self._set_length(state, loader, dataset)
         if sample:
             self._shorten(state, _plan(loader, dataset, epoch, sample))
         loaded, self._loaded_rng = self._loaded_rng, b''
@@ -126,15 +134,17 @@ class StreamingPosition(Callback):
 
     def epoch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Have Composer take all batches of this epoch: one of which something is left out has fewer than others."""
-        _, dataset = _train(state)
-        if dataset is not None:
-            self._set_length(state, dataset)
+        loader, dataset = _train(state)
+        if loader is not None and dataset is not None:
+            self._set_length(state, loader, dataset)
 
-    def _set_length(self, state: State, dataset: StreamingDataset) -> None:
-        if dataset.skip and self._subset is not None:
-            with warnings.catch_warnings():
-                warnings.filterwarnings('ignore', 'DataloaderNumBatchesWarning')  # of a subset that the epoch has not
-                state.dataloader_len = self._subset
+    def _set_length(self, state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> None:
+        """Have the epoch of the trainer's time end with its batches, or with the subset's if they are fewer."""
+        if not dataset.skip or not dataset.has_length:
+            return
+        batches = _plan(loader, dataset, int(state.timestamp.epoch), 0).total_batches
+        batches = batches if self._subset is None else min(batches, self._subset)
+        self._length_set = state.dataloader_len = Time(batches, TimeUnit.BATCH)
 
     def _shorten(self, state: State, rest: BatchPlan) -> None:
         """Count the batches that the resumed epoch has behind it, and let it have only the others."""
@@ -218,8 +228,18 @@ def _plan(loader: DataLoader[Any], dataset: StreamingDataset, epoch: int, start:
     return dataset.plan(epoch=epoch, start=start)
 
 
-def _check(state: State, dataset: StreamingDataset) -> None:
+def _check(state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> None:
     bind_topology(dataset)
+    if isinstance(loader, StreamingDataLoader):
+        check_batches(loader)
+    if not dataset.has_length and state.dataloader_len is not None:
+        batches = int(state.dataloader_len)
+        size = batches * loader.global_batch_size if isinstance(loader, StreamingDataLoader) else 'as many sequences'
+        raise ConfigError(
+            f'Trainer(train_subset_num_batches={batches}) ends an epoch and begins another, but the epoch of the train '
+            f'loader does not end: it is packed without `sequences_per_epoch`. Set `sequences_per_epoch` in its '
+            f'`packing` to {size}, or leave train_subset_num_batches out.'
+        )
     for evaluator in state.evaluators:
         if getattr(evaluator.dataloader.dataloader, 'dataset', None) is dataset:
             raise ConfigError(

@@ -156,6 +156,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self.fixed_epoch = fixed_epoch
         self.max_epochs = max_epochs
         self.mark_streams = mark_streams
+        self.counts_skipped = False
+        """Whether `len` is `longest_epoch`, for a trainer that asks once and caps a number of batches by it."""
         self._hint: object = _EpochHint(dataset.progress)
         self._feed: WorkerFeed | None = None
         self._feed_key: object = None
@@ -203,6 +205,14 @@ class StreamingDataLoader(DataLoader[Any]):
         """Which samples make up each batch of an epoch, by default of the current one from its start."""
         return self._reader().plan(self._current()[0] if epoch is None else epoch, start)
 
+    @property
+    def longest_epoch(self) -> int:
+        """Batches of an epoch of which ``skip`` leaves nothing out."""
+        if not self.dataset.skip:
+            return self.plan().total_batches
+        samples, size = self.dataset.epoch_size, self.global_batch_size
+        return samples // size if self.remainder == 'drop' else -(-samples // size)
+
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on every rank.
 
@@ -214,6 +224,8 @@ class StreamingDataLoader(DataLoader[Any]):
         """
         if not self.dataset.has_length:
             raise TypeError("This loader has no length: its dataset's epoch does not end.")
+        if self.counts_skipped:
+            return self.longest_epoch
         return self.plan(self.next_pass()[0] if self._epoch_under_way is None else self._epoch_under_way).total_batches
 
     # -- iteration -------------------------------------------------------------------------------------------------

@@ -185,6 +185,27 @@ class SampleSequence:
             remainder=remainder or self.remainder or 'repeat',
         )
 
+    def check_batches(self, label: str, global_batch_size: int, remainder: Remainder) -> None:
+        """Check that an epoch has a batch, unless ``skip`` leaves it out.
+
+        Args:
+            label: what a message calls the dataset.
+            global_batch_size: samples of a batch over all ranks.
+            remainder: see the class.
+
+        Raises:
+            ConfigError: an epoch is smaller than a batch, and what is left over is dropped.
+        """
+        if remainder != 'drop' or self.epoch_size >= global_batch_size:
+            return
+        # An epoch of the compatible orders may have more positions than samples; they leave nothing out.
+        if self.skip or not self.plan(global_batch_size=global_batch_size, remainder=remainder).total_batches:
+            raise ConfigError(
+                f'{label} has no batch in an epoch: its {self.epoch_size} samples are fewer than a global batch of '
+                f'{global_batch_size}, and what is left over is dropped. Make the batch smaller, or leave `drop_last` '
+                f'and remainder "drop" out.'
+            )
+
     @property
     def evaluation_remainder(self) -> Remainder:
         """What evaluation does with the samples after the last full global batch: what was asked for, or 'exact'.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
@@ -12,6 +13,7 @@ from typing_extensions import override
 from headrace.lightning.counters import catch_up, pass_over, rewrite, set_batches, trained_batches, trained_epochs
 from headrace.lightning.position import is_position, loader_entries
 from headrace.lightning.rng import random_state, restore_random_state
+from headrace.lightning.train_checks import OTHER_TRAINER, rest_of_last_fit
 from headrace.packing import exchange_now_and_then
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ class PositionCallback(Callback):
         """Epochs that the data passed over before training starts, and that Lightning does not count yet."""
         self._is_behind = False
         self._batches = 0
+        self.has_new_trainer = False
+        """Whether the position was another trainer's until now."""
+        self._warnings: list[str] = []
+        self._is_first_batch = False
 
     @property
     @override
@@ -55,6 +61,11 @@ class PositionCallback(Callback):
         # Loaders that were passed by hand were made before there were ranks, in the process that spawned them.
         if trainer.datamodule is None:  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
             self._datamodule.bind(trainer)
+        position = self._datamodule.position
+        if stage == TrainerFn.FITTING and position is not None:
+            rest = rest_of_last_fit(position)
+            self._warnings = [OTHER_TRAINER] if self.has_new_trainer else [] if rest is None else [rest]
+            self.has_new_trainer = False
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -74,6 +85,7 @@ class PositionCallback(Callback):
 
     @override
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._warnings = []
         if trainer.state.fn != TrainerFn.FITTING or self._datamodule.position is None or 'loops' not in checkpoint:
             return
         fit_loop = checkpoint['loops']['fit_loop']
@@ -110,6 +122,9 @@ class PositionCallback(Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for warning in self._warnings:
+            rank_zero_warn(warning)
+        self._warnings, self._is_first_batch = [], True
         self._pass_over(trainer, self.empty_epochs)
         self.empty_epochs = 0
         if self._begin_epoch_loop:
@@ -125,7 +140,9 @@ class PositionCallback(Callback):
         if self._is_behind:
             catch_up(trainer.fit_loop)
             self._is_behind = False
-        batches = None if position is None else position.length(is_begun=False)
+        # A loader without a length ends by itself; its pass has begun already, for Lightning reads a batch ahead.
+        has_length = trainer.fit_loop.max_batches != float('inf')
+        batches = position.length(is_begun=False) if position is not None and has_length else None
         if batches is not None:
             set_batches(trainer, batches)
 
@@ -143,6 +160,12 @@ class PositionCallback(Callback):
     @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._restore_random_state()
+        if self._is_first_batch:
+            # The scheduler acts at an epoch's start, which does not come again in a resumed epoch.
+            for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
+                if isinstance(callback, GradientAccumulationScheduler):
+                    trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)
+            self._is_first_batch = False
 
     @override
     def on_train_batch_end(

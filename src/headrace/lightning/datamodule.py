@@ -30,6 +30,7 @@ from headrace.lightning.sources import (
     sources_of_section,
 )
 from headrace.lightning.topology import TopologyOverride, topology_of, with_replication
+from headrace.lightning.train_checks import check_training
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer
@@ -260,11 +261,12 @@ class StreamingDataModule(HookedDataModule):
                     f'StreamingDataModule, and {given} by the dataset or its configuration. Give it once.'
                 )
         if self.position is None or self.position.trainer is not trainer or is_new:
-            was_used = self.position is not None
+            last = self.position
             names = [source.name if len(sources) > 1 else '' for source in sources]
             loaders = [LoaderPosition(_opened(source), name) for source, name in zip(sources, names, strict=True)]
             self.position = TrainPosition(loaders, trainer, self._train_mode)
-            if was_used:  # another trainer trains from the start; the same trainer goes on with the next epoch
+            if last is not None:  # another trainer trains from the start; the same one goes on with the next epoch
+                self._callback.has_new_trainer = last.has_begun and last.trainer is not trainer
                 self.position.reset()
         self._set_up_position()
 
@@ -275,6 +277,7 @@ class StreamingDataModule(HookedDataModule):
             dataset.batch_size = batch_size
             remainder = 'drop' if source.options['drop_last'] else dataset.remainder or 'repeat'
             loader.set_batches(batch_size * dataset.topology.replicas, remainder)
+        check_training(self.position)
 
     def _batch_size_of(self, source: LoaderSource) -> int:
         is_only_train = [source] == self._sources['train']
@@ -312,13 +315,6 @@ class StreamingDataModule(HookedDataModule):
             return self._loader(PassLoader, sources[0], witness=self.position, **options)
         both = zip(sources, self.position.loaders, strict=True)
         loaders = [self._loader(PassLoader, source, witness=position, **options) for source, position in both]
-        for source, loader in zip(sources, loaders, strict=True):
-            if not len(loader) and not _opened(source).skip:
-                raise ConfigError(
-                    f'{source.label} has no batch in an epoch: its {_opened(source).epoch_size} samples are fewer than '
-                    f'a global batch of {loader.global_batch_size}, and what is left over is dropped. Make the batch '
-                    f'smaller, or leave `drop_last` and remainder "drop" out.'
-                )
         return PassLoaders(self._collected('train', loaders), self._train_mode, position=self.position)
 
     def _loader(self, loader_class: type[_Loader], source: LoaderSource, **options: Any) -> _Loader:

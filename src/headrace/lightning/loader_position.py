@@ -43,9 +43,9 @@ class LoaderPosition:
         self.forget_plans()
 
     @property
-    def has_skips(self) -> bool:
-        """Whether epochs may differ in length, because something is left out of them."""
-        return bool(self.dataset.skip)
+    def epochs_differ(self) -> bool:
+        """Whether epochs may differ in length, because ``skip`` shortens some. An epoch without end is the only one."""
+        return bool(self.dataset.skip) and self.dataset.has_length
 
     def forget_plans(self) -> None:
         """Forget what was worked out for the last pass: an order may hold much."""
@@ -105,7 +105,7 @@ class LoaderPosition:
             batches -= plan.num_batches
             epoch, start = self.first_epoch(epoch + 1), 0
             plan = self.plan(epoch, start)
-            if not self.has_skips:  # all whole epochs are alike
+            if not self.epochs_differ:  # all whole epochs are alike
                 whole = (batches - 1) // plan.num_batches
                 epoch, batches = epoch + whole, batches - whole * plan.num_batches
                 plan = self.plan(epoch, start)
@@ -127,7 +127,7 @@ class LoaderPosition:
 
     def first_epoch(self, epoch: int) -> int:
         """The first epoch from this one on that ``skip`` does not leave out as a whole."""
-        while self.has_skips and self.plan(epoch, 0).is_left_out:
+        while self.epochs_differ and self.plan(epoch, 0).is_left_out:
             epoch += 1
         return epoch
 

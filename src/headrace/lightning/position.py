@@ -51,12 +51,27 @@ class TrainPosition:
         self._first_epochs: tuple[int, ...] | None = None  # of the pass that a state was taken in
 
     def begin(self, places: Places) -> None:
-        """A pass begins, at these places: Lightning's counters are those from before its first batch."""
+        """A pass begins, at these places: Lightning's counters are those from before its first batch.
+
+        A pass of which nothing was trained comes again. A batch may have failed; and without a loader's length,
+        Lightning begins the first pass of a later `fit` twice.
+        """
         first_epochs = self._first_epochs or tuple(epoch for epoch, _ in places)
         self._first_epochs = None
+        last = self._pass
+        if last is not None and self._comes_again(last):
+            places, first_epochs = last.places, last.first_epochs
+            self._move(places)
         for loader in self.loaders:
             loader.forget_plans()
         self._pass = _Pass(tuple(places), first_epochs, self._epochs.current.processed, self._batches.total.processed)
+
+    def _comes_again(self, begun: _Pass) -> bool:
+        """Whether nothing of a pass was trained."""
+        return (self._epochs.current.processed, self._batches.total.processed) == (
+            begun.trainer_epoch,
+            begun.trainer_batches,
+        )
 
     def hand_out(self) -> None:
         """A batch of the pass is handed out."""
@@ -65,7 +80,7 @@ class TrainPosition:
 
     def length(self, *, is_begun: bool) -> int | None:
         """Batches of the pass under way, or of the next one; None where all have the same number."""
-        if not any(loader.has_skips for loader in self.loaders):
+        if not any(loader.epochs_differ for loader in self.loaders):
             return None
         if is_begun and self._pass is not None:
             first_epochs = self._pass.first_epochs
@@ -73,6 +88,19 @@ class TrainPosition:
             first_epochs = self._first_epochs or tuple(epoch for epoch, _ in self.next())
         limit = self.trainer.limit_train_batches
         return self._length([(epoch, 0) for epoch in first_epochs], first_epochs, limit=limit)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a pass was begun since the start, or since the last state was loaded."""
+        return self._pass is not None
+
+    @property
+    def unfinished(self) -> Places | None:
+        """The places at which the last pass was left, if it is neither over nor comes again."""
+        if self._pass is None or self._comes_again(self._pass):
+            return None
+        places, _, is_ended = self._trained(self._pass)
+        return None if is_ended else places
 
     # Lightning types its counters by what they have in common.
     @property

@@ -92,7 +92,7 @@ class PackedRun(Run):
         if epoch and self.packing.sequences_per_epoch is None:
             raise ConfigError(
                 f'packing without `sequences_per_epoch` has one epoch, which does not end, got epoch {epoch}: a pass '
-                f'was left and another one began. Set `sequences_per_epoch`; `limit_train_batches` needs it too.'
+                f'was left and another one began. Go on from a checkpoint, or set `sequences_per_epoch`.'
             )
         plan = super().plan(epoch, start, topology, global_batch_size=global_batch_size, remainder=remainder)
         lanes = self._make_lanes(global_batch_size) if self._lanes is None else self._lanes
