@@ -243,6 +243,52 @@ CASES = [
         changed(train__remainder='pad'),
         "train.remainder: got 'pad'; must be one of repeat, exact, drop",
     ),
+    (
+        'a folder for a loader',
+        changed(train='/data'),
+        "train: got '/data'; must be a mapping of keys; write a folder as `{local: FOLDER}`, a URL as `{remote: URL}`",
+    ),
+    (
+        'a URL for an evaluation set',
+        changed(eval='s3://b/x'),
+        (
+            "eval: got 's3://b/x'; must be one loader, or a mapping from names to loaders; write a folder as "
+            '`{local: FOLDER}`, a URL as `{remote: URL}`'
+        ),
+    ),
+    (
+        'a URL for a stream',
+        changed(train__streams__code='s3://b/x'),
+        (
+            "train.streams.code: got 's3://b/x'; must be a mapping with the keys of a stream; write a folder as "
+            '`{local: FOLDER}`, a URL as `{remote: URL}`'
+        ),
+    ),
+    (
+        'text for a section',
+        changed(train__packing__tokenizer='gpt2', train__packing__sequence_length=8),
+        "train.packing.tokenizer: got 'gpt2'; must be a mapping of keys; its keys are library, path",
+    ),
+    (
+        'the name of another library',
+        changed(train={'path': '/data'}),
+        'train.path: got \'/data\'; unknown key; did you mean "remote" or "local"?',
+    ),
+    (
+        'the name of another library in a stream',
+        changed(train__streams__code__url='s3://b/x'),
+        'train.streams.code.url: got \'s3://b/x\'; unknown key; did you mean "remote"?',
+    ),
+    (
+        'a key of a section that is not there',
+        changed(train__bos_token_id=1),
+        'train.bos_token_id: got 1; unknown key',
+    ),
+    (
+        'a key of a section that is there',
+        changed(train__bos_token_id=1, train__packing__sequence_length=8),
+        'train.bos_token_id: got 1; unknown key; did you mean "train.packing.bos_token_id"?',
+    ),
     ('text for a mapping', changed(train__loader=4), 'train.loader: got 4; must be a mapping of keys'),
     ('list for a mapping', changed(train=[1]), 'train: got [1]; must be a mapping of keys'),
     # Streams.
@@ -590,7 +636,7 @@ def test_a_circle_of_files_is_named(tmp_path: Path) -> None:
         pytest.param('=3', 'names no key; write key=value', id='no key'),
         pytest.param('~train.nope', 'there is no key train.nope to remove', id='nothing to remove'),
         pytest.param('global_batch_size.x=1', 'global_batch_size is 512, which holds no keys', id='into a number'),
-        pytest.param('train.x={a', 'the value is not valid YAML: while parsing a flow mapping', id='bad YAML'),
+        pytest.param('train.x={a', "the value is not valid YAML: did not find expected ',' or '}'", id='bad YAML'),
         pytest.param(
             'eval.0.local=/x',
             'eval is an interpolation, ${train}; override what it refers to',

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import TopologyError
 from headrace.mixing.packing import packing_of
+from headrace.mixing.problems import refuse
 from headrace.mixing.schema import DatasetConfig, LoaderConfig
 from headrace.mixing.streams import SelectionConfig, StreamConfig
-from headrace.mixing.validate import field_types, refuse
+from headrace.mixing.validate import field_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -1,10 +1,12 @@
-"""From a file, a mapping and overrides to plain values, and back to YAML; the only module that knows OmegaConf.
+"""From a file, a mapping and overrides to plain values.
 
-1. Files are read with what they include (``defaults``) and merged: mappings key by key, anything else replaced.
+1. Files are read (`yaml_reader`) with what they include (``defaults``) and merged: mappings key by key, anything else
+   replaced.
 2. Overrides are laid on top.
-3. Interpolations are resolved, over the merged whole.
+3. Interpolations are resolved (`resolver`), over the merged whole.
 
-Each key's origin, a file and line or an override, is kept on the way, for messages.
+Each key's origin, a file and line or an override, is kept on the way, for messages. All of it is bounded: the number of
+values and of included files, the depth of both, and the size of a file.
 """
 
 from __future__ import annotations
@@ -14,22 +16,24 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path as FilePath
-from typing import Any, cast
+from typing import Any, Final, cast
 
-import yaml
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-
+from headrace.errors import ConfigError
 from headrace.mixing.interpolations import as_written, variables_in, written_at
+from headrace.mixing.problems import MAX_LINES, Path, Problem, as_line, dotted, refusal, refuse, shown
+from headrace.mixing.resolver import is_omegaconf, plain_omegaconf, raw_whole, resolve
 from headrace.mixing.schema import FileDirectives
-from headrace.mixing.validate import Path, Problem, Validator, as_line, dotted, field_types, refusal, refuse, shown
+from headrace.mixing.validate import Validator, field_types
+from headrace.mixing.yaml_reader import MAX_DEPTH, Budget, YamlError, read_file, read_yaml
 
-__all__ = ['DIRECTIVES', 'Document', 'yaml_text']
+__all__ = ['DIRECTIVES', 'Document']
 
 DIRECTIVES = tuple(field_types(FileDirectives))
 """Keys of a file that say how it is read, beside those of a configuration."""
 
-_MAX_DEPTH = 20  # a mapping that contains an interpolation of itself is deeper than any configuration
+_MAX_INCLUDES: Final = 1000  # a file counts each time that it is included
+_MAX_CHAIN: Final = 20  # files that include each other
+_MAX_PATH: Final = 4096  # characters of a path in a message
 
 
 class Document:
@@ -40,12 +44,13 @@ class Document:
         overrides: What goes over it, as in `load_config`.
 
     Raises:
-        ConfigError: A file cannot be read, or an override has no place.
+        ConfigError: A file cannot be read, an override has no place, or there is more of something than the limits
+            allow.
     """
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Mapping[str, Any] | DictConfig,
+        source: str | os.PathLike[str] | Mapping[str, Any],
         overrides: Sequence[str] | Mapping[str, Any] = (),
     ) -> None:
         self._layers = _Layers()
@@ -64,7 +69,10 @@ class Document:
 
     def plain(self, problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
         """Plain values of some keys of the top level, None: of all; what cannot be resolved is noted and left out."""
-        return _resolve(self._layers.values, problems, keys)
+        try:
+            return resolve(self._layers.values, problems, keys)
+        except YamlError as error:
+            raise refusal(f'{self._label}: {error}') from error
 
     def written(self, path: Path, value: object) -> object:
         """What stands at a path, for messages: an interpolation in the place of the value that it resolves to."""
@@ -72,14 +80,13 @@ class Document:
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise one ConfigError for all problems, with where each was written; do nothing if there are none."""
-        located = [
-            (
-                self._layers.origin(problem.path) or _Origin(self._label),
-                as_written(as_line(problem), self._layers.variables),
-            )
-            for problem in problems
-        ]
-        refuse([f'{origin}: {line}' for origin, line in sorted(located, key=lambda item: item[0])])
+        located = [(self._layers.origin(problem.path) or _Origin(self._label), problem) for problem in problems]
+        if not located:
+            return
+        variables = [name for name in self._layers.variables if name in os.environ]
+        ordered = sorted(located, key=lambda item: item[0])
+        lines = [f'{origin}: {as_written(as_line(problem), variables)}' for origin, problem in ordered[:MAX_LINES]]
+        refuse(lines, count=len(located))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
@@ -102,40 +109,73 @@ class _Layers:
         self.values: dict[Any, Any] = {}
         self._origins: dict[Path, _Origin] = {}
         self.variables: set[str] = set()  # of the environment, that interpolations name
+        self._budget = Budget()
+        self._included = 0
+        self._files: dict[str, _File] = {}  # by their real path: one that is included often is read once
 
     def origin(self, path: Path) -> _Origin | None:
         """Where the key at `path`, or else the nearest one around it, was written."""
         return _nearest(self._origins, path)
 
-    def add_file(self, path: FilePath, *, chain: tuple[FilePath, ...], asked_by: str) -> None:
+    def add_file(self, path: FilePath, *, chain: tuple[str, ...], asked_by: str) -> None:
         """Merge a file over what there is, after the files that it includes."""
-        real = path.resolve()
-        if real in chain:
-            cycle = ' -> '.join(str(file) for file in (*chain[chain.index(real) :], real))
-            raise refusal(f'{asked_by}files include each other: {cycle}; remove one of these `defaults`')
-        values, lines = _read_file(path, asked_by)
-        origins = {key: _Origin(str(path), line) for key, line in lines.items()}
-        for index, included in enumerate(_included(values, origins)):
-            asked = f'{_nearest(origins, ("defaults", index))}: defaults[{index}]: '
+        try:
+            real = os.path.realpath(path)
+            if real in chain:
+                cycle = ' -> '.join((*chain[chain.index(real) :], real))
+                raise refusal(f'{asked_by}files include each other: {cycle}; remove one of these `defaults`')
+            if len(chain) > _MAX_CHAIN:
+                raise refusal(f'{asked_by}files include each other more than {_MAX_CHAIN} deep; merge some of them')
+            file = self._read_file(path, real, asked_by)
+        except OSError as error:
+            reason = 'no such file' if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+            raise refusal(f'{asked_by}{_named(path)}: {reason}') from error
+        except ValueError as error:  # of a path that has a character that no path can have
+            if isinstance(error, ConfigError):
+                raise
+            raise refusal(f'{asked_by}{_named(path)}: not a path: {error}; remove that character') from error
+        origins = {key: _Origin(_named(path), line) for key, line in file.lines.items()}
+        for index, included in enumerate(_included(file.values, origins)):
+            self._count_include(asked := f'{_nearest(origins, ("defaults", index))}: defaults[{index}]: ')
             self.add_file(path.parent / included, chain=(*chain, real), asked_by=asked)
-        self._merge(values, origins)
+        self._merge(file.values, origins)
 
-    def add_mapping(self, source: Mapping[str, Any] | DictConfig, label: str) -> None:
+    def _read_file(self, path: FilePath, real: str, asked_by: str) -> _File:
+        """The values of a file, counted each time."""
+        try:
+            if (file := self._files.get(real)) is not None:
+                self._budget.charge(file.size)
+                return file
+            before = self._budget.used
+            values, lines = read_yaml(read_file(path), self._budget)
+        except YamlError as error:
+            line = f':{error.line}' if error.line else ''
+            raise refusal(f'{asked_by}{_named(path)}{line}: {error}') from error
+        if values is not None and not isinstance(values, dict):
+            raise refusal(f'{asked_by}{_named(path)}: must hold a mapping of keys at its top level')
+        file = self._files[real] = _File(cast('dict[Any, Any]', values or {}), lines, size=self._budget.used - before)
+        return file
+
+    def _count_include(self, asked: str) -> None:
+        self._included += 1
+        if self._included > _MAX_INCLUDES:
+            raise refusal(f'{asked}at most {_MAX_INCLUDES:,} files are included, each time counted; include fewer')
+
+    def add_mapping(self, source: Mapping[str, Any], label: str) -> None:
         """Merge a mapping; files that it includes are relative to the working directory."""
         try:
             # A part of a larger configuration refers to the whole, which it would lose here.
-            config = source if isinstance(source, DictConfig) else OmegaConf.create(_as_text(source))
-            is_part = config._get_parent() is not None
-            if is_part:
-                self.variables.update(variables_in(OmegaConf.to_container(config._get_root())))
-            values = cast('dict[Any, Any]', OmegaConf.to_container(config, resolve=is_part))
-        except OmegaConfBaseException as error:
-            raise refusal(
-                f'{label}: {as_written(_first_line(error), self.variables)}'
-            ) from None  # it quotes what it resolved
+            if is_omegaconf(source):
+                self.variables.update(variables_in(raw_whole(source)))
+                values = plain_omegaconf(source)
+            else:
+                values = _plain(source, (), self._budget)
+        except YamlError as error:
+            raise refusal(f'{label}: {as_written(str(error), self.variables)}') from None  # it quotes what it resolved
         origins: dict[Path, _Origin] = {(str(key),): _Origin(label) for key in values}
         for index, included in enumerate(_included(values, origins)):
-            self.add_file(FilePath(included), chain=(), asked_by=f'{label}: defaults[{index}]: ')
+            self._count_include(asked := f'{label}: defaults[{index}]: ')
+            self.add_file(FilePath(included), chain=(), asked_by=asked)
         self._merge(values, origins)
 
     def override(self, overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
@@ -143,17 +183,37 @@ class _Layers:
         if isinstance(overrides, str):
             raise TypeError(f'overrides must be a list of texts, got one text: {overrides!r}; write [{overrides!r}]')
         items = (
-            [(f'override {shown(f"{key}={value}")}', key, _as_text(value)) for key, value in overrides.items()]
+            [(f'override {shown(f"{key}={value}")}', key, self._given(value)) for key, value in overrides.items()]
             if isinstance(overrides, Mapping)
-            else [(f'override {shown(text)}', *_parse_override(text)) for text in overrides]
+            else [(f'override {shown(text)}', *self._parse_override(text)) for text in overrides]
         )
         return [f'{label}: {wrong}' for label, key, value in items if (wrong := self._override_one(label, key, value))]
+
+    def _given(self, value: Any) -> Any:
+        try:
+            return _plain(value, (), self._budget)
+        except YamlError as error:
+            return _Malformed(str(error))
+
+    def _parse_override(self, text: str) -> tuple[str, Any]:
+        """``key=value`` as a key and a value, read as YAML; ``~key`` has no value."""
+        key, equals, value = text.partition('=')
+        if key.startswith('~') and not equals:
+            return key, None
+        if not equals:
+            return key, _Malformed('has no value; write key=value, or ~key to remove a key')
+        try:
+            return key, read_yaml(value, self._budget)[0]
+        except YamlError as error:
+            return key, _Malformed(f'the value is {error}')
 
     def _override_one(self, label: str, key: str, value: Any) -> str | None:
         """Set or remove one key; returns what is wrong with that, or None."""
         parts = [match[1] if match[1] is not None else match[0] for match in _KEY_PART.finditer(key.removeprefix('~'))]
         if isinstance(value, _Malformed) or not parts:
             return value.rule if isinstance(value, _Malformed) else 'names no key; write key=value'
+        if len(parts) > MAX_DEPTH:
+            return f'keys are nested at most {MAX_DEPTH} deep'
         *outer, last = parts
         container: Any = self.values
         path: Path = ()
@@ -187,49 +247,27 @@ class _Layers:
         self._origins.update(origins)
 
 
-def _read_file(path: FilePath, asked_by: str) -> tuple[dict[Any, Any], dict[Path, int]]:
-    """The raw values of one file, and the line of each key."""
-    try:
-        text = path.read_text(encoding='utf-8')
-        config = OmegaConf.create(text)
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        lines = _key_lines(node, ()) if node is not None else {}
-    except OSError as error:
-        reason = 'no such file' if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-        raise refusal(f'{asked_by}{path}: {reason}') from error
-    except UnicodeDecodeError as error:
-        raise refusal(f'{asked_by}{path}: not UTF-8 text ({error.reason} at byte {error.start})') from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, 'problem_mark', None)
-        line = '' if mark is None else f':{mark.line + 1}'
-        reason = getattr(error, 'problem', None) or _first_line(error)
-        raise refusal(f'{asked_by}{path}{line}: not valid YAML: {reason}') from None  # it quotes the file
-    except (OmegaConfBaseException, RecursionError) as error:
-        raise refusal(f'{asked_by}{path}: not valid: {_first_line(error)}') from None
-    if not isinstance(config, DictConfig) or (node is not None and not isinstance(node, yaml.MappingNode)):
-        raise refusal(f'{asked_by}{path}: must hold a mapping of keys at its top level')
-    return cast('dict[Any, Any]', OmegaConf.to_container(config)), lines
+@dataclasses.dataclass(frozen=True, slots=True)
+class _File:
+    """What a file says."""
+
+    values: dict[Any, Any]
+    lines: dict[Path, int]
+    size: int
+    """Values, those of aliases at each place."""
 
 
-def _key_lines(node: yaml.Node, path: Path) -> dict[Path, int]:
-    lines: dict[Path, int] = {}
-    items: list[tuple[Any, Any, yaml.Node]] = []
-    if isinstance(node, yaml.MappingNode):
-        # A merge key (<<) or a key that is no scalar has no path of its own: what is in it counts to its parent.
-        items = [(key.value, key, value) for key, value in node.value if isinstance(key, yaml.ScalarNode)]
-    elif isinstance(node, yaml.SequenceNode):
-        items = [(index, value, value) for index, value in enumerate(node.value)]
-    for part, place, value in items:
-        lines[(*path, part)] = place.start_mark.line + 1
-        lines.update(_key_lines(value, (*path, part)))
-    return lines
+def _named(path: FilePath) -> str:
+    """A path for a message."""
+    text = str(path)
+    return text if text.isprintable() and len(text) <= _MAX_PATH else shown(text)
 
 
 def _included(values: dict[Any, Any], origins: Mapping[Path, _Origin]) -> tuple[str, ...]:
     """The `defaults` of one file's values; checks `variables` too, which only interpolation reads."""
     validator = Validator()
     raw = {key: values[key] for key in DIRECTIVES if key in values}
-    plain = _resolve({'defaults': raw.get('defaults')}, validator.problems)
+    plain = resolve({'defaults': raw.get('defaults')}, validator.problems)
     directives = validator.read(FileDirectives, {**raw, **plain})
     refuse([f'{_nearest(origins, problem.path)}: {as_line(problem)}' for problem in validator.problems])
     return directives.defaults
@@ -246,26 +284,14 @@ class _Malformed:
     rule: str
 
 
+_SCALARS = (str, int, float)  # and bool, which is an int
 _KEY_PART = re.compile(r'\[([^\]]*)\]|[^.\[\]]+')
-
-
-def _parse_override(text: str) -> tuple[str, Any]:
-    """``key=value`` as a key and a value, read as YAML; ``~key`` has no value."""
-    key, equals, value = text.partition('=')
-    if key.startswith('~') and not equals:
-        return key, None
-    if not equals:
-        return key, _Malformed('has no value; write key=value, or ~key to remove a key')
-    try:
-        return key, cast('dict[str, Any]', OmegaConf.to_container(OmegaConf.create(f'value: {value}')))['value']
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        return key, _Malformed(f'the value is not valid YAML: {_first_line(error)}')
 
 
 def _holds(container: Any, part: str) -> bool:
     """Whether `part` of an override's key can stand in the container."""
     if isinstance(container, list):
-        return part.isdecimal() and int(part) < len(cast('list[Any]', container))
+        return part.isdecimal() and len(part) < 10 and int(part) < len(cast('list[Any]', container))
     return isinstance(container, dict)
 
 
@@ -298,74 +324,28 @@ def _paths_in(value: Any, path: Path) -> list[Path]:
     return [inner for key, item in items for inner in [(*path, key), *_paths_in(item, (*path, key))]]
 
 
-def _resolve(values: dict[Any, Any], problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
-    """Plain values of some keys, or all, interpolations resolved; one that cannot be is left out, a problem noted."""
-    try:
-        root = OmegaConf.create(cast('Any', values))
-    except (OmegaConfBaseException, RecursionError) as error:
-        problems.append(Problem((), _first_line(error)))
-        return {}
-    wanted = [key for key in values if key != 'variables' and (keys is None or key in keys)]
-    plain = {key: _resolved(root, key, (key,), problems) for key in wanted}
-    return {key: value for key, value in plain.items() if value is not _UNRESOLVED}
+def _plain(value: Any, path: Path, budget: Budget) -> Any:
+    """A value given in Python as YAML would have it: paths as text, tuples as lists.
 
-
-_UNRESOLVED: Any = object()
-
-
-def _resolved(parent: DictConfig | ListConfig, key: Any, path: Path, problems: list[Problem]) -> Any:
-    try:
-        if len(path) > _MAX_DEPTH:
-            raise RecursionError('nested too deeply: does an interpolation refer to a mapping around itself?')
-        value = cast('Any', parent)[key]
-    except MissingMandatoryValue:
-        problems.append(Problem(path, 'must be set; here, or by an override', "'???'"))
-        return _UNRESOLVED
-    except (OmegaConfBaseException, RecursionError, ValueError, TypeError) as error:
-        written = cast('Any', OmegaConf.to_container(parent, resolve=False))[key]
-        problems.append(Problem(path, _interpolation_rule(error), shown(written, key=str(path[-1]))))
-        return _UNRESOLVED
-    if isinstance(value, DictConfig):
-        items = {inner: _resolved(value, inner, (*path, str(inner)), problems) for inner in value}
-        return {inner: item for inner, item in items.items() if item is not _UNRESOLVED}
-    if isinstance(value, ListConfig):
-        listed = [_resolved(value, index, (*path, index), problems) for index in range(len(value))]
-        return _UNRESOLVED if any(item is _UNRESOLVED for item in listed) else listed
-    return value
-
-
-def _interpolation_rule(error: Exception) -> str:
-    text = _first_line(error)
-    if match := re.search(r"Environment variable '(.+?)' not found", text):
-        name = match[1]
-        return f'environment variable {name} is not set; set it, or write a default: ${{oc.env:{name},default}}'
-    return f'cannot be resolved: {text}'
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split('\n', 1)[0] or type(error).__name__
-
-
-def _as_text(value: Any) -> Any:
-    """A mapping given in Python, paths turned into text."""
+    Raises:
+        YamlError: It has other values, or exceeds a limit.
+    """
+    budget.charge(1)
+    if len(path) > MAX_DEPTH:
+        raise YamlError(f'mappings and lists are nested more than {MAX_DEPTH} deep')
     if isinstance(value, os.PathLike):
         return os.fspath(cast('os.PathLike[str]', value))
     if isinstance(value, Mapping):
-        return {key: _as_text(item) for key, item in cast('Mapping[Any, Any]', value).items()}
+        mapping = cast('Mapping[Any, Any]', value)
+        for key in mapping:
+            if not isinstance(key, _SCALARS):
+                raise YamlError(f'{dotted(path) or "(top level)"}: a key must be text or a number, got {shown(key)}')
+        return {key: _plain(item, (*path, str(key)), budget) for key, item in mapping.items()}
     if isinstance(value, (list, tuple)):
-        return [_as_text(item) for item in cast('Sequence[Any]', value)]
-    return value
-
-
-def yaml_text(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML that is read back as equal ones."""
-    return OmegaConf.to_yaml(OmegaConf.create(_escaped(values)))
-
-
-def _escaped(value: Any) -> Any:
-    """Text that happens to look like an interpolation, such that it is read back as text."""
-    if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in cast('dict[str, Any]', value).items()}
-    if isinstance(value, list):
-        return [_escaped(item) for item in cast('list[Any]', value)]
-    return value.replace('${', '\\${') if isinstance(value, str) else value
+        return [_plain(item, (*path, index), budget) for index, item in enumerate(cast('Sequence[Any]', value))]
+    if value is None or isinstance(value, _SCALARS):
+        return value
+    raise YamlError(
+        f'{dotted(path) or "(top level)"}: must be a mapping, a list, text, a number, true, false or null, '
+        f'got a {type(value).__name__}'
+    )

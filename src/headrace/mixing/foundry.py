@@ -16,9 +16,10 @@ from typing import Annotated, Any, Literal, cast
 from headrace.format import get_hashes
 from headrace.mixing.document import Document
 from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
+from headrace.mixing.problems import Path, Problem, dotted, shown
 from headrace.mixing.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
 from headrace.mixing.streams import StreamConfig
-from headrace.mixing.validate import Path, Problem, Validator, dotted, field_types, shown, unwrap
+from headrace.mixing.validate import Validator, field_types, unwrap
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.redaction import warn
 from headrace.selection import Mistake
@@ -55,7 +56,8 @@ def config_of_foundry(
     validator = Validator(document.written)
     problems = validator.problems
     for key in document.keys:
-        meant = () if key in _LOADERS else difflib.get_close_matches(str(key), _LOADERS, n=1, cutoff=0.8)
+        is_clear = key in _LOADERS or len(str(key)) > 2 * len(_LOADERS[0])
+        meant = () if is_clear else difflib.get_close_matches(str(key), _LOADERS, n=1, cutoff=0.8)
         problems += [Problem((str(key),), f'unknown key; did you mean "{name}"?') for name in meant]
     plain = document.plain(problems, (*_LOADERS, *field_types(_BatchSizes)))
     sizes = validator.read(_BatchSizes, {key: value for key, value in plain.items() if key not in _LOADERS})

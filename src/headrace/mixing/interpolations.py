@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
-from headrace.mixing.validate import Path
+from headrace.mixing.problems import Path
 from headrace.redaction import SHORTEST
 
 __all__ = ['as_written', 'variables_in', 'written_at']

@@ -11,10 +11,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from headrace.mixing.document import DIRECTIVES, Document, yaml_text
+from headrace.mixing.document import DIRECTIVES, Document
+from headrace.mixing.problems import Problem
+from headrace.mixing.resolver import yaml_text
 from headrace.mixing.schema import Config, LoaderConfig
 from headrace.mixing.streams import SchedulePointConfig
-from headrace.mixing.validate import Problem, Validator
+from headrace.mixing.validate import Validator
 from headrace.selection import Conditions, Fraction, Subset
 
 __all__ = ['load_config', 'to_mapping', 'to_yaml']

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, Named, OneOf, Parsed, read_skip
 from headrace.mixing.packing import PackingConfig
-from headrace.mixing.streams import SchedulePointConfig, SelectionConfig, StreamConfig
+from headrace.mixing.streams import SOURCE_NAMES, SchedulePointConfig, SelectionConfig, StreamConfig
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ class DatasetConfig(SelectionConfig):
     on_bad_sample: Literal['raise', 'skip'] = 'raise'
     """A sample that cannot be read: an error, or log it, put another in its row, and mark the row in the batch as
     `is_bad_sample`."""
+
+    @staticmethod
+    def other_names() -> Mapping[str, tuple[str, ...]]:
+        """What other programs call these keys."""
+        return {**SOURCE_NAMES, 'seed': ('shuffle_seed',)}
 
     def broken_rules(self) -> Iterator[BrokenRule]:
         """The rules between this loader's keys that do not hold, its streams' own excepted."""

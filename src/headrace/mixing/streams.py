@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from headrace.format import get_hashes
 from headrace.mixing.marks import AtLeast, BrokenRule, Count, MoreThan, OneOf, Parsed
 from headrace.selection import Conditions, Fraction, Subset
 
-__all__ = ['SchedulePointConfig', 'SelectionConfig', 'StreamConfig', 'TransferConfig']
+__all__ = ['SOURCE_NAMES', 'SchedulePointConfig', 'SelectionConfig', 'StreamConfig', 'TransferConfig']
+
+SOURCE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(('path', 'data', 'source', 'root'), ('remote', 'local')),
+    **dict.fromkeys(('url', 'uri', 'bucket'), ('remote',)),
+    **dict.fromkeys(('folder', 'dir', 'directory', 'cache', 'cache_dir', 'data_dir', 'data_path'), ('local',)),
+}
+"""What other programs call `remote` and `local`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +99,11 @@ class StreamConfig(SelectionConfig):
 
     choose: Annotated[int, Count(least=0)] | None = None
     """Samples taken per epoch, such as `100k`."""
+
+    @staticmethod
+    def other_names() -> Mapping[str, tuple[str, ...]]:
+        """What other programs call these keys."""
+        return {**SOURCE_NAMES, 'weight': ('proportion', 'repeat'), 'ratio': ('proportion',), 'share': ('proportion',)}
 
     @property
     def has_weight(self) -> bool:

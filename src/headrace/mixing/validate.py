@@ -13,65 +13,39 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import functools
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
 from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
-from headrace.redaction import HIDDEN, redact_value
+from headrace.mixing.problems import Path, Problem, dotted, shown
+from headrace.mixing.similar import LONGEST_NAME, closest, did_you_mean
 from headrace.selection import Mistake
 
-__all__ = ['Problem', 'Validator', 'dotted']
-
-Path = tuple[str | int, ...]
-"""Where a value stands: the keys from the root, an integer for an item of a list."""
+__all__ = ['Validator', 'choices_of', 'describe_number', 'field_types', 'unwrap']
 
 T = TypeVar('T')
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One thing that is wrong with a configuration."""
-
-    path: Path
-    rule: str
-    got: str | None = None
-    """The value received, as text; None where there is none."""
-    meant: tuple[str, ...] = ()
-    """The keys that the last of the path may have meant."""
-
-
-def dotted(path: Path) -> str:
-    """``('train', 'streams', 0, 'local')`` as ``train.streams[0].local``."""
-    text = ''
-    for part in path:
-        if isinstance(part, int):
-            text += f'[{part}]'
-        elif not part or re.search(r'[.\[\]=]', part):
-            text += f'[{part}]'  # as OmegaConf writes a key that itself holds a dot
-        else:
-            text += f'.{part}' if text else part
-    return text
-
-
-def shown(value: object, *, key: str = '') -> str:
-    """A value for a message: short, and without secrets. An interpolation is none."""
-    if not (isinstance(value, str) and value.startswith('${')):
-        value = redact_value(value, key)
-    if value == HIDDEN:
-        return '(hidden)'
-    # true and null are YAML's words; the rest reads the same in Python and in YAML.
-    text = {'True': 'true', 'False': 'false', 'None': 'null'}.get(repr(value), repr(value))
-    return text if len(text) <= 80 else text[:77] + '...'
-
-
 _INVALID: Any = object()
+_SUGGESTIONS: Final = 200  # wrong keys for which similar ones are looked for, which takes milliseconds each
 _YAML_SCALAR = re.compile(r'[-+]?[\d.]+(e[-+]?\d+)?|true|false', re.IGNORECASE)
 _DECODE_HINT = '; the value is text: write it without quotes, or, from the environment, ${oc.decode:${oc.env:NAME}}'
 
@@ -87,7 +61,8 @@ class Validator:
     def __init__(self, written: Callable[[Path, object], object] = lambda _, value: value) -> None:
         self.problems: list[Problem] = []
         self._written = written
-        self._outer: list[tuple[Path, type]] = []  # the dataclasses around the value being read
+        self._outer: list[_Outer] = []  # the dataclasses around the value being read
+        self._earlier: dict[Path, list[Problem]] | None = None  # those from before, by each section around them
 
     def read(self, cls: type[T], raw: Mapping[Any, Any], path: Path = (), *, also_known: tuple[str, ...] = ()) -> T:
         """The dataclass that `raw` describes; where a value is wrong, a problem is noted and the default stands.
@@ -102,11 +77,17 @@ class Validator:
         values: dict[str, Any] = {}
         if 'name' in hints and path and isinstance(path[-1], str):
             values['name'] = path[-1]
-        self._outer.append((path, cls))
+        if self._earlier is None:
+            self._earlier = {}
+            for problem in self.problems:
+                for size in range(len(problem.path)):
+                    self._earlier.setdefault(problem.path[:size], []).append(problem)
+        before = len(self.problems)
+        self._outer.append(_Outer(path, cls, raw))
         for key, value in raw.items():
             if key not in hints:
                 meant = self._suggest(str(key), (*hints, *also_known))
-                rule = f'unknown key{_did_you_mean(meant)}'
+                rule = f'unknown key{did_you_mean(meant)}'
                 where = (*path, str(key))
                 self.problems.append(Problem(where, rule, self._shown(where, value), tuple(meant)))
             elif key == 'name' and 'name' in values:
@@ -117,16 +98,26 @@ class Validator:
                 values[key] = self._value(hints[key], value, (*path, key))
         self._outer.pop()
         result = cls(**{key: value for key, value in values.items() if value is not _INVALID})
-        self._check(result, path, raw, invalid={key for key, value in values.items() if value is _INVALID})
+        inside = [*self._earlier.get(path, ()), *self.problems[before:]]
+        self._check(result, path, raw, inside, invalid={key for key, value in values.items() if value is _INVALID})
         return result
 
-    def _check(self, config: object, path: Path, given: Mapping[Any, Any], *, invalid: set[str]) -> None:
-        """Note the rules between keys that `config` breaks, but for those about a key that is wrong by itself."""
+    def _check(
+        self, config: object, path: Path, given: Mapping[Any, Any], inside: list[Problem], *, invalid: set[str]
+    ) -> None:
+        """Note the rules between keys that `config` breaks, but for those about a key that is wrong by itself.
+
+        Args:
+            config: What was read.
+            path: Where it stands.
+            given: What it was read from.
+            inside: The problems of its keys and of those within them.
+            invalid: Keys whose values cannot be used.
+        """
         wrong, wrong_inside = set[object](invalid), set[object]()
-        for problem in self.problems:
-            if problem.path[: len(path)] == path:
-                here = len(problem.path) == len(path) + 1
-                (wrong if here else wrong_inside).update(problem.path[-1:], problem.meant)
+        for problem in inside:
+            here = len(problem.path) == len(path) + 1
+            (wrong if here else wrong_inside).update(problem.path[-1:], problem.meant)
         for broken in cast('_HasRules', config).broken_rules() if hasattr(config, 'broken_rules') else ():
             if wrong.isdisjoint(broken.keys) and wrong_inside.isdisjoint(broken.inner):
                 at = next(((key,) for key in broken.keys if given.get(key) is not None), ())
@@ -142,7 +133,7 @@ class Validator:
             return self._parsed(mark, value, path)
         if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
             if not isinstance(value, Mapping):
-                return self._wrong(path, value, 'must be a mapping of keys')
+                return self._wrong(path, value, f'must be a mapping of keys{_how_to_write(hint, value)}')
             mapping = cast('Mapping[Any, Any]', value)
             return (
                 self._mapping(hint, mapping, path)
@@ -159,8 +150,8 @@ class Validator:
         if choices:
             if value in choices:
                 return value
-            suggestions = _closest(str(value), choices)
-            return self._wrong(path, value, f'must be one of {", ".join(choices)}{_did_you_mean(suggestions)}')
+            suggestions = closest(str(value), choices)
+            return self._wrong(path, value, f'must be one of {", ".join(choices)}{did_you_mean(suggestions)}')
         if hint is bool:
             return value if isinstance(value, bool) else self._wrong(path, value, 'must be true or false', scalar=True)
         if hint is str:
@@ -215,26 +206,28 @@ class Validator:
             items = [((*path, index), item) for index, item in enumerate(cast('list[Any]', value))]
         else:
             expected = 'one loader, or a mapping from names' if mark.or_single else 'a mapping from names, or a list,'
-            return self._wrong(path, value, f'must be {expected} to {mark.what}s')
+            written = _how_to_write(item_type, value) if mark.or_single else ''
+            return self._wrong(path, value, f'must be {expected} to {mark.what}s{written}')
         if not value:
             return self._wrong(path, value, f'holds no {mark.what}; name at least one')
         results: list[Any] = []
+        names: dict[str, int] = {}
         for where, item in items:
             if not isinstance(item, Mapping):
-                self._wrong(where, item, f'must be a mapping with the keys of a {mark.what}')
+                written = _how_to_write(item_type, item)
+                self._wrong(where, item, f'must be a mapping with the keys of a {mark.what}{written}')
             else:
                 results.append(self.read(item_type, cast('Mapping[Any, Any]', item), where))
-                self._check_name(results, where, mark)
+                self._check_name(results[-1].name, len(results) - 1, names, where, mark)
         return tuple(results) if len(results) == len(cast('Mapping[Any, Any] | list[Any]', value)) else _INVALID
 
-    def _check_name(self, results: list[Any], where: Path, mark: Named) -> None:
-        name, others = results[-1].name, [other.name for other in results[:-1]]
+    def _check_name(self, name: str, number: int, others: dict[str, int], where: Path, mark: Named) -> None:
         if not name:
             rule = f'must be set: each {mark.what} of a list says its name'
-            if not any(problem.path == (*where, 'name') for problem in self.problems):
+            if not any(problem.path == (*where, 'name') for problem in self.problems[-len(where) :]):
                 self.problems.append(Problem((*where, 'name'), rule))
-        elif name in others:
-            rule = f'is the name of {dotted((*where[:-1], others.index(name)))} too; names must differ'
+        elif (other := others.setdefault(name, number)) != number:
+            rule = f'is the name of {dotted((*where[:-1], other))} too; names must differ'
             self.problems.append(Problem((*where, 'name'), rule, self._shown((*where, 'name'), name)))
 
     def _wrong(self, path: Path, value: object, rule: str, *, scalar: bool = False) -> Any:
@@ -251,15 +244,46 @@ class Validator:
         return ', '.join(f'{key}: {self._shown((*path, key), value)}' for key, value in scalars.items()) or None
 
     def _suggest(self, key: str, here: tuple[str, ...]) -> list[str]:
-        """What an unknown key may have meant: the same name elsewhere first, then the most similar ones here."""
-        path, cls = self._outer[-1]
-        elsewhere = [(*path, *inner) for inner in _inner_keys(cls)]
-        for outer_path, outer_cls in reversed(self._outer[:-1]):
-            elsewhere += [(*outer_path, outer) for outer in field_types(outer_cls) if outer != 'name']
+        """What an unknown key may have meant, all of it keys that may stand there.
+
+        First this section's key that other programs call so, then a key of that name in a section within or around,
+        then the most similar ones.
+        """
+        if len(self.problems) >= _SUGGESTIONS or len(key) > LONGEST_NAME:
+            return []
+        path, cls, raw = self._outer[-1]
+        other_names = cast('_HasOtherNames', cls).other_names() if hasattr(cls, 'other_names') else {}
+        if called_so := other_names.get(key.lower(), ()):
+            return [name for name in called_so if name in here]
+        elsewhere = [(*path, *inner) for inner in _inner_keys(cls, raw)]
+        for outer in reversed(self._outer[:-1]):
+            elsewhere += [(*outer.path, name) for name in field_types(outer.cls) if name != 'name']
         by_name = {str(other[-1]): dotted(other) for other in reversed(elsewhere)}
         if key in by_name:
             return [by_name[key]]
-        return _closest(key, here) or [by_name[name] for name in _closest(key, tuple(by_name))]
+        return closest(key, here) or [by_name[name] for name in closest(key, tuple(by_name))]
+
+
+class _Outer(NamedTuple):
+    """A section that is being read."""
+
+    path: Path
+    cls: type
+    raw: Mapping[Any, Any]
+
+
+def _how_to_write(cls: Any, value: object) -> str:
+    """What to write in place of a text where a section is expected."""
+    names = field_types(cls) if dataclasses.is_dataclass(cls) and isinstance(cls, type) else {}
+    if not isinstance(value, str) or not names:
+        return ''
+    if 'remote' in names:
+        return '; write a folder as `{local: FOLDER}`, a URL as `{remote: URL}`'
+    return f'; its keys are {", ".join(names)}'
+
+
+class _HasOtherNames(Protocol):
+    def other_names(self) -> Mapping[str, tuple[str, ...]]: ...
 
 
 class _HasRules(Protocol):
@@ -289,24 +313,6 @@ def describe_number(hint: Any, mark: AtLeast | MoreThan | Count | Bytes | None) 
     return noun if mark is None else f'{noun} {mark}'
 
 
-def refuse(lines: list[str]) -> None:
-    """Raise one ConfigError for all the lines; do nothing if there are none."""
-    if lines:
-        raise refusal(*lines)
-
-
-def refusal(*lines: str) -> ConfigError:
-    """One error for everything that is wrong."""
-    count = 'one error' if len(lines) == 1 else f'{len(lines)} errors'
-    return ConfigError(f'{count} in the configuration:\n' + '\n'.join(f'  {line}' for line in lines))
-
-
-def as_line(problem: Problem) -> str:
-    """A problem without its file: the key, the value received, the rule."""
-    got = '' if problem.got is None else f'got {problem.got}; '
-    return f'{dotted(problem.path) or "(top level)"}: {got}{problem.rule}'
-
-
 def unwrap(hint: Any) -> tuple[Any, Any]:
     """An annotation without ``| None`` and ``Annotated``, and the mark of the latter or None."""
     if get_origin(hint) in (Union, types.UnionType):
@@ -314,13 +320,18 @@ def unwrap(hint: Any) -> tuple[Any, Any]:
     return get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
 
 
-def _inner_keys(cls: type) -> Iterator[tuple[str, ...]]:
+def _inner_keys(cls: type, raw: Mapping[Any, Any]) -> Iterator[tuple[str, ...]]:
+    """The keys of the sections within, of those that are given or always there."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
     for name, hint in field_types(cls).items():
         inner, mark = unwrap(hint)
-        if dataclasses.is_dataclass(inner) and not isinstance(mark, Parsed):
+        given = raw.get(name)
+        is_there = isinstance(given, Mapping) or fields[name].default is not None
+        if dataclasses.is_dataclass(inner) and not isinstance(mark, Parsed) and is_there:
             inner_cls = cast('type', inner)
+            inside = cast('Mapping[Any, Any]', given) if isinstance(given, Mapping) else {}
             yield from ((name, key) for key in field_types(inner_cls) if key != 'name')
-            yield from ((name, *rest) for rest in _inner_keys(inner_cls))
+            yield from ((name, *rest) for rest in _inner_keys(inner_cls, inside))
 
 
 def _is_single(value: Mapping[Any, Any], keys: tuple[str, ...]) -> bool:
@@ -330,19 +341,4 @@ def _is_single(value: Mapping[Any, Any], keys: tuple[str, ...]) -> bool:
         return True
     if any(not item.keys().isdisjoint(keys) for item in inner):
         return False
-    return any(_closest(str(key), keys) for key in value)
-
-
-def _closest(text: str, names: tuple[str, ...]) -> list[str]:
-    """The names most similar to `text`: one, or those that tie for it."""
-    lowered = [name.lower() for name in names]
-    best = difflib.get_close_matches(text.lower(), lowered, n=len(names), cutoff=0.6)
-    score = difflib.SequenceMatcher(None, best[0], text.lower()).ratio() if best else 1.0
-    # What ties with the best one is as likely, and is found by the same measure.
-    ties = {other for other in best if difflib.SequenceMatcher(None, other, text.lower()).ratio() == score}
-    return [name for name in names if name.lower() in ties]
-
-
-def _did_you_mean(suggestions: list[str]) -> str:
-    quoted = ' or '.join(f'"{name}"' for name in suggestions)
-    return f'; did you mean {quoted}?' if quoted else ''
+    return any(closest(str(key), keys) for key in list(value)[:_SUGGESTIONS])

@@ -95,8 +95,8 @@ def read_range(given: object) -> tuple[Bound, Bound] | str:
     begin, end = (_bound(part) for part in cast('SkipRange', given))
     if begin is None or end is None:
         return (
-            "must have bounds that are numbers of samples of at least 0, or text such as '4096sp' (samples) or "
-            "'1200ba' (global batches)"
+            "must have bounds that are numbers of samples of at least 0 and below 10^18, or text such as '4096sp' "
+            "(samples) or '1200ba' (global batches)"
         )
     return _EMPTY if begin.unit == end.unit and begin.count >= end.count else (begin, end)
 
@@ -104,10 +104,13 @@ def read_range(given: object) -> tuple[Bound, Bound] | str:
 _EMPTY = 'must end after it begins; its end is the first that is not left out'
 
 
+_END = 10**18  # of the samples of a run: 64 bits hold a position and a batch beyond it
+
+
 def _bound(given: int | str) -> Bound | None:
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < _END:
         return Bound(given, 'sp')
-    found = re.fullmatch(r'(\d+)(sp|ba)', given.strip(), re.ASCII) if isinstance(given, str) else None
+    found = re.fullmatch(r'(\d{1,18})(sp|ba)', given.strip(), re.ASCII) if isinstance(given, str) else None
     return None if found is None else Bound(int(found[1]), 'sp' if found[2] == 'sp' else 'ba')
 
 
