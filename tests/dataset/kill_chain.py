@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset import stream
 from headrace.storage import counting, register_store
+from headrace.storage.control_folder import OpenFolder
 from headrace.storage.local import LocalStore
 from processes import is_alive, states_of
 from resume_oracle import Trained, judge_chain
@@ -111,7 +112,7 @@ class _Slow:
 
 def dawdle(folder: Path) -> None:
     """Have all take its time that is done to files of the cache: unpacking, renaming, deleting."""
-    unpack, replace, unlink = stream.unpack_file, Path.replace, Path.unlink
+    unpack, rename, delete, unlink = stream.unpack_file, OpenFolder.rename, OpenFolder.delete, Path.unlink
 
     def slow_unpack(algorithm: str, packed: Path, raw: Path, size: int) -> None:
         raw.write_bytes(bytes(size // 2))
@@ -120,15 +121,20 @@ def dawdle(folder: Path) -> None:
         unpack(algorithm, packed, raw, size)
         time.sleep(0.005)
 
-    def slow_replace(path: Path, target: Path) -> Path:
-        time.sleep(0.001 if folder in path.parents else 0)
-        return replace(path, target)
+    def slow_rename(state: OpenFolder, name: str, target: Path | str) -> None:
+        time.sleep(0.001 if folder in state.path.parents else 0)
+        rename(state, name, target)
+
+    def slow_delete(state: OpenFolder, name: str) -> None:
+        time.sleep(0.001 if folder in state.path.parents else 0)
+        delete(state, name)
 
     def slow_unlink(path: Path, missing_ok: bool = False) -> None:
         time.sleep(0.001 if folder in path.parents else 0)
         unlink(path, missing_ok)
 
-    stream.unpack_file, Path.replace, Path.unlink = slow_unpack, slow_replace, slow_unlink  # type: ignore[assignment]
+    stream.unpack_file, Path.unlink = slow_unpack, slow_unlink  # type: ignore[assignment]
+    OpenFolder.rename, OpenFolder.delete = slow_rename, slow_delete  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

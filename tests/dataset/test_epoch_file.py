@@ -79,7 +79,7 @@ def test_one_process_computes_and_the_others_wait(tmp_path):
 
 def _hang(folder, ready):
     def hang(*arguments):
-        (folder / epoch_file.FOLDER / 'half.int64.tmp').write_bytes(b'half')
+        (folder / epoch_file.FOLDER / f'{"ab" * 16}.int64.tmp').write_bytes(b'half')
         ready.set()
         time.sleep(100)
 
@@ -97,6 +97,24 @@ def test_a_process_killed_while_it_computes_holds_nobody_up_and_leaves_nothing(t
     ids = EpochFiles(tmp_path).load(MIX, CONFIG, 0)
     assert np.array_equal(ids, expected())
     assert len(names(tmp_path)) == 1
+
+
+def test_a_link_in_place_of_its_folder_is_not_followed(tmp_path):
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir()
+    (elsewhere / 'thesis.tex').write_text('mine')
+    (tmp_path / epoch_file.FOLDER).symlink_to(elsewhere)
+    with pytest.warns(UserWarning, match='that is a symbolic link'):
+        ids = EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    assert np.array_equal(ids, expected())
+    assert os.listdir(elsewhere) == ['thesis.tex']
+
+
+def test_files_of_other_names_stay(tmp_path):
+    (tmp_path / epoch_file.FOLDER).mkdir()
+    (tmp_path / epoch_file.FOLDER / 'thesis.tex').write_text('mine')
+    EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    assert 'thesis.tex' in names(tmp_path)
 
 
 def test_a_file_of_the_wrong_size_is_made_anew(tmp_path):
@@ -137,5 +155,5 @@ def test_a_dataset_without_a_remote_keeps_it_among_temporary_files(make_dataset,
     assert ours.stat().st_mode & 0o777 == 0o700
     ours.rename(tmp_path / 'elsewhere')
     ours.symlink_to(tmp_path / 'elsewhere')
-    with pytest.warns(UserWarning, match='belongs to another user'):
+    with pytest.warns(UserWarning, match='headrace-.* but that is a symbolic link'):
         assert sorted(sample['id'] for sample in dataset) == list(range(40))

@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace import StreamingDataLoader, StreamingDataset, Topology
+from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import CacheError
 from headrace.storage import keeping, register_store
 from headrace.storage.local import LocalStore
 from headrace.testing.proxy import FaultProxy
@@ -341,10 +342,31 @@ def test_what_another_users_killed_process_left_is_in_nobodys_way(make_dataset_i
             return
         state.chmod(0o777)
         for number in range(3):
-            (state / f'{number}.lock').touch(mode=0o644)
+            (state / f'{number:032x}.lock').touch(mode=0o644)
             if left == 'fetch':
-                (state / f'{number}.0.raw').write_bytes(dice.randbytes(500))
+                (state / f'{number:032x}.0.0123abcd.raw').write_bytes(dice.randbytes(500))
 
     fork_all([leave], user=[OTHER])
     fork_all([lambda: read_all(remote, cache, limit=limit)], user=[NOBODY])
     assert nothing_is_being_fetched(cache)
+
+
+def test_a_temporary_folder_that_somebody_else_has_made_is_refused(make_dataset_in, open_folder, monkeypatch):
+    remote, temporary = make_dataset_in(open_folder, 'remote', 100), open_folder / 'tmp'
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    monkeypatch.setattr(tempfile, 'tempdir', str(temporary))
+    default = Path(Stream(remote=str(remote)).local)
+
+    def work() -> None:
+        with pytest.raises(CacheError, match=f'belongs to the user with uid {OTHER}; .*Set `local`'):
+            StreamingDataset(remote=str(remote), batch_size=10)
+        assert os.listdir(default) == []
+        StreamingDataset(remote=str(remote), local=str(default), batch_size=10)  # is trusted, then
+
+    def plant() -> None:
+        default.mkdir()
+        default.chmod(0o777)
+
+    fork_all([plant], user=[OTHER])
+    fork_all([work], user=[NOBODY])

@@ -407,6 +407,17 @@ def test_a_folder_that_cannot_be_written_to_is_named(data: Path, private: Path) 
         StreamingDataset(local=str(data), where={'lang': 'de'})
 
 
+def test_a_link_in_place_of_its_folder_is_refused(data: Path, private: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir()
+    (elsewhere / 'thesis.tmp').write_text('mine')
+    private.mkdir(mode=0o700)
+    (private / bitmap_file.FOLDER).symlink_to(elsewhere)
+    with pytest.raises(CacheError, match=r'\.headrace-selections, but that is a symbolic link'):
+        StreamingDataset(local=str(data), where={'lang': 'de'})
+    assert os.listdir(elsewhere) == ['thesis.tmp']
+
+
 def test_a_full_disk_is_said_to_be_full(data: Path, private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, 'No space left on device')

@@ -293,8 +293,8 @@ class TestKill:
         remote = make_remote(tmp_path / 'remote', 3)
         state = tmp_path / 'cache/.headrace'
         state.mkdir(parents=True)
-        (state / 'abc.lock').write_text(json.dumps({'reserved': 10 * SIZE}))
-        (state / 'abc.0.raw').write_bytes(bytes(SIZE))
+        (state / f'{"ab" * 16}.lock').write_text(json.dumps({'reserved': 10 * SIZE}))
+        (state / f'{"ab" * 16}.0.0123abcd.raw').write_bytes(bytes(SIZE))
         cache = cache_of(remote, tmp_path / 'cache', limit=2 * SIZE)
         cache._reclaimed = os.getpid()  # as if the fetch had been killed after this process looked
         with cache.acquire(remote.entries[0]) as lease:

@@ -141,8 +141,8 @@ def test_a_child_removes_what_another_left_that_was_killed(tmp_path):
 
     state = tmp_path / 'cache/.headrace'
     state.mkdir()
-    (state / 'abc.lock').touch()
-    (state / 'abc.0.raw').write_bytes(bytes(SIZE))
+    (state / f'{"ab" * 16}.lock').touch()
+    (state / f'{"ab" * 16}.0.0123abcd.raw').write_bytes(bytes(SIZE))
     child = FORK.Process(target=fetch_the_last)
     child.start()
     end_well([child], 60)

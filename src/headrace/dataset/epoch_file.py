@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,12 +22,14 @@ import numpy.typing as npt
 from headrace.errors import CacheError
 from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
 from headrace.redaction import warn
+from headrace.storage.control_folder import ControlFolder, OpenFolder
 from headrace.storage.locks import held, lock_file, try_lock_file
 from headrace.storage.machine_file import claim_private_folder, private_folder, publish
 
 __all__ = ['EpochFiles']
 
 FOLDER = '.headrace-epochs'
+_NAMES = re.compile(r'[0-9a-f]{32}\.int64(\.tmp)?')
 IN_MEMORY = 65_536  # positions; below, every process computes them faster than it would open a file
 
 
@@ -40,7 +43,8 @@ class EpochFiles:
             folder: a cache folder.
             is_private: whether it lies where anybody may make folders, and must belong to this user.
         """
-        self.folder = folder / FOLDER
+        self._place = ControlFolder(folder, FOLDER, _NAMES)
+        self.folder = self._place.path
         self._is_private = is_private
 
     @classmethod
@@ -71,7 +75,7 @@ class EpochFiles:
         try:
             if self._is_private:
                 claim_private_folder(self.folder.parent)
-            ids = self._map(name, mixture.epoch_size)
+            ids = self._find(name, mixture.epoch_size)
             return self._make(name, mixture.epoch_size, fill) if ids is None else ids
         except (OSError, CacheError) as error:
             warn(
@@ -81,17 +85,23 @@ class EpochFiles:
             )
             return _in_memory(mixture.epoch_size, fill)
 
-    def _map(self, name: str, size: int) -> npt.NDArray[np.int64] | None:
+    def _find(self, name: str, size: int) -> npt.NDArray[np.int64] | None:
         """Map a file; None if there is none."""
-        path = self.folder / name
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with self._place.opened(only_read=True) as folder:
+                return self._map(folder, name, size)
+        except FileNotFoundError:
+            return None
+
+    def _map(self, folder: OpenFolder, name: str, size: int) -> npt.NDArray[np.int64] | None:
+        try:
+            handle = folder.open_file(name, os.O_RDONLY)
         except FileNotFoundError:
             return None
         try:
+            lock_file(handle, folder.path / name, shared=True)
             if os.fstat(handle).st_size != size * 8:
                 return None
-            lock_file(handle, path, shared=True)
             # The map keeps a duplicate of the descriptor, and with it the lock, as long as the array is used.
             return np.frombuffer(mmap.mmap(handle, size * 8, access=mmap.ACCESS_READ), np.int64)
         finally:
@@ -99,27 +109,25 @@ class EpochFiles:
 
     def _make(self, name: str, size: int, fill: Callable[[npt.NDArray[np.int64]], None]) -> npt.NDArray[np.int64]:
         """Compute a file, unless another process has done so in the meantime, and map it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        with held(folder):
-            lock_file(folder, self.folder)
-            ids = self._map(name, size)
+        with self._place.opened(make=True) as folder:
+            lock_file(folder.handle, self.folder)
+            ids = self._map(folder, name, size)
             if ids is not None:
                 return ids
-            self._clear()
+            self._clear(folder)
             ids = _in_memory(size, fill)
-            publish(self.folder / name, [ids.data])
-            mapped = self._map(name, size)
+            publish(folder, name, [ids.data])
+            mapped = self._map(folder, name, size)
             return ids if mapped is None else mapped
 
-    def _clear(self) -> None:
+    def _clear(self, folder: OpenFolder) -> None:
         """Remove what nobody has mapped: earlier epochs, and what was left by processes that were killed."""
-        for path in self.folder.iterdir():
-            with contextlib.suppress(OSError):
-                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        for name in folder.names():
+            with contextlib.suppress(OSError, CacheError):
+                handle = folder.open_file(name, os.O_RDONLY)
                 with held(handle):
-                    if try_lock_file(handle, path):
-                        path.unlink()
+                    if try_lock_file(handle, folder.path / name):
+                        folder.delete(name)
 
 
 def _in_memory(size: int, fill: Callable[[npt.NDArray[np.int64]], None]) -> npt.NDArray[np.int64]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import tempfile
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -34,7 +32,7 @@ from headrace.storage import (
     local_path,
     open_store,
 )
-from headrace.storage.machine_file import claim_private_folder, private_folder
+from headrace.storage.machine_file import claim_private_folder, private_folder, refuse_strangers, temporary_folder
 
 __all__ = ['Stream', 'open_streams']
 
@@ -144,8 +142,7 @@ class Stream:
         """The folder that shards are kept in, without the split of a given `local`."""
         if self._given_local is not None:
             return self._given_local
-        digest = hashlib.blake2s((self.remote or '').encode(), digest_size=16).hexdigest()
-        return os.path.join(tempfile.gettempdir(), digest, self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
+        return os.path.join(temporary_folder(self.remote or ''), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
 
     @property
     def folder(self) -> Path:
@@ -189,6 +186,7 @@ class Stream:
             ValueError: the index breaks the format's rules, or holds an unsafe type.
             FileExistsError: the default local folder's name is taken by something that is not a folder.
             StreamError: the local folder is the cache of another remote, or a shard lacks one of `columns`.
+            CacheError: the default local folder was made by another user.
             StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
         """
         selection = self._read_selection()
@@ -198,6 +196,8 @@ class Stream:
                 f'Could not create a temporary local directory {folder}: something that is not a folder has that name. '
                 f'Remove it, or set `local` to a folder of your own.'
             )
+        if self._given_local is None:
+            refuse_strangers(temporary_folder(self.remote or ''))
         with claimed_folder(self):
             self._open(folder, selection, allow_unsafe_types=allow_unsafe_types, limit=limit)
 

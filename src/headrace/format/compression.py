@@ -107,7 +107,8 @@ def unpack_file(algorithm: str, src: Path, dst: Path, limit: int) -> None:
     found = _find(algorithm)
     errors = found.errors()
     written = 0
-    with src.open('rb') as packed, dst.open('wb') as out:
+    dst.unlink(missing_ok=True)  # a link of that name would lead elsewhere
+    with src.open('rb') as packed, dst.open('xb') as out:
         if isinstance(found, Snappy):
             _check_snappy_size(packed, src, limit)
         pieces = found.stream(iter(lambda: packed.read(CHUNK), b''))

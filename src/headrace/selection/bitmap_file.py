@@ -13,9 +13,11 @@ samples, and less than 2 bits for each.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import mmap
 import os
+import re
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,12 +29,14 @@ from typing_extensions import Buffer
 
 from headrace.errors import CacheError
 from headrace.order import KeptBits, count_bits
-from headrace.storage.locks import cannot_write, held, lock_file
+from headrace.storage.control_folder import ControlFolder, OpenFolder
+from headrace.storage.locks import cannot_write, lock_file
 from headrace.storage.machine_file import publish
 
 __all__ = ['BitmapFile']
 
 FOLDER: Final = '.headrace-selections'
+_NAMES: Final = re.compile(r'[0-9a-f]{32}\.bits(\.tmp)?')
 _MAGIC: Final = b'hrbitmap'
 _VERSION: Final = 1
 _HEAD: Final = struct.Struct('<8sIIQQ16s')
@@ -54,7 +58,8 @@ class BitmapFile:
             sizes: int64[shards]: stored samples of each shard.
         """
         self._key = hashlib.blake2b(key.encode(), digest_size=16).digest()
-        self.path = folder / FOLDER / f'{self._key.hex()}.bits'
+        self._place = ControlFolder(folder, FOLDER, _NAMES)
+        self.path = self._place.path / f'{self._key.hex()}.bits'
         self._sizes = sizes
         self._samples = int(sizes.sum())
         self._words = self._samples // 64 + 1
@@ -69,33 +74,44 @@ class BitmapFile:
             CacheError: the folder cannot be written to.
             DiskFullError: it has no room.
         """
-        found = self._open()
+        found = self.find()
         if found is not None:
             return found
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise cannot_write(self.path.parent, error) from error
-        with held(folder):
-            lock_file(folder, self.path.parent)
-            found = self._open()
-            if found is not None:
-                return found
-            for left in self.path.parent.glob('*.tmp'):
-                left.unlink(missing_ok=True)  # by processes that were killed: who writes one holds the lock
-            words = np.zeros(self._words, np.dtype('<u8'))
-            fill(words.view(np.uint8))
+        with contextlib.ExitStack() as stack:
             try:
-                self._write(words)
+                folder = stack.enter_context(self._place.opened(make=True))
             except OSError as error:
                 raise cannot_write(self.path.parent, error) from error
-            found = self._open()
-            if found is None:
-                raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')
-            return found
+            return self._load(folder, fill)
 
-    def _write(self, words: Words) -> None:
+    def find(self) -> tuple[KeptBits, str] | None:
+        """Map the file; None if there is none that can be believed."""
+        try:
+            with self._place.opened(only_read=True) as folder:
+                return self._map(folder)
+        except (OSError, CacheError):
+            return None
+
+    def _load(self, folder: OpenFolder, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[KeptBits, str]:
+        lock_file(folder.handle, folder.path)
+        found = self._map(folder)
+        if found is not None:
+            return found
+        for left in folder.names():
+            if left.endswith('.tmp'):
+                folder.delete(left)  # by processes that were killed: who writes one holds the lock
+        words = np.zeros(self._words, np.dtype('<u8'))
+        fill(words.view(np.uint8))
+        try:
+            self._write(folder, words)
+        except OSError as error:
+            raise cannot_write(self.path.parent, error) from error
+        found = self._map(folder)
+        if found is None:
+            raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')
+        return found
+
+    def _write(self, folder: OpenFolder, words: Words) -> None:
         below = np.zeros(len(words) + 1, np.int64)
         for at in range(0, len(words), _CHUNK):
             counts = count_bits(words[at : at + _CHUNK])
@@ -105,13 +121,12 @@ class BitmapFile:
             below = below.astype('<u4')
         head = _HEAD.pack(_MAGIC, _VERSION, below.itemsize, self._samples, len(words), self._key)
         rest = [words.data.cast('B'), below.data.cast('B')]
-        publish(self.path, [head, _digest([head, *rest]), *rest])
+        publish(folder, self.path.name, [head, _digest([head, *rest]), *rest])
 
-    def _open(self) -> tuple[KeptBits, str] | None:
-        """Map the file; None if there is none, or it is not what it should be."""
+    def _map(self, folder: OpenFolder) -> tuple[KeptBits, str] | None:
         try:
-            handle = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
+            handle = folder.open_file(self.path.name, os.O_RDONLY)
+        except (OSError, CacheError):
             return None
         try:
             size = os.fstat(handle).st_size
@@ -149,7 +164,7 @@ class _MappedBits(KeptBits):
 
 
 def _map_again(file: BitmapFile) -> KeptBits:
-    found = file._open()
+    found = file.find()
     if found is None:
         raise CacheError(f'{file.path} was changed or deleted while it was in use. Stop what does that; start anew.')
     return found[0]

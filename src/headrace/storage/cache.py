@@ -30,7 +30,7 @@ from headrace.storage.fetching import Fetcher, missing, same_folder, space_neede
 from headrace.storage.keeping import give_way
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
 from headrace.storage.locks import NO_ROOM, cannot_write, lock_file
-from headrace.storage.mapped import Lease, MappedFile, open_file, suspend_leases
+from headrace.storage.mapped import Lease, MappedFile, delete_file, open_file, suspend_leases
 from headrace.storage.origin import ORIGIN, check_origin
 from headrace.storage.presence import PresentFiles
 from headrace.storage.protocol import Store, check_key
@@ -237,7 +237,7 @@ class ShardCache:
         with self._disk_errors(None), self._fetch_lock(name) as lock:
             if not self._has_index(path, validate):
                 fetcher = self._fetcher(Transfer(urgent=True))
-                fetcher.publish(fetcher.produce_index(name, lock, validate))
+                fetcher.publish(fetcher.produce_index(name, lock, validate), lock)
         return path
 
     def _has_index(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
@@ -341,7 +341,7 @@ class ShardCache:
         if self._limit is not None and self._shelf is not None:
             with changing_files():
                 for part in absent:  # of the wrong size, if it is there at all
-                    (self.folder / part.name).unlink(missing_ok=True)
+                    delete_file(self.folder, part.name)
             needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
             outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
             if outcome is not None:
@@ -350,12 +350,12 @@ class ShardCache:
         made = fetcher.produce(absent, lock)
         handle = None
         if self._shelf is None:
-            fetcher.publish(made)
+            fetcher.publish(made, lock)
         else:
             handle = None if ahead else self._pin(entry, made)
             try:
                 with publishing(self._shelf, sum(temporary.stat().st_size for temporary, _ in made)):
-                    fetcher.publish(made)
+                    fetcher.publish(made, lock)
             except BaseException:
                 if handle is not None:
                     os.close(handle)
@@ -368,7 +368,7 @@ class ShardCache:
         final = self.folder / entry.key
         for temporary, target in made:
             if target == final:
-                handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+                handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     lock_file(handle, temporary, shared=True)
                 except BaseException:

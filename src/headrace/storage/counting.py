@@ -12,17 +12,20 @@ import contextlib
 import json
 import math
 import os
+import stat
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.storage.fetch_lock import FETCHES, LEDGER, read_reservation
+from headrace.errors import CacheError
+from headrace.storage.fetch_files import FETCHES, LEDGER, fetch_folder, read_reservation, write_text
 from headrace.storage.locks import cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace.storage.control_folder import OpenFolder
     from headrace.storage.entry import CacheEntry
     from headrace.storage.stats import CacheStats
 
@@ -144,28 +147,49 @@ def count_fetches(folder: Path) -> tuple[int, list[Path]]:
     """Bytes that fetches in progress have reserved or written, and their lock files."""
     sizes: dict[str, int] = {}
     locks: list[Path] = []
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder / FETCHES) as items:
-        for item in items:
-            name, _, rest = item.name.partition('.')
+    with contextlib.suppress(FileNotFoundError, PermissionError), fetch_folder(folder).opened(only_read=True) as state:
+        for item in state.names():
+            name, _, rest = item.partition('.')
             if name == LEDGER:
                 continue
             size = sizes.setdefault(name, 0)
-            if rest == 'lock':
-                locks.append(Path(item.path))
-            else:
-                with contextlib.suppress(FileNotFoundError):
-                    sizes[name] = size + item.stat(follow_symlinks=False).st_size
-    state = folder / FETCHES
-    return sum(max(size, read_reservation(state / f'{name}.lock')) for name, size in sizes.items()), locks
+            with contextlib.suppress(FileNotFoundError):
+                info = state.stat(item)
+                if not stat.S_ISREG(info.st_mode):
+                    continue
+                if rest == 'lock':
+                    locks.append(state.path / item)
+                else:
+                    sizes[name] = size + info.st_size
+        return sum(max(size, read_reservation(state, f'{name}.lock')) for name, size in sizes.items()), locks
+    return 0, []
+
+
+def _read(state: OpenFolder) -> tuple[int, float] | None:
+    """The bytes that a ledger says, and until when they are good; None if it says nothing.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    try:
+        record = json.loads(state.read(LEDGER, 1024))
+        return int(record['bytes']), float(record['until'])
+    except FileNotFoundError:
+        raise
+    except (OSError, CacheError, ValueError, KeyError, TypeError):
+        return None
 
 
 def read_ledger(folder: Path) -> int | None:
     """Bytes of a folder's shards, if somebody counted them not too long ago. Needs the folder's lock."""
     try:
-        record = json.loads((folder / FETCHES / LEDGER).read_bytes())
-        size, until = int(record['bytes']), float(record['until'])
-    except (OSError, ValueError, KeyError, TypeError):
+        with fetch_folder(folder).opened(only_read=True) as state:
+            record = _read(state)
+    except OSError:
         return None
+    if record is None:
+        return None
+    size, until = record
     # The far future is a clock that was set back.
     return size if 0 <= until - time.time() < 3600 and size >= 0 else None
 
@@ -181,30 +205,36 @@ def write_ledger(folder: Path, size: int, seconds: float) -> None:
 def add_to_ledger(folder: Path, change: int) -> None:
     """Note that bytes are about to come, or have gone. Needs the folder's lock."""
     try:
-        record = json.loads((folder / FETCHES / LEDGER).read_bytes())
-        size, until = int(record['bytes']), float(record['until'])
+        with fetch_folder(folder).opened(only_read=True) as state:
+            record = _read(state)
     except FileNotFoundError:
         return
-    except (OSError, ValueError, KeyError, TypeError):
+    except OSError:
+        record = None
+    if record is None:
         _drop(folder)
     else:
-        _replace(folder, max(0, size + change), until)
+        _replace(folder, max(0, record[0] + change), record[1])
 
 
 def _replace(folder: Path, size: int, until: float) -> None:
-    path = folder / FETCHES / LEDGER
     try:
-        path.parent.mkdir(exist_ok=True)
-        # Whoever is killed in here leaves a ledger that says nothing: then the next one counts.
-        path.write_text(json.dumps({'bytes': size, 'until': until}))
-    except OSError:  # a full disk, another user's file, no folder yet: count each time
+        with fetch_folder(folder).opened(make=True) as state:
+            handle = state.open_file(LEDGER, os.O_WRONLY | os.O_CREAT)
+            try:
+                # Whoever is killed in here leaves a ledger that says nothing: then the next one counts.
+                write_text(handle, json.dumps({'bytes': size, 'until': until}))
+            finally:
+                os.close(handle)
+    except OSError:  # a full disk, another user's file: count each time
         _drop(folder)
 
 
 def _drop(folder: Path) -> None:
     try:
-        (folder / FETCHES / LEDGER).unlink(missing_ok=True)
-    except NotADirectoryError:
+        with fetch_folder(folder).opened() as state:
+            state.delete(LEDGER)
+    except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
         raise cannot_write(folder, error) from error

@@ -16,10 +16,10 @@ import sys
 import threading
 import time
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
-from headrace import errors
 from headrace.errors import CacheError, HeadraceError
+from headrace.storage.fetch_files import LEDGER, fetch_folder, read_failure, write_text
 from headrace.storage.locks import NO_ROOM, cannot_write, held, hold, let_go, lock_file, try_lock_file, unlock_file
 
 if TYPE_CHECKING:
@@ -27,24 +27,17 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from headrace.storage.control_folder import OpenFolder
+
 __all__ = [
-    'FETCHES',
-    'LEDGER',
     'FetchLock',
     'ProcessEndsError',
     'changing_files',
     'end_fetches',
     'end_threads',
     'leave_clean',
-    'read_reservation',
     'reclaim_fetches',
 ]
-
-FETCHES: Final = '.headrace'
-"""Subfolder of a cache folder that holds what is being fetched; it exists only while something is."""
-
-LEDGER: Final = 'ledger'
-"""File in that folder which remembers a count (`counting`); the only one that is no part of a fetch."""
 
 _LATE: Final = -900
 """After most that multiprocessing does at a process' end, and before `dataset.worker_end`, which is the end."""
@@ -154,9 +147,10 @@ class FetchLock:
 
     def __init__(self, folder: Path, key: str, *, ahead: bool = False) -> None:
         self.folder = folder
-        self.state = folder / FETCHES
-        self.digest = blake2b(key.encode(), digest_size=16).hexdigest()  # a short file name for any key
-        self.path = self.state / f'{self.digest}.lock'
+        self._state = fetch_folder(folder)
+        self._digest = blake2b(key.encode(), digest_size=16).hexdigest()  # a short file name for any key
+        self._name = f'{self._digest}.lock'
+        self.path = self._state.path / self._name
         self._ahead = ahead
         self.waited = 0.0
         """Seconds spent waiting for another fetcher."""
@@ -169,7 +163,22 @@ class FetchLock:
 
     def temporary(self, number: int, kind: str) -> Path:
         """A file of this fetch; whatever is left under such a name is removed with the lock."""
-        return self.state / f'{self.digest}.{number}.{self._token}.{kind}'
+        return self._state.path / f'{self._digest}.{number}.{self._token}.{kind}'
+
+    def create(self, temporary: Path) -> BinaryIO:
+        """Make a file of this fetch, in place of what its last attempt left."""
+        with changing_files(), self._state.opened() as state:
+            return open(state.create(temporary.name), 'w+b', buffering=0)
+
+    def delete(self, temporary: Path) -> None:
+        """Remove a file of this fetch, if it is there."""
+        with changing_files(), contextlib.suppress(FileNotFoundError), self._state.opened() as state:
+            state.delete(temporary.name)
+
+    def publish(self, temporary: Path, final: Path) -> None:
+        """Give a file of this fetch its final name."""
+        with self._state.opened() as state:
+            state.rename(temporary.name, final)
 
     def __enter__(self) -> FetchLock:
         if self._handle < 0:
@@ -213,14 +222,15 @@ class FetchLock:
                 if taken:
                     stack.pop_all()
                     return True
-                failure = _read_failure(handle, ahead=self._ahead)
+                failure = read_failure(handle, ahead=self._ahead)
             if failure is not None and wait:
                 raise failure
 
     def _take(self, handle: int) -> bool:
         """Have what was locked, unless it is no longer the file that others find."""
-        if not _is_at(handle, self.path):
-            return False
+        with self._opened() as state:
+            if state is None or not _is_at(handle, state, self._name):
+                return False
         self._handle, self._pid = handle, os.getpid()
         leave_clean(self.folder)
         _under_way.add(self)
@@ -235,14 +245,16 @@ class FetchLock:
             handle, self._handle = self._handle, -1
             _under_way.discard(self)
             try:
-                if _is_at(handle, self.path):
-                    _remove_files(self.state, self.digest)
-                if isinstance(error, HeadraceError) and not self._is_over:  # which is no failure of the others'
-                    with contextlib.suppress(OSError):  # a full disk has no room for its own error
-                        note = {'failed': type(error).__name__, 'message': str(error)[:8000], 'ahead': self._ahead}
-                        _write_text(handle, json.dumps(note))
-                if _is_at(handle, self.path):
-                    _remove_lock(self.state, self.digest)
+                with self._opened() as state:
+                    if state is not None and _is_at(handle, state, self._name):
+                        _remove_files(state, self._digest)
+                    if isinstance(error, HeadraceError) and not self._is_over:  # which is no failure of the others'
+                        with contextlib.suppress(OSError):  # a full disk has no room for its own error
+                            note = {'failed': type(error).__name__, 'message': str(error)[:8000], 'ahead': self._ahead}
+                            write_text(handle, json.dumps(note))
+                    if state is not None and _is_at(handle, state, self._name):
+                        state.delete(self._name)
+                        self._state.remove()  # with the last fetch
             finally:
                 let_go(handle)
 
@@ -252,35 +264,49 @@ class FetchLock:
         if not self._removing.acquire(timeout=_PATIENCE):
             return
         try:
-            with contextlib.suppress(OSError):
-                if self._handle >= 0 and _is_at(self._handle, self.path):
-                    _remove_files(self.state, self.digest)
-                    _remove_lock(self.state, self.digest)
+            with contextlib.suppress(OSError, CacheError), self._state.opened() as state:
+                if self._handle >= 0 and _is_at(self._handle, state, self._name):
+                    _remove_files(state, self._digest)
+                    state.delete(self._name)
+                    self._state.remove()
                     unlock_file(self._handle)
         finally:
             self._removing.release()
 
     def reserve(self, count: int) -> None:
         """Note that this fetch takes ``count`` bytes of the folder's limit while it runs."""
-        _write_text(self._handle, json.dumps({'reserved': count}))
+        write_text(self._handle, json.dumps({'reserved': count}))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Generator[OpenFolder | None]:
+        """The folder of fetches; None if it was deleted. Another user may have made a new one, not yet open to all."""
+        with contextlib.ExitStack() as stack:
+            try:
+                state = stack.enter_context(self._state.opened())
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                state = None
+            yield state
 
     def _open(self) -> int:
         refused: OSError | None = None
+        make = False
         for _ in range(100):
             try:
-                handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            except FileNotFoundError:  # noqa: PERF203
+                with self._state.opened(make=make) as state:
+                    handle = state.open_file(self._name, os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError as error:  # noqa: PERF203
                 # The folder is new, or its last user has just removed the subfolder.
-                self._make_folders()
+                if make and not self.folder.exists():
+                    raise cannot_write(self.folder, error) from error
+                make = True
             except PermissionError as error:
                 # Another user has made the file, or the subfolder, and not yet opened it to all who share the folder.
                 refused = error
                 if not os.access(self.folder, os.W_OK):
                     raise cannot_write(self.folder, error) from error
                 time.sleep(0.001)
-                if not os.access(self.state, os.W_OK):
-                    with contextlib.suppress(OSError):
-                        self.state.rmdir()  # its maker was killed before that; else it is made again
+                if not os.access(self._state.path, os.W_OK):
+                    self._state.remove()  # its maker was killed before that; else it is made again
             except OSError as error:
                 if error.errno in NO_ROOM:
                     raise
@@ -289,83 +315,35 @@ class FetchLock:
                 with contextlib.suppress(OSError):
                     os.fchmod(handle, 0o666 & self.folder.stat().st_mode)
                 return handle
-        if refused is not None and not os.access(self.state, os.W_OK):
-            raise cannot_write(self.state, refused) from refused
+        if refused is not None and not os.access(self._state.path, os.W_OK):
+            raise cannot_write(self._state.path, refused) from refused
         raise CacheError(
-            f'{self.path} cannot be opened: what is in {self.state} is deleted as fast as it is made, or belongs to '
-            f'another user. Stop what deletes it, or delete that folder while no process uses it.'
+            f'{self.path} cannot be opened: what is in {self._state.path} is deleted as fast as it is made, or belongs '
+            f'to another user. Stop what deletes it, or delete that folder while no process uses it.'
         )
 
-    def _make_folders(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError, FileNotFoundError):  # others make and remove it as well
-                self.state.mkdir()
-                with contextlib.suppress(PermissionError):  # it is another user's by now
-                    # Whoever may write to the folder may also clear up after another user's killed process.
-                    self.state.chmod(0o777 & self.folder.stat().st_mode)
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise
-            raise cannot_write(self.folder, error) from error
 
-
-def _is_at(handle: int, path: Path) -> bool:
+def _is_at(handle: int, state: OpenFolder, name: str) -> bool:
     try:
-        there = path.stat(follow_symlinks=False)
+        return os.path.samestat(os.fstat(handle), state.stat(name))
     except FileNotFoundError:
         return False
-    return os.path.samestat(os.fstat(handle), there)
 
 
-def _write_text(handle: int, text: str) -> None:
-    data = text.encode()
-    os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)
-    os.ftruncate(handle, len(data))
-
-
-def _read_failure(handle: int, *, ahead: bool) -> HeadraceError | None:
-    try:
-        note = json.loads(os.pread(handle, 1 << 17, 0))
-        if note['ahead'] and not ahead:
-            return None
-        kind = getattr(errors, note['failed']) if note['failed'] in errors.__all__ else HeadraceError
-        return kind(note['message'])
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def read_reservation(path: Path) -> int:
-    """Bytes that a fetch in progress has reserved; 0 if it runs without a limit or has just ended."""
-    try:
-        return int(json.loads(path.read_bytes())['reserved'])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-
-
-def _remove_files(state: Path, name: str) -> None:
+def _remove_files(state: OpenFolder, digest: str) -> None:
     """Remove what a fetch has written. Needs its lock."""
-    with contextlib.suppress(FileNotFoundError):
-        for item in list(state.iterdir()):
-            if item.name.startswith(f'{name}.') and item.suffix != '.lock':
-                item.unlink(missing_ok=True)
+    for name in state.names():
+        if name.startswith(f'{digest}.') and not name.endswith('.lock'):
+            with contextlib.suppress(FileNotFoundError):
+                state.delete(name)
 
 
-def _remove_lock(state: Path, name: str) -> None:
-    """Remove a fetch's lock file, the last of its files, and the subfolder with the last fetch. Needs the lock."""
-    with contextlib.suppress(FileNotFoundError):
-        (state / f'{name}.lock').unlink()
-    with contextlib.suppress(OSError):
-        state.rmdir()
-
-
-def _open_to_reclaim(path: Path) -> int:
-    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+def _open_to_reclaim(state: OpenFolder, name: str) -> int:
     try:
-        return os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
+        return state.open_file(name, os.O_RDWR | os.O_CREAT)
     except PermissionError:
         # Of another user, who has just made it, or was killed before opening it to all. To lock it is enough.
-        return os.open(path, flags | os.O_RDONLY)
+        return state.open_file(name, os.O_RDONLY)
 
 
 def reclaim_fetches(folder: Path) -> bool:
@@ -374,26 +352,27 @@ def reclaim_fetches(folder: Path) -> bool:
     Returns:
         Whether there were any.
     """
-    state = folder / FETCHES
-    try:
-        # NFS has names that begin with a dot for files that were deleted while in use.
-        names = {item.name.partition('.')[0] for item in state.iterdir()} - {LEDGER, ''}
-    except (FileNotFoundError, NotADirectoryError):
-        return False
     found = False
-    for name in names:
-        path = state / f'{name}.lock'
-        try:
-            handle = _open_to_reclaim(path)
-        except FileNotFoundError:
-            break  # the last fetch ended and took the subfolder with it
-        except PermissionError:
-            continue  # another user's, which has not opened it to all: as in use
-        except OSError as error:
-            raise cannot_write(folder, error) from error
-        with held(handle):
-            if try_lock_file(handle, path) and _is_at(handle, path):
-                _remove_files(state, name)
-                _remove_lock(state, name)
-                found = True
+    place = fetch_folder(folder)
+    try:
+        with place.opened() as state:
+            for digest in {name.partition('.')[0] for name in state.names()} - {LEDGER}:
+                lock = f'{digest}.lock'
+                try:
+                    handle = _open_to_reclaim(state, lock)
+                except PermissionError:
+                    continue  # another user's, which has not opened it to all: as in use
+                with held(handle):
+                    if try_lock_file(handle, place.path / lock) and _is_at(handle, state, lock):
+                        _remove_files(state, digest)
+                        state.delete(lock)
+                        found = True
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # there is none, or the last fetch ended and took the subfolder with it
+    except PermissionError:
+        return False  # another user has just made it
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    if found:
+        place.remove()
     return found

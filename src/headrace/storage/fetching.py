@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.fetch_lock import FetchLock, changing_files
 from headrace.storage.locks import cannot_write
-from headrace.storage.mapped import check_inside
+from headrace.storage.mapped import check_inside, delete_file
 from headrace.storage.origin import ORIGIN, note_of
 from headrace.storage.retry import Retry
 from headrace.storage.transfer import Transfer, download
@@ -57,19 +57,19 @@ class Fetcher:
         for number, part in enumerate(parts):
             raw = lock.temporary(number, 'raw')
             if part.packed_name is None:
-                self._twice(part, lambda part=part, raw=raw: self._download_raw(part, raw))
+                self._twice(part, lambda part=part, raw=raw: self._download_raw(part, raw, lock))
             else:
                 packed = lock.temporary(number, 'packed')
-                self._produce_packed(part, raw, packed)
+                self._produce_packed(part, raw, packed, lock)
                 if packed.exists():
                     if self.keep_packed:
                         made.append((packed, self.folder / part.packed_name))
                     else:
-                        packed.unlink()
+                        lock.delete(packed)
             made.append((raw, self.folder / part.name))
         return made
 
-    def publish(self, made: list[tuple[Path, Path]]) -> None:
+    def publish(self, made: list[tuple[Path, Path]], lock: FetchLock) -> None:
         """Give the files their final names, the entry's first part last: it stands for the whole entry."""
         with changing_files():
             for temporary, final in reversed(made):
@@ -79,7 +79,7 @@ class Fetcher:
                     except OSError as error:
                         raise cannot_write(final.parent, error) from error
                     check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
-                temporary.replace(final)
+                lock.publish(temporary, final)
             self.stats.add(fetches=1)
 
     def produce_index(
@@ -87,68 +87,65 @@ class Fetcher:
     ) -> list[tuple[Path, Path]]:
         """Download a file that no index describes, and note where it is from; as `produce`."""
         target, note = lock.temporary(0, 'raw'), lock.temporary(1, 'raw')
-        self._download(name, target, None)
+        self._download(name, target, None, lock)
         if validate is not None:
             try:
                 validate(target)
             except FormatError:
                 self.stats.add(retries=1)
-                self._download(name, target, None)
+                self._download(name, target, None, lock)
                 validate(target)
         assert self.store is not None
-        with changing_files():
-            note.write_text(note_of(self.store.url), encoding='utf-8')
+        with lock.create(note) as out:
+            out.write(note_of(self.store.url).encode())
         return [(target, self.folder / name), (note, self.folder / ORIGIN)]
 
-    def _download(self, key: str, target: Path, size: int | None) -> None:
+    def _download(self, key: str, target: Path, size: int | None, lock: FetchLock) -> None:
         """Download an object of that size."""
         store = self.store
         if store is None:
             raise missing(self.folder / key)
-        with changing_files():
-            out = open(target, 'w+b', buffering=0)  # noqa: SIM115 - it is, below
-        with out:
+        with lock.create(target) as out:
             download(store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
 
-    def _download_raw(self, part: CachePart, raw: Path) -> None:
-        self._download(part.name, raw, part.size)
+    def _download_raw(self, part: CachePart, raw: Path, lock: FetchLock) -> None:
+        self._download(part.name, raw, part.size, lock)
         if part.verify:
             part.verify(raw)
 
-    def _produce_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
+    def _produce_packed(self, part: CachePart, raw: Path, packed: Path, lock: FetchLock) -> None:
         assert part.packed_name is not None
         local = self.folder / part.packed_name
         if local.exists():
             check_inside(str(self.folder), part.packed_name)
             try:
-                self._unpack(part, local, raw)
+                self._unpack(part, local, raw, lock)
             except FormatError as error:
                 if self.store is None:
                     raise self._explained(part, error, times=1) from error
                 # A good one is in the store.
                 self.stats.add(retries=1)
                 with changing_files():
-                    local.unlink(missing_ok=True)
+                    delete_file(self.folder, part.packed_name)
             else:
                 if self.store is not None and not self.keep_packed:
-                    local.unlink(missing_ok=True)
+                    delete_file(self.folder, part.packed_name)
                 return
-        self._twice(part, lambda: self._download_packed(part, raw, packed))
+        self._twice(part, lambda: self._download_packed(part, raw, packed, lock))
 
-    def _download_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
+    def _download_packed(self, part: CachePart, raw: Path, packed: Path, lock: FetchLock) -> None:
         assert part.packed_name is not None
-        self._download(part.packed_name, packed, part.packed_size)
-        self._unpack(part, packed, raw)
+        self._download(part.packed_name, packed, part.packed_size, lock)
+        self._unpack(part, packed, raw, lock)
 
-    def _unpack(self, part: CachePart, packed: Path, raw: Path) -> None:
+    def _unpack(self, part: CachePart, packed: Path, raw: Path, lock: FetchLock) -> None:
         assert part.unpack is not None
         size = packed.stat().st_size
         if part.packed_size is not None and size != part.packed_size:
             raise ChecksumError(f'The compressed file has {size} bytes, the index gives {part.packed_size}.')
         if part.verify_packed:
             part.verify_packed(packed)
-        with changing_files():  # as unpacking is about to do
-            raw.unlink(missing_ok=True)
+        lock.delete(raw)  # and see that this thread does not end: unpacking is about to make the file
         part.unpack(packed, raw, part.size)
         size = raw.stat().st_size
         if size != part.size:

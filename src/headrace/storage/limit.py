@@ -35,6 +35,7 @@ from headrace.storage.counting import (
 )
 from headrace.storage.fetch_lock import FetchLock, changing_files, reclaim_fetches
 from headrace.storage.locks import cannot_write, held, lock_file, locked_folders, open_to_lock, try_lock_file
+from headrace.storage.mapped import delete_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -314,20 +315,16 @@ def delete_entry(folder: Path, entry: CacheEntry) -> int | Path:
         return _unlink(folder, entry) if try_lock_file(handle, path) else path
 
 
-def _files(folder: Path, entry: CacheEntry) -> list[Path]:
+def _files(folder: Path, entry: CacheEntry) -> list[str]:
     names = (name for part in entry.parts for name in (part.name, part.packed_name) if name is not None)
-    return [path for path in map(folder.joinpath, names) if os.path.lexists(path)]
+    return [name for name in names if os.path.lexists(folder / name)]
 
 
 def _unlink(folder: Path, entry: CacheEntry) -> int:
     size = 0
-    for path in _files(folder, entry):
+    for name in _files(folder, entry):
         try:
-            info = path.lstat()
-            path.unlink()
-            size += info.st_size
-        except FileNotFoundError:  # noqa: PERF203
-            continue
-        except OSError as error:
+            size += delete_file(folder, name)
+        except OSError as error:  # noqa: PERF203
             raise cannot_write(folder, error) from error
     return size

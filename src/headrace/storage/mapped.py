@@ -18,11 +18,12 @@ from headrace.errors import CacheError
 from headrace.storage.locks import lock_file, unlock_file
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
     from headrace.storage.entry import CacheEntry
 
-__all__ = ['Lease', 'MappedFile', 'check_inside', 'open_file', 'suspend_leases']
+__all__ = ['Lease', 'MappedFile', 'check_inside', 'delete_file', 'open_file', 'suspend_leases']
 
 
 def open_file(folder: str, name: str) -> int | None:
@@ -69,6 +70,23 @@ def check_inside(folder: str, name: str) -> None:
             f'Nothing in a cache folder may lead out of it, but {folder}/{name} is {real} by a symbolic link. '
             f'Replace the link by the file (cp -L), or name the folder it leads to as `local`.'
         )
+
+
+def delete_file(folder: Path, name: str) -> int:
+    """Delete a file of a cache folder, if it is there, and return its bytes.
+
+    Raises:
+        CacheError: a symbolic link among its folders leads out of the cache folder.
+    """
+    path = folder / name
+    if '/' in name:
+        check_inside(str(folder), name.rpartition('/')[0])
+    try:
+        size = path.lstat().st_size
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return size
 
 
 _library = ctypes.CDLL(None, use_errno=True)

@@ -8,7 +8,9 @@ ports that change, by gateways of which each rank may have another.
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +21,8 @@ __all__ = ['ORIGIN', 'check_origin', 'note_of']
 
 ORIGIN: Final = '.headrace-remote'
 """File in a cache folder that names the remote."""
+_LONGEST: Final = 1 << 16
+"""Bytes of it that are read."""
 
 
 def note_of(url: str) -> str:
@@ -36,9 +40,13 @@ def check_origin(folder: Path, url: str) -> None:
     """
     path, own = folder / ORIGIN, note_of(url).strip()
     try:
-        noted = path.read_text(encoding='utf-8', errors='replace').strip('\0 \r\n\t')
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return
+    with open(handle, 'rb') as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return
+        noted = file.read(_LONGEST).decode(errors='replace').strip('\0 \r\n\t')
     # A power failure may empty a file, and `rm -r cache/*` leaves those with a dot.
     if noted and noted != own and _holds_files(folder):
         raise StreamError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.errors import ChecksumError, FormatError
 from headrace.storage.entry import CacheEntry, CachePart, EntrySet
 from headrace.storage.fetching import missing
-from headrace.storage.mapped import open_file
+from headrace.storage.mapped import delete_file, open_file
 from headrace.storage.stats import CacheStats
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class PresentFiles:
                         f'holds it.'
                     ) from error
                 self._stats.add(retries=1)
-                path.unlink(missing_ok=True)
+                delete_file(self._folder, part.name)
                 return False
         self.verified(entry)
         return True
