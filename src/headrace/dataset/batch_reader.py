@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
 from headrace.dataset.dataset import StreamingDataset
@@ -17,6 +17,7 @@ from headrace.dataset.look_ahead import look_ahead
 from headrace.dataset.padding import marked
 from headrace.dataset.pass_ids import PassIds
 from headrace.dataset.randomness import drawing_for, drawing_for_batch
+from headrace.dataset.sample_errors import collated, read_each
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.stream_mark import with_streams
 from headrace.dataset.tolerant_reader import BadRows
@@ -125,13 +126,13 @@ class BatchReader(Dataset[Any]):
         return self._dataset.pool.batch(ids), None
 
     def _collated(self, epoch: int, ids: list[int]) -> tuple[Any, BadRows | None]:
-        read, bad_rows = partial(self._sample, epoch), None
+        read, bad_rows, describe = partial(self._sample, epoch), None, self._dataset.pool.describe
         with drawing_for_batch(self._dataset.shuffle_seed, epoch, ids):
             if self._tolerant is not None:
                 samples, bad_rows = self._tolerant.samples(ids, read)
             else:
-                samples = [read(sample_id) for sample_id in ids]
-            return (self._collate_fn or default_collate)(samples), bad_rows
+                samples = list(read_each(ids, read, describe))
+            return collated(samples, ids, describe, self._collate_fn), bad_rows
 
     def _sample(self, epoch: int, sample_id: int) -> Any:
         with drawing_for(self._dataset.shuffle_seed, epoch, sample_id):

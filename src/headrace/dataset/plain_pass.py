@@ -11,6 +11,7 @@ from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
 from headrace.dataset.look_ahead import look_ahead
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.randomness import drawing_for
+from headrace.dataset.sample_errors import read_each
 from headrace.dataset.upcoming import upcoming_batches
 from headrace.dataset.worker_end import end_with_parent
 
@@ -59,7 +60,7 @@ def _samples(dataset: StreamingDataset, epoch: int, ids: list[int]) -> Iterator[
             return dataset[sample_id]
 
     if dataset.tolerant_reader is None:
-        yield from map(read, ids)
+        yield from read_each(ids, read, dataset.pool.describe)
         return
     # All at once: what stands in for a sample may be behind it.
     samples, bad = dataset.tolerant_reader.samples(ids, read)

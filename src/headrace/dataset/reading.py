@@ -21,6 +21,7 @@ from headrace.dataset.look_ahead import LookAhead
 from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.progress import Progress
 from headrace.dataset.room import fixed_bytes
+from headrace.dataset.sample_errors import Describe, collated, misfit
 from headrace.dataset.stream import Stream
 from headrace.dataset.upcoming import Upcoming
 from headrace.errors import CacheError, CollateError, FormatError, HeadraceError, StorageError
@@ -64,6 +65,13 @@ class ShardPool:
         """The stream of a shard, and the shard's number in it."""
         stream = self._streams[self._of_shard[shard]]
         return stream, shard - stream.first_shard
+
+    def describe(self, sample_id: int) -> str:
+        """Where a sample lies, for messages."""
+        shard, row = self._sample_map.locate_one(sample_id)
+        stream, local = self.place(shard)
+        file = stream.shards[local].files[0].raw.basename
+        return f'stream {stream.name!r}, shard {file!r}, row {row}, sample id {sample_id}'
 
     def fetch(self, shard: int, how: Transfer = ORDINARY, *, wait: bool = True) -> Fetched:
         """Make a shard present in its cache, unless a cache limit leaves no room for it now.
@@ -227,8 +235,9 @@ class ShardPool:
     def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
         if self.columns is None:
-            return default_collate([self.sample(sample_id) for sample_id in ids.tolist()])
-        return collate_columns(self.gather(self.columns, ids))
+            samples = [self.sample(sample_id) for sample_id in ids.tolist()]
+            return collated(samples, ids.tolist(), self.describe)
+        return collate_columns(self.gather(self.columns, ids), ids, self.describe)
 
     def values(self, ids: npt.NDArray[np.int64], column: str) -> Sequence[Any] | npt.NDArray[Any]:
         """What the samples of `ids` have in a column, as it is stored, of any shape."""
@@ -286,8 +295,17 @@ class ShardPool:
             self._kept.keep(shard, held)
 
 
-def collate_columns(batch: ColumnBatch) -> dict[str, Any]:
-    """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections."""
+def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: Describe) -> dict[str, Any]:
+    """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections.
+
+    Args:
+        batch: the columns.
+        ids: the samples, for messages.
+        describe: where a sample lies, for messages.
+
+    Raises:
+        CollateError: the values of a column do not stack; it names the first sample that does not go with the others.
+    """
     out: dict[str, Any] = {}
     for name, column in batch.columns.items():
         if isinstance(column, np.ndarray):
@@ -299,7 +317,8 @@ def collate_columns(batch: ColumnBatch) -> dict[str, Any]:
                 out[name] = default_collate(column)
             except (TypeError, RuntimeError) as error:
                 raise CollateError(
-                    f'Column {name!r} cannot be made into a batch: {error}. Pass `collate_fn` to the loader, or '
+                    f'Column {name!r} cannot be made into a batch: {error}. The first value that does not fit is of '
+                    f'{misfit(column, ids.tolist(), describe)}. Pass `collate_fn` to the loader, or '
                     f'override `get_item` to turn it into tensors of one shape.'
                 ) from error
     return out

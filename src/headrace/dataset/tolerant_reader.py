@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import default_collate
 
 from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.bad_sample_log import BadSampleLog
 from headrace.dataset.reading import collate_columns
+from headrace.dataset.sample_errors import collated, name_sample
 from headrace.dataset.samples import Samples
 from headrace.format import ColumnBatch, Columns
 
@@ -56,7 +56,7 @@ class TolerantReader:
         pool = self._samples.pool
         if pool.columns is None:
             samples, bad = self.samples(ids.tolist(), pool.sample)
-            return default_collate(samples), bad
+            return collated(samples, ids.tolist(), pool.describe), bad
         with pool.trying_once(), _errors_by_row() as failed:
             columns = pool.gather(pool.columns, ids, failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
@@ -64,7 +64,7 @@ class TolerantReader:
                 columns = self._other_rows(pool.columns, ids, failed)
             elif failed:
                 _fill_in(columns, failed, len(ids))
-        return collate_columns(columns), bad
+        return collate_columns(columns, ids, pool.describe), bad
 
     def samples(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
         """The samples of `ids`, one by one, and which are bad; None: none is.
@@ -79,7 +79,7 @@ class TolerantReader:
             readable = [row for row in range(len(ids)) if row not in failed]
             for row in failed:
                 near = (ids[other] for other in _nearest(row, readable))
-                samples[row] = self._first_readable(chain(near, self._elsewhere(ids[row])), read, failed, row)
+                samples[row] = self._first_readable(chain(near, self._elsewhere(ids[row])), read, failed, row, ids[row])
         return samples, bad
 
     def readable(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
@@ -88,7 +88,7 @@ class TolerantReader:
             samples = self._read(ids, read, failed)
             bad = self._bad_rows(ids, failed)
             if len(failed) == len(ids):
-                self._first_readable(self._elsewhere(ids[0]), read, failed, 0)
+                self._first_readable(self._elsewhere(ids[0]), read, failed, 0, ids[0])
         return samples, bad
 
     def readable_values(self, ids: npt.NDArray[np.int64], column: str) -> tuple[list[Any], BadRows | None]:
@@ -132,24 +132,30 @@ class TolerantReader:
         def read(sample_id: int) -> ColumnBatch:
             return pool.gather(into, np.full(len(ids), sample_id))
 
-        return self._first_readable(self._elsewhere(int(ids[0])), read, failed, 0)
+        return self._first_readable(self._elsewhere(int(ids[0])), read, failed, 0, int(ids[0]))
 
     def _elsewhere(self, sample_id: int) -> Iterator[int]:
         return chain(() if self._stand_in is None else (self._stand_in,), self._samples.others(sample_id))
 
     def _first_readable(
-        self, candidates: Iterable[int], read: Callable[[int], T], failed: dict[int, Exception], row: int
+        self,
+        candidates: Iterable[int],
+        read: Callable[[int], T],
+        failed: dict[int, Exception],
+        row: int,
+        sample_id: int,
     ) -> T:
-        """What is read of the first of these samples that can be; else the error of the row is raised."""
-        for sample_id in candidates:
+        """The first of these samples that can be read. If none can, the error of the row is raised."""
+        for other in candidates:
             try:
-                found = read(sample_id)
+                found = read(other)
             except Exception as another:  # noqa: PERF203 - each sample may be bad by itself
                 if not is_bad_sample(another, from_user=self._from_user):
                     raise
             else:
-                self._stand_in = sample_id
+                self._stand_in = other
                 return found
+        name_sample(failed[row], sample_id, self._samples.pool.describe)
         raise failed[row]
 
 

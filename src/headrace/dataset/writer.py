@@ -103,8 +103,9 @@ class Writer:
 
         Raises:
             KeyError: the sample lacks a column.
-            AttributeError, TypeError, ValueError, OverflowError: a value does not fit its column. The sample is left
-                out, and the writer can go on.
+            AttributeError, TypeError, ValueError, OverflowError: a value does not fit its column. The message names
+                the column, and the sample by the number of calls before this one. The sample is left out, and the
+                writer can go on.
             OSError: an earlier upload failed.
         """
         if not self._is_open:

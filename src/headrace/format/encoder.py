@@ -14,7 +14,7 @@ An encoder turns samples into finished shards and does no input or output::
     store([('index.json', dump_index(shards))])
 
 ``add`` checks and encodes the sample before it changes anything: after an error the encoder can go on with the next
-sample. A shard is held in memory until it is full.
+sample. A shard is held in memory until it is full. Errors count samples by the calls of ``add``, from 0.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from headrace.format.checksum import get_hash, is_hash
 from headrace.format.compression import compress, get_compression_extension, is_compression
 from headrace.format.shards import FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.size_text import bytes_to_int
+from headrace.notes import add_note
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,6 +72,8 @@ class ShardEncoder(ABC):
         self.compression = _check_compression(compression)
         self.hashes = _check_hashes(hashes)
         self.size_limit = _check_size_limit(size_limit)
+        self._calls = 0
+        self._column = ''  # at which encoding a sample failed
         self._index = 0
         self._samples: list[bytes] = []
         self._start_shard()
@@ -99,15 +102,22 @@ class ShardEncoder(ABC):
 
         Raises:
             KeyError: a column is missing.
-            AttributeError, TypeError, ValueError, OverflowError: a value cannot be stored; see the encodings.
+            AttributeError, TypeError, ValueError, OverflowError: a value cannot be stored; see the encodings. The
+                message names the column, and the sample by its number.
         """
+        number = self._calls
+        self._calls += 1
         missing = [name for name in self.schema.names if name not in sample]
         if missing:
             raise KeyError(
-                f'A sample has a value for each column {list(self.schema.names)}, but this one lacks {missing}. '
+                f'A sample has a value for each column {list(self.schema.names)}, but sample {number} lacks {missing}. '
                 f'Its keys are {list(sample)[:20]}.'
             )
-        data = self._encode(sample)
+        try:
+            data = self._encode(sample)
+        except Exception as error:
+            _name_place(error, f'Sample {number}, column {self._column!r}')
+            raise
         done: list[EncodedShard] = []
         # A sample above the limit gets a shard of its own, but no empty shard before it.
         if self._samples and self.size_limit is not None and self._size_with(data) > self.size_limit:
@@ -115,7 +125,7 @@ class ShardEncoder(ABC):
         if self._file_size_with(data) > MAX_OFFSET:
             raise ValueError(
                 f'A shard file is smaller than 4 GiB because its offsets are 32-bit numbers, but sample '
-                f'{len(self._samples)} of {len(data)} bytes would pass that. Give a '
+                f'{number} of {len(data)} bytes would pass that. Give a '
                 f'`size_limit`, or store less in a sample.'
             )
         self._samples.append(data)
@@ -160,7 +170,7 @@ class ShardEncoder(ABC):
 
     @abstractmethod
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
-        """The sample's bytes in the data file."""
+        """The sample's bytes in the data file. Before an error, `_column` becomes the column that it is about."""
 
     @abstractmethod
     def _size_with(self, data: bytes) -> int:
@@ -177,6 +187,17 @@ class ShardEncoder(ABC):
     @abstractmethod
     def _files(self) -> list[tuple[str, bytes]]:
         """The files of the collected samples: what each one's name ends in after the shard's, and its bytes."""
+
+
+_PLAIN_ERRORS: Final = (AttributeError, TypeError, ValueError, OverflowError)
+
+
+def _name_place(error: Exception, place: str) -> None:
+    """Put a place in front of an encoding's message, or into a note on an error of another kind."""
+    if type(error) in _PLAIN_ERRORS and len(error.args) == 1:
+        error.args = (f'{place}: {error.args[0]}',)
+    else:
+        add_note(error, f'While encoding {place[0].lower()}{place[1:]}.')
 
 
 def config_json(config: Mapping[str, Any]) -> bytes:

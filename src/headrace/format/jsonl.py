@@ -135,6 +135,7 @@ class JSONEncoder(LineEncoder):
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
         kept: dict[str, Any] = {}
         for name, encoding in self.schema.columns.items():
+            self._column = name
             is_json_encoded(encoding, sample[name])
             kept[name] = sample[name]
         return json.dumps(kept, sort_keys=True).encode('ascii') + self.schema.newline.encode('utf-8')

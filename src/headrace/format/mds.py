@@ -331,17 +331,23 @@ class MDSEncoder(ShardEncoder):
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
         sizes: list[int] = []
         values: list[bytes] = []
-        for column in self._layout.columns:
-            obj = sample[column.name]
-            value = obj if isinstance(obj, bytes) else column.encoding.encode(obj)
-            if column.size is None:
-                sizes.append(len(value))
-            elif len(value) != column.size:
-                raise ValueError(
-                    f'A value of column {column.name!r} has {column.size} bytes, but got {len(value)} bytes. '
-                    f'Bytes are stored as they are: give the encoded value, or the value itself.'
-                )
-            values.append(value)
+        name = ''
+        try:
+            for column in self._layout.columns:
+                name = column.name
+                obj = sample[name]
+                value = obj if isinstance(obj, bytes) else column.encoding.encode(obj)
+                if column.size is None:
+                    sizes.append(len(value))
+                elif len(value) != column.size:
+                    raise ValueError(
+                        f'A value has {column.size} bytes, but got {len(value)} bytes. Bytes are stored as they are: '
+                        f'give the encoded value, or the value itself.'
+                    )
+                values.append(value)
+        except Exception:
+            self._column = name
+            raise
         return self._layout.head.pack(*sizes) + b''.join(values)
 
     def _size_with(self, data: bytes) -> int:

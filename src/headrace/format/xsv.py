@@ -195,8 +195,9 @@ class XSVEncoder(LineEncoder):
         schema = self.schema
         values: list[str] = []
         for name, encoding in zip(schema.names, schema.encodings, strict=True):
+            self._column = name
             text = _ENCODINGS[encoding].encode(sample[name])
-            _check_plain(f'A value of column {name!r}', text, schema.separator, schema.newline)
+            _check_plain('A value', text, schema.separator, schema.newline)
             values.append(text)
         return (schema.separator.join(values) + schema.newline).encode('utf-8')
 

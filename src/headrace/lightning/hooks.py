@@ -68,16 +68,24 @@ class SampleHooks:
     def __init__(self, module: HookedDataModule, section: str) -> None:
         self._module = module
         self._section = section
+        self.row_at_hand: int | None = None
+        """The row that is being transformed, for the error that it may raise."""
 
     def __call__(self, samples: list[Any]) -> Any:
         """A batch of samples."""
-        module, section = self._module, self._section
+        module, section, self.row_at_hand = self._module, self._section, None
         with contextlib.closing(each_row()) as drawing:
-            rows = [module.transform(sample, section) for sample, _ in zip(samples, drawing, strict=False)]
+            rows = list[Any]()
+            try:
+                for sample, _ in zip(samples, drawing, strict=False):
+                    rows.append(module.transform(sample, section))
+            except Exception:
+                self.row_at_hand = len(rows)
+                raise
         return module.collate(rows, section)
 
     def __getstate__(self) -> dict[str, Any]:
         module = copy.copy(self._module)
         for name in _OF_THE_TRAINING:
             vars(module).pop(name, None)
-        return {'_module': module, '_section': self._section}
+        return {'_module': module, '_section': self._section, 'row_at_hand': None}

@@ -15,9 +15,11 @@ import torch
 from headrace.dataset.batch_reader import BatchReader, Feed
 from headrace.dataset.look_ahead import look_ahead
 from headrace.dataset.padding import marked
+from headrace.dataset.sample_errors import naming_samples, read_each
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.tolerant_reader import BadRows
 from headrace.dataset.upcoming import Upcoming, UpcomingBatch, knows_of_node
+from headrace.notes import add_note
 from headrace.packing.dataset import DocumentCount, PackedDataset
 from headrace.packing.lane import Document
 from headrace.packing.lanes import Lanes, place_of
@@ -134,7 +136,11 @@ class PackedReader(BatchReader):
         self._prefetch(key)
         ids, epochs = self._ids_of([(key.lane, number) for number in key.numbers])
         values, bad = self._values(ids, epochs)
-        documents = self._documents(values, bad)
+        try:
+            documents = self._documents(values, bad)
+        except Exception as error:
+            add_note(error, naming_samples('While tokenising', ids.tolist(), dataset.pool.describe))
+            raise
         labels = None
         if any(document.labels is not None for document in documents):
             labels = np.concatenate([d.tokens if d.labels is None else d.labels for d in documents])
@@ -159,16 +165,18 @@ class PackedReader(BatchReader):
         bad = np.zeros(len(ids), np.bool_)
         for epoch in np.unique(epochs).tolist():  # what samples draw is another in each pass over them
             places = np.flatnonzero(epochs == epoch)
-            read = partial(self._sample, epoch)
+            read = partial(self._value, epoch)
             if self._tolerant is not None:
-                samples, found = self._tolerant.readable(ids[places].tolist(), read)
-                bad[places] = False if found is None else found
+                found, bad_rows = self._tolerant.readable(ids[places].tolist(), read)
+                bad[places] = False if bad_rows is None else bad_rows
             else:
-                samples = [read(sample_id) for sample_id in ids[places].tolist()]
-            for place, sample in zip(places.tolist(), samples, strict=True):
-                if not bad[place]:
-                    values[place] = sample[column]
+                found = list(read_each(ids[places].tolist(), read, self._packed.pool.describe))
+            for place, value in zip(places.tolist(), found, strict=True):
+                values[place] = value
         return values, bad if bad.any() else None
+
+    def _value(self, epoch: int, sample_id: int) -> Any:
+        return self._sample(epoch, sample_id)[self._packed.packing.document_column]
 
     def _documents(self, values: Any, bad: BadRows | None) -> list[Document]:
         """Tokens of each value; of those that are bad none, so that the sequences are as if they were not there."""

@@ -1,0 +1,76 @@
+"""Errors of a user's code, and of `default_collate`, say which sample they are about.
+
+Such an error keeps its class and its message, so that `except MyError` around a loop holds. Its traceback ends with a
+note, in workers too. Notes are made when a batch has failed; other batches pay nothing for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from torch.utils.data import default_collate
+
+from headrace.notes import add_note
+
+__all__ = ['Describe', 'collated', 'misfit', 'name_sample', 'naming_samples', 'read_each']
+
+T = TypeVar('T')
+
+Describe = Callable[[int], str]
+"""Where a sample lies, by its id: stream, shard, row, id."""
+
+_MOST = 8  # samples that a note names
+
+
+def read_each(ids: Iterable[int], read: Callable[[int], T], describe: Describe) -> Iterator[T]:
+    """Read samples one by one; an error says of which sample it is."""
+    sample_id = -1
+    try:
+        for sample_id in ids:
+            yield read(sample_id)
+    except Exception as error:
+        name_sample(error, sample_id, describe)
+        raise
+
+
+def name_sample(error: Exception, sample_id: int, describe: Describe) -> None:
+    """Note on an error of reading a sample where that lies."""
+    add_note(error, f'While reading {describe(sample_id)}.')
+
+
+def collated(
+    samples: list[Any], ids: Sequence[int], describe: Describe, collate: Callable[[list[Any]], Any] | None = None
+) -> Any:
+    """A batch by `collate`, by default PyTorch's; an error says of which samples it is.
+
+    A `collate` that goes through rows one by one says which it is at by an attribute `row_at_hand`, else None.
+    """
+    try:
+        return (collate or default_collate)(samples)
+    except Exception as error:
+        row = getattr(collate, 'row_at_hand', None)
+        if row is not None:
+            add_note(error, f'While transforming {describe(ids[row])}.')
+        elif collate is None:
+            add_note(error, f'While collating {misfit(samples, ids, describe)}.')
+        else:
+            add_note(error, naming_samples('While collating', ids, describe))
+        raise
+
+
+def misfit(samples: list[Any], ids: Sequence[int], describe: Describe) -> str:
+    """Which of some samples, or of their values in a column, `default_collate` does not take."""
+    for row in range(len(samples)):
+        try:
+            default_collate([samples[0], samples[row]] if row else samples[:1])
+        except Exception:  # noqa: PERF203 - it is looked for
+            return describe(ids[row]) + (f', beside {describe(ids[0])}' if row else '')
+    return f'the batch that begins with {describe(ids[0])}'
+
+
+def naming_samples(doing: str, ids: Sequence[int], describe: Describe) -> str:
+    """A note that names the samples of a batch."""
+    lines = '\n'.join(f'  {describe(sample_id)}' for sample_id in ids[:_MOST])
+    more = f'\n  and {len(ids) - _MOST} more' if len(ids) > _MOST else ''
+    return f'{doing} the {len(ids)} samples\n{lines}{more}'
