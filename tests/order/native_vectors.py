@@ -7,6 +7,7 @@ that is under way. States pin an algorithm by its name: another sequence is anot
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,44 @@ def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
             [np.arange(begin, begin + 2048) for begin in (0, len(order) // 3, len(order) - 2048)]
         )
         yield f'a thousand million samples, {batching}', order, positions
+    yield from many_streams()
+
+
+def many_streams() -> Iterator[tuple[str, Order, np.ndarray]]:
+    """Cases of so many streams that a window of their interleave is long: 80,000 slots, and 2 million of the last."""
+
+    def streams(count: int, samples: int, shards: int = 250, **weights: Any) -> list[StreamSize]:
+        return [
+            StreamSize(name=f's{i}', shard_sizes=[samples + i] * shards, **{k: f(i) for k, f in weights.items()})
+            for i in range(count)
+        ]
+
+    ramp = [
+        {'at': 0, 'proportions': {f's{i}': 1 + i % 7 for i in range(90)}},
+        {'at': 9_000_000, 'proportions': {f's{i}': 1 + i % 3 for i in range(100)}, 'change': 'linear'},
+    ]
+    mixtures: dict[str, tuple[Mixture, tuple[int | None, ...]]] = {
+        '200 streams': (Mixture.resolve(streams(200, 3990)), (1, 4, None)),
+        '300 weights': (Mixture.resolve(streams(300, 900, choose=lambda i: 1000 * (i % 5) ** 5)), (1, 8)),
+        '100 stages': (
+            Mixture.resolve(streams(100, 50, 20, proportion=lambda i: 1 + i % 4), when_exhausted='drop_stream'), (4,)
+        ),
+        '100 scheduled': (
+            Mixture.resolve(streams(100, 400), epoch_size=4_000_000, schedule=Schedule.of(ramp)), (1, 4)
+        ),
+        '1,000 streams': (Mixture.resolve(streams(1000, 3990)), (8,)),
+    }  # fmt: skip
+    for (name, (mix, numbers)), batching in itertools.product(mixtures.items(), ('random', 'stratified')):
+        for nodes in numbers:
+            config = OrderConfig(
+                shuffle=True, seed=7, num_canonical_nodes=nodes, batching=batching,
+                global_batch_size=1024 if batching == 'stratified' else None,
+            )  # fmt: skip
+            order = make_order(mix, config, 1)
+            size = len(order)
+            runs = [np.arange(begin, begin + 700) for begin in (0, size // 3, size - 700)]
+            positions = np.concatenate([*runs, np.arange(0, size, size // 40)])
+            yield f'{name}, {nodes or "default"} nodes, {batching}', order, positions
 
 
 def recorded(order: Order, positions: np.ndarray) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from headrace.order.hashing import derive, keyed_order
+from headrace.order.long_window import LongWindow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,8 @@ __all__ = ['Interleave', 'RandomInterleave', 'SequentialInterleave', 'WindowTabl
 
 _SLOTS_IN_WINDOWS = 131072
 _MIN_WINDOW = 4096
+_WHOLE = 16384  # slots of a window that is arranged as a whole, at most
+_PART = 4096
 
 
 class Interleave(Protocol):
@@ -205,9 +208,11 @@ class RandomInterleave:
     100,000 slots, so that a batch takes a small part of them and its counts vary as freely as in a shuffled sequence.
     They are longer where streams are many: rounding may take a slot from the largest stream for every other one, so
     its share of the shortest window is at least the number of streams.
+
+    A window is arranged as a whole, or where it is long in parts (`long_window`).
     """
 
-    __slots__ = ('_key', '_largest', '_quotas', '_slots', '_table', '_windows')
+    __slots__ = ('_key', '_largest', '_long', '_part', '_parts', '_quotas', '_slots', '_table', '_windows')
 
     def __init__(self, node_quotas: IntArray, key: int) -> None:
         """Take `quotas` int64[streams, nodes] and a key of the segment."""
@@ -220,7 +225,10 @@ class RandomInterleave:
         fair = 2 * num_streams * -(-self._slots // np.maximum(node_quotas.max(0), 1))
         self._windows = -(-self._slots // np.maximum(fair, max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)))
         longest = int((-(-self._slots // self._windows)).max())
-        self._table = WindowTable(node_quotas.shape, longest, self._arrange)
+        self._part = longest if longest <= _WHOLE else _PART
+        self._parts = -(-longest // self._part)
+        self._long: dict[tuple[int, int], tuple[int, LongWindow]] = {}  # by node: even and odd windows, as the table's
+        self._table = WindowTable(node_quotas.shape, self._part, self._arrange)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
@@ -228,33 +236,64 @@ class RandomInterleave:
         window = (slots + 1) * windows
         window -= 1
         window //= total
-        return self._table.at(nodes, window, slots - window * total // windows)
+        offsets = slots - window * total // windows
+        if self._parts > 1:
+            window *= self._parts
+            window += offsets // self._part
+            offsets %= self._part
+        return self._table.at(nodes, window, offsets)
 
     def turns_before(self, node: int, slot: int) -> IntArray:
         """Return how many turns each stream has before a slot of a node, int64[streams]."""
         total, windows = int(self._slots[node]), int(self._windows[node])
         window = min(max((slot + 1) * windows - 1, 0) // total, windows - 1)
-        return self._table.turns_before(node, window, slot - window * total // windows)
+        begin = window * total // windows
+        # Past a window's last slot its last part goes on.
+        part = min(slot - begin, (window + 1) * total // windows - begin - 1) // self._part
+        return self._table.turns_before(node, window * self._parts + part, slot - begin - part * self._part)
 
     def slot_of(self, node: int, stream: int, turn: int) -> int:
         """Return the slot of a node in which a stream has a turn."""
-        windows = int(self._windows[node])
-        window, offset = self._table.find(node, stream, turn, windows)
-        return window * int(self._slots[node]) // windows + offset
+        total, windows = int(self._slots[node]), int(self._windows[node])
+        before = _TurnsBefore(lambda window: int(self._counts(node, window)[stream]), windows)
+        window = bisect.bisect_right(before, turn) - 1
+        begin, turn = window * total // windows, turn - before[window]
+        if self._parts > 1:
+            return begin + self._long_window(node, window).slot_of(stream, turn)
+        return begin + int((self._arrange(node, window)[1] == stream).nonzero()[0][turn])
 
-    def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
-        begins, counts = self._counts(node, window), self._counts(node, window + 1)
-        counts -= begins
+    def _arrange(self, node: int, part: int) -> tuple[IntArray, IntArray]:
+        window, number = divmod(part, self._parts)
+        begins = self._counts(node, window)
+        if self._parts > 1:
+            total, windows = int(self._slots[node]), int(self._windows[node])
+            length = (window + 1) * total // windows - window * total // windows
+            begin = number * self._part
+            held = self._long_window(node, window, begin)
+            before, streams = held.part(begin, min(begin + self._part, length))
+            return begins + before, streams
+        counts = self._counts(node, window + 1) - begins
         order = keyed_order(derive(self._key, node, window), int(counts.sum()))
         streams = np.empty_like(order)
         streams[order] = np.repeat(np.arange(len(counts)), counts)
         return begins, streams
 
+    def _long_window(self, node: int, window: int, near: int = 0) -> LongWindow:
+        held = self._long.get((node, window & 1))
+        if held is None or held[0] != window:
+            counts = self._counts(node, window + 1) - self._counts(node, window)
+            held = self._long[node, window & 1] = window, LongWindow(derive(self._key, node, window), counts, near)
+        return held[1]
+
     def _counts(self, node: int, window: int) -> IntArray:
-        """Return int64[streams], the draws before a window; Python's integers, since products exceed 64 bits."""
+        """Return int64[streams], the draws before a window."""
         total = int(self._slots[node])
         before = window * total // int(self._windows[node])
-        counts = [before * quota // total for quota in self._quotas[:, node].tolist()]
         largest = self._largest[node]
-        counts[largest] += before - sum(counts)
-        return np.array(counts, np.int64)
+        quotas = self._quotas[:, node]
+        if before * int(quotas[largest]) >> 63:  # Python's integers hold it
+            counts = np.array([before * quota // total for quota in quotas.tolist()], np.int64)
+        else:
+            counts = before * quotas // total
+        counts[largest] += before - counts.sum()
+        return counts
