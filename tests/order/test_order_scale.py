@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from order_cases import mixture, shuffled
 
-from headrace.order import Plan, Topology
+from headrace.order import Mixture, Plan, StreamSize, Topology
 
 
 def cpu_seconds(call) -> float:
@@ -54,3 +54,22 @@ def test_many_passes_do_not_pile_up() -> None:
         seen.append(order.at(np.arange(begin, begin + 1000)))
         assert order._table.units < 1000
     assert (np.concatenate(seen) == shuffled(mix, nodes=4).at(np.arange(51_000))).all()
+
+
+def peak_of_first_batches(streams: int) -> int:
+    """Bytes that the order of so many streams takes for three batches, an explained one, and their streams' counts."""
+    mix = Mixture.resolve([StreamSize(name=f's{i}', shard_sizes=np.full(250, 4000)) for i in range(streams)])
+    tracemalloc.start()
+    plan = Plan(shuffled(mix, nodes=4), Topology(), 256)
+    for number in range(3):
+        plan.ids(number)
+    plan.explain(plan.num_batches // 3)
+    plan.stream_counts(0, 3)
+    plan.find(mix.num_samples // 2)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_grows_with_the_number_of_streams_and_no_faster() -> None:
+    assert peak_of_first_batches(1000) < 15 * peak_of_first_batches(100)

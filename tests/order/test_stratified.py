@@ -23,9 +23,10 @@ def segments(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
 
 
 @relaxed
-@given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 90), st.integers(0, 90))
-def test_a_floor_sum_is_the_sum(n: int, m: int, a: int, b: int) -> None:
-    assert stratified._floor_sum(n, m, a, b) == sum((a * i + b) // m for i in range(n))
+@given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 90), st.lists(st.integers(0, 90), max_size=5))
+def test_floor_sums_are_the_sums(n: int, m: int, a: int, b: list[int]) -> None:
+    expected = [sum((a * i + c) // m for i in range(n)) for c in b]
+    assert stratified._floor_sums(n, m, a, np.array(b, np.int64)).tolist() == expected
 
 
 @relaxed

@@ -7,7 +7,6 @@ each node, and every interleaving uses each of them once.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from headrace.order.mixture import IntArray
 
-__all__ = ['Interleave', 'RandomInterleave', 'SequentialInterleave', 'WindowTable', 'quotas']
+__all__ = ['Interleave', 'RandomInterleave', 'SequentialInterleave', 'WindowTable', 'last_not_above', 'quotas']
 
 _SLOTS_IN_WINDOWS = 131072
 _MIN_WINDOW = 4096
@@ -140,13 +139,6 @@ class WindowTable:
         _, begins, streams = counted
         return begins + np.bincount(streams[:offset], minlength=len(begins))
 
-    def find(self, node: int, stream: int, turn: int, num_windows: int) -> tuple[int, int]:
-        """Return the window of a node, and the offset into it, at which a stream has a turn."""
-        begins = _TurnsBefore(lambda window: int(self._arrange(node, window)[0][stream]), num_windows)
-        window = bisect.bisect_right(begins, turn) - 1
-        before, streams = self._arrange(node, window)
-        return window, int((streams == stream).nonzero()[0][turn - before[stream]])
-
     def _look_up(self, nodes: IntArray, odd: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
         row = self._row[nodes, odd]
         streams = self._streams[row, offsets].astype(np.int64)
@@ -184,17 +176,10 @@ class WindowTable:
         return row
 
 
-class _TurnsBefore(Sequence[int]):
-    """The turns before each window, evaluated where a search looks."""
-
-    def __init__(self, evaluate: Callable[[int], int], length: int) -> None:
-        self._evaluate, self._length = evaluate, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, window: Any) -> Any:
-        return self._evaluate(window)
+def last_not_above(turn: int, num_windows: int, before: Callable[[int], int]) -> tuple[int, int]:
+    """Return the window in which a stream has a turn, and its turns before that window, which ``before`` gives."""
+    window = bisect.bisect_right(range(num_windows), turn, key=before) - 1
+    return window, before(window)
 
 
 class RandomInterleave:
@@ -255,9 +240,8 @@ class RandomInterleave:
     def slot_of(self, node: int, stream: int, turn: int) -> int:
         """Return the slot of a node in which a stream has a turn."""
         total, windows = int(self._slots[node]), int(self._windows[node])
-        before = _TurnsBefore(lambda window: int(self._counts(node, window)[stream]), windows)
-        window = bisect.bisect_right(before, turn) - 1
-        begin, turn = window * total // windows, turn - before[window]
+        window, before = last_not_above(turn, windows, lambda window: int(self._counts(node, window)[stream]))
+        begin, turn = window * total // windows, turn - before
         if self._parts > 1:
             return begin + self._long_window(node, window).slot_of(stream, turn)
         return begin + int((self._arrange(node, window)[1] == stream).nonzero()[0][turn])

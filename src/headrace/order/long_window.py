@@ -1,9 +1,9 @@
 """A long window of slots, whose streams are in the order of sorted hashes; evaluated in parts.
 
-Each slot has a key, a hash, and the slots in the order of their keys belong to stream 0, then to stream 1, and so on. So
-the stream of a slot follows from its own key and from the keys at which streams begin, one a stream. To find these, the
-keys of all slots must be counted, but need not be sorted or kept. That matters where streams are many: a window's length
-grows with the square of their number, and the memory here with the number itself.
+Each slot has a key, a hash, and the slots in the order of their keys belong to stream 0, then to stream 1, and so on. A
+slot's stream follows from its own key and from the keys at which streams begin, one a stream. To find these, the keys
+of all slots must be counted, but need not be sorted or kept. That matters with many streams: a window's length grows
+with the square of their number, and the memory here with the number itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_BITS = 16  # of a bucket's number
 class LongWindow:
     """The streams of a window's slots: the same as if `keyed_order` had sorted all of them."""
 
-    __slots__ = ('_begins', '_before_marks', '_counted', '_key', '_length', '_marks')
+    __slots__ = ('_before_marks', '_begins', '_counted', '_key', '_length', '_marks')
 
     def __init__(self, key: int, counts: IntArray, near: int = 0) -> None:
         """Find where streams begin.

@@ -19,12 +19,12 @@ Concrete Mathematics, 1994, section 3.5, on such sums).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.order.hashing import derive, hashes
-from headrace.order.interleave import WindowTable
+from headrace.order.interleave import WindowTable, last_not_above
 
 if TYPE_CHECKING:
     from headrace.order.mixture import IntArray
@@ -47,50 +47,47 @@ def grid_quotas(counts: IntArray, batch_size: int, num_nodes: int) -> IntArray:
     """
     num_batches = int(counts.sum()) // batch_size
     total = num_batches * num_nodes
-    # As `_residues`, for all ends and nodes at once.
     rows, rest = np.divmod(np.cumsum(counts)[:, None], total)
-    begins = total - num_batches * np.arange(num_nodes)
+    low, high, wrapped = _residues(rest, np.arange(num_nodes), num_batches, num_nodes)
+    return np.diff(rows * num_batches + high - low + wrapped, axis=0, prepend=0)
+
+
+def _residues(rest: IntArray, nodes: IntArray, num_batches: int, num_nodes: int) -> tuple[IntArray, IntArray, IntArray]:
+    """The π in [0, nb) for which v < rest, as low, high and wrapped: those in [low, high) and in [0, wrapped).
+
+    Arrays are int64 of any shapes that broadcast; 0 <= rest <= nb·C.
+    """
+    total = num_batches * num_nodes
+    # v < rest: u lies in [-nb·c, rest - nb·c) modulo nb·C.
+    begins = total - num_batches * nodes
     ends = begins + rest
-    marks = np.minimum(ends, total), np.maximum(ends - total, 0), begins
-    until, wrapped, before = (_first(mark, num_batches, num_nodes) for mark in marks)
-    return np.diff(rows * num_batches + until - before + wrapped, axis=0, prepend=0)
+    low, high, wrapped = (
+        _first(u, num_batches, num_nodes) for u in (begins, np.minimum(ends, total), np.maximum(ends - total, 0))
+    )
+    return low, high, wrapped
 
 
-def _residues(rest: int, node: int, num_batches: int, num_nodes: int) -> list[tuple[int, int]]:
-    """The π in [0, nb) for which v < rest, as intervals [low, high); 0 <= rest <= nb·C."""
-    total, shift = num_batches * num_nodes, num_batches * node
-    # v < rest: u lies in [-shift, rest - shift) modulo nb·C.
-    begin, end = total - shift, total - shift + rest
-    spans = [(begin, min(end, total)), (0, end - total)] if end > total else [(begin, end)]
-    found = [(_first(low, num_batches, num_nodes), _first(high, num_batches, num_nodes)) for low, high in spans]
-    return [(low, high) for low, high in found if high > low]
-
-
-_Number = TypeVar('_Number', int, 'IntArray')
-
-
-def _first(u: _Number, num_batches: int, num_nodes: int) -> _Number:
-    """The least π whose u is not below a number in [0, nb·C], or below each of some; u(π) rises from 0."""
+def _first(u: IntArray, num_batches: int, num_nodes: int) -> IntArray:
+    """The least π whose u is not below each of some numbers in [0, nb·C]; u(π) rises from 0."""
     # With m = nb / g: u(π) = C·π + π div m, so that m of the π take C·m + 1 of the u. Nothing exceeds 64 bits.
     m = num_batches // math.gcd(num_nodes, num_batches)
     rounds, rest = u // (num_nodes * m + 1), u % (num_nodes * m + 1)
     return rounds * m - -rest // num_nodes
 
 
-def _floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """Return the sum of floor((a·i + b) / m) over 0 <= i < n, for a, b >= 0 and m > 0."""
-    total = 0
-    while n > 0:
-        total += n * (n - 1) // 2 * (a // m) + n * (b // m)
+def _floor_sums(n: int, m: int, a: int, b: IntArray) -> IntArray:
+    """Return the sums of floor((a·i + b) / m) over 0 <= i < n, for each b >= 0; a >= 0, m > 0.
+
+    The sums, and n·a + b, must fit the type of b.
+    """
+    totals, counts = np.zeros_like(b), np.full_like(b, n)
+    while counts.any():
+        totals += counts * (counts - 1) // 2 * (a // m) + counts * (b // m)
         a, b = a % m, b % m
-        n, b = divmod(a * n + b, m)
+        scaled = a * counts + b
+        counts, b = scaled // m, scaled % m
         m, a = a, m
-    return total
-
-
-def _visits(k: int, low: int, high: int, a: int, num_batches: int) -> int:
-    """How many i < k have a·i mod nb in [low, high), 0 <= low <= high <= nb."""
-    return _floor_sum(k, num_batches, a, num_batches - low) - _floor_sum(k, num_batches, a, num_batches - high)
+    return totals
 
 
 def _multiplier(num_batches: int, num_nodes: int) -> int:
@@ -154,8 +151,9 @@ class StratifiedInterleave:
     def slot_of(self, node: int, stream: int, turn: int) -> int:
         """Return the slot of a node in which a stream has a turn."""
         windows = -(-self._batches // self._per_window)
-        window, offset = self._table.find(node, stream, turn, windows)
-        return window * self._per_window * self._rows + offset
+        window, before = last_not_above(turn, windows, lambda window: int(self._turns(node, window)[stream]))
+        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][turn - before]
+        return window * self._per_window * self._rows + int(offset)
 
     def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
         first = window * self._per_window
@@ -169,11 +167,18 @@ class StratifiedInterleave:
         slots = (batches[:, None] * self._nodes + node) * self._rows + np.arange(self._rows)
         shuffled = hashes(derive(self._key, node), slots).argsort(1, kind='stable')
         streams = np.take_along_axis(streams, shuffled, 1).reshape(-1)
-        below = np.array([self._before(int(end), node, first) for end in self._ends])
-        return np.diff(below, prepend=0), streams
+        return self._turns(node, window), streams
 
-    def _before(self, y: int, node: int, batch: int) -> int:
-        """How many of a node's slots before a batch have a number below y."""
-        rows, rest = divmod(y, self._batches * self._nodes)
-        spans = _residues(rest, node, self._batches, self._nodes)
-        return rows * batch + sum(_visits(batch, low, high, self._a, self._batches) for low, high in spans)
+    def _turns(self, node: int, window: int) -> IntArray:
+        """Return how many turns each stream has on a node before a window, int64[streams]."""
+        batches, before = self._batches, window * self._per_window
+        rows, rest = np.divmod(self._ends, batches * self._nodes)
+        low, high, wrapped = _residues(rest, np.array(node), batches, self._nodes)
+        # How many of i < before have a·i mod nb in [x, y) is the sum for nb - x less that for nb - y.
+        bounds = np.concatenate([np.atleast_1d(low), [0], high, wrapped])
+        if batches >> 31:  # Python's integers hold the sums
+            bounds = bounds.astype(object)
+        sums = _floor_sums(before, batches, self._a, batches - bounds)
+        until, until_wrapped = np.split(sums[2:], 2)
+        visits = (sums[0] - until + sums[1] - until_wrapped).astype(np.int64)
+        return np.diff(rows * before + visits, prepend=0)

@@ -309,6 +309,9 @@ class _Runs:
         """Make the runs of lanes that open and close at these rows, int64[lanes] each; all open before one closes."""
         opens, closes = np.sort(opening), np.sort(closing)
         num_lanes = len(opens)
+        if num_lanes == 1:  # most cells of many streams: nothing is folded
+            none, begin, end = np.zeros_like(opens), int(opens[0]), int(closes[0])
+            return cls(none, opens, np.ones_like(opens), none, none, none > 0, begin, end)
         half = num_lanes // 2
         # What is folded must find rows to lie on: the last row folded is the first row, and the other way round.
         end = max(int(closes[num_lanes - 1 - half]), -(-(int(opens[half]) + int(closes[-1])) // 2))
