@@ -18,6 +18,11 @@ pytestmark = [pytest.mark.lightning, pytest.mark.timeout(600)]
 pytest.importorskip('tokenizers', reason='the tokenizer is one of tokenizers')
 
 
+class Validated(Model):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
 @pytest.fixture(scope='module')
 def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_text(tmp_path_factory.mktemp('text'))
@@ -92,6 +97,16 @@ def test_an_epoch_without_an_end_among_several_is_refused(config, mode):
     trainer = Trainer(accelerator='cpu', max_steps=2, logger=False, enable_checkpointing=False)
     with pytest.raises(ConfigError, match=f"train_mode '{mode}'.* train text does not end.* Set `sequences_per_epoch`"):
         trainer.fit(Model(Path(), 'none'), data)
+
+
+def test_an_evaluation_without_an_end_is_refused_before_the_first_step(config, tmp_path):
+    endless = load_config(str(Path(config).with_name('endless.yaml'))).train
+    data = StreamingDataModule(train=load_config(config).train, val=endless)
+    options = {'num_sanity_val_steps': 0, 'logger': False, 'enable_checkpointing': False}
+    trainer = Trainer(accelerator='cpu', max_epochs=1, **options)
+    with pytest.raises(ConfigError, match='A loader for evaluation .* does not end. Set `sequences_per_epoch`'):
+        trainer.fit(Validated(tmp_path, 'leg'), data)
+    assert not (tmp_path / 'leg.rank0').exists()
 
 
 @pytest.mark.parametrize(('before', 'after'), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])

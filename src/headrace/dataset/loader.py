@@ -154,6 +154,7 @@ class StreamingDataLoader(DataLoader[Any]):
         if self._collate is None:
             dataset.require_equal_columns()
         self.fixed_epoch = fixed_epoch
+        self._check_fixed_epoch()
         self.max_epochs = max_epochs
         self.mark_streams = mark_streams
         self.counts_skipped = False
@@ -232,11 +233,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of the one that was loaded. Nothing happens before the first."""
-        if self.fixed_epoch is not None and not self.dataset.has_length:
-            raise ConfigError(
-                'A loader for evaluation gives the same epoch in every pass, but the epoch of its dataset does not '
-                'end. Set `sequences_per_epoch` in its `packing`.'
-            )
+        self._check_fixed_epoch()
         self.dataset.settle(self.global_batch_size)
         reader = self._reader()
         progress, rank = self.dataset.progress, self.dataset.topology.rank
@@ -343,6 +340,13 @@ class StreamingDataLoader(DataLoader[Any]):
         if self.max_epochs is None or self.fixed_epoch is not None:
             return False
         return epoch + 1 < self.max_epochs and (self.persistent_workers or not self.num_workers)
+
+    def _check_fixed_epoch(self) -> None:
+        if self.fixed_epoch is not None and not self.dataset.has_length:
+            raise ConfigError(
+                'A loader for evaluation gives the same epoch in every pass, but the epoch of its dataset does not '
+                'end. Set `sequences_per_epoch` in its `packing`.'
+            )
 
     def _here(self, reader: BatchReader, keys: Iterator[Any]) -> Iterator[Delivery]:
         return map(reader.__getitem__, keys)
