@@ -2,6 +2,7 @@
 
 HeadraceError
 ├── ConfigError              (ValueError)          an argument or a YAML file breaks a rule
+│   ├── ArgumentError        (TypeError)           an argument has no name, or one that does not exist
 │   ├── TopologyError        (ValueError)          ranks, nodes or batch size do not fit together
 │   ├── StreamError          (ValueError)          a stream's weights, folder or size break a rule
 │   └── UnknownNameError     (KeyError)            no algorithm or method has that name
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     'AccessDeniedError',
+    'ArgumentError',
     'CacheError',
     'ChecksumError',
     'CollateError',
@@ -72,6 +74,10 @@ class HeadraceError(Exception):
 
 class ConfigError(HeadraceError, ValueError):
     """An argument or a configuration file breaks a rule."""
+
+
+class ArgumentError(ConfigError, TypeError):
+    """An argument is given by position, or has a name that does not exist."""
 
 
 class TopologyError(ConfigError):

@@ -20,7 +20,7 @@ from headrace.format import dump_index, parse_index
 from headrace.mixing import build_loader, load_config
 from headrace.packing import PackedDataset, Packing
 
-VALUES = {'int': 1, 'str': 'x', 'bytes': b'x', 'json': [1], 'str_int': 1, 'str_float': 1.0}
+VALUES = {'int': 1, 'str': 'x', 'bytes': b'x', 'json': [1], 'str_int': 1, 'str_float': 1.0, 'float': 1.5}
 
 
 def value_of(encoding):
@@ -68,7 +68,6 @@ def test_of_fixed_sizes(tmp_path):
 @pytest.mark.parametrize('writer', [MDSWriter, CSVWriter])
 def test_others_are_not_decoded(tmp_path, writer):
     encoding = 'json' if writer is MDSWriter else 'float'
-    VALUES['float'] = 1.5
     folder = write(tmp_path, writer=writer, id='int', bad=encoding)
     (shard,) = (path for path in tmp_path.iterdir() if path.suffix in {'.mds', '.csv'})
     good = b'[1]' if writer is MDSWriter else b'1.5'

@@ -64,6 +64,13 @@ def test_a_dataset_s_options_are_those_of_streams_without_own(opened, make_datas
     assert (opened[plain].connect_timeout, opened[plain].extra) == (10.0, {'profile': 'p'})
 
 
+def test_a_dataset_says_where_the_store_is(opened, make_dataset, tmp_path):
+    remote = f'probe://{make_dataset()}'
+    place = dict(endpoint_url='http://a', region='r', anonymous=True, requester_pays=True)
+    StreamingDataset(remote=remote, local=str(tmp_path / 'cache'), **place)
+    assert {name: getattr(opened[remote], name) for name in place} == place
+
+
 def test_the_store_refuses_options_that_it_does_not_have(tmp_path):
     stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'profil': 'p', 'connect_timeout': 3})
     with pytest.raises(ConfigError, match=r"S3 store are .*'profile'\] .*connect_timeout.*; got \['profil'\]"):

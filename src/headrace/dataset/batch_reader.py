@@ -114,6 +114,11 @@ class BatchReader(Dataset[Any]):
         return Delivery(batch, len(ids), streams, bad_rows=bad_rows)
 
     @property
+    def sent_to_workers(self) -> dict[str, Any]:
+        """The objects of users that workers get, by their names."""
+        return {'collate_fn': self._collate_fn, 'dataset': self._dataset}
+
+    @property
     def counters(self) -> CacheCounters:
         """What this process has read of each stream."""
         return self._dataset.cache_counters

@@ -14,6 +14,7 @@ from headrace.dataset.batch_mark import BatchMark
 from headrace.dataset.columns import column_names, read_columns, refuse_different_columns
 from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.items import SamplesById
+from headrace.dataset.keywords import by_name
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.plain_pass import samples_of_pass
 from headrace.dataset.reading import ShardPool
@@ -60,8 +61,8 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
     Args:
         streams: the streams to mix. Or give one by `remote`, `local` and `split`.
         remote, local, split: see `Stream`; with `streams`, defaults for them.
-        download_retry, download_timeout, validate_hash, keep_zip, store_options: see `Stream`; defaults for all
-            streams.
+        download_retry, download_timeout, validate_hash, keep_zip, endpoint_url, region, anonymous, requester_pays,
+            store_options: see `Stream`; defaults for all streams.
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
@@ -112,6 +113,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         OSError: a store cannot be reached, or refuses.
     """
 
+    @by_name
     def __init__(
         self,
         *,
@@ -123,6 +125,10 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         download_timeout: float = 60,
         validate_hash: str | None = None,
         keep_zip: bool = False,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        anonymous: bool | None = None,
+        requester_pays: bool | None = None,
         store_options: Mapping[str, Any] | None = None,
         subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
         fraction: Fraction | Sequence[float | str] | None = None,
@@ -169,7 +175,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             warn(
                 f'predownload < batch_size ({predownload} < {batch_size}). This may result in slower batch time. '
                 f'Recommendation is to set predownload to at least the batch size.',
-                stacklevel=2,
+                stacklevel=3,
             )
         ranges = parse_skip(skip)
         self.on_bad_sample = parse_policy(on_bad_sample)
@@ -187,6 +193,10 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             download_timeout=download_timeout,
             validate_hash=validate_hash,
             keep_zip=keep_zip,
+            endpoint_url=endpoint_url,
+            region=region,
+            anonymous=anonymous,
+            requester_pays=requester_pays,
             store_options=store_options,
             subset=subset,
             fraction=fraction,
@@ -276,7 +286,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
                 f'Shuffle block size was smaller than shard size for some shards ({block} < {largest} samples). '
                 f'Samples will stay close to their shard. Recommendation is to set shuffle_block_size above the '
                 f'number of samples of a shard.',
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def settle(self, global_batch_size: int | None = None) -> None:

@@ -17,6 +17,8 @@ import numpy.typing as npt
 from headrace.dataset.columns import column_names, read_columns
 from headrace.dataset.folder_claim import claimed_folder
 from headrace.dataset.index_file import INDEX, IndexFile
+from headrace.dataset.keywords import by_name
+from headrace.dataset.missing_index import in_its_place
 from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
 from headrace.order import Kept, StreamSize
@@ -77,6 +79,7 @@ class Stream:
             `where` or `columns` that is none.
     """
 
+    @by_name
     def __init__(
         self,
         *,
@@ -214,8 +217,10 @@ class Stream:
             try:
                 self.cache(limit).fetch_index(INDEX, validate=found.read)
             except ObjectNotFoundError as error:
+                found_there = local_path(self.url or '')
+                place = '' if found_there is None else f' {in_its_place(Path(found_there))}'
                 raise ObjectNotFoundError(
-                    f'No such file or directory: the index of stream {self.title}: {error}'
+                    f'No such file or directory: the index of stream {self.title}: {error}{place}'
                 ) from None
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
@@ -376,8 +381,8 @@ def _verify(path: Path, *, info: Any, algorithm: str | None) -> None:
 def _missing_index(stream: Stream, index: Path) -> Exception:
     if stream.remote is None:
         return EmptyDatasetError(
-            f'No `remote` provided, but local file {index} does not exist either. Check `local` and `split`.'
+            f'No `remote` provided, but local file {index} does not exist either. {in_its_place(index.parent)}'
         )
     return ObjectNotFoundError(
-        f'No such file or directory: {index}. Check `remote` and `split` of stream {stream.title}.'
+        f'No such file or directory: {index}, the index of stream {stream.title}. {in_its_place(index.parent)}'
     )

@@ -17,7 +17,9 @@ from headrace.dataset.batch_reader import BatchReader
 from headrace.dataset.counted_reader import CountedKey, CountedReader
 from headrace.dataset.fork_context import worker_context
 from headrace.dataset.statistics import Delivery
+from headrace.dataset.worker_copies import refusal
 from headrace.dataset.worker_end import end_at_once, end_with_parent
+from headrace.errors import ConfigError
 
 __all__ = ['WorkerFeed']
 
@@ -29,6 +31,8 @@ class WorkerFeed:
         """Take what reads, and a loader whose settings for workers hold."""
         self._keys = _Keys()
         self._passes = 0
+        self._context = worker_context(like.multiprocessing_context)
+        self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
         self._loader: DataLoader[Any] = DataLoader(
             CountedReader(reader),
             batch_size=None,
@@ -38,7 +42,7 @@ class WorkerFeed:
             pin_memory=like.pin_memory,
             timeout=like.timeout,
             worker_init_fn=_Start(like.worker_init_fn),
-            multiprocessing_context=worker_context(like.multiprocessing_context),
+            multiprocessing_context=self._context,
             generator=like.generator,
             prefetch_factor=like.prefetch_factor,
             persistent_workers=like.persistent_workers,
@@ -49,7 +53,18 @@ class WorkerFeed:
         """Begin a pass over these keys."""
         self._passes += 1
         self._keys.keys = map(CountedKey, itertools.repeat(self._passes), keys)
-        return iter(self._loader)
+        try:
+            return iter(self._loader)
+        except Exception as error:
+            refused = self._refusal_of_copies()
+            if refused is None:
+                raise
+            raise refused from error
+
+    def _refusal_of_copies(self) -> ConfigError | None:
+        """The error for objects that workers cannot get; no worker has been started then."""
+        method = self._context.get_start_method()
+        return None if method == 'fork' else refusal(method, self._sent)
 
 
 class _Start:

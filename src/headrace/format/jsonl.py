@@ -9,6 +9,7 @@ from headrace.errors import ConfigError, FormatError
 from headrace.format.encoder import DEFAULT_SIZE_LIMIT
 from headrace.format.encodings.encoding import wrong_type
 from headrace.format.encodings.texts import parse_json
+from headrace.format.encodings.unknown import check_encodings
 from headrace.format.lines import LineEncoder, LineReader
 from headrace.format.shards import Schema
 
@@ -124,8 +125,7 @@ class JSONEncoder(LineEncoder):
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
     ) -> None:
-        for encoding in columns.values():
-            _get(encoding)
+        check_encodings(columns, writer='JSONWriter', is_known=is_json_encoding, names=_ENCODINGS)
         if not newline:
             raise ConfigError("`newline` is a text of at least one character, but got ''. Use '\\n'.")
         names = tuple(sorted(columns))  # as an index lists them

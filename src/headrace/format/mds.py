@@ -15,9 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from headrace.errors import ConfigError, FormatError, ShardError
+from headrace.errors import FormatError, ShardError
 from headrace.format.encoder import DEFAULT_SIZE_LIMIT, ShardEncoder, config_json, offset_table
-from headrace.format.encodings import Encoding, Int, Str, get_mds_encoded_size, get_mds_encoding, is_mds_encoding
+from headrace.format.encodings import (
+    Encoding,
+    Int,
+    Str,
+    get_mds_encoded_size,
+    get_mds_encoding,
+    get_mds_encodings,
+    is_mds_encoding,
+)
+from headrace.format.encodings.unknown import check_encodings
 from headrace.format.shards import ColumnBatch, Schema, ShardInfo
 
 if TYPE_CHECKING:
@@ -315,9 +324,7 @@ class MDSEncoder(ShardEncoder):
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
     ) -> None:
-        for name, encoding in columns.items():
-            if not is_mds_encoding(encoding):
-                raise ConfigError(f'MDSWriter passed column `{name}` with unsupported encoding `{encoding}`.')
+        check_encodings(columns, writer='MDSWriter', is_known=is_mds_encoding, names=get_mds_encodings())
         names = tuple(sorted(columns))
         encodings = tuple(columns[name] for name in names)
         sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)

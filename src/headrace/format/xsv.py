@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import ConfigError, FormatError
 from headrace.format.encoder import DEFAULT_SIZE_LIMIT
 from headrace.format.encodings.encoding import wrong_type
+from headrace.format.encodings.unknown import check_encodings
 from headrace.format.lines import LineEncoder, LineReader
 from headrace.format.shards import Schema
 
@@ -179,9 +180,10 @@ class XSVEncoder(LineEncoder):
             raise ConfigError(
                 f'`separator` and `newline` are texts of at least one character, but got {separator!r} and {newline!r}.'
             )
+        writer = 'XSVWriter' if own is None else f'{shard_format.upper()}Writer'
+        check_encodings(columns, writer=writer, is_known=is_xsv_encoding, names=_ENCODINGS)
         names = tuple(sorted(columns))
         for name in names:
-            _get(columns[name])
             _check_plain(f'The name of column {name!r}', name, separator, newline)
         encodings = tuple(columns[name] for name in names)
         super().__init__(

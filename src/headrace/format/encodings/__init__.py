@@ -30,6 +30,7 @@ from headrace.format.encodings.scalars import (
     UInt64,
 )
 from headrace.format.encodings.texts import JSON, Bytes, Pickle, Str, StrDecimal, StrFloat, StrInt
+from headrace.format.encodings.unknown import meant
 
 __all__ = [
     'JPEG',
@@ -120,8 +121,7 @@ def get_mds_encoding(encoding: str) -> Encoding:
     name, colon, parameters = encoding.partition(':')
     if name == 'ndarray' and colon:
         return NDArray.parse(parameters)
-    fix = 'Leave the part after the colon out' if name in _ENCODINGS else f'Choose one of {sorted(_ENCODINGS)}'
-    raise ConfigError(f'{encoding[:80]!r} is not an encoding of MDS columns. {fix}.')
+    raise ConfigError(f'{encoding[:80]!r} is not an encoding of MDS columns. {meant(encoding, _ENCODINGS)}')
 
 
 def is_mds_encoding(encoding: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.errors import ConfigError, FormatError
 from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
 
-__all__ = ['NDArray']
+__all__ = ['DTYPES', 'NDArray']
 
 # Numbers on disk: never change one, never reuse one.
 _DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {
@@ -32,7 +32,9 @@ _DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {
     66: np.dtype('<f8'),
 }
 _CODE_OF_NAME: Final[dict[str, int]] = {dtype.name: code for code, dtype in _DTYPE_OF_CODE.items()}
-_SUPPORTED: Final = ', '.join(_CODE_OF_NAME)
+DTYPES: Final = tuple(_CODE_OF_NAME)
+"""Names of the dtypes that arrays may have."""
+_SUPPORTED: Final = ', '.join(DTYPES)
 
 _MAX_SAMPLE_BYTES: Final = (1 << 32) - 1
 _MAX_AXES: Final = 32  # numpy 1.26's limit; numpy 2 reads up to 64
