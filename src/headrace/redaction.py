@@ -65,7 +65,7 @@ _NAMED: Final = re.compile(
 )
 # A password with a slash in it is none by the rules of URLs, but keys of S3 have slashes.
 _PASSWORD: Final = re.compile(
-    r'(?P<user>://[^\s/@:\[]{0,256}:)(?!\d{1,5}(?:[/?#\s"\']|$))(?:[^\s/]{1,1024}|[^\s@]{1,1024})@'
+    r'(?P<user>://[^\s/@:\[]{0,256}):(?!\d{1,5}(?:[/?#\s"\']|$))(?P<password>[^\s/]{1,1024}|[^\s@]{1,1024})@'
 )
 _USER: Final = re.compile(r'(?:(?<=http:)|(?<=https:))//[^\s/@:?#"\'<>\[]{1,1024}@', re.IGNORECASE)
 _SHAPE: Final = re.compile(
@@ -91,10 +91,8 @@ def keep_secret(value: object) -> None:
 
 def keep_secrets_of_url(url: str | None) -> None:
     """Have the password of a URL hidden, also where it stands by itself."""
-    authority, at, _ = (url or '').rpartition('@')
-    _, colon, password = authority.partition('://')[2].partition(':')
-    if at and colon:
-        keep_secret(password)
+    if found := _PASSWORD.search(url or ''):
+        keep_secret(found['password'])
 
 
 def redact(text: str) -> str:
@@ -126,13 +124,10 @@ def redact_value(value: Any, name: str = '') -> Any:
 
 def without_credentials(url: str) -> str:
     """A URL without password and signature, and the same for all of them: it names a place in files."""
-    address, mark, query = url.partition('?')
-    address = re.sub('(://[^/@:]*):[^/@]*@', r'\1@', address)
-    harmless = [item for item in query.split('&') if item and not is_secret_name(item.partition('=')[0])]
+    address, mark, query = _PASSWORD.sub(r'\g<user>@', url).partition('?')
+    is_signed = any(is_secret_name(item.partition('=')[0]) for item in query.split('&') if '=' in item)
     # Beside a signature stand its dates and rights, which change with it.
-    if len(harmless) < len(query.split('&')):
-        harmless = []
-    return address + (mark + '&'.join(harmless) if harmless else '')
+    return address if is_signed else address + mark + query
 
 
 def redacted_repr(cls: type[T]) -> type[T]:
@@ -181,7 +176,7 @@ def _of_environment() -> Iterator[str]:
 def _redact_url(text: str) -> str:
     if '@' not in text:
         return text
-    return _USER.sub(f'//{HIDDEN}@', _PASSWORD.sub(rf'\g<user>{HIDDEN}@', text))
+    return _USER.sub(f'//{HIDDEN}@', _PASSWORD.sub(rf'\g<user>:{HIDDEN}@', text))
 
 
 def _hide_value(found: re.Match[str]) -> str:

@@ -7,6 +7,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from headrace.redaction import HIDDEN, redact
+
 __all__ = ['HELP', 'add_arguments', 'run']
 
 HELP = "print the loaders of LLM Foundry's YAML as YAML of headrace, with the same batches"
@@ -27,5 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
         config = config_of_foundry(arguments.config, overrides=arguments.overrides)
     for warning in caught:
         print(f'headrace: {warning.message}', file=sys.stderr)
-    print(to_yaml(config), end='')
+    text = to_yaml(config)
+    shown = redact(text)
+    if shown != text:
+        print(f'headrace: Secrets are left out; write interpolations in the place of {HIDDEN}.', file=sys.stderr)
+    print(shown, end='')
     return 0

@@ -7,6 +7,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from headrace.errors import StreamError
+from headrace.redaction import without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -28,7 +29,7 @@ def claimed_folder(stream: Stream) -> Generator[None]:
     if (
         other is not None
         and other is not stream
-        and other.url != stream.url
+        and without_credentials(other.url or '') != without_credentials(stream.url or '')
         and not stream.is_local
         and not other.is_local
     ):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.mixing import Config, LoaderConfig, to_mapping
+from headrace.redaction import redact_value
 
 if TYPE_CHECKING:
     from headrace.lightning.sources import LoaderSource
@@ -15,13 +16,13 @@ __all__ = ['hyperparameters']
 
 
 def hyperparameters(sources: Mapping[str, Iterable[LoaderSource]], **options: Any) -> dict[str, Any]:
-    """The sources by section, and the options that are not None, as plain values: texts, numbers, lists, dicts."""
+    """The sources by section, and the options that are not None: plain values without secrets."""
     described = {
         section: {source.name: source.source for source in given} if len(given) > 1 else given[0].source
         for section, given in ((section, list(given)) for section, given in sources.items())
         if given
     }
-    return _plain({**described, **{name: value for name, value in options.items() if value is not None}})
+    return redact_value(_plain({**described, **{name: value for name, value in options.items() if value is not None}}))
 
 
 def _plain(value: Any) -> Any:

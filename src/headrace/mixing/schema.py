@@ -17,6 +17,7 @@ from headrace.mixing.marks import AtLeast, BrokenRule, Bytes, Count, Named, OneO
 from headrace.mixing.packing import PackingConfig
 from headrace.mixing.streams import SOURCE_NAMES, SchedulePointConfig, SelectionConfig, StreamConfig
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
+from headrace.redaction import redacted_repr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 
+@redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetConfig(SelectionConfig):
     """What `StreamingDataset` takes: the streams, the order of their samples, and the cache."""
@@ -202,6 +204,7 @@ class WorkerConfig:
     """Put the number of each row's stream into the batch, as `stream_number`, for metrics by stream."""
 
 
+@redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderConfig(DatasetConfig):
     """One loader: a dataset, the batch size, and the processes that read."""
@@ -242,6 +245,7 @@ class LoaderConfig(DatasetConfig):
             yield BrokenRule(('loader', 'packing'), rule, inner=('mark_streams',))
 
 
+@redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """A whole file: the loaders, and what they share."""

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 from headrace.format import get_hashes
 from headrace.mixing.marks import AtLeast, BrokenRule, Count, MoreThan, OneOf, Parsed
+from headrace.redaction import redacted_repr
 from headrace.selection import Conditions, Fraction, Subset
 
 __all__ = ['SOURCE_NAMES', 'SchedulePointConfig', 'SelectionConfig', 'StreamConfig', 'TransferConfig']
@@ -20,6 +21,7 @@ SOURCE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
 """What other programs call `remote` and `local`."""
 
 
+@redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
     """How shards get from the store to the cache; of one stream, or of all streams of a loader that do not say."""
@@ -52,6 +54,7 @@ class TransferConfig:
     """Options of this kind of store, which `docs/stores.md` lists, and `connect_timeout`. Left out: none."""
 
 
+@redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig(TransferConfig):
     """Which stored samples are offered, and their columns; of one stream, or of all streams that do not say."""
@@ -72,6 +75,7 @@ class SelectionConfig(TransferConfig):
     """Columns to read, such as `[text, id]`; no other is decoded. Left out: all."""
 
 
+@redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig(SelectionConfig):
     """One stream: where its shards are, and how much of it an epoch takes.

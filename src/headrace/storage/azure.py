@@ -30,12 +30,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
 from headrace.storage.answers import error_of_status, not_found, why_absent
-from headrace.storage.azure_account import SECRET_VARIABLES, Account, connect, without_signature
+from headrace.storage.azure_account import SECRET_VARIABLES, Account, connect
 from headrace.storage.body import SourcePart, nothing_left, receive
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
+from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -80,6 +81,7 @@ class _AnsweredError(Exception):
         self.response = response
 
 
+@sealed
 class AzureStore:
     """Blobs of one container, below a prefix. The client is made at the first request of each process."""
 
@@ -242,7 +244,7 @@ class AzureStore:
             raise self._denied(what, error) from error
         except exceptions.HttpResponseError as error:
             if error.status_code is None:
-                raise BrokenTransferError.at(f'{what} broke: {without_signature(str(error))}.', etag=etag) from None
+                raise BrokenTransferError.at(f'{what} broke: {error}.', etag=etag) from error
             raise self._from_answer(what, key, error) from error
         except (
             exceptions.ServiceRequestError,
@@ -253,12 +255,9 @@ class AzureStore:
             ConnectionError,
             TimeoutError,
         ) as error:
-            # Not chained: the URLs in their texts end in the SAS token.
-            raise BrokenTransferError.at(
-                f'{what} broke: {type(error).__name__}: {without_signature(str(error))}.', etag=etag
-            ) from None
+            raise BrokenTransferError.at(f'{what} broke: {type(error).__name__}: {error}.', etag=etag) from error
         except exceptions.AzureError as error:
-            raise StorageError(f'{what} failed: {type(error).__name__}: {without_signature(str(error))}.') from None
+            raise StorageError(f'{what} failed: {type(error).__name__}: {error}.') from error
 
     def _denied(self, what: str, error: Any) -> StorageError:
         credentials = self._connection.get()[0].credentials

@@ -15,7 +15,7 @@ from headrace.storage.body import CHUNK
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
 
-__all__ = ['SECRET_VARIABLES', 'Account', 'connect', 'without_signature']
+__all__ = ['SECRET_VARIABLES', 'Account', 'connect']
 
 ACCOUNT_VARIABLES: Final = ('AZURE_ACCOUNT_NAME', 'AZURE_STORAGE_ACCOUNT', 'AZURE_STORAGE_ACCOUNT_NAME')
 CONNECTION_STRING: Final = 'AZURE_STORAGE_CONNECTION_STRING'
@@ -105,9 +105,9 @@ def connect(url: str, host: str, options: StoreOptions, connections: int) -> Acc
         return Account(BlobServiceClient(endpoint, credential=credential, **settings), source, credential)
     except ValueError as error:
         raise ConfigError(
-            f'azure-storage-blob made no client for {url}: {without_signature(str(error))} Check the endpoint '
-            f'({without_signature(endpoint) or "the default"}) and the credentials ({source}).'
-        ) from None
+            f'azure-storage-blob made no client for {url}: {error} Check the endpoint '
+            f'({endpoint or "the default"}) and the credentials ({source}).'
+        ) from error
 
 
 def _account_name(url: str, host: str, endpoint: str, options: StoreOptions) -> str:
@@ -170,8 +170,3 @@ def _credential(url: str, account: str, source: str, secret: str) -> Any:
             f'"headrace[azure]", or set one of {", ".join(SECRET_VARIABLES)}.'
         ) from error
     return DefaultAzureCredential()
-
-
-def without_signature(text: str) -> str:
-    """The text of an error without the secret part of a SAS token, which URLs end in."""
-    return re.sub(r'(?i)\bsig=[^&\s\'");]+', 'sig=...', text)

@@ -26,6 +26,7 @@ from headrace.storage.databricks_api import RefusedError, WorkspaceFolder, etag_
 from headrace.storage.folders import walk
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
+from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +60,7 @@ def open_databricks_store(url: str, options: StoreOptions) -> VolumeStore | Dbfs
     return VolumeStore('/'.join(parts), options)
 
 
+@sealed
 class VolumeStore(WorkspaceFolder):
     """Files of a Unity Catalog volume, below a folder."""
 

@@ -16,6 +16,7 @@ from headrace.storage.databricks_api import RefusedError, WorkspaceFolder, etag_
 from headrace.storage.folders import temporary_name, walk
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.retry import BrokenTransferError
+from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,6 +28,7 @@ BLOCK: Final = 1 << 20
 """Bytes that one request reads or writes at most, as the API has it."""
 
 
+@sealed
 class DbfsStore(WorkspaceFolder):
     """Files of DBFS, below a folder."""
 

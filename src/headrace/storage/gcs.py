@@ -36,6 +36,7 @@ from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
 from headrace.storage.s3 import S3Store
 from headrace.storage.s3_connection import S3Service
+from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -71,6 +72,7 @@ def open_gcs_store(url: str, options: StoreOptions) -> Store:
     return S3Store(bucket, prefix, options, service=HMAC)
 
 
+@sealed
 class GCSStore:
     """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
 

@@ -26,6 +26,7 @@ from headrace.storage.hub_http import LINKED_ETAG, UploadBody
 from headrace.storage.hub_repository import KINDS, HubRepository
 from headrace.storage.protocol import ObjectInfo, StoreOptions
 from headrace.storage.resolve import split_url
+from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -54,6 +55,7 @@ def open_hf_store(url: str, options: StoreOptions) -> HFStore:
     return HFStore(found['repo'], found['prefix'] or '', options, kind=found['kind'], revision=revision)
 
 
+@sealed
 class HFStore(HubRepository):
     """Files of one revision of a repository, below a folder."""
 

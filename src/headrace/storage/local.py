@@ -18,6 +18,7 @@ from headrace.storage.body import CHUNK, check_range, truncated
 from headrace.storage.folders import is_temporary, temporary_name
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path
+from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -33,6 +34,7 @@ def open_local_store(url: str, options: StoreOptions) -> LocalStore:
     return LocalStore(path)
 
 
+@sealed
 class LocalStore:
     """Objects are the regular files below ``root``."""
 

@@ -37,6 +37,7 @@ from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
+from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -67,6 +68,7 @@ class _Connection(NamedTuple):
     """Of the credentials."""
 
 
+@sealed
 class OCIStore:
     """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
 

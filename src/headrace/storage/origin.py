@@ -9,12 +9,12 @@ ports that change, by gateways of which each rank may have another.
 from __future__ import annotations
 
 import os
-import re
 import stat
 from pathlib import Path
 from typing import Final
 
 from headrace.errors import StreamError
+from headrace.redaction import without_credentials
 from headrace.storage.resolve import local_path
 
 __all__ = ['ORIGIN', 'check_origin', 'note_of']
@@ -26,9 +26,9 @@ _LONGEST: Final = 1 << 16
 
 
 def note_of(url: str) -> str:
-    """What the file says: a folder's real path, or a URL without its password and last slashes."""
+    """What the file says: a folder's real path, or a URL without credentials and last slashes."""
     path = local_path(url)
-    address = re.sub('(://[^/@:]*):[^/@]*@', r'\1@', url.rstrip('/')) if path is None else str(Path(path).resolve())
+    address = without_credentials(url.rstrip('/')).rstrip('/') if path is None else str(Path(path).resolve())
     return f'{address}\n'
 
 

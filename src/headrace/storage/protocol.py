@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, runtime_checkable
 
 from headrace.errors import ConfigError
+from headrace.redaction import is_secret_name, keep_secret, keep_secrets_of_url, redacted_repr
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -44,6 +45,7 @@ class ObjectInfo:
     """Names this version of the object; empty where the store has no such thing."""
 
 
+@redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
     """How to reach a store. The defaults are what its SDK would do by itself."""
@@ -60,6 +62,13 @@ class StoreOptions:
     """Seconds without a single byte until a connection counts as stalled."""
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
     """Options of one backend only; each backend documents its own and refuses others."""
+
+    def __post_init__(self) -> None:
+        """Have messages hide the secrets among them."""
+        keep_secrets_of_url(self.endpoint_url)
+        for name, value in self.extra.items():
+            if is_secret_name(name):
+                keep_secret(value)
 
 
 @runtime_checkable

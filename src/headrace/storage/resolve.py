@@ -10,6 +10,7 @@ from typing import TypeAlias
 from urllib.parse import unquote
 
 from headrace.errors import ConfigError
+from headrace.redaction import keep_secrets_of_url, without_credentials
 from headrace.storage.protocol import Store, StoreOptions
 
 __all__ = ['StoreFactory', 'known_schemes', 'local_path', 'open_store', 'register_store', 'split_url']
@@ -18,23 +19,31 @@ StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]
 """Makes a store rooted at a URL."""
 
 
-def _backend(module: str, function: str) -> StoreFactory:
-    """A factory of ours, whose module is imported when it is first called."""
+def _backend(module: str, function: str, *, takes_credentials: bool = False) -> StoreFactory:
+    """A factory of ours, whose module is imported when it is first called.
+
+    Args:
+        module: Of the backend.
+        function: Its name there.
+        takes_credentials: Whether it sees itself to those in a URL, or its names may look like them.
+    """
 
     def open_it(url: str, options: StoreOptions) -> Store:
+        if not takes_credentials:
+            _refuse_credentials(url)
         return getattr(importlib.import_module(f'headrace.storage.{module}'), function)(url, options)
 
     return open_it
 
 
 _factories: dict[str, StoreFactory] = {
-    '': _backend('local', 'open_local_store'),
-    'file': _backend('local', 'open_local_store'),
+    '': _backend('local', 'open_local_store', takes_credentials=True),
+    'file': _backend('local', 'open_local_store', takes_credentials=True),
     'azure': _backend('azure', 'open_azure_store'),
     'azure-dl': _backend('azure', 'open_azure_store'),
     'oci': _backend('oci', 'open_oci_store'),
     's3': _backend('s3', 'open_s3_store'),
-    'sftp': _backend('sftp', 'open_sftp_store'),
+    'sftp': _backend('sftp', 'open_sftp_store', takes_credentials=True),
     'dbfs': _backend('databricks', 'open_databricks_store'),
     'gs': _backend('gcs', 'open_gcs_store'),
     'hf': _backend('hf', 'open_hf_store'),
@@ -84,11 +93,21 @@ def local_path(url: str | os.PathLike[str]) -> str | None:
     return unquote(f'/{path}')
 
 
+def _refuse_credentials(url: str) -> None:
+    """Raise ``ConfigError`` for a URL with a password or a signature: URLs end up in logs and checkpoints."""
+    if without_credentials(url) != url:
+        raise ConfigError(
+            f'The URL of a store holds no password, key or signature; got {url!r}. Take them out, and put them where '
+            f'the tools of its vendor look: an environment variable, a profile or a file, which docs/stores.md names.'
+        )
+
+
 def open_store(url: str | os.PathLike[str], options: StoreOptions | None = None) -> Store:
     """The store rooted at ``url``. No request is made, so a wrong bucket shows at the first use."""
     text = os.fspath(url)
     if not text:
         raise ConfigError("A store is named by a path or a URL; got ''. Pass for example '/data/x' or 's3://bucket/x'.")
+    keep_secrets_of_url(text)
     scheme, _ = split_url(text)
     factory = _factories.get(scheme)
     if factory is None:

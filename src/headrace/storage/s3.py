@@ -26,6 +26,7 @@ from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_ext
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
 from headrace.storage.s3_connection import S3Connection, S3Service
+from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -69,6 +70,7 @@ def open_s3_store(url: str, options: StoreOptions) -> S3Store:
     return S3Store(bucket, prefix, options)
 
 
+@sealed
 class S3Store:
     """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
 

@@ -31,6 +31,7 @@ from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_waited_for
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
+from headrace.storage.sealing import sealed
 from headrace.storage.sftp_packets import Attributes, SftpConnectionError, SftpStatusError, Status
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def _split_port(server: str) -> tuple[str, str | None]:
     return host, port if colon else None
 
 
+@sealed
 class SftpStore:
     """Regular files below a folder of an SSH server. Connections are made when they are needed, in each process."""
 
