@@ -22,7 +22,6 @@ from headrace.dataset.missing_index import in_its_place
 from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
 from headrace.order import Kept, StreamSize
-from headrace.redaction import without_credentials
 from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
 from headrace.storage import (
     CacheEntry,
@@ -146,7 +145,7 @@ class Stream:
         """The folder that shards are kept in, without the split of a given `local`."""
         if self._given_local is not None:
             return self._given_local
-        return os.path.join(temporary_folder(without_credentials(self.remote or '')), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
+        return os.path.join(temporary_folder(self.remote or ''), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
 
     @property
     def folder(self) -> Path:

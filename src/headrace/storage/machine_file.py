@@ -12,6 +12,7 @@ from pathlib import Path
 from typing_extensions import Buffer
 
 from headrace.errors import CacheError
+from headrace.redaction import without_credentials
 from headrace.storage.control_folder import OpenFolder, open_folder
 
 __all__ = ['claim_private_folder', 'private_folder', 'publish', 'refuse_strangers', 'temporary_folder']
@@ -43,7 +44,9 @@ def claim_private_folder(folder: Path) -> None:
 
 def temporary_folder(remote: str) -> Path:
     """The cache folder of a remote for which no `local` is given, as MosaicML Streaming names it."""
-    return Path(tempfile.gettempdir()) / hashlib.blake2s(remote.encode(), digest_size=16).hexdigest()
+    return (
+        Path(tempfile.gettempdir()) / hashlib.blake2s(without_credentials(remote).encode(), digest_size=16).hexdigest()
+    )
 
 
 def refuse_strangers(folder: Path) -> None:
