@@ -10,6 +10,7 @@ import logging
 import pickle
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +24,7 @@ from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.cli import main
 from headrace.errors import ConfigError, HeadraceError, TransferError
 from headrace.mixing import build_loader, load_config
+from headrace.notes import add_note
 from headrace.redaction import redact, redact_value, warn
 from headrace.storage import StoreOptions, open_store
 from planted import (
@@ -256,6 +258,13 @@ def test_every_error(name: str) -> None:
     for each in (error, copy):
         assert 'http://reader:***@host' in str(each)
         assert not found_in_error(each)
+
+
+def test_notes() -> None:
+    error = ValueError('x')
+    add_note(error, f'at http://{USER}@host')
+    assert 'http://reader:***@host' in ''.join(traceback.format_exception(error))
+    assert not found_in_error(error)
 
 
 def test_warnings() -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 
+from headrace.redaction import redact
+
 __all__ = ['add_note']
 
 
 def add_note(error: BaseException, text: str) -> None:
-    """Have tracebacks of an error end with a note, in whichever process they are printed.
+    """Have tracebacks of an error end with a note without secrets, in whichever process they are printed.
 
     Python 3.10 prints no notes (PEP 678), so there the note is also the first cause of the error.
     """
+    text = redact(text)
     notes: list[str] = getattr(error, '__notes__', [])
     if text in notes:
         return

@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from headrace.lightning.position import loader_entries
 from headrace.order import ResumeState
+from headrace.redaction import redact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -118,7 +119,7 @@ class PositionFiles(_WrappingCheckpointIO):
         try:
             action(beside, *args)
         except Exception as error:  # a store has errors of its own, and none may end a training
-            rank_zero_warn(f'{beside} could not be brought up to date, and is absent or old: {error!r}')
+            rank_zero_warn(redact(f'{beside} could not be brought up to date, and is absent or old: {error!r}'))
 
 
 def _summary(state: Mapping[str, Any], steps: int) -> list[str]:

@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.lightning.position_file import write_text
 from headrace.lightning.statistics import logged_steps, streaming_loaders
 from headrace.metrics import LossSpike, SpikeDetector, SpikeReports, TrainedBatch
+from headrace.redaction import redact
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -149,7 +150,9 @@ class LossSpikes(Callback):
             logger.log_metrics({k: v for k, v in figures.items() if v is not None}, step=last.optimizer_step)
         written = self._write(spike, last, trainer)
         if not self._reports.is_over:
-            rank_zero_warn(f'The loss of batch {last.number} (step {last.optimizer_step}) was {spike}: {written}')
+            rank_zero_warn(
+                redact(f'The loss of batch {last.number} (step {last.optimizer_step}) was {spike}: {written}')
+            )
 
     def _write(self, spike: LossSpike, last: _Batch, trainer: Trainer) -> str:
         """Write what a spike was; returns a line on that."""
