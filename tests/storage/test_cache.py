@@ -158,6 +158,44 @@ class TestFetch:
         assert copy.stats.fetches == 1
 
 
+class TestDeletedFolder:
+    """Somebody deletes the cache folder while shards are fetched into it."""
+
+    @pytest.mark.parametrize('limit', [None, 10 * SIZE])
+    @pytest.mark.parametrize('work', ['fetch', 'acquire'])
+    def test_a_fetch_goes_on(self, remote, tmp_path, limit, work):
+        def delete(data, out):
+            shutil.rmtree(tmp_path / 'cache')
+            out.write(data)
+
+        cache = cache_of(
+            remote, tmp_path / 'cache', limit=limit, store=FaultyStore(remote.store, [None, delete, delete])
+        )
+        for entry in remote.entries:
+            getattr(cache, work)(entry)
+            assert cache.is_present(entry)
+            with cache.acquire(entry) as lease:
+                remote.check(lease)
+
+    def test_the_index_comes_as_well(self, plain, tmp_path):
+        def delete(data, out):
+            shutil.rmtree(tmp_path / 'cache')
+            out.write(data)
+
+        (plain.folder / 'index.json').write_text('{}')
+        store = FaultyStore(plain.store, [delete])
+        assert cache_of(plain, tmp_path / 'cache', store=store).fetch_index('index.json').read_text() == '{}'
+
+    @pytest.mark.parametrize('limit', [None, 10 * SIZE])
+    def test_one_that_is_deleted_each_time_is_an_error(self, plain, tmp_path, limit):
+        def delete(data, out):
+            shutil.rmtree(tmp_path / 'cache')
+
+        cache = cache_of(plain, tmp_path / 'cache', limit=limit, store=FaultyStore(plain.store, [delete] * 1000))
+        with pytest.raises(CacheError, match='was deleted as often as it was fetched'):
+            cache.acquire(plain.entries[0])
+
+
 class TestBadDownloads:
     """A file that is not what the index says is fetched once more, then it is an error."""
 

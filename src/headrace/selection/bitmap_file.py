@@ -111,6 +111,23 @@ class BitmapFile:
             raise CacheError(f'{self.path} was changed or deleted as soon as it was written. Stop what does that.')
         return found
 
+    def restore(self, words: Words) -> None:
+        """Write the file again if it was deleted while it was mapped, with its folder for instance.
+
+        Raises:
+            CacheError: the folder cannot be written to.
+            DiskFullError: it has no room.
+        """
+
+        def fill(out: npt.NDArray[np.uint8]) -> None:
+            out[:] = words.view(np.uint8)
+
+        try:
+            with self._place.opened(only_read=True) as folder:
+                folder.stat(self.path.name)
+        except FileNotFoundError:
+            self.load(fill)
+
     def _write(self, folder: OpenFolder, words: Words) -> None:
         below = np.zeros(len(words) + 1, np.int64)
         for at in range(0, len(words), _CHUNK):
@@ -157,9 +174,10 @@ class _MappedBits(KeptBits):
 
     def __init__(self, file: BitmapFile, words: Words, below: npt.NDArray[np.int64] | npt.NDArray[np.uint32]) -> None:
         super().__init__(file._sizes, words, below)
-        self._file = file
+        self._file, self._mapped = file, words
 
     def __reduce__(self) -> tuple[Callable[[BitmapFile], KeptBits], tuple[BitmapFile]]:
+        self._file.restore(self._mapped)
         return _map_again, (self._file,)
 
 

@@ -13,23 +13,20 @@ store (local data) is never written to, except to unpack shards of which it hold
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import errno
 import math
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import CacheError, DiskFullError, HeadraceError
 from headrace.storage.entry import CacheEntry, CachePart
+from headrace.storage.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
 from headrace.storage.fetch_lock import FetchLock, ProcessEndsError, changing_files, leave_clean, reclaim_fetches
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
 from headrace.storage.keeping import give_way
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
-from headrace.storage.locks import NO_ROOM, cannot_write, lock_file
+from headrace.storage.locks import lock_file
 from headrace.storage.mapped import Lease, MappedFile, delete_file, open_file, suspend_leases
 from headrace.storage.origin import ORIGIN, check_origin
 from headrace.storage.presence import PresentFiles
@@ -39,7 +36,7 @@ from headrace.storage.stats import CacheStats
 from headrace.storage.transfer import ORDINARY, Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
 __all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Fetched', 'Lease', 'ShardCache']
 
@@ -55,10 +52,6 @@ class Fetched(enum.Enum):
 
     def __bool__(self) -> bool:
         return self is Fetched.PRESENT
-
-
-TRIES = 10
-"""How often a shard is fetched for one `ShardCache.acquire` when something deletes it each time."""
 
 
 class ShardCache:
@@ -191,7 +184,7 @@ class ShardCache:
             assert not isinstance(outcome, (NoRoom, Fetched))
             handle = outcome
             tries += 1
-        raise CacheError(f'{self.folder / entry.key} was deleted as often as it was fetched. Stop what deletes it.')
+        raise deleted(self.folder, entry.key)
 
     @property
     def fixed_size(self) -> int:
@@ -234,10 +227,15 @@ class ShardCache:
             return path
         if self.store is None:
             raise missing(path)
-        with self._disk_errors(None), self._fetch_lock(name) as lock:
-            if not self._has_index(path, validate):
-                fetcher = self._fetcher(Transfer(urgent=True))
-                fetcher.publish(fetcher.produce_index(name, lock, validate), lock)
+
+        def attempt() -> None:
+            with self._fetch_lock(name) as lock:
+                if not self._has_index(path, validate):
+                    fetcher = self._fetcher(Transfer(urgent=True))
+                    fetcher.publish(fetcher.produce_index(name, lock, validate), lock)
+
+        with disk_errors(self.folder, None, keep_packed=self.keep_packed):
+            despite_deletion(self.folder, name, attempt)
         return path
 
     def _has_index(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
@@ -316,7 +314,8 @@ class ShardCache:
             self._files.require(entry)
         if self._shelf is not None:
             suspend_leases()  # of this thread: who waits holds nothing
-        with self._disk_errors(entry):
+
+        def attempt() -> int | Blocked | NoRoom | Fetched | None:
             lock = self._fetch_lock(entry.key, ahead=ahead and not how.urgent)
             try:
                 if not lock.acquire(wait=wait):
@@ -325,6 +324,9 @@ class ShardCache:
                     return self._fetch_locked(entry, lock, next_use, ahead=ahead, how=how)
             finally:
                 self.stats.add(seconds_waiting=lock.waited)
+
+        with disk_errors(self.folder, entry, keep_packed=self.keep_packed):
+            return despite_deletion(self.folder, entry.key, attempt)
 
     def _fetch_locked(
         self,
@@ -376,24 +378,3 @@ class ShardCache:
                     raise
                 return handle
         return None
-
-    @contextlib.contextmanager
-    def _disk_errors(self, entry: CacheEntry | None) -> Generator[None]:
-        try:
-            yield
-        except HeadraceError:
-            raise
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                what = 'the index'
-                if entry is not None:
-                    parts = list(entry.parts)
-                    needed = space_needed(self.folder, parts, keep_packed=self.keep_packed)
-                    what = f'{entry.key}, which needs {needed} bytes'
-                raise DiskFullError(
-                    f'{self.folder} has no room for {what}; {shutil.disk_usage(self.folder).free} bytes are free. Make '
-                    f'room, name a `local` on a larger disk, or set `cache_limit` to less than the disk holds.'
-                ) from error
-            if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-                raise cannot_write(error.filename or self.folder, error) from error
-            raise

@@ -289,6 +289,7 @@ class FetchLock:
 
     def _open(self) -> int:
         refused: OSError | None = None
+        absent: OSError | None = None
         make = False
         for _ in range(100):
             try:
@@ -296,9 +297,7 @@ class FetchLock:
                     handle = state.open_file(self._name, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError as error:  # noqa: PERF203
                 # The folder is new, or its last user has just removed the subfolder.
-                if make and not self.folder.exists():
-                    raise cannot_write(self.folder, error) from error
-                make = True
+                absent, make = error, True
             except PermissionError as error:
                 # Another user has made the file, or the subfolder, and not yet opened it to all who share the folder.
                 refused = error
@@ -317,6 +316,8 @@ class FetchLock:
                 return handle
         if refused is not None and not os.access(self._state.path, os.W_OK):
             raise cannot_write(self._state.path, refused) from refused
+        if absent is not None and not self.folder.exists():
+            raise cannot_write(self.folder, absent) from absent
         raise CacheError(
             f'{self.path} cannot be opened: what is in {self._state.path} is deleted as fast as it is made, or belongs '
             f'to another user. Stop what deletes it, or delete that folder while no process uses it.'

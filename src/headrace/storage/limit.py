@@ -179,7 +179,7 @@ class CacheLimit:
         raise self._too_low(entry, totals.size + needed)
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
-        return locked_folders([folder for folder in self._shelves if folder.is_dir()])
+        return locked_folders(list(self._shelves))
 
     def _too_low(self, entry: CacheEntry, needed: int) -> ConfigError:
         return ConfigError(

@@ -129,10 +129,16 @@ def held(handle: int) -> Generator[None]:
 
 @contextlib.contextmanager
 def locked_folders(folders: list[Path]) -> Generator[None]:
-    """Hold several folders' locks; always taken in one order, so that two groups that overlap cannot deadlock."""
+    """Hold several folders' locks; always taken in one order, so that two groups that overlap cannot deadlock.
+
+    A folder that is absent, or was deleted, holds nothing to lock.
+    """
     with contextlib.ExitStack() as stack:
         for folder in sorted(folders):
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
             stack.enter_context(held(handle))
             lock_file(handle, folder)
         yield

@@ -1,0 +1,73 @@
+"""A cache folder that somebody deletes in mid-epoch costs downloads, and no sample."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headrace import StreamingDataLoader, StreamingDataset, Topology
+from headrace.storage import register_store
+from headrace.storage.local import LocalStore
+from headrace.testing.stores import CountingStore
+
+SAMPLES = 300
+
+
+class Deleting(CountingStore):
+    """Deletes a folder while it serves one of every three shards for the first time, whichever process asks."""
+
+    def __init__(self, folder: Path, cache: Path, marks: Path) -> None:
+        super().__init__(LocalStore(folder))
+        self._cache, self._marks = cache, marks
+
+    def get(self, key: str, out: object, **how: object) -> str:
+        """As `Store.get`."""
+        try:
+            number = int(key.split('.')[1])
+            os.close(os.open(self._marks / key, os.O_CREAT | os.O_EXCL))
+        except (ValueError, IndexError, FileExistsError):
+            number = 1
+        if number % 3 == 0:
+            shutil.rmtree(self._cache, ignore_errors=True)
+        return super().get(key, out, **how)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize('limit', [None, 6000])
+@pytest.mark.parametrize(('workers', 'persistent'), [(0, False), (2, False), (2, True)])
+def test_shards_that_are_on_their_way_arrive(
+    make_dataset: Callable[..., Path], tmp_path: Path, limit: int | None, persistent: bool, workers: int
+) -> None:
+    remote, cache, marks = make_dataset('remote', SAMPLES), tmp_path / 'cache', tmp_path / 'marks'
+    marks.mkdir()
+    register_store('deleting', lambda url, _: Deleting(Path(url.removeprefix('deleting://')), cache, marks))
+    dataset = StreamingDataset(
+        remote=f'deleting://{remote}', local=str(cache), batch_size=10, shuffle=True, cache_limit=limit
+    )
+    loader = StreamingDataLoader(dataset, num_workers=workers, persistent_workers=persistent, topology=Topology())
+    for _ in range(2):
+        assert sorted(i for batch in loader for i in batch['id'].tolist()) == list(range(SAMPLES))
+    assert len(list(marks.iterdir())) == len(list(remote.glob('*.mds')))
+
+
+@pytest.mark.parametrize('method', ['fork', 'spawn'])
+def test_workers_begin_an_epoch_after_it_was_deleted(
+    make_dataset: Callable[..., Path], tmp_path: Path, method: str
+) -> None:
+    """With an order and a selection that are kept in files of the folder."""
+    remote, cache = make_dataset('remote', SAMPLES), tmp_path / 'cache'
+    dataset = StreamingDataset(
+        remote=str(remote), local=str(cache), batch_size=10, shuffle=True, where={'id': {'below': 200}}
+    )
+    loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context=method, topology=Topology())
+    for epoch in range(2):
+        seen: list[int] = []
+        for batch in loader:
+            seen += batch['id'].tolist()
+            if epoch == 0 and len(seen) == 100:
+                shutil.rmtree(cache, ignore_errors=True)
+        assert sorted(seen) == list(range(200))
+        shutil.rmtree(cache, ignore_errors=True)
