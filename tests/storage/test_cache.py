@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import gc
 import os
 import pickle
@@ -11,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from shards import SIZE, cache_of, make_remote, names
-from together import locks_waited_for, run_alone
+from together import as_somebody_waits, locks_waited_for, run_alone
 
 from descriptors import open_descriptors
 from headrace.errors import (
@@ -156,6 +157,49 @@ class TestFetch:
         with copy.acquire(plain.entries[1]) as lease:
             plain.check(lease)
         assert copy.stats.fetches == 1
+
+
+class TestShrunkFiles:
+    """The system ends a process that reads a mapped file behind its end."""
+
+    def test_one_that_shrinks_before_it_is_locked_is_fetched_again(self, plain, tmp_path):
+        def work():
+            cache = cache_of(plain, tmp_path / 'cache', limit=10 * SIZE)
+            cache.fetch(plain.entries[0])
+            path = tmp_path / 'cache' / plain.entries[0].key
+            handle = os.open(path, os.O_RDWR)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+
+            def shrink():
+                os.ftruncate(handle, 100)
+                os.close(handle)
+
+            as_somebody_waits(shrink)
+            with cache.acquire(plain.entries[0]) as lease:
+                plain.check(lease)
+            assert cache.stats.fetches == 2
+
+        run_alone(work)
+
+    @pytest.mark.parametrize('limit', [None, 10 * SIZE])
+    @pytest.mark.parametrize('size', [SIZE, SIZE + 10])
+    def test_the_cache_replaces_what_is_mapped_and_never_writes_to_it(self, remote, tmp_path, limit, size):
+        entry = remote.entries[0]
+        first = cache_of(remote, tmp_path / 'cache', limit=limit).acquire(entry)
+        held = [bytes(buffer) for buffer in first.buffers]
+        path = tmp_path / 'cache' / entry.key
+        bad = path.with_name('bad')
+        bad.write_bytes(bytes(size))
+        os.utime(bad, (0, 0))
+        bad.replace(path)
+        handle = os.open(path, os.O_RDONLY)
+        cache = cache_of(remote, tmp_path / 'cache', limit=limit, verify_present=True)
+        with cache.acquire(entry) as lease:
+            remote.check(lease)
+        assert os.pread(handle, 2 * size, 0) == bytes(size)
+        assert [bytes(buffer) for buffer in first.buffers] == held
+        os.close(handle)
+        first.release()
 
 
 class TestDeletedFolder:

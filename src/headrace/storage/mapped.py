@@ -147,10 +147,14 @@ class MappedFile:
             os.close(handle)
 
     def lock(self, path: str) -> bool:
-        """Take the shared lock that keeps the file from being evicted; False if it has been evicted already."""
+        """Take the shared lock that keeps the file from being evicted.
+
+        Returns:
+            False if it was evicted, or has another size by now: what lies behind its end must not be read.
+        """
         lock_file(self._handle, path, shared=True)
         info = os.fstat(self._handle)
-        if not info.st_nlink:
+        if not info.st_nlink or info.st_size != self.size:
             return False
         if (now := time.time()) - info.st_atime > USE_NOTED:
             with contextlib.suppress(OSError):  # another user's file, or a folder mounted read-only: it keeps its time
