@@ -115,10 +115,12 @@ def test_a_position_beyond_the_epoch_is_refused() -> None:
 
 
 def test_a_state_decides_what_it_pins() -> None:
-    config = resolved_from_state(OrderConfig(shuffle=True, seed=1, num_canonical_nodes=16), STATE)
+    config = resolved_from_state(OrderConfig(shuffle=True), STATE)
     assert (config.seed, config.num_canonical_nodes, config.algorithm, config.block_size) == (7, 2, 'native', 2_000_000)
-    given = resolved_from_state(OrderConfig(block_size=5), STATE)
-    assert given.block_size == 5
+    given = resolved_from_state(OrderConfig(seed=9176, num_canonical_nodes=16, block_size=5), STATE)
+    assert (given.seed, given.num_canonical_nodes, given.block_size) == (9176, 16, 5)
+    mosaicmls = resolved_from_state(OrderConfig(seed=1, num_canonical_nodes=16), ResumeState.from_dict(MOSAICML))
+    assert (mosaicmls.seed, mosaicmls.num_canonical_nodes) == (9176, 4)
     stale = ResumeState.from_dict(MOSAICML | {'epoch': -1})
     assert resolved_from_state(OrderConfig(), stale) == OrderConfig()
 

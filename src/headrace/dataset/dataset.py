@@ -26,6 +26,7 @@ from headrace.dataset.tolerant_reader import TolerantReader
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
+    DEFAULT_SEED,
     BatchExplanation,
     BatchPlan,
     Exhaustion,
@@ -80,7 +81,8 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         shuffle: whether to shuffle.
         shuffle_algo: None or 'native' for headrace's own; 'py1e', 'py1br', 'py1b', 'py1s', 'py2s' or 'naive' for
             MosaicML Streaming's, sample for sample. A MosaicML Streaming checkpoint makes None 'py1e'.
-        shuffle_seed: key of the order.
+        shuffle_seed: key of the order. A checkpoint's takes the place of the default; another one that is given is
+            refused at a resume.
         shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
         batching_method: how streams share a batch: 'random', or 'stratified', which gives each batch the streams'
             shares; with MosaicML Streaming's orders also 'per_stream' or 'device_per_stream'.
@@ -145,7 +147,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         batch_size: int | None = None,
         shuffle: bool = False,
         shuffle_algo: str | None = None,
-        shuffle_seed: int = 9176,
+        shuffle_seed: int = DEFAULT_SEED,
         shuffle_block_size: int | None = None,
         batching_method: str = 'random',
         allow_unsafe_types: bool = False,

@@ -68,7 +68,8 @@ class DatasetConfig(SelectionConfig):
     """How shards are dealt to nodes; for the algorithms of MosaicML Streaming."""
 
     num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
-    """Parts that the order is made of, whatever the number of machines. Left out: chosen by the algorithm."""
+    """Parts that the order is made of, whatever the number of machines. Left out: the checkpoint's that is resumed, or
+    chosen by the algorithm."""
 
     shuffle: bool = False
     """Whether samples are shuffled."""
@@ -77,7 +78,7 @@ class DatasetConfig(SelectionConfig):
     """How samples are shuffled. Left out: `native`, or what the checkpoint says that is resumed."""
 
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    """Seed of the order. Left out: the top level's `shuffle_seed`, or 9176."""
+    """Seed of the order. Left out: the top level's `shuffle_seed`, the checkpoint's that is resumed, or 9176."""
 
     shuffle_block_size: Annotated[int, Count()] | None = None
     """Samples among which the block algorithms and the native one shuffle. Left out: chosen by the algorithm."""
@@ -257,7 +258,7 @@ class Config:
     """`device_batch_size` of the loaders that give no batch size."""
 
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    """`shuffle_seed` of the loaders that give none. Left out: 9176."""
+    """`shuffle_seed` of the loaders that give none. Left out: the checkpoint's that is resumed, or 9176."""
 
     train: LoaderConfig | None = None
     """The training loader."""

@@ -17,7 +17,7 @@
 
 from __future__ import annotations
 
-from headrace.order.config import OrderConfig
+from headrace.order.config import DEFAULT_SEED, OrderConfig
 from headrace.order.explain import BatchExplanation, SampleUse, explain_batch, next_use
 from headrace.order.kept import SPLIT_UNIT, Kept, KeptBits, KeptRanges, KeptSplit, count_bits, each_kept_row
 from headrace.order.locate import SampleMap
@@ -34,6 +34,7 @@ from headrace.order.steps import PlanOf, batches_after, batches_before, find_bat
 from headrace.order.topology import Topology
 
 __all__ = [
+    'DEFAULT_SEED',
     'SPLIT_UNIT',
     'BatchExplanation',
     'BatchPlan',

@@ -12,10 +12,22 @@ from headrace.order.shuffle import PERMUTATIONS
 if TYPE_CHECKING:
     from headrace.order.mixture import Mixture
 
-__all__ = ['DEFAULT_ALGORITHM', 'DEFAULT_SEED', 'OrderConfig']
+__all__ = ['DEFAULT_ALGORITHM', 'DEFAULT_SEED', 'MAX_CANONICAL_NODES', 'DefaultSeed', 'OrderConfig']
 
 DEFAULT_ALGORITHM = 'native'
-DEFAULT_SEED = 9176  # MosaicML Streaming's
+
+
+class DefaultSeed(int):
+    """A seed that nobody gave: the seed of a checkpoint takes its place. A given seed is a plain int."""
+
+
+DEFAULT_SEED = DefaultSeed(9176)
+"""MosaicML Streaming's."""
+
+MAX_CANONICAL_NODES = 65_536
+"""Far beyond any use: the order keeps a few numbers for each canonical node of each stream."""
+
+_MAX_PLACES = 1 << 24  # canonical nodes times streams: 128 MiB for each of these numbers
 
 _SHARDS_PER_CANONICAL_NODE = 64
 _MAX_DEFAULT_CANONICAL_NODES = 64
@@ -54,6 +66,11 @@ class OrderConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ConfigError(f'{name} must be an int of at least {least}, got {value!r}.')
+        if (self.num_canonical_nodes or 0) > MAX_CANONICAL_NODES:
+            raise ConfigError(
+                f'num_canonical_nodes must be at most {MAX_CANONICAL_NODES:,}, got {self.num_canonical_nodes}. A small '
+                f'multiple of the number of machines is enough.'
+            )
 
     @property
     def is_compatible(self) -> bool:
@@ -79,7 +96,8 @@ class OrderConfig:
             num_nodes: nodes of the parallel world that the run begins on.
 
         Raises:
-            ConfigError: with stratified batching, the canonical nodes do not divide the global batch.
+            ConfigError: with stratified batching, the canonical nodes do not divide the global batch; or there are too
+                many for so many streams.
         """
         nodes = self.num_canonical_nodes
         if not nodes and self.is_compatible:
@@ -88,6 +106,11 @@ class OrderConfig:
             parts = mixture.num_shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1
             nodes = min(1 << max(parts.bit_length() - 1, 0), _MAX_DEFAULT_CANONICAL_NODES)
             nodes = math.gcd(nodes, self.global_batch_size or nodes)
+        if nodes * len(mixture.streams) > max(_MAX_PLACES, len(mixture.streams)):
+            raise ConfigError(
+                f'num_canonical_nodes times the number of streams must be at most {_MAX_PLACES:,}, got {nodes} for '
+                f'{len(mixture.streams)} streams. Set num_canonical_nodes to fewer.'
+            )
         if self.global_batch_size is not None and self.global_batch_size % nodes:
             raise ConfigError(
                 f'with stratified batching num_canonical_nodes must divide the global batch, got {nodes} for batches '
@@ -95,6 +118,7 @@ class OrderConfig:
             )
         return replace(
             self,
+            seed=int(self.seed),
             algorithm=self.algorithm or DEFAULT_ALGORITHM,
             num_canonical_nodes=nodes,
             block_size=self.block_size or max(4_000_000 // nodes, 262_144),

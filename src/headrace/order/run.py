@@ -6,10 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError
+from headrace.order.config import DefaultSeed
 from headrace.order.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.order import Order, left_out, make_order, make_plan
 from headrace.order.skip import without
 from headrace.order.state import ResumeState, resolved_from_state
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -227,6 +229,8 @@ class Run:
         """
         unchecked = () if self._may_change_mixture else state.left_out
         config = resolved_from_state(self._asked, state)
+        if state.version is None:
+            _warn_of_overruled(self._asked, config)
         if config.batching == 'stratified' and not config.is_compatible:
             config = replace(config, global_batch_size=global_batch_size or state.pinned.get('global_batch_size'))
         mixture, state = state.continued(config, self._mix(config), may_change_mixture=self._may_change_mixture)
@@ -238,6 +242,19 @@ class Run:
         self._initial_nodes = state.initial_physical_nodes or nodes
         self._start = self._order = None
         return state.epoch, state.sample_in_epoch
+
+
+def _warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
+    """Warn where a checkpoint of MosaicML Streaming overrules what was given."""
+    seed = [] if isinstance(asked.seed, DefaultSeed) else [('shuffle_seed', asked.seed, config.seed)]
+    nodes = [('num_canonical_nodes', asked.num_canonical_nodes, config.num_canonical_nodes)]
+    overruled = [f'{name} {then} (given: {now})' for name, now, then in seed + nodes if now and now != then]
+    if overruled:
+        warn(
+            f"The run goes on in the order of MosaicML Streaming's checkpoint, with {' and '.join(overruled)}. Leave "
+            f'out what the checkpoint gives.',
+            stacklevel=2,
+        )
 
 
 def _check_left_out(then: Ranges, now: Ranges) -> None:

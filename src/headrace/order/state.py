@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import MissingStateKeyError, ResumeError
+from headrace.order.config import DefaultSeed
 from headrace.order.mixture import Mixture, StreamSize
 from headrace.order.origin import Origin
 from headrace.order.schedule import Schedule
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ['STATE_VERSION', 'ResumeState', 'find_state', 'pinned_config', 'resolved_from_state']
 
 STATE_VERSION = 1
+
+_TAKEN_OVER = ('shuffle_seed', 'num_canonical_nodes')  # from a checkpoint, where they are not given
 
 # MosaicML Streaming's keys, with its spelling; both kinds of state have them.
 _INTEGERS = {'epoch': -1, 'sample_in_epoch': 0, 'num_canonical_nodes': 0, 'shuffle_seed': 0}
@@ -196,6 +199,9 @@ class ResumeState:
         can_change = len(of_mixture) == len(differing) and self.version is not None and not config.is_compatible
         if differing and not (can_change and may_change_mixture):
             fix = "or pass on_mixture_change='continue' to go on with the mixture of now" if can_change else ''
+            if any(key in _TAKEN_OVER for key in differing):
+                fix = f'or leave out {" and ".join(key for key in differing if key in _TAKEN_OVER)}, '
+                fix += 'which the checkpoint then gives, or start a new run'
             raise ResumeError(
                 f'a run continues only with the data, mixture and order that it began with; '
                 f'different are {"; ".join(differing.values())}. Restore them, {fix or "or start a new run"}.'
@@ -313,19 +319,23 @@ def _is_of_mixture(key: str) -> bool:
 
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
-    """Let a state decide what it pins: seed and canonical nodes always, algorithm and block size where not given.
+    """Let a state decide what was not given: seed, canonical nodes, algorithm and block size.
 
-    An algorithm or block size that was given and differs is left for `ResumeState.check` to refuse. MosaicML's
-    states, from before headrace, select MosaicML's default algorithm py1e where none was given.
+    `ResumeState.continued` refuses those that were given and differ. A state of MosaicML's decides seed and canonical
+    nodes in any case, and its default algorithm py1e takes the place of one that was not given.
     """
     if state.is_stale:
         return config
     pinned = state.pinned
-    algorithm = 'py1e' if state.version is None else pinned.get('algorithm')
+    is_mosaicmls = state.version is None
+    algorithm = 'py1e' if is_mosaicmls else pinned.get('algorithm')
     return replace(
         config,
-        seed=state.shuffle_seed,
-        num_canonical_nodes=state.num_canonical_nodes or config.num_canonical_nodes,
+        seed=state.shuffle_seed if is_mosaicmls or isinstance(config.seed, DefaultSeed) else config.seed,
+        num_canonical_nodes=(is_mosaicmls and state.num_canonical_nodes)
+        or config.num_canonical_nodes
+        or state.num_canonical_nodes
+        or None,
         algorithm=config.algorithm or algorithm,
         block_size=config.block_size or pinned.get('block_size'),
     )

@@ -1,0 +1,124 @@
+"""Another seed, or another number of canonical nodes, at a resume: refused, or taken over where none was given."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace.errors import ResumeError
+from headrace.mixing import build_loader, load_config
+
+MOSAICML = {
+    'epoch': 0,
+    'sample_in_epoch': 8,
+    'num_canonical_nodes': 4,
+    'shuffle_seed': 17,
+    'initial_physical_nodes': 1,
+}
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp('data')
+    with MDSWriter(columns={'id': 'int'}, out=str(folder), size_limit=256) as writer:
+        for number in range(96):
+            writer.write({'id': number})
+    return str(folder)
+
+
+def loader(data: str, **options: Any) -> StreamingDataLoader:
+    return StreamingDataLoader(StreamingDataset(local=data, shuffle=True, batch_size=8, **options))
+
+
+def ids(found: StreamingDataLoader) -> list[int]:
+    return [int(number) for batch in found for number in batch['id']]
+
+
+@pytest.fixture(scope='module')
+def begun(data: str) -> tuple[dict[str, Any], list[int]]:
+    """A state after one batch, with seed 17 and 4 canonical nodes; and the samples that follow."""
+    first = loader(data, shuffle_seed=17, num_canonical_nodes=4)
+    batches = iter(first)
+    next(batches)
+    return first.state_dict(), [int(number) for batch in batches for number in batch['id']]
+
+
+@pytest.mark.parametrize(
+    ('options', 'rule'),
+    [
+        ({'shuffle_seed': 5}, 'shuffle_seed: 17 in the checkpoint, 5 now'),
+        ({'shuffle_seed': 9176}, 'shuffle_seed: 17 in the checkpoint, 9176 now'),  # given, though it is the default
+        ({'num_canonical_nodes': 2}, 'num_canonical_nodes: 4 in the checkpoint, 2 now'),
+        ({'shuffle_seed': 5, 'num_canonical_nodes': 2, 'on_mixture_change': 'continue'}, 'shuffle_seed: 17'),
+    ],
+    ids=str,
+)
+def test_another_seed_or_number_of_canonical_nodes_is_refused(
+    options: dict[str, Any], rule: str, data: str, begun: tuple[dict[str, Any], list[int]]
+) -> None:
+    other = loader(data, **options)
+    with pytest.raises(ResumeError, match=rule) as caught:
+        other.load_state_dict(begun[0])
+    assert 'leave out' in str(caught.value)
+    with pytest.raises(ResumeError, match=rule):
+        other.dataset.load_state_dict(begun[0])
+
+
+@pytest.mark.parametrize('options', [{}, {'shuffle_seed': 17}, {'shuffle_seed': 17, 'num_canonical_nodes': 4}], ids=str)
+def test_what_is_not_given_is_the_checkpoints(
+    options: dict[str, Any], data: str, begun: tuple[dict[str, Any], list[int]]
+) -> None:
+    other = loader(data, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        other.load_state_dict(begun[0])
+    assert ids(other) == begun[1]
+    state = pickle.loads(pickle.dumps(other.state_dict()))
+    assert (state['shuffle_seed'], state['num_canonical_nodes']) == (17, 4)
+    assert {type(value) for value in state.values()} == {int, str}
+
+
+def test_a_checkpoint_of_the_default_seed_refuses_another(data: str) -> None:
+    state = loader(data).state_dict()
+    assert state['shuffle_seed'] == 9176
+    with pytest.raises(ResumeError, match='shuffle_seed: 9176 in the checkpoint, 17 now'):
+        loader(data, shuffle_seed=17).load_state_dict(state)
+
+
+def test_a_mosaicml_checkpoint_decides_and_says_so(data: str) -> None:
+    silent = loader(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        silent.load_state_dict(MOSAICML)
+    other = loader(data, shuffle_seed=5, num_canonical_nodes=2)
+    with pytest.warns(UserWarning, match=r'shuffle_seed 17 \(given: 5\) and num_canonical_nodes 4 \(given: 2\)'):
+        other.load_state_dict(MOSAICML)
+    assert (other.dataset.shuffle_seed, other.dataset.num_canonical_nodes) == (17, 4)
+    assert ids(other) == ids(silent)
+
+
+@pytest.mark.parametrize('seed', [5, 9176])
+def test_a_seed_in_yaml_is_given(seed: int, data: str, begun: tuple[dict[str, Any], list[int]]) -> None:
+    def read(**keys: Any) -> StreamingDataLoader:
+        config = load_config({'device_batch_size': 8, 'train': {'local': data, 'shuffle': True}, **keys}).train
+        assert config is not None
+        return build_loader(config)
+
+    with pytest.raises(ResumeError, match=f'shuffle_seed: 17 in the checkpoint, {seed} now'):
+        read(shuffle_seed=seed).load_state_dict(begun[0])
+    other = read()
+    other.load_state_dict(begun[0])
+    assert ids(other) == begun[1]
+
+
+def test_a_worker_and_a_copy_know_that_no_seed_was_given(
+    data: str, begun: tuple[dict[str, Any], list[int]], tmp_path: Path
+) -> None:
+    copied: StreamingDataset = pickle.loads(pickle.dumps(StreamingDataset(local=data, shuffle=True, batch_size=8)))
+    copied.load_state_dict(begun[0])
+    assert copied.shuffle_seed == 17
