@@ -199,3 +199,11 @@ def test_a_state_of_other_data_is_refused(mixes):
     state = setup(alone(), content(mixes['uneven'])).train.state_dict()
     with pytest.raises(ResumeError, match='epoch_size'):
         setup(alone(), content(mixes['even'])).train.load_state_dict(state)
+
+
+def test_what_leaves_nothing_to_train_is_refused(mixes: dict[str, dict[str, str]]) -> None:
+    config = content(mixes['even'], global_batch_size=97)
+    config['train']['loader'] = {'drop_last': True}
+    with pytest.raises(ConfigError, match='train has no batch in an epoch: its 96 samples .* 97.*`drop_last`'):
+        setup(alone(), config)
+    assert setup(alone(), config, overrides=['global_batch_size=96']).train is not None

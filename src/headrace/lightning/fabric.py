@@ -173,7 +173,8 @@ def setup(
         The loader; for a file, a mapping or a `Config`, all its loaders.
 
     Raises:
-        ConfigError: the configuration or the arguments break a rule, or the Fabric is not launched.
+        ConfigError: the configuration or the arguments break a rule, or the Fabric is not launched; or ``drop_last``
+            leaves a training loader no batch.
         TopologyError: the ranks do not divide the global batch size, or the strategy knows another replication.
     """
     if fabric.world_size > 1 and not getattr(fabric, '_launched', True):
@@ -216,7 +217,10 @@ def _loader(source: LoaderSource, topology: Topology, *, evaluation: bool) -> St
         options['fixed_epoch'] = 0
         if not options.get('drop_last'):
             options.setdefault('remainder', dataset.evaluation_remainder)
-    return StreamingDataLoader(dataset, **options)
+    loader = StreamingDataLoader(dataset, **options)
+    if not evaluation:
+        dataset.check_batches(source.label, loader.global_batch_size, loader.remainder)
+    return loader
 
 
 def _refuse(data: object, arguments: Mapping[str, Any]) -> None:
