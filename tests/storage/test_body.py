@@ -76,6 +76,12 @@ class TestReceive:
         assert caught.value.etag == 'v'
         assert out.getvalue() == b'0123'
 
+    def test_an_answer_of_unknown_length_writes_no_more_than_was_asked_for(self):
+        sink = io.BytesIO()
+        with pytest.raises(StorageError, match='ignored the range'):
+            received(b'hello world', sink, size=7, is_part=False, expected=None)
+        assert sink.getvalue() == b'hello '
+
     def test_an_answer_of_unknown_length_ends_where_it_ends(self):
         assert received(b'0123', expected=None) == ('v', b'0123')
 

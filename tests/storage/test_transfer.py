@@ -95,6 +95,12 @@ class TestOneRequest:
         with pytest.raises(ChecksumError, match=f'It has {len(DATA)} bytes, the index gives {len(DATA) + 1}'):
             fetch(local, size=len(DATA) + 1)
 
+    def test_an_object_of_unknown_size_has_a_bound(self, local, fetch, tmp_path):
+        assert fetch(local, most=len(DATA)) == DATA
+        with pytest.raises(ChecksumError, match='/x has more than 20000 bytes'):
+            fetch(local, most=20_000)
+        assert (tmp_path / 'out').stat().st_size <= 20_000
+
     def test_requests_retries_and_bytes_are_counted(self, local, fetch):
         stats = CacheStats()
         fetch(FaultyStore(local, ['broken', 'busy'], etag=None), stats=stats)

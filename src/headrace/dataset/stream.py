@@ -66,7 +66,8 @@ class Stream:
         anonymous: send requests unsigned.
         requester_pays: accept that the requester is billed.
         store_options: options of this kind of store, which ``docs/stores.md`` lists, such as ``{'profile': 'x'}``; and
-            ``connect_timeout``, the seconds until an attempt to connect is given up, 10 by default.
+            ``connect_timeout``, the seconds until an attempt to connect is given up, 10 by default. And
+            ``request_timeout``, the seconds of a request besides 1 s for each KiB of its answer, 300 by default.
         subset: ranges of the stream's samples in stored order, ``[[0, 1000], [5000, None]]``: only these are offered.
         fraction: ``[low, high]``, a random part of each shard, from 0 to 1; parts that only touch share no sample.
         fraction_seed: which random parts; streams that split the same data must have the same. 0 by default.
@@ -288,13 +289,14 @@ class Stream:
             requester_pays=bool(self.requester_pays),
             read_timeout=float(self.download_timeout or 60),
         )
-        seconds = extra.pop('connect_timeout', options.connect_timeout)
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-            raise StreamError(
-                f'`connect_timeout` in `store_options` of stream {self.title} must be a number of seconds above 0, but '
-                f'is {seconds!r}.'
-            )
-        return replace(options, connect_timeout=float(seconds), extra=extra)
+        times = {name: extra.pop(name) for name in ('connect_timeout', 'request_timeout') if name in extra}
+        for name, seconds in times.items():
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+                raise StreamError(
+                    f'`{name}` in `store_options` of stream {self.title} must be a number of seconds above 0, but '
+                    f'is {seconds!r}.'
+                )
+        return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
 
     def _entry_of(self, name: str) -> CacheEntry | None:
         """The entry to which a file of the folder belongs."""

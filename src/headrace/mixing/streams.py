@@ -51,7 +51,7 @@ class TransferConfig:
     """Agree to pay for the requests, where a bucket's owner asks for it. Left out: false."""
 
     store_options: Mapping[str, object] | None = None
-    """Options of this kind of store, which `docs/stores.md` lists, and `connect_timeout`. Left out: none."""
+    """Options of this kind of store, and time-outs that all have: `docs/stores.md` lists them. Left out: none."""
 
 
 @redacted_repr

@@ -12,13 +12,26 @@ from headrace.storage.retry import BrokenTransferError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ['ANONYMOUS', 'changed', 'error_of_status', 'not_found', 'seconds_to_wait', 'why_absent']
+__all__ = [
+    'ANONYMOUS',
+    'UNREADABLE',
+    'changed',
+    'error_of_status',
+    'not_found',
+    'seconds_to_wait',
+    'unreadable',
+    'why_absent',
+]
 
 ANONYMOUS = 'no credentials (anonymous)'
 """What messages call the credentials of a request that is not signed."""
 
 BUSY = frozenset({408, 425, 429})
 """Statuses below 500 that waiting may cure."""
+
+
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What clients raise at answers that are not what their service sends: a header that is missing, or no number."""
 
 
 def error_of_status(
@@ -70,6 +83,21 @@ def why_absent(exists: bool | None, *, container: str, server: str, name: str) -
     if exists is None:
         return f'{server} does not say whether {container} exists'
     return f'{container} exists at {server}, but not {name}' if exists else f'{container} does not exist at {server}'
+
+
+def unreadable(what: str, error: Exception, *, etag: str | None = None) -> BrokenTransferError:
+    """The error for an answer that the store's client cannot read.
+
+    Args:
+        what: What was done, and where, without a full stop.
+        error: The client's, one of `UNREADABLE`.
+        etag: The version whose beginning has been delivered.
+    """
+    return BrokenTransferError.at(
+        f'{what} brought an answer that breaks the rules of its service: {type(error).__name__}: {error}. Check that '
+        f'the endpoint is such a service, and what lies between.',
+        etag=etag,
+    )
 
 
 def changed(url: str) -> BrokenTransferError:

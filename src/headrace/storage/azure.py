@@ -28,10 +28,10 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError
-from headrace.storage.answers import error_of_status, not_found, why_absent
+from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, ObjectNotFoundError, StorageError
+from headrace.storage.answers import UNREADABLE, error_of_status, not_found, unreadable, why_absent
 from headrace.storage.azure_account import SECRET_VARIABLES, Account, connect
-from headrace.storage.body import SourcePart, nothing_left, receive
+from headrace.storage.body import SourcePart, described, nothing_left, receive, version
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
@@ -120,21 +120,21 @@ class AzureStore:
         answer = self._open(blob, key, offset, size, etag)
         if isinstance(answer, str):
             return answer
-        expected = int(answer.headers['Content-Length'])
-        found = answer.headers['ETag'].strip('"')
+        length, is_part = answer.headers.get('Content-Length'), answer.status_code == 206
         # The body as it is stored, also where its Content-Encoding says that it is compressed.
         body = answer.stream_download(None, decompress=False)
         with contextlib.closing(answer.internal_response):
+            found = version(f'{self.url}/{key}', answer.headers.get('ETag'), is_part=is_part)
             return receive(
                 lambda: next(body, b''),
                 out,
                 url=f'{self.url}/{key}',
                 etag=found,
                 wanted=etag,
-                expected=expected,
+                expected=None if length is None else int(length),
                 offset=offset,
                 size=size,
-                is_part=answer.status_code == 206,
+                is_part=is_part,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
             )
 
@@ -185,14 +185,14 @@ class AzureStore:
             found = blob.get_blob_properties()
         if (found.metadata or {}).get(FOLDER) == 'true':
             raise self._is_folder(key)
-        return ObjectInfo(key, int(found.size), found.etag.strip('"'))
+        return described(key, f'{self.url}/{key}', found.size, found.etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`. All pages are asked for before the first object is told, for the sake of the order."""
         begin = self._names.of_prefix(prefix)
         with self._mapped_errors('Listing', prefix):
             found = [
-                ObjectInfo(self._names.key(blob.name), int(blob.size), blob.etag.strip('"'))
+                ObjectInfo(self._names.key(blob.name), int(blob.size), (blob.etag or '').strip('"'))
                 for blob in self._client.list_blobs(name_starts_with=begin or None, include=['metadata'])
                 if not blob.name.endswith('/') and (blob.metadata or {}).get(FOLDER) != 'true'
             ]
@@ -238,7 +238,7 @@ class AzureStore:
         what = f'{doing} {self.url}/{key} at {server}'
         try:
             yield
-        except (StorageError, ConfigError):
+        except HeadraceError:
             raise
         except exceptions.ClientAuthenticationError as error:
             raise self._denied(what, error) from error
@@ -258,6 +258,10 @@ class AzureStore:
             raise BrokenTransferError.at(f'{what} broke: {type(error).__name__}: {error}.', etag=etag) from error
         except exceptions.AzureError as error:
             raise StorageError(f'{what} failed: {type(error).__name__}: {error}.') from error
+        except UNREADABLE as error:
+            if doing == 'Writing':  # they may be those of the source
+                raise
+            raise unreadable(what, error, etag=etag) from error
 
     def _denied(self, what: str, error: Any) -> StorageError:
         credentials = self._connection.get()[0].credentials

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from headrace.errors import ConfigError, MissingDependencyError
 from headrace.storage.answers import ANONYMOUS
 from headrace.storage.body import CHUNK
+from headrace.storage.bounds import bound_session
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
@@ -77,6 +78,7 @@ def connect(url: str, host: str, options: StoreOptions, connections: int) -> Acc
     session = Session()
     for protocol in ('https://', 'http://'):
         session.mount(protocol, HTTPAdapter(pool_maxsize=connections))
+    bound_session(session, options.answer_seconds)
     settings: dict[str, Any] = {
         # One attempt per call: `retry.Retry` decides about others.
         'retry_total': 0,

@@ -7,15 +7,24 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from headrace.errors import ConfigError, StorageError
 from headrace.storage.answers import changed
+from headrace.storage.protocol import ObjectInfo
 from headrace.storage.retry import BrokenTransferError
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable
 
-    from headrace.storage.protocol import ObjectInfo
-
-__all__ = ['CHUNK', 'SourcePart', 'check_range', 'nothing_left', 'range_header', 'receive', 'truncated']
+__all__ = [
+    'CHUNK',
+    'SourcePart',
+    'check_range',
+    'described',
+    'nothing_left',
+    'range_header',
+    'receive',
+    'truncated',
+    'version',
+]
 
 CHUNK: Final = 1 << 17
 """Bytes of a body that are read at a time. Fewer cost more calls; with more it is seen too late how far a download has
@@ -115,7 +124,7 @@ def receive(
     if wanted and wanted != etag:  # not every server knows conditions
         raise changed(url)
     if not is_part and (offset or (size is not None and expected is not None and expected > size)):
-        raise StorageError(f'The server ignored the range of a request for {url}. Use one that honours it.')
+        raise ignored_range(url)
     if expected is None:
         expected = size
     elif size is not None and expected != size:
@@ -126,11 +135,61 @@ def receive(
             chunk = read()
         if not chunk:
             break
+        if expected is not None and arrived + len(chunk) > expected:  # an answer that does not say its length
+            raise ignored_range(url)
         out.write(chunk)
         arrived += len(chunk)
     if expected not in {None, arrived}:
         raise BrokenTransferError.at(f'{url} broke off after {arrived} of {expected} bytes.', etag=etag or None)
     return etag
+
+
+def ignored_range(url: str) -> StorageError:
+    """The error for an answer with more bytes than were asked for."""
+    return StorageError(f'The server ignored the range of a request for {url}. Use one that honours it.')
+
+
+def lacks(url: str, header: str) -> BrokenTransferError:
+    """The error for an answer without a header that says what must be known."""
+    return BrokenTransferError.at(
+        f'The answer to a request for {url} has no {header}. Check that the endpoint is such a store, and whether a '
+        f'proxy takes headers away.'
+    )
+
+
+def version(url: str, etag: object, *, is_part: bool) -> str:
+    """The version that an answer to a GET names, for stores whose answers all do.
+
+    Args:
+        url: The object.
+        etag: The header, in quotes or not; None: it is missing.
+        is_part: Whether the answer says that it is a range.
+
+    Raises:
+        BrokenTransferError: It names none, and is a part: parts of two versions could be mixed.
+    """
+    if is_part and not etag:
+        raise lacks(url, 'ETag')
+    return str(etag or '').strip('"')
+
+
+def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
+    """What the headers of an answer to a HEAD say.
+
+    Args:
+        key: The object.
+        url: Of the object.
+        size: The Content-Length, a number or text; None: it is missing.
+        etag: The version, in quotes or not; None: it is missing.
+
+    Raises:
+        BrokenTransferError: There is no size, or it is no number. Without a version the object has none.
+    """
+    if size is None:
+        raise lacks(url, 'Content-Length')
+    if not str(size).isdecimal():
+        raise lacks(url, f'Content-Length that is a number, but {str(size)[:100]!r}')
+    return ObjectInfo(key, int(str(size)), str(etag or '').strip('"'))
 
 
 def nothing_left(info: ObjectInfo, url: str, *, offset: int, size: int | None, wanted: str | None) -> str:

@@ -82,9 +82,11 @@ class VolumeStore(WorkspaceFolder):
         with self._refusals('Reading', key):
             try:
                 with self._answer('Reading', key, 'GET', FILES + quote(path), headers=headers) as answer:
-                    expected, is_part = int(answer.headers['Content-Length']), answer.status_code == 206
-                    whole = int(answer.headers['Content-Range'].rpartition('/')[2]) if is_part else expected
-                    found = _etag(answer, whole)
+                    is_part = answer.status_code == 206
+                    with self._mapped_headers('Reading', key):
+                        expected = int(answer.headers['Content-Length'])
+                        whole = int(answer.headers['Content-Range'].rpartition('/')[2]) if is_part else expected
+                        found = _etag(answer, whole)
                     return receive(
                         lambda: answer.raw.read(CHUNK),
                         out,
@@ -130,7 +132,12 @@ class VolumeStore(WorkspaceFolder):
     def head(self, key: str) -> ObjectInfo:
         """See `Store.head`."""
         path = self._path(key)
-        with self._refusals('Looking up', key), self._answer('Looking up', key, 'HEAD', FILES + quote(path)) as answer:
+        doing = 'Looking up', key
+        with (
+            self._refusals(*doing),
+            self._answer(*doing, 'HEAD', FILES + quote(path)) as answer,
+            self._mapped_headers(*doing),
+        ):
             size = int(answer.headers['Content-Length'])
             return ObjectInfo(key, size, _etag(answer, size))
 

@@ -11,8 +11,9 @@ import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, StorageError
-from headrace.storage.answers import error_of_status
+from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
+from headrace.storage.answers import UNREADABLE, error_of_status, unreadable
+from headrace.storage.bounds import bound_session
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import StoreOptions, check_extra, check_key
 from headrace.storage.retry import BrokenTransferError
@@ -99,6 +100,7 @@ class WorkspaceFolder:
         session = requests.Session()
         for scheme in ('https://', 'http://'):
             session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS, max_retries=0))
+        bound_session(session, self.options.answer_seconds)
         return config, session
 
     def _no_credentials(self, text: str) -> AccessDeniedError:
@@ -210,7 +212,7 @@ class WorkspaceFolder:
 
         try:
             yield
-        except (StorageError, ConfigError):
+        except HeadraceError:
             raise
         except (InvalidURL, MissingSchema) as error:
             raise ConfigError(f'{doing} {self.url}/{key}: the address of the workspace is none: {error}.') from error
@@ -218,6 +220,14 @@ class WorkspaceFolder:
             raise BrokenTransferError.at(
                 f'{doing} {self.url}/{key} broke: {type(error).__name__}: {error}.', etag=etag
             ) from error
+
+    @contextlib.contextmanager
+    def _mapped_headers(self, doing: str, key: str) -> Generator[None]:
+        """Turn what is raised at headers that are missing, or break the rules, into headrace's exception."""
+        try:
+            yield
+        except UNREADABLE as error:
+            raise unreadable(f'{doing} {self.url}/{key} at {self._host()}', error) from error
 
 
 def _own_version() -> str:

@@ -24,11 +24,11 @@ from urllib.parse import quote
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
+    HeadraceError,
     ObjectNotFoundError,
-    StorageError,
 )
-from headrace.storage.answers import error_of_status, why_absent
-from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
+from headrace.storage.answers import UNREADABLE, error_of_status, unreadable, why_absent
+from headrace.storage.body import CHUNK, SourcePart, described, nothing_left, range_header, receive
 from headrace.storage.gcs_login import Connection, connect, describe
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, Store, StoreOptions, check_extra, count_option
@@ -155,7 +155,7 @@ class GCSStore:
         with self._mapped_errors('Looking up', key):
             blob = self._bucket().blob(name)
             blob.reload(retry=None, timeout=self._timeout)
-        return ObjectInfo(key, int(blob.size), str(blob.generation))
+            return described(key, f'{self.url}/{key}', blob.size, blob.generation)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
@@ -170,7 +170,7 @@ class GCSStore:
             )
             for blob in found:
                 if not blob.name.endswith('/'):  # the folders of consoles
-                    yield ObjectInfo(self._names.key(blob.name), int(blob.size), str(blob.generation))
+                    yield ObjectInfo(self._names.key(blob.name), int(blob.size), str(blob.generation or ''))
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
@@ -210,7 +210,7 @@ class GCSStore:
         what = f'{doing} {self.url}/{key}'
         try:
             yield
-        except StorageError:
+        except HeadraceError:
             raise
         except GoogleAPICallError as error:
             raise self._from_answer(
@@ -236,6 +236,10 @@ class GCSStore:
             raise BrokenTransferError.at(
                 f'{what} at {self._server()} broke: {type(error).__name__}: {error}.', etag=etag
             ) from error
+        except UNREADABLE as error:
+            if doing == 'Writing':  # they may be those of the source
+                raise
+            raise unreadable(f'{what} at {self._server()}', error, etag=etag) from error
 
     def _from_answer(
         self, doing: str, key: str, answer: Any, text: str, *, status: int = 0, asks_bucket: bool = True

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError
 from headrace.storage.answers import ANONYMOUS
+from headrace.storage.bounds import bound_session
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
@@ -79,6 +80,8 @@ def connect(url: str, options: StoreOptions, connections: int) -> Connection:
         ) from error
     session = AuthorizedSession(credentials)
     session.mount(f'{client.api_endpoint}/', HTTPAdapter(pool_maxsize=connections))
+    for bounded in (session, client._http):
+        bound_session(bounded, options.answer_seconds)
     return Connection(client, session, credentials, None if payer is None else str(payer))
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from headrace.errors import ConfigError, StorageError
-from headrace.storage.body import nothing_left, range_header, receive
+from headrace.storage.body import described, nothing_left, range_header, receive
 from headrace.storage.hub_http import LINKED_ETAG, UploadBody
 from headrace.storage.hub_repository import KINDS, HubRepository
 from headrace.storage.protocol import ObjectInfo, StoreOptions
@@ -116,8 +116,8 @@ class HFStore(HubRepository):
 
         accepted = {200, 301, 302, 303, 307, 308}
         with self._ask('Looking up', key, 'HEAD', self._where(key), accepted=accepted, until=describes) as answer:
-            size = answer.headers.get('x-linked-size') or answer.headers['content-length']
-            return ObjectInfo(key, int(size), answer.etag)
+            size = answer.headers.get('x-linked-size') or answer.headers.get('content-length')
+            return described(key, f'{self.url}/{key}', size, answer.etag)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from headrace.errors import StorageError
 from headrace.storage.body import CHUNK, SourcePart
+from headrace.storage.bounds import Pace, bound_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -46,6 +48,7 @@ class Answer:
     """Of the Hub: of its redirection to where the object is, which describes it, else as ``headers``."""
     url: str
     response: Any
+    pace: Pace = field(default_factory=lambda: Pace(math.inf))
 
     @property
     def redirects(self) -> bool:
@@ -71,7 +74,10 @@ class Answer:
     def chunks(self) -> Iterator[bytes]:
         """The body as it was sent."""
         if hasattr(self.response, 'iter_raw'):
-            yield from self.response.iter_raw()
+            for chunk in self.response.iter_raw():
+                self.pace.check()
+                self.pace.count(len(chunk))
+                yield chunk
         else:
             while chunk := self.response.raw.read(CHUNK, decode_content=False):
                 yield chunk
@@ -108,6 +114,7 @@ def send(
     headers: Mapping[str, str],
     *,
     timeout: tuple[float, float],
+    seconds: float,
     body: UploadBody | bytes | None = None,
     until: Callable[[Mapping[str, str]], bool] = lambda _: False,
 ) -> Generator[Answer]:
@@ -118,12 +125,15 @@ def send(
         url: Where to.
         headers: Of the request.
         timeout: Seconds to connect, and between bytes.
+        seconds: For the whole answer, besides the time for its bytes.
         body: Of the request.
         until: Told the headers of a redirection, whether it is the answer.
     """
     from huggingface_hub import get_session
 
     session: Any = get_session()
+    if not hasattr(session, 'build_request'):
+        bound_session(session, seconds)
     # Bytes are wanted as they are stored, and their number as it is.
     headers = {**headers, 'Accept-Encoding': 'identity'}
     if body is not None:
@@ -133,7 +143,7 @@ def send(
         response = _send_once(session, method, url, headers, timeout, body)
         try:
             hub = hub if LINKED_ETAG in hub else response.headers
-            answer = Answer(response.status_code, response.headers, hub, url, response)
+            answer = Answer(response.status_code, response.headers, hub, url, response, Pace(seconds))
             target = response.headers.get('location') if method in {'GET', 'HEAD'} and answer.redirects else None
             if not target or until(response.headers):
                 yield answer

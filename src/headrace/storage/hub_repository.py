@@ -129,7 +129,10 @@ class HubRepository:
         with contextlib.ExitStack() as stack:
             with self._mapped_errors(doing, key):
                 headers = {**(self._headers() if signed else {}), **(headers or {})}
-                answer = stack.enter_context(send(method, url, headers, timeout=timeout, body=body, until=until))
+                seconds = self.options.answer_seconds
+                answer = stack.enter_context(
+                    send(method, url, headers, timeout=timeout, seconds=seconds, body=body, until=until)
+                )
                 if answer.status not in accepted and not (absent_ok and answer.lacks_entry):
                     raise self._from_answer(doing, key, answer)
             yield answer

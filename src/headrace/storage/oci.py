@@ -29,9 +29,10 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from headrace.errors import ConfigError, MissingDependencyError, StorageError
-from headrace.storage.answers import error_of_status, why_absent
-from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
+from headrace.errors import ConfigError, HeadraceError, MissingDependencyError, StorageError
+from headrace.storage.answers import UNREADABLE, error_of_status, unreadable, why_absent
+from headrace.storage.body import CHUNK, SourcePart, described, nothing_left, range_header, receive, version
+from headrace.storage.bounds import bound_session
 from headrace.storage.oci_login import log_in
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
@@ -115,9 +116,9 @@ class OCIStore:
                 if error.status != 416:
                     raise
                 return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
-        found = answer.headers['ETag']
-        expected = int(answer.headers['Content-Length'])
+        length, is_part = answer.headers.get('Content-Length'), answer.status == 206
         with contextlib.closing(answer.data):
+            found = version(f'{self.url}/{key}', answer.headers.get('ETag'), is_part=is_part)
             return receive(
                 # The bytes as they are stored, also where their Content-Encoding says that they are compressed.
                 lambda: answer.data.raw.read(CHUNK, decode_content=False),
@@ -125,10 +126,10 @@ class OCIStore:
                 url=f'{self.url}/{key}',
                 etag=found,
                 wanted=etag,
-                expected=expected,
+                expected=None if length is None else int(length),
                 offset=offset,
                 size=size,
-                is_part=answer.status == 206,
+                is_part=is_part,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
             )
 
@@ -144,7 +145,7 @@ class OCIStore:
         name = self._names.of_key(key)
         with self._mapped_errors('Looking up', key):
             headers = self._client.head_object(*self._place(), name).headers
-        return ObjectInfo(key, int(headers['Content-Length']), headers['ETag'])
+        return described(key, f'{self.url}/{key}', headers.get('Content-Length'), headers.get('ETag'))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
@@ -227,6 +228,7 @@ class OCIStore:
             ) from error
         for adapter in client.base_client.session.adapters.values():
             adapter.init_poolmanager(self._pool, self._pool)
+        bound_session(client.base_client.session, options.answer_seconds)
         return _Connection(client, login.source)
 
     @contextlib.contextmanager
@@ -238,7 +240,7 @@ class OCIStore:
 
         try:
             yield
-        except (StorageError, ConfigError):
+        except HeadraceError:
             raise
         except exceptions.ServiceError as error:
             raise self._from_answer(what, key, error) from error
@@ -255,6 +257,10 @@ class OCIStore:
                 cause = cause.args[0]
             told = cause.args[0] if cause.args else cause
             raise BrokenTransferError.at(f'{what} broke: {type(cause).__name__}: {told}.', etag=etag) from error
+        except UNREADABLE as error:
+            if doing == 'Writing':  # they may be those of the source
+                raise
+            raise unreadable(what, error, etag=etag) from error
 
     def _from_answer(self, what: str, key: str, error: Any) -> StorageError:
         told = ' '.join(str(part) for part in (error.status, error.code, error.message) if part).rstrip('.')

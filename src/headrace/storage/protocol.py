@@ -60,6 +60,9 @@ class StoreOptions:
     """Seconds until a connection attempt is given up."""
     read_timeout: float = 60.0
     """Seconds without a single byte until a connection counts as stalled."""
+    request_timeout: float | None = None
+    """Seconds until the answer to a request counts as too slow, besides those that its body takes at 1 KiB/s. None:
+    300, or twice ``read_timeout`` if that is more."""
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
     """Options of one backend only; each backend documents its own and refuses others."""
 
@@ -69,6 +72,11 @@ class StoreOptions:
         for name, value in self.extra.items():
             if is_secret_name(name):
                 keep_secret(value)
+
+    @property
+    def answer_seconds(self) -> float:
+        """``request_timeout``, or its default."""
+        return max(300.0, 2 * self.read_timeout) if self.request_timeout is None else self.request_timeout
 
 
 @runtime_checkable
@@ -158,6 +166,10 @@ class Names:
         return name[len(self._root) :]
 
 
+TIMES: Final = 'connect_timeout and request_timeout'
+"""The options in `store_options` that every store has, for messages."""
+
+
 def check_extra(options: StoreOptions, known: Iterable[str], store: str) -> None:
     """Refuse extra options that a backend does not have.
 
@@ -170,13 +182,13 @@ def check_extra(options: StoreOptions, known: Iterable[str], store: str) -> None
     unknown = sorted(set(options.extra) - set(names))
     if unknown and names:
         raise ConfigError(
-            f'Extra options of {store} are {names} (and connect_timeout in `store_options`); got {unknown}. Remove or '
-            f'correct them.'
+            f'Extra options of {store} are {names} (and {TIMES} in `store_options`); got {unknown}. Remove or correct '
+            f'them.'
         )
     if unknown:
         raise ConfigError(
-            f'{store[0].upper()}{store[1:]} has no extra options (but connect_timeout in `store_options`); got '
-            f'{unknown}. Remove them.'
+            f'{store[0].upper()}{store[1:]} has no extra options (but {TIMES} in `store_options`); got {unknown}. '
+            f'Remove them.'
         )
 
 

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
+    HeadraceError,
     StorageError,
 )
-from headrace.storage.answers import error_of_status, not_found, why_absent
-from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
+from headrace.storage.answers import UNREADABLE, error_of_status, not_found, unreadable, why_absent
+from headrace.storage.body import CHUNK, SourcePart, described, nothing_left, range_header, receive, version
+from headrace.storage.bounds import exceeded
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
@@ -114,19 +116,19 @@ class S3Store:
             answer, connection = self._ask('Reading', key, lambda client: client.get_object(**where))
         except _NothingThereError:
             return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
-        found = answer['ETag'].strip('"')
-        expected = int(answer['ContentLength'])
+        is_part = answer['ResponseMetadata']['HTTPStatusCode'] == 206
         with contextlib.closing(answer['Body']) as body:
+            found = version(f'{self.url}/{key}', answer.get('ETag'), is_part=is_part)
             return receive(
                 lambda: body.read(CHUNK),
                 out,
                 url=f'{self.url}/{key}',
                 etag=found,
                 wanted=etag,
-                expected=expected,
+                expected=answer.get('ContentLength'),
                 offset=offset,
                 size=size,
-                is_part=answer['ResponseMetadata']['HTTPStatusCode'] == 206,
+                is_part=is_part,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, connection, etag=found),
             )
 
@@ -142,7 +144,7 @@ class S3Store:
         """See `Store.head`."""
         where = self._where(key)
         answer, _ = self._ask('Looking up', key, lambda client: client.head_object(**where))
-        return ObjectInfo(key, int(answer['ContentLength']), answer['ETag'].strip('"'))
+        return described(key, f'{self.url}/{key}', answer.get('ContentLength'), answer.get('ETag'))
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""
@@ -152,7 +154,8 @@ class S3Store:
             for page in connection.client.get_paginator('list_objects_v2').paginate(**where):
                 for item in page.get('Contents', ()):
                     if not item['Key'].endswith('/'):  # the folders of S3 consoles
-                        yield ObjectInfo(self._names.key(item['Key']), int(item['Size']), item['ETag'].strip('"'))
+                        info = self._names.key(item['Key']), int(item['Size']), item.get('ETag', '').strip('"')
+                        yield ObjectInfo(*info)
 
     def delete(self, key: str) -> None:
         """See `Store.delete`."""
@@ -200,11 +203,12 @@ class S3Store:
     ) -> Generator[None]:
         """Turn what boto3 and the libraries below it raise into headrace's exceptions."""
         from botocore import exceptions
+        from botocore.parsers import ResponseParserError
         from urllib3.exceptions import HTTPError
 
         try:
             yield
-        except StorageError:
+        except HeadraceError:
             raise
         except exceptions.ClientError as error:
             raise self._from_answer(doing, key, error, connection) from error
@@ -231,15 +235,22 @@ class S3Store:
             exceptions.IncompleteReadError,
             exceptions.ResponseStreamingError,
             exceptions.FlexibleChecksumError,
+            ResponseParserError,
             HTTPError,
             ConnectionError,
             TimeoutError,
         ) as error:
             raise BrokenTransferError.at(
-                f'{doing} {self.url}/{key} at {connection.server} broke: {type(error).__name__}: {error}.', etag=etag
+                f'{doing} {self.url}/{key} at {connection.server} broke: {type(error).__name__}: {error}'
+                f'{exceeded(error)}.',
+                etag=etag,
             ) from error
         except exceptions.BotoCoreError as error:
             raise StorageError(f'{doing} {self.url}/{key} failed: {type(error).__name__}: {error}.') from error
+        except UNREADABLE as error:
+            if doing == 'Writing':  # they may be those of the source
+                raise
+            raise unreadable(f'{doing} {self.url}/{key} at {connection.server}', error, etag=etag) from error
 
     def _from_answer(self, doing: str, key: str, error: Any, connection: S3Connection) -> Exception:
         code, status = str(error.response.get('Error', {}).get('Code', '')), _status(error)

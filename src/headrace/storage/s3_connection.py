@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError
 from headrace.storage.answers import ANONYMOUS
+from headrace.storage.bounds import bound_botocore
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
@@ -87,6 +88,7 @@ class S3Connection:
                 config=Config(**settings),
                 **self._keys(),
             )
+            bound_botocore(self.client, options.answer_seconds)
         except (BotoCoreError, ValueError) as error:
             raise ConfigError(
                 f'boto3 made no client for {url}: {error}. Check the endpoint ({endpoint or "the default"}), the '

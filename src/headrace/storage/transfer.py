@@ -28,6 +28,8 @@ __all__ = ['ORDINARY', 'RANGE', 'REQUESTS', 'Transfer', 'TransferPool', 'downloa
 RANGE: Final = 8 << 20
 """Bytes of a part that is asked for by itself. Twice as many are worth a second request where one connection is slower
 than the network; more parts cost servers more than they gain."""
+UNKNOWN: Final = 1 << 30
+"""Bytes of an object whose size nobody knows before, such as an index: more are refused."""
 REQUESTS: Final = 8
 """Requests that a process has under way at most for what nobody waits for yet, and as many for what somebody does."""
 
@@ -170,6 +172,7 @@ def download(
     size: int | None = None,
     how: Transfer = ORDINARY,
     stats: CacheStats | None = None,
+    most: int = UNKNOWN,
 ) -> int:
     """Write a whole object into an empty file and return the number of its bytes.
 
@@ -183,9 +186,10 @@ def download(
         size: Bytes that the object must have; None: any number, in one request.
         how: What else there is to know.
         stats: Counts requests, retries, and bytes, those that came in vain included.
+        most: Bytes that an object of any size may have.
 
     Raises:
-        ChecksumError: The object has another size, or was replaced in between.
+        ChecksumError: The object has another size, more bytes than it may have, or was replaced in between.
         StorageError: The store failed, `TransferError` after all attempts.
     """
     url = f'{store.url.rstrip("/")}/{key}'
@@ -193,7 +197,7 @@ def download(
     count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
     near = None if size is None or how.nearly_there is None else _Near(size, how.nearly_there)
     spans = [
-        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, url, stats, near)
+        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near)
         for number in range(count)
     ]
     versions: dict[str, None] = {}
@@ -301,16 +305,20 @@ class _Span(io.RawIOBase):
         start: int,
         size: int | None,
         total: int | None,
+        most: int,
         source: str,
         stats: CacheStats,
         near: _Near | None,
     ) -> None:
-        """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL."""
+        """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL.
+
+        Of a whole whose bytes are not known it takes how many there may be.
+        """
         self.start, self.size = start, size
         self.written = 0
         self._near = near
         self._handle: int | None = out.fileno()
-        self._total, self._source, self._stats = total, source, stats
+        self._total, self._most, self._source, self._stats = total, most, source, stats
         self._lock = threading.Lock()
 
     def writable(self) -> bool:
@@ -322,6 +330,8 @@ class _Span(io.RawIOBase):
                 f'{self._source} is larger than the {self._total} bytes that its index gives. '
                 f'Write the dataset again, or restore the index that belongs to it.'
             )
+        if self._total is None and self.written + len(data) > self._most:
+            raise ChecksumError(f'{self._source} has more than {self._most} bytes. Check what lies there.')
         view = memoryview(data)
         while view:
             with self._lock:
