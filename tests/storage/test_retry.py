@@ -125,3 +125,84 @@ def test_the_global_generator_is_left_alone():
     random.seed(5)
     Time().retry().call('X', failing(2))
     assert random.random() == expected
+
+
+class TestOutage:
+    """A server that does not answer is named after 3 s, once for each outage, and is tried again."""
+
+    @pytest.fixture
+    def time(self):
+        return Time()
+
+    @pytest.fixture
+    def download(self, time):
+        """Downloads a URL from a server that refuses until a time, and asks for one attempt a second."""
+        retry = time.retry(attempts=1000)
+
+        def download(url, until):
+            def attempt():
+                if time.now < until:
+                    raise BrokenTransferError.at(f'{url}: connection refused.', retry_after=1.0)
+                return 'done'
+
+            return retry.call(f'Downloading {url}', attempt)
+
+        return download
+
+    @staticmethod
+    def told(caplog):
+        return [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
+
+    def test_it_is_told_once(self, time, download, caplog):
+        assert download('s3://bucket/a', until=2) == 'done'
+        assert not self.told(caplog)
+        assert download('s3://bucket/a', until=40) == 'done'
+        (message,) = self.told(caplog)
+        assert message.startswith('Downloading s3://bucket/a has failed for 2.0 s, and is tried again in 1.0 s.')
+        assert message.endswith('s3://bucket/a: connection refused.')
+        assert time.now == 40
+
+    def test_all_objects_of_a_server_have_one_outage(self, time, caplog):
+        retry = time.retry(attempts=9)
+        for name in 'abc':
+            with pytest.raises(TransferError):
+                retry.call(f'Downloading s3://bucket/{name}', failing(100, BrokenTransferError.at('x', retry_after=1)))
+        assert len(self.told(caplog)) == 1
+        with pytest.raises(TransferError):
+            retry.call('Downloading s3://another/a', failing(100, BrokenTransferError.at('x', retry_after=1)))
+        assert len(self.told(caplog)) == 2
+
+    def test_the_next_outage_is_told_again(self, time, download, caplog):
+        for until in (10, 20, 30):
+            assert download('s3://bucket/a', until) == 'done'
+        assert len(self.told(caplog)) == 3
+
+    def test_a_slow_answer_counts_as_silence(self, time, caplog):
+        def attempt():
+            time.now += 10  # until the time-out
+            raise TransferError('timed out')
+
+        with pytest.raises(TransferError):
+            time.retry(attempts=2, first_delay=0).call('Downloading s3://bucket/a', attempt)
+        assert len(self.told(caplog)) == 1
+
+    def test_a_transfer_that_moves_is_not_silent(self, time, caplog):
+        reached = 0
+
+        def attempt():
+            nonlocal reached
+            time.now += 10
+            reached += 1
+            if reached < 9:
+                raise TransferError('reset')
+            return 'done'
+
+        retry = time.retry(attempts=2, first_delay=1)
+        assert retry.call('Downloading s3://bucket/a', attempt, progress=lambda: reached) == 'done'
+        assert not self.told(caplog)
+
+    def test_it_tells_no_secret(self, time, download, caplog):
+        assert download('tape://user:hunter2@host/a', until=9) == 'done'
+        (message,) = self.told(caplog)
+        assert 'tape://user:***@host' in message
+        assert 'hunter2' not in message

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from headrace.errors import ConfigError, TransferError
+from headrace.storage.outage import outages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,25 +72,27 @@ class Retry:
         progress: Callable[[], int] | None = None,
         on_retry: Callable[[], None] | None = None,
     ) -> T:
-        """Run ``attempt`` until it succeeds.
+        """Run ``attempt`` until it succeeds. A server that is silent for seconds is warned of, once for each outage.
 
         Args:
-            what: For the message: "Downloading s3://b/k".
+            what: For messages: "Downloading s3://b/k". The last word is the object's URL.
             attempt: One try.
             progress: A number that grows when a try got further than the one before it.
             on_retry: Called before each further try.
         """
-        begin = first_failure = self.clock()
+        begin = first_failure = silent_since = self.clock()
+        url = what.rpartition(' ')[2]
         tries = failures = 0
         reached = progress() if progress else 0
         while True:
             tries += 1
             try:
-                return attempt()
+                result = attempt()
             except TransferError as error:
                 failures += 1
                 if progress and (now := progress()) > reached:
-                    reached, failures = now, 1
+                    reached, failures, silent_since = now, 1, self.clock()
+                    outages.ended(url, self.clock)
                 if failures == 1:
                     first_failure = self.clock()
                 elapsed = self.clock() - begin
@@ -107,6 +110,10 @@ class Retry:
                         f'{bound}). The last one: {error} If the network is slow rather than broken, raise '
                         f'`download_retry` or `download_timeout`.'
                     ) from error
+                outages.failed(what, url, error, clock=self.clock, since=silent_since, delay=delay)
+            else:
+                outages.ended(url, self.clock)
+                return result
             if on_retry:
                 on_retry()
             self.sleep(delay)
