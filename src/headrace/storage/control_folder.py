@@ -151,21 +151,30 @@ class ControlFolder:
             PermissionError: another user has made it, and has not (yet) opened it to all who share the cache folder.
             CacheError: it is a link or a file, or belongs to somebody with whom the cache folder is not shared.
         """
-        if make:
-            self._make()
-        handle = open_folder(self.path)
+        try:
+            handle = open_folder(self.path)
+        except FileNotFoundError:
+            if not make:
+                raise
+            handle = self._make()
         with held(handle):
             if not only_read:
                 self._check_owner(os.fstat(handle))
             yield OpenFolder(self.path, handle, self._names)
 
-    def _make(self) -> None:
+    def _make(self) -> int:
         """Make the folder, open to all who may write to the cache folder: any of them may clear up after another."""
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError, FileNotFoundError):  # others make and remove it as well
+        try:
             self.path.mkdir()
-            with contextlib.suppress(PermissionError), self.opened() as folder:  # it is another user's by now
-                os.fchmod(folder.handle, 0o777 & self.cache.stat().st_mode)
+        except FileNotFoundError:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(exist_ok=True)
+        except FileExistsError:  # others make and remove it as well
+            return open_folder(self.path)
+        handle = open_folder(self.path)
+        with contextlib.suppress(PermissionError):  # it is another user's by now
+            os.fchmod(handle, 0o777 & self.cache.stat().st_mode)
+        return handle
 
     def remove(self) -> None:
         """Remove the folder, if it is empty."""
@@ -173,8 +182,10 @@ class ControlFolder:
             self.path.rmdir()
 
     def _check_owner(self, info: os.stat_result) -> None:
+        if info.st_uid in {os.geteuid(), 0}:
+            return
         cache = self.cache.stat()
-        if info.st_uid in {os.geteuid(), 0, cache.st_uid}:
+        if info.st_uid == cache.st_uid:
             return
         shared = cache.st_mode & _SHARED
         if not shared:

@@ -228,9 +228,11 @@ class FetchLock:
 
     def _take(self, handle: int) -> bool:
         """Have what was locked, unless it is no longer the file that others find."""
-        with self._opened() as state:
-            if state is None or not _is_at(handle, state, self._name):
+        try:
+            if not os.path.samestat(os.fstat(handle), self.path.lstat()):
                 return False
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         self._handle, self._pid = handle, os.getpid()
         leave_clean(self.folder)
         _under_way.add(self)
@@ -254,7 +256,7 @@ class FetchLock:
                             write_text(handle, json.dumps(note))
                     if state is not None and _is_at(handle, state, self._name):
                         state.delete(self._name)
-                        self._state.remove()  # with the last fetch
+                self._state.remove()  # with the last fetch
             finally:
                 let_go(handle)
 
@@ -290,14 +292,13 @@ class FetchLock:
     def _open(self) -> int:
         refused: OSError | None = None
         absent: OSError | None = None
-        make = False
         for _ in range(100):
             try:
-                with self._state.opened(make=make) as state:
+                with self._state.opened(make=True) as state:
                     handle = state.open_file(self._name, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError as error:  # noqa: PERF203
                 # The folder is new, or its last user has just removed the subfolder.
-                absent, make = error, True
+                absent = error
             except PermissionError as error:
                 # Another user has made the file, or the subfolder, and not yet opened it to all who share the folder.
                 refused = error
