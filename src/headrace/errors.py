@@ -65,11 +65,11 @@ class HeadraceError(Exception):
     """The root of every exception that headrace raises on purpose. Its message is without secrets."""
 
     def __new__(cls, *args: object) -> Self:
-        """Redact what an OSError takes here; other exceptions take it in `__init__`."""
-        return super().__new__(cls, *_redacted(args))
+        """Redact the message."""
+        return super().__new__(cls, *(redact(arg) if isinstance(arg, str) else arg for arg in args))
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*_redacted(args))
+    def __init__(self, *_: object) -> None:
+        super().__init__(*self.args)
 
 
 class ConfigError(HeadraceError, ValueError):
@@ -102,8 +102,8 @@ class FormatError(HeadraceError, ValueError):
 class IndexFileError(FormatError, json.JSONDecodeError):
     """index.json is empty or is not JSON."""
 
-    def __init__(self, *args: object) -> None:
-        message = redact(' '.join(map(str, args)))
+    def __init__(self, *_: object) -> None:
+        message = ' '.join(map(str, self.args))
         ValueError.__init__(self, message)
         self.msg, self.doc, self.pos, self.lineno, self.colno = message, '', 0, 1, 1
 
@@ -164,7 +164,3 @@ class MissingStateKeyError(ResumeError, KeyError):
 
 class MissingDependencyError(HeadraceError, ImportError):
     """An optional package is not installed."""
-
-
-def _redacted(args: tuple[object, ...]) -> tuple[object, ...]:
-    return tuple(redact(arg) if isinstance(arg, str) else arg for arg in args)

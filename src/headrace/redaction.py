@@ -78,6 +78,7 @@ _SHAPE: Final = re.compile(
 _kept: set[str] = set()
 
 
+@functools.lru_cache(1024)
 def is_secret_name(name: str) -> bool:
     """Whether what goes by this name is a secret: ``password``, ``sig``, ``AccountKey``, ``HF_TOKEN``."""
     return _SECRET_NAME.search(name) is not None and _HARMLESS_NAME.search(name) is None
