@@ -23,9 +23,9 @@ def opened(monkeypatch):
     counts = Counter[str]()
     real = reading.open_shard
 
-    def count(info, buffers, *, source):
+    def count(info, buffers, *, source, **how):
         counts[source] += 1
-        return real(info, buffers, source=source)
+        return real(info, buffers, source=source, **how)
 
     monkeypatch.setattr(reading, 'open_shard', count)
     monkeypatch.setattr(keeping, 'PERIOD', 1e9)
