@@ -1,4 +1,4 @@
-"""What an answer may take of bytes and of seconds, whatever a server sends.
+"""Bounds of an answer in bytes and seconds, whatever a server sends.
 
 The clients of the clouds read an error whole, and read interim answers (``100 Continue``) for as long as they come. A
 time-out of a socket counts silence only. All clients use urllib3 over http.client, some of them a copy of their own. So
@@ -196,7 +196,7 @@ class _Incoming(io.RawIOBase):
         self._is_in_head = True
 
     def ends_head(self) -> None:
-        """What comes from now on is a body, which gets time for its bytes."""
+        """Begin the body, which gets time for its bytes."""
         self._is_in_head = False
 
     def readable(self) -> bool:

@@ -298,10 +298,10 @@ class FetchLock:
                     handle = state.open_file(self._name, os.O_RDWR | os.O_CREAT)
             except FileNotFoundError as error:  # noqa: PERF203
                 # The folder is new, or its last user has just removed the subfolder.
-                absent = error
+                absent = error.with_traceback(None)  # which holds this frame, and so the dataset
             except PermissionError as error:
                 # Another user has made the file, or the subfolder, and not yet opened it to all who share the folder.
-                refused = error
+                refused = error.with_traceback(None)
                 if not os.access(self.folder, os.W_OK):
                     raise cannot_write(self.folder, error) from error
                 time.sleep(0.001)
