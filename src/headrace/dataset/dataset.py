@@ -11,17 +11,19 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
 from headrace.dataset.batch_mark import BatchMark
+from headrace.dataset.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.columns import column_names, read_columns, refuse_different_columns
 from headrace.dataset.epoch_file import EpochFiles
 from headrace.dataset.items import SamplesById
 from headrace.dataset.keywords import by_name
+from headrace.dataset.open_streams import open_streams
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.plain_pass import samples_of_pass
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.room import require_room, warn_without_room
 from headrace.dataset.samples import Samples
 from headrace.dataset.sequence import SampleSequence
-from headrace.dataset.stream import Stream, open_streams
+from headrace.dataset.stream import Stream
 from headrace.dataset.tolerant_reader import TolerantReader
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
@@ -56,14 +58,14 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
 
     Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
     samples of stream 0, then those of stream 1, ...). A subclass that overrides `get_item` or `__getitem__` changes
-    samples wherever they are read. Give it to `headrace.StreamingDataLoader`, which reads whole
-    batches and keeps the position, or to a plain `torch.utils.data.DataLoader`.
+    samples wherever they are read. Give it to `headrace.StreamingDataLoader`, which reads whole batches and keeps the
+    position, or to a plain `torch.utils.data.DataLoader`.
 
     Args:
         streams: the streams to mix. Or give one by `remote`, `local` and `split`.
         remote, local, split: see `Stream`; with `streams`, defaults for them.
         download_retry, download_timeout, validate_hash, keep_zip, endpoint_url, region, anonymous, requester_pays,
-            store_options: see `Stream`; defaults for all streams.
+            store_options, on_changed_data: see `Stream`; defaults for all streams.
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
@@ -161,12 +163,11 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         skip: Sequence[SkipRange] = (),
         on_bad_sample: BadSamplePolicy = 'raise',
         topology: Topology | None = None,
+        on_changed_data: OnChangedData = 'refresh',
     ) -> None:
         if streams is not None and (remote or local):
-            raise ConfigError(
-                'Give either `streams`, or one stream by `remote` and `local`, but got both: '
-                f'{len(streams)} streams, remote={remote!r}, local={local!r}.'
-            )
+            got = f'{len(streams)} streams, remote={remote!r}, local={local!r}'
+            raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
         if streams is not None and not streams:
             raise ConfigError('`streams` must hold at least one Stream, but is empty.')
         if batch_size is not None and batch_size < 1:
@@ -205,6 +206,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             fraction_seed=fraction_seed,
             where=where,
             columns=read_columns(columns),
+            on_changed_data=parse_on_changed_data(on_changed_data),
         )
         if self.cache_limit is not None:
             require_room(self.cache_limit, self.streams)

@@ -15,12 +15,13 @@ import hashlib
 import io
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import xxhash
 
-from headrace.errors import CacheError
+from headrace.errors import CacheError, HeadraceError
 from headrace.format import IndexKey, ShardTable, key_of_packed, pack_table, parse_index, unpack_table
 from headrace.storage.locks import held, try_lock_file
 
@@ -62,6 +63,30 @@ class IndexFile:
         self.shards = parse_index(data, source=self._source, allow_unsafe_types=self._allow_unsafe_types)
         self.fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
         self._parsed = IndexKey(xxhash.xxh3_128_digest(data), len(data), self.fingerprint)
+
+    def unproven(self, cached: Path) -> Iterator[str]:
+        """Files whose content may differ between an index that was cached and the one that was read last.
+
+        A shard is the same if both indexes say the same of it, and give checksums of its files.
+
+        Args:
+            cached: the index that was cached. If it cannot be read, no shard is known to be the same.
+        """
+        old = ShardTable.empty()
+        with contextlib.suppress(OSError, HeadraceError):
+            old = parse_index(cached.read_bytes(), source=str(cached), allow_unsafe_types=True)
+        for info in self.shards:
+            found = old.find(info.files[0].raw.basename)
+            is_same = found is not None and old[found] == info
+            for file in info.files:
+                for stored in (file.raw, file.zip):
+                    if stored is not None and not (is_same and stored.hashes):
+                        yield stored.basename
+        for info in old:
+            for file in info.files:
+                for stored in (file.raw, file.zip):
+                    if stored is not None and self.shards.find(stored.basename) is None:
+                        yield stored.basename
 
     def _find(self, path: Path) -> bool:
         """Take what was kept of this index.json; False if there is nothing, or any doubt about it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.columns import column_names, read_columns
 from headrace.dataset.folder_claim import claimed_folder
 from headrace.dataset.index_file import INDEX, IndexFile
@@ -34,9 +34,10 @@ from headrace.storage import (
     local_path,
     open_store,
 )
+from headrace.storage.index_check import IndexCheck
 from headrace.storage.machine_file import claim_private_folder, private_folder, refuse_strangers, temporary_folder
 
-__all__ = ['Stream', 'open_streams']
+__all__ = ['Stream']
 
 PATIENCE = 30.0  # seconds without progress, for which a download is tried again however often it fails
 
@@ -74,6 +75,8 @@ class Stream:
         where: tests of columns, ``{'lang': 'de', 'length': {'at_least': 512}}``, or a `Where`: only samples that pass
             are offered. All samples of `subset` are read for it, once per machine.
         columns: names of the columns to read, ``['text']``; no other is decoded. None: all.
+        on_changed_data: what happens if the remote's data have changed since they were cached: 'refresh' takes the new
+            ones, and removes cached shards that may differ; 'refuse' raises.
 
     Raises:
         StreamError: more than one weight, a negative weight, neither `remote` nor `local`, or a `subset`, `fraction`,
@@ -105,6 +108,7 @@ class Stream:
         fraction_seed: int | None = None,
         where: Predicate | Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
+        on_changed_data: OnChangedData | None = None,
     ) -> None:
         weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
         given = {key: value for key, value in weights.items() if value is not None}
@@ -132,6 +136,7 @@ class Stream:
         self.requester_pays = requester_pays
         self.store_options = store_options
         self.subset, self.fraction, self.fraction_seed, self.where = subset, fraction, fraction_seed, where
+        self.on_changed_data = parse_on_changed_data(on_changed_data)
         self._read_selection()
         self.columns = read_columns(columns)
         self.shards = ShardTable.empty()
@@ -180,8 +185,15 @@ class Stream:
             if getattr(self, key) is None:
                 setattr(self, key, value)
 
-    def open(self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None) -> None:
+    def open(
+        self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None, check: IndexCheck | None = None
+    ) -> None:
         """Fetch and read the index.
+
+        Args:
+            allow_unsafe_types: whether to open data with pickled columns.
+            limit: bytes that the cache may take, with those of other streams.
+            check: asks the remote whether a cached index is still its own; None: one of this stream's own.
 
         Raises:
             FileNotFoundError: the remote holds no index.
@@ -189,7 +201,8 @@ class Stream:
             json.JSONDecodeError: the index is no JSON.
             ValueError: the index breaks the format's rules, or holds an unsafe type.
             FileExistsError: the default local folder's name is taken by something that is not a folder.
-            StreamError: the local folder is the cache of another remote, or a shard lacks one of `columns`.
+            StreamError: the local folder is the cache of another remote, a shard lacks one of `columns`, or the data
+                have changed and `on_changed_data` is 'refuse'.
             CacheError: the default local folder was made by another user.
             StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
         """
@@ -203,10 +216,16 @@ class Stream:
         if self._given_local is None:
             refuse_strangers(temporary_folder(self.remote or ''))
         with claimed_folder(self):
-            self._open(folder, selection, allow_unsafe_types=allow_unsafe_types, limit=limit)
+            self._open(folder, selection, allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
 
     def _open(
-        self, folder: Path, selection: Selection | None, *, allow_unsafe_types: bool, limit: CacheLimit | None
+        self,
+        folder: Path,
+        selection: Selection | None,
+        *,
+        allow_unsafe_types: bool,
+        limit: CacheLimit | None,
+        check: IndexCheck | None,
     ) -> None:
         if self.is_local:
             found = IndexFile(str(folder / INDEX), allow_unsafe_types=allow_unsafe_types)
@@ -215,14 +234,23 @@ class Stream:
             found.read(folder / INDEX)
         else:
             found = IndexFile(f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types, cache=folder)
+            own_check = check or IndexCheck()
             try:
-                self.cache(limit).fetch_index(INDEX, validate=found.read)
+                self.cache(limit).fetch_index(
+                    INDEX,
+                    validate=found.read,
+                    check=own_check,
+                    refuse=self.on_changed_data == 'refuse',
+                    unproven=found.unproven,
+                )
             except ObjectNotFoundError as error:
                 found_there = local_path(self.url or '')
                 place = '' if found_there is None else f' {in_its_place(Path(found_there))}'
                 raise ObjectNotFoundError(
                     f'No such file or directory: the index of stream {self.title}: {error}{place}'
                 ) from None
+            if check is None:
+                own_check.warn()
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
         list(column_names(self))  # refuses those that a shard lacks
@@ -341,39 +369,6 @@ class Stream:
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """Samples stored in each shard, int64."""
         return self.shards.samples
-
-
-def open_streams(
-    streams: Sequence[Stream], *, cache_limit: int | None, allow_unsafe_types: bool, **defaults: Any
-) -> None:
-    """Open the streams of one dataset at the same time.
-
-    Args:
-        streams: the streams; those without a name get one, and those without a value the dataset's.
-        cache_limit: bytes that their folders may take together; None: no limit.
-        allow_unsafe_types: whether to open data with pickled columns.
-        defaults: values by the names of a stream's arguments.
-
-    Raises:
-        Exception: as `Stream.open`.
-    """
-    for number, stream in enumerate(streams):
-        # A stream's name is part of the order's key: it must not depend on where the data lies.
-        stream.name = stream.name or f'stream_{number}'
-        stream.fill_in(defaults)
-    limit = None if cache_limit is None else CacheLimit(cache_limit)
-
-    def open_one(stream: Stream) -> None:
-        stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit)
-
-    # The threads end here: a process that forks workers should have few, and none that holds a lock.
-    with ThreadPoolExecutor(min(16, len(streams))) as pool:
-        for _ in pool.map(open_one, streams):  # lets go of an error that it raises, whose traceback holds the streams
-            pass
-    first = 0
-    for stream in streams:
-        stream.number_shards(first)
-        first += len(stream.shards)
 
 
 def _verify(path: Path, *, info: Any, algorithm: str | None) -> None:

@@ -53,6 +53,9 @@ class TransferConfig:
     store_options: Mapping[str, object] | None = None
     """Options of this kind of store, and time-outs that all have: `docs/stores.md` lists them. Left out: none."""
 
+    on_changed_data: Literal['refresh', 'refuse'] | None = None
+    """If the remote's data have changed since they were cached: take the new ones, or raise. Left out: `refresh`."""
+
 
 @redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)

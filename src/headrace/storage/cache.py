@@ -17,9 +17,11 @@ import enum
 import math
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.storage.cached_index import CachedIndex, IndexRequest
 from headrace.storage.entry import CacheEntry, CachePart
 from headrace.storage.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
 from headrace.storage.fetch_lock import FetchLock, ProcessEndsError, changing_files, leave_clean, reclaim_fetches
@@ -28,7 +30,7 @@ from headrace.storage.keeping import give_way
 from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
 from headrace.storage.locks import lock_file
 from headrace.storage.mapped import Lease, MappedFile, delete_file, open_file, suspend_leases
-from headrace.storage.origin import ORIGIN, check_origin
+from headrace.storage.origin import ORIGIN
 from headrace.storage.presence import PresentFiles
 from headrace.storage.protocol import Store, check_key
 from headrace.storage.retry import Retry
@@ -36,7 +38,9 @@ from headrace.storage.stats import CacheStats
 from headrace.storage.transfer import ORDINARY, Transfer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+
+    from headrace.storage.index_check import IndexCheck
 
 __all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Fetched', 'Lease', 'ShardCache']
 
@@ -94,6 +98,7 @@ class ShardCache:
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
         self._other_files = set[str]()  # that count and are never evicted
+        self._index = CachedIndex(self.folder, self.store)
         self._start()
 
     def _start(self) -> None:
@@ -210,39 +215,49 @@ class ShardCache:
         with changing_files():
             return not isinstance(delete_entry(self.folder, entry), Path)
 
-    def fetch_index(self, name: str, *, validate: Callable[[Path], None] | None = None) -> Path:
+    def fetch_index(
+        self,
+        name: str,
+        *,
+        validate: Callable[[Path], None] | None = None,
+        check: IndexCheck | None = None,
+        refuse: bool = False,
+        unproven: Callable[[Path], Iterable[str]] | None = None,
+    ) -> Path:
         """Make the file present that describes the others, and return its path.
 
         Args:
             name: Relative to the folder, and the key in the store.
             validate: Raises FormatError if the file is not what it should be; one that was there already is then
                 fetched again, if there is a store.
+            check: Asks the store which it has now; None: nobody asks. See `IndexRequest`, too, of the next two.
+            refuse: Raise if it has another.
+            unproven: Names of the files that may be of another.
 
         Raises:
-            StreamError: The folder is the cache of another remote.
+            StreamError: The folder is the cache of another remote; or the index has changed, and the request refuses
+                that.
         """
         path = self.folder / check_key(name)
+        request = IndexRequest(validate=validate, check=check, refuse=refuse, unproven=unproven)
         self._other_files.update({name, ORIGIN})
-        if self._has_index(path, validate):
+        index, fetcher = self._index, self._fetcher(Transfer(urgent=True))
+        if self.store is not None and check is not None:
+            with disk_errors(self.folder, None, keep_packed=self.keep_packed), index.alone(path):
+                index.look_for_changes(path, request, partial(self._fetch_lock, name), fetcher)
+        if index.read(path, request, self._files):
             return path
         if self.store is None:
             raise missing(path)
 
         def attempt() -> None:
-            with self._fetch_lock(name) as lock:
-                if not self._has_index(path, validate):
-                    fetcher = self._fetcher(Transfer(urgent=True))
-                    fetcher.publish(fetcher.produce_index(name, lock, validate), lock)
+            with index.alone(path), self._fetch_lock(name) as lock:
+                if not index.read(path, request, self._files):
+                    index.replace(path, request, lock, fetcher)
 
         with disk_errors(self.folder, None, keep_packed=self.keep_packed):
             despite_deletion(self.folder, name, attempt)
         return path
-
-    def _has_index(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
-        is_valid = self._files.is_valid(path, validate)
-        if self.store is not None:  # after that: whoever publishes an index has published the note
-            check_origin(self.folder, self.store.url)
-        return is_valid
 
     def _note(self, entry: CacheEntry) -> None:
         """Remember whose file a name is, where the caller gave no ``entry_of``."""
@@ -286,6 +301,7 @@ class ShardCache:
                 if file.size != part.size:
                     break
             else:
+                self._index.require_same()  # now: what is open stays as it is
                 return tuple(files)
         except BaseException:
             for file in files:
@@ -348,15 +364,18 @@ class ShardCache:
             outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
             if outcome is not None:
                 return outcome
+        self._index.require_same()
         fetcher = self._fetcher(how)
         made = fetcher.produce(absent, lock)
         handle = None
         if self._shelf is None:
-            fetcher.publish(made, lock)
+            with self._index.unchanged():
+                fetcher.publish(made, lock)
         else:
             handle = None if ahead else self._pin(entry, made)
             try:
-                with publishing(self._shelf, sum(temporary.stat().st_size for temporary, _ in made)):
+                size = sum(temporary.stat().st_size for temporary, _ in made)
+                with self._index.unchanged(), publishing(self._shelf, size):
                     fetcher.publish(made, lock)
             except BaseException:
                 if handle is not None:

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from headrace.storage.entry import CacheEntry
     from headrace.storage.stats import CacheStats
 
-__all__ = ['Present', 'Shelf', 'add_to_ledger', 'count_fetches', 'count_files', 'read_ledger', 'write_ledger']
+__all__ = [
+    'Present',
+    'Shelf',
+    'add_to_ledger',
+    'count_fetches',
+    'count_files',
+    'drop_ledger',
+    'read_ledger',
+    'write_ledger',
+]
 
 CHEAP: Final = 0.002
 """Seconds that a count may take each time."""
@@ -199,7 +208,7 @@ def write_ledger(folder: Path, size: int, seconds: float) -> None:
     if seconds >= CHEAP:
         _replace(folder, size, time.time() + min(_good_for(seconds, SHARE), 1800.0))
     else:
-        _drop(folder)
+        drop_ledger(folder)
 
 
 def add_to_ledger(folder: Path, change: int) -> None:
@@ -212,7 +221,7 @@ def add_to_ledger(folder: Path, change: int) -> None:
     except OSError:
         record = None
     if record is None:
-        _drop(folder)
+        drop_ledger(folder)
     else:
         _replace(folder, max(0, record[0] + change), record[1])
 
@@ -227,10 +236,11 @@ def _replace(folder: Path, size: int, until: float) -> None:
             finally:
                 os.close(handle)
     except OSError:  # a full disk, another user's file: count each time
-        _drop(folder)
+        drop_ledger(folder)
 
 
-def _drop(folder: Path) -> None:
+def drop_ledger(folder: Path) -> None:
+    """Have the folder counted anew. Needs its lock."""
     try:
         with fetch_folder(folder).opened() as state:
             state.delete(LEDGER)

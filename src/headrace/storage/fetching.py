@@ -14,7 +14,6 @@ from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.fetch_lock import FetchLock, changing_files
 from headrace.storage.locks import cannot_write
 from headrace.storage.mapped import check_inside, delete_file
-from headrace.storage.origin import ORIGIN, note_of
 from headrace.storage.retry import Retry
 from headrace.storage.transfer import Transfer, download
 
@@ -82,31 +81,38 @@ class Fetcher:
                 lock.publish(temporary, final)
             self.stats.add(fetches=1)
 
-    def produce_index(
-        self, name: str, lock: FetchLock, validate: Callable[[Path], None] | None
-    ) -> list[tuple[Path, Path]]:
-        """Download a file that no index describes, and note where it is from; as `produce`."""
-        target, note = lock.temporary(0, 'raw'), lock.temporary(1, 'raw')
-        self._download(name, target, None, lock)
+    def produce_index(self, name: str, target: Path, lock: FetchLock, validate: Callable[[Path], None] | None) -> str:
+        """Download a file that no index describes; returns its version, as `Store.get` names it."""
+        version = ''
+
+        def note(read: str) -> None:
+            nonlocal version
+            version = read
+
+        self._download(name, target, None, lock, note)
         if validate is not None:
             try:
                 validate(target)
             except FormatError:
                 self.stats.add(retries=1)
-                self._download(name, target, None, lock)
+                self._download(name, target, None, lock, note)
                 validate(target)
-        assert self.store is not None
-        with lock.create(note) as out:
-            out.write(note_of(self.store.url).encode())
-        return [(target, self.folder / name), (note, self.folder / ORIGIN)]
+        return version
 
-    def _download(self, key: str, target: Path, size: int | None, lock: FetchLock) -> None:
+    def _download(
+        self,
+        key: str,
+        target: Path,
+        size: int | None,
+        lock: FetchLock,
+        on_version: Callable[[str], None] | None = None,
+    ) -> None:
         """Download an object of that size."""
         store = self.store
         if store is None:
             raise missing(self.folder / key)
         with lock.create(target) as out:
-            download(store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
+            download(store, key, out, self.retry, size=size, how=self.how, stats=self.stats, on_version=on_version)
 
     def _download_raw(self, part: CachePart, raw: Path, lock: FetchLock) -> None:
         self._download(part.name, raw, part.size, lock)

@@ -100,7 +100,7 @@ class LocalStore:
             info = path.stat()
             if not stat.S_ISREG(info.st_mode):
                 raise FileNotFoundError(errno.ENOENT, 'No such file or directory (it is not a regular file)', str(path))
-        return ObjectInfo(key, info.st_size, _etag(info))
+        return ObjectInfo(key, info.st_size, _etag(info), f'{info.st_mtime_ns:x}')  # inodes may differ between mounts
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""

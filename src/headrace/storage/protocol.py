@@ -43,6 +43,9 @@ class ObjectInfo:
     """Bytes."""
     etag: str
     """Names this version of the object; empty where the store has no such thing."""
+    version: str = field(default='', compare=False)
+    """Names the version for later runs, where `etag` does not tell equal content written twice, or differs between two
+    mounts of one folder; empty where `etag` serves. Only `Store.head` needs to say it."""
 
 
 @redacted_repr

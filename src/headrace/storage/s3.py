@@ -12,6 +12,7 @@ else renews, the source is read again when a request is refused. The server is `
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import (
@@ -144,7 +145,8 @@ class S3Store:
         """See `Store.head`."""
         where = self._where(key)
         answer, _ = self._ask('Looking up', key, lambda client: client.head_object(**where))
-        return described(key, f'{self.url}/{key}', answer.get('ContentLength'), answer.get('ETag'))
+        info = described(key, f'{self.url}/{key}', answer.get('ContentLength'), answer.get('ETag'))
+        return replace(info, version=f'{info.etag} {answer.get("LastModified", "")}')
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """See `Store.list`."""

@@ -173,6 +173,7 @@ def download(
     how: Transfer = ORDINARY,
     stats: CacheStats | None = None,
     most: int = UNKNOWN,
+    on_version: Callable[[str], None] | None = None,
 ) -> int:
     """Write a whole object into an empty file and return the number of its bytes.
 
@@ -187,6 +188,7 @@ def download(
         how: What else there is to know.
         stats: Counts requests, retries, and bytes, those that came in vain included.
         most: Bytes that an object of any size may have.
+        on_version: Called with the version that was read, as `Store.get` names it.
 
     Raises:
         ChecksumError: The object has another size, more bytes than it may have, or was replaced in between.
@@ -250,6 +252,8 @@ def download(
         raise ChecksumError(f'It has {total} bytes, the index gives {size}.')
     if os.fstat(out.fileno()).st_size > total:  # a longer version was begun before
         os.ftruncate(out.fileno(), total)
+    if on_version is not None:
+        on_version(next(iter(versions), ''))
     return total
 
 

@@ -1,0 +1,293 @@
+"""The index of a cache folder: fetched once, compared with the remote's at the start, watched while shards are read.
+
+A fetched index has a note, in an extended attribute of its file: the version at the remote, a digest of the bytes, and
+when a process of this machine last asked the remote. If the remote has another version, the new index replaces the old
+one. Shards that are not provably the same are removed. A file system without such attributes costs a download of the
+index at each start, to compare the bytes.
+
+A running process may have read the old index. So it looks at index.json whenever it opens a shard, and before a shard
+that it fetched gets its final name. With another index in the folder it stops with an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import xxhash
+
+from headrace.errors import CacheError, StreamError
+from headrace.redaction import logger_of
+from headrace.storage.counting import drop_ledger
+from headrace.storage.fetch_lock import changing_files
+from headrace.storage.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
+from headrace.storage.mapped import delete_file
+from headrace.storage.origin import ORIGIN, check_origin, note_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+    from pathlib import Path
+
+    from headrace.storage.fetch_lock import FetchLock
+    from headrace.storage.fetching import Fetcher
+    from headrace.storage.index_check import IndexCheck
+    from headrace.storage.presence import PresentFiles
+    from headrace.storage.protocol import ObjectInfo, Store
+
+__all__ = ['CachedIndex', 'IndexRequest']
+
+_ATTRIBUTE: Final = 'user.headrace.version'
+_BLOCK: Final = 1 << 20  # bytes of an index in memory at once while it is compared
+
+_log = logger_of(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexRequest:
+    """What a caller wants of an index."""
+
+    validate: Callable[[Path], None] | None = None
+    """Raises FormatError if a file is not what it should be; else takes it as the index that is read from now on."""
+    check: IndexCheck | None = None
+    """Asks the remote whether a cached index is still its own; None: nobody asks."""
+    refuse: bool = False
+    """Raise where it is not, in place of taking the new one."""
+    unproven: Callable[[Path], Iterable[str]] | None = None
+    """Names of the files, of an index that was cached and of the one validated last, whose content may differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """Which version of the remote's index a file is."""
+
+    digest: str
+    """Of the file's bytes."""
+    version: str
+    """As the store names it; empty if it did not say."""
+    asked: float
+    """When, by `time.time`."""
+
+
+class CachedIndex:
+    """The index of one folder, as one process knows it."""
+
+    def __init__(self, folder: Path, store: Store | None) -> None:
+        """Touches no disk and no network; without a store there is nothing to compare an index with."""
+        self._folder, self._store = folder, store
+        self._path: Path | None = None
+        self._read: tuple[tuple[int, int, int], str] | None = None  # what was read: its identity and its digest
+
+    def read(self, path: Path, request: IndexRequest, files: PresentFiles) -> bool:
+        """Read an index that is there; False if there is none, or none that is valid."""
+        while True:
+            before = _identity(path)
+            is_valid = files.is_valid(path, request.validate)
+            if self._store is None:
+                return is_valid
+            # After that: whoever publishes an index has published the note of its origin.
+            check_origin(self._folder, self._store.url)
+            if not is_valid or before is None:
+                return False
+            digest = _digest(path)
+            if digest and before == _identity(path):
+                self._path, self._read = path, (before, digest)
+                return True
+
+    def look_for_changes(
+        self, path: Path, request: IndexRequest, lock: Callable[[], FetchLock], fetcher: Fetcher
+    ) -> None:
+        """Have the folder hold the index that the remote has now. For one process at a time: see `alone`.
+
+        It asks nobody if another process has just done so.
+        """
+        check, store = request.check, self._store
+        if check is None or store is None or _identity(path) is None:
+            return
+        check_origin(self._folder, store.url)
+        note = _read_note(path)
+        if note is not None and check.since <= note.asked <= time.time():
+            return
+        begin = time.time()
+        found = check.ask(store, path.name)
+        if found is None:
+            return
+        if note is not None and (note.digest, note.version) == (_digest(path), _version(found)):
+            _write_note(path, replace(note, asked=begin))
+            return
+        try:
+            with lock() as fetch_lock:
+                self.replace(path, request, fetch_lock, fetcher, asked=found, begin=begin)
+        except CacheError:
+            if note is not None:
+                raise
+            # A folder that this user may not write to, filled by an earlier version or by another program.
+            _log.warning('Nobody knows which version of %s is cached in %s.', store.url, self._folder)
+
+    def replace(
+        self,
+        path: Path,
+        request: IndexRequest,
+        lock: FetchLock,
+        fetcher: Fetcher,
+        *,
+        asked: ObjectInfo | None = None,
+        begin: float | None = None,
+    ) -> None:
+        """Fetch the index, and delete the shards that may be of another. Needs the lock of its fetch. See `alone`, too.
+
+        Raises:
+            StreamError: it has changed, and the request refuses that.
+        """
+        assert self._store is not None
+        target = lock.temporary(0, 'raw')
+        etag = fetcher.produce_index(path.name, target, lock, request.validate)
+        old, cached = _read_note(path), _digest(path)
+        if asked is None and old is not None:
+            cached = old.digest  # what it was before it was damaged
+        is_known = asked is not None or old is not None
+        if request.check is not None and asked is None:
+            begin = time.time()
+            asked = request.check.ask(self._store, path.name)
+        version = _version(asked) if asked is not None and asked.etag == etag else ''
+        note = _Note(_digest(target), version, begin or 0.0)
+        if not note.digest:
+            raise FileNotFoundError(errno.ENOENT, 'It was deleted', str(target))
+        has_changed = is_known and cached != note.digest
+        if old is not None and old.digest == cached:  # a note of other bytes says nothing
+            has_changed = has_changed or bool(old.version and version and old.version != version)
+        if has_changed and request.refuse:
+            raise StreamError(
+                f'The data at {self._store.url} have changed since they were cached in {self._folder}, and '
+                f"`on_changed_data` is 'refuse'. Name another `local`, remove that folder, or set it to 'refresh'."
+            )
+        if not has_changed and _digest(path) == note.digest:
+            _write_note(path, note)
+            return
+        if begin is not None:
+            _write_note(target, note)
+        identity = _identity(target)  # which it keeps under its final name
+        self._path, self._read = path, None if identity is None else (identity, note.digest)
+        origin = lock.temporary(1, 'raw')
+        with lock.create(origin) as out:
+            out.write(note_of(self._store.url).encode())
+        made = [(target, path), (origin, self._folder / ORIGIN)]
+        if not has_changed:
+            fetcher.publish(made, lock)
+            return
+        with locked_folders([self._folder]), changing_files():
+            removed = self._remove(request.unproven(path) if request.unproven else ())
+            fetcher.publish(made, lock)
+        _log.warning(
+            'The data at %s have changed since they were cached in %s. Removed %d cached files that may differ.',
+            self._store.url,
+            self._folder,
+            removed,
+        )
+
+    def _remove(self, names: Iterable[str]) -> int:
+        removed = 0
+        for name in names:
+            try:
+                removed += bool(delete_file(self._folder, name))
+            except IsADirectoryError:  # noqa: PERF203 - no file of ours
+                continue
+            except OSError as error:
+                raise cannot_write(self._folder / name, error) from error
+        drop_ledger(self._folder)
+        return removed
+
+    @contextlib.contextmanager
+    def alone(self, path: Path) -> Generator[None]:
+        """Keep others from asking, and from publishing shards of the index that is there."""
+        try:
+            handle = open_to_lock(path)
+        except OSError:  # there is none
+            yield
+            return
+        with held(handle):
+            with contextlib.suppress(CacheError):  # without locks, each process asks
+                lock_file(handle, path)
+            yield
+
+    def require_same(self) -> None:
+        """See that the folder's index is still the one that was read. One that was deleted is no other.
+
+        Raises:
+            CacheError: it is another.
+        """
+        if self._read is None or self._path is None:
+            return
+        identity = _identity(self._path)
+        if identity is None or identity == self._read[0]:
+            return
+        digest = _digest(self._path)
+        if digest in {'', self._read[1]}:
+            self._read = identity, self._read[1]
+            return
+        raise CacheError(
+            f'{self._path} is no longer the index that this process has read: the data have changed, and another '
+            f'process has refreshed the cache. Start this one again. Runs on different versions of the data need '
+            f'different `local` folders.'
+        )
+
+    @contextlib.contextmanager
+    def unchanged(self) -> Generator[None]:
+        """Publish a shard inside the block: nobody replaces the index meanwhile.
+
+        Raises:
+            CacheError: it has been replaced.
+        """
+        if self._read is None or self._path is None:
+            yield
+            return
+        try:
+            handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:  # deleted: every shard that is fetched anew is of the index that was read
+            yield
+            return
+        with held(handle):
+            lock_file(handle, self._path, shared=True)
+            self.require_same()
+            yield
+
+
+def _identity(path: Path) -> tuple[int, int, int] | None:
+    try:
+        info = os.stat(path)  # noqa: PTH116 - it is asked for every shard that is opened
+    except OSError:
+        return None
+    return info.st_ino, info.st_mtime_ns, info.st_size
+
+
+def _digest(path: Path) -> str:
+    """Of a file's bytes; empty if it cannot be read."""
+    digest, block = xxhash.xxh3_128(), memoryview(bytearray(_BLOCK))
+    try:
+        with open(path, 'rb', buffering=0) as file:
+            while count := file.readinto(block):
+                digest.update(block[:count])
+    except OSError:
+        return ''
+    return digest.hexdigest()
+
+
+def _version(info: ObjectInfo) -> str:
+    return f'{info.size} {info.version or info.etag}'
+
+
+def _read_note(path: Path) -> _Note | None:
+    try:
+        found = json.loads(os.getxattr(path, _ATTRIBUTE))
+        return _Note(str(found['digest']), str(found['version']), float(found['asked']))
+    except (AttributeError, OSError, ValueError, KeyError, TypeError):  # the first where Python has no such function
+        return None
+
+
+def _write_note(path: Path, note: _Note) -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        os.setxattr(path, _ATTRIBUTE, json.dumps(asdict(note)).encode(), follow_symlinks=False)
