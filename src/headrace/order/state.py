@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from headrace.errors import MissingStateKeyError, ResumeError
-from headrace.order.config import DefaultSeed
+from headrace.order.config import MAX_CANONICAL_NODES, DefaultSeed
 from headrace.order.mixture import Mixture, StreamSize
 from headrace.order.origin import Origin
+from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, broken_rules, is_count, read_pinned, short
 from headrace.order.schedule import Schedule
 from headrace.order.shuffle.native import NativeOrder
 from headrace.order.skip import merged
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from headrace.order.config import OrderConfig
     from headrace.order.skip import Ranges
 
@@ -29,7 +29,14 @@ STATE_VERSION = 1
 _TAKEN_OVER = ('shuffle_seed', 'num_canonical_nodes')  # from a checkpoint, where they are not given
 
 # MosaicML Streaming's keys, with its spelling; both kinds of state have them.
-_INTEGERS = {'epoch': -1, 'sample_in_epoch': 0, 'num_canonical_nodes': 0, 'shuffle_seed': 0}
+_INTEGERS = {
+    'epoch': (-1, 10**18),
+    'sample_in_epoch': (0, 10**18),
+    'num_canonical_nodes': (0, MAX_CANONICAL_NODES),
+    'shuffle_seed': (0, MAX_SEED),
+}
+_MAX_NODES = 1 << 20  # physical ones
+_MAX_RUN = 1 << 61  # samples: 64 bits hold sums of two positions of a run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,32 +125,40 @@ class ResumeState:
         """
         if state is None:  # what a trainer saves for a loader without a state
             raise ResumeError('the checkpoint holds no position in the data: it was saved with a loader that has none.')
+        if not isinstance(cast('object', state), Mapping):
+            raise ResumeError(f'a dataset state must be a mapping, got {short(state)}.')
         version = state.get('headrace')
-        if version is not None and version != STATE_VERSION:
+        if version is not None and (type(version) is not int or version != STATE_VERSION):
             raise ResumeError(
-                f'this version of headrace reads states of version {STATE_VERSION}, got {version!r}. '
+                f'this version of headrace reads states of version {STATE_VERSION}, got {short(version)}. '
                 'Resume with the version of headrace that wrote the checkpoint, or a later one.'
             )
-        least = dict(_INTEGERS)
+        bounds = dict(_INTEGERS)
         if version is not None:
-            least |= {'initial_physical_nodes': 1, 'epoch_size': 1}
+            bounds |= {'initial_physical_nodes': (1, _MAX_NODES), 'epoch_size': (1, MAX_EPOCH_SIZE)}
         elif state.get('initial_physical_nodes') is not None:
-            least |= {'initial_physical_nodes': 1}
-        wanted = [*least, 'config'] if version is not None else list(least)
+            bounds |= {'initial_physical_nodes': (1, _MAX_NODES)}
+        wanted = [*bounds, 'config'] if version is not None else list(bounds)
         missing = [key for key in wanted if key not in state]
         problems = [f'{key} is missing' for key in missing]
-        for key, bound in least.items():
-            value = state.get(key, bound)
+        for key, (least, most) in bounds.items():
+            value = state.get(key, least)
             if isinstance(value, bool) or not isinstance(value, int):
-                problems.append(f'{key} must be an int, got {value!r}')
-            elif value < bound:
-                problems.append(f'{key} must be at least {bound}, got {value}')
+                problems.append(f'{key} must be an int, got {short(value)}')
+            elif value < least:
+                problems.append(f'{key} must be at least {least}, got {short(value)}')
+            elif value > most:
+                limit = '2^1024' if most == MAX_SEED else most
+                problems.append(f'{key} must be at most {limit}, got {short(value)}')
         config = state.get('config') if version is not None else None
-        if config is not None and not _is_json_object(config):
-            problems.append(f'config must be a JSON object in a str, got {config!r}')
+        if not problems and config is not None:
+            problems += _broken_rules(config, state)
         if problems:
             kind = MissingStateKeyError if missing else ResumeError
-            raise kind(f'a dataset state breaks its format: {"; ".join(problems)}. Got keys {sorted(state)}.')
+            raise kind(
+                f'a dataset state breaks its format: {"; ".join(problems)}. Got keys {short(sorted(map(str, state)))}. '
+                f'The checkpoint is damaged, or another program wrote it.'
+            )
         nodes = state.get('initial_physical_nodes')
         return cls(
             **{key: state[key] for key in _INTEGERS},
@@ -238,9 +253,13 @@ class ResumeState:
             now |= {'epoch_size': mixture.epoch_size, **_flat(json.loads(pinned_config(config, mixture)))}
             then |= {'epoch_size': self.epoch_size, **_flat(self.pinned)}
         absent = 'nothing'
+
+        def value(values: dict[str, Any], key: str) -> str:
+            return short(values.get(key, absent), 1000)
+
         keys = [*then, *(key for key in now if key not in then)]
         return {
-            key: f'{key}: {then.get(key, absent)!r} in the checkpoint, {now.get(key, absent)!r} now'
+            key: f'{key}: {value(then, key)} in the checkpoint, {value(now, key)} now'
             for key in keys
             if then.get(key, absent) != now.get(key, absent)
         }
@@ -273,13 +292,18 @@ def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
     Raises:
         ResumeError: it holds the states of several training loaders.
     """
-    document = document.get('state', document)
-    if 'loaders' in document:
-        raise ResumeError(
-            f'One state is needed, but here are those of several training loaders: {", ".join(document["loaders"])}. '
-            f"Give the one that is meant, as it stands under 'loaders'."
-        )
-    return document.get('position', document)
+    for key in ('state', 'position'):
+        if not isinstance(cast('object', document), Mapping):
+            raise ResumeError(f'a dataset state must be a mapping, got {short(document)}.')
+        if key == 'position' and 'loaders' in document:
+            loaders = document['loaders']
+            names = ', '.join(map(str, cast('Mapping[Any, Any]', loaders))) if isinstance(loaders, Mapping) else '?'
+            raise ResumeError(
+                f'One state is needed, but here are those of several training loaders: {names}. '
+                f"Give the one that is meant, as it stands under 'loaders'."
+            )
+        document = document.get(key, document)
+    return document
 
 
 def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> str:
@@ -341,11 +365,21 @@ def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
     )
 
 
-def _is_json_object(text: object) -> bool:
-    try:
-        return isinstance(text, str) and isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
+def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:
+    """The rules that a state's ``config`` breaks, and its position; its integers are known to be within bounds."""
+    pinned = read_pinned(config)
+    if pinned is None:
+        return [f'config must be a JSON object in a str, got {short(config)}']
+    epoch, size = state['epoch'], state['epoch_size']
+    documents = pinned.get('documents', size)  # of an epoch, where its samples are packed from them
+    if not is_count(documents, 1, MAX_EPOCH_SIZE):
+        return [f'documents must be a number of samples, got {short(documents)}']
+    problems = list(broken_rules(pinned, nodes=state['num_canonical_nodes'], epoch_size=documents))
+    if not problems:
+        origin = pinned.get('origin', {'begin': 0, 'epoch': 0})
+        if origin['begin'] + (epoch - origin['epoch']) * size > _MAX_RUN:
+            problems.append(f'epoch must be one of a run of 2^61 samples at most, got epoch {epoch} of {size} samples')
+    return problems
 
 
 def _flat(pinned: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from headrace.errors import ResumeError
+from headrace.order.pinned import short
 from headrace.packing.lane import START, Cut, Lane
 from headrace.packing.settings import Packing
 
 __all__ = ['Lanes', 'place_of', 'share']
 
 _KEPT = 3  # known cuts of a lane of another rank
+_MOST_AGAIN = 1_000_000  # sequences that a lane makes again at a resume: hours of tokenising
 
 
 def share(lane: int, lanes: int, total: int) -> int:
@@ -89,7 +91,7 @@ class Lanes:
         """Take up every lane where a state at sequence `row` of the run says.
 
         Raises:
-            ResumeError: a cut is none.
+            ResumeError: a cut is none, or a lane is too far behind the position.
         """
         self._live = {}
         self._known = {}
@@ -99,9 +101,15 @@ class Lanes:
             if cut is None or not 0 <= number < self.count or cut.row > share(number, self.count, row):
                 raise ResumeError(
                     f'a lane of packing is taken up at [sequences, document, [[document, token], ...]] before the '
-                    f'position, got {value!r} for lane {name!r} of {self.count}. The checkpoint is damaged.'
+                    f'position, got {short(value)} for lane {short(name)} of {self.count}. The checkpoint is damaged.'
                 )
             self._known[number] = [cut]
+        behind = max(share(number, self.count, row) - self._cut(number, row).row for number in {0, *self._known})
+        if behind > _MOST_AGAIN:
+            raise ResumeError(
+                f'a lane of packing may make {_MOST_AGAIN:,} sequences again from its last cut, got {behind:,}. '
+                f'The checkpoint is damaged, or `exchange_cuts` was never called.'
+            )
 
     def exchange(self, gather: Callable[[dict[int, Cut]], Sequence[Mapping[int, Cut]]]) -> None:
         """Learn from all ranks where their lanes are, so that a state of this one knows it."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.order import OrderConfig, ResumeState, Run, StreamSize
+from headrace.order.pinned import is_count, short
 from headrace.packing.lanes import Lanes
 from headrace.packing.settings import Packing, lanes_rule
 
@@ -158,15 +159,15 @@ class PackedRun(Run):
             )
         cuts, skip, size = pinned.pop('cuts', {}), pinned.pop('skip', ()), pinned.pop('documents', None)
         count = then.get('lanes')
-        if not (count is None or _is_count(count)) or not _is_count(size) or not _are_ranges(skip):
+        if not (count is None or is_count(count, 1, _ENDLESS)) or not is_count(size, 1, _ENDLESS):
             raise ResumeError(
-                f'a packed run has numbers of lanes and documents above 0, and ranges of skip, got {count!r}, {size!r} '
-                f'and {skip!r}. The checkpoint is damaged.'
+                f'a packed run has numbers of lanes and documents above 0, got {short(count)} and {short(size)}. The '
+                f'checkpoint is damaged.'
             )
         now = self._pinned(self.packing.lanes or count)
         now['sequences_per_epoch'], then['sequences_per_epoch'] = self.mixture.epoch_size, state.epoch_size
         differing = [
-            f'{name}: {then.get(name)!r} in the checkpoint, {now.get(name)!r} now'
+            f'{name}: {short(then.get(name))} in the checkpoint, {short(now.get(name))} now'
             for name in sorted({*then, *now})
             if then.get(name) != now.get(name)
         ]
@@ -185,16 +186,3 @@ class PackedRun(Run):
         if self._lanes is not None:
             self._lanes.load(cuts if isinstance(cuts, dict) else {'': cuts}, self._row(epoch, sample))
         return epoch, sample
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _ENDLESS
-
-
-def _are_ranges(value: object) -> bool:
-    """Whether a value of a checkpoint is a list of pairs [begin, end)."""
-    if not isinstance(value, (list, tuple)):
-        return False
-    pairs = [cast('list[Any]', pair) for pair in cast('list[Any]', value) if isinstance(pair, list)]
-    are_numbers = all(len(pair) == 2 and isinstance(pair[0], int) and _is_count(pair[1]) for pair in pairs)
-    return len(pairs) == len(cast('list[Any]', value)) and are_numbers and all(0 <= a < b for a, b in pairs)

@@ -1,0 +1,204 @@
+"""The rules of a checkpoint's ``config``, checked before anything is made of it: whoever wrote it, it is input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, cast
+
+from headrace.errors import ConfigError
+from headrace.order.config import MAX_CANONICAL_NODES
+from headrace.order.schedule import Schedule
+from headrace.order.shuffle import ALGORITHMS
+
+__all__ = ['MAX_EPOCH_SIZE', 'MAX_SEED', 'are_ranges', 'broken_rules', 'is_count', 'read_pinned', 'short']
+
+MAX_EPOCH_SIZE: Final = 10**12
+"""Samples of an epoch: products of two numbers of its parts fit 64 bits."""
+MAX_SEED: Final = 1 << 1024
+"""A seed may have any size; this one bounds messages."""
+
+_MAX_SAMPLES: Final = 10**18  # of a run
+_MAX_POINTS: Final = 10_000  # of a schedule
+
+
+def short(value: object, longest: int = 80) -> str:
+    """A value for a message, of so many characters at most."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # of too many digits, or too deep
+        return f'a {type(value).__name__}'
+    return text if len(text) <= longest else f'{text[: longest - 3]}...'
+
+
+def read_pinned(text: object) -> dict[str, Any] | None:
+    """The object that a JSON text holds; None if it holds none."""
+    try:
+        value = json.loads(text) if isinstance(text, str) else None
+    except (ValueError, RecursionError):
+        return None
+    return cast('dict[str, Any]', value) if isinstance(value, dict) else None
+
+
+def is_count(value: object, least: int = 0, most: int = _MAX_SAMPLES) -> bool:
+    """Whether a value is an integer within bounds, both inclusive."""
+    return type(value) is int and least <= value <= most
+
+
+def are_ranges(value: Any) -> bool:
+    """Whether a value is a list of pairs [begin, end) of numbers of samples."""
+    return _is_list(value) and all(_is_list(pair, of=2) and _are_counts(pair) and pair[0] < pair[1] for pair in value)
+
+
+def broken_rules(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> Iterator[str]:
+    """The rules that the values of a ``config`` break.
+
+    Args:
+        pinned: What `read_pinned` returned; values that are not there break no rule here.
+        nodes: Canonical nodes of the state.
+        epoch_size: Samples of an epoch, of the streams together.
+    """
+    rules: dict[str, tuple[bool, str]] = {
+        'algorithm': (pinned.get('algorithm') in ALGORITHMS, f'one of {", ".join(ALGORITHMS)}'),
+        'batching': (_is_text(pinned.get('batching')), 'text'),
+        'block_size': (is_count(pinned.get('block_size'), 1), 'a number of samples'),
+        'partition': (_is_text(pinned.get('partition')), 'text'),
+        'sampling': (_is_text(pinned.get('sampling')), 'text'),
+        'sampling_granularity': (is_count(pinned.get('sampling_granularity'), 1), 'a number of samples'),
+        'shuffle': (isinstance(pinned.get('shuffle'), bool), 'true or false'),
+    }
+    optional: dict[str, tuple[bool, str]] = {
+        'global_batch_size': (is_count(pinned.get('global_batch_size'), 1, MAX_EPOCH_SIZE), 'a number of samples'),
+        'skip': (are_ranges(pinned.get('skip')), 'a list of ranges [begin, end]'),
+    }
+    rules |= {key: rule for key, rule in optional.items() if key in pinned}
+    for key, (holds, rule) in rules.items():
+        if not holds:
+            yield f'{key} must be {rule}, got {short(pinned.get(key))}'
+    streams: Any = pinned.get('streams')
+    if not _are_streams(streams, epoch_size):
+        yield (
+            f'streams must be a list of streams with different names, their numbers of samples, and what an epoch of '
+            f'{epoch_size} draws of each, got {short(streams)}'
+        )
+        return
+    choose = [stream['choose'] for stream in streams]
+    if 'stages' in pinned and not _are_stages(pinned['stages'], choose):
+        yield f"stages must be lists that sum to the streams' draws, got {short(pinned['stages'])}"
+    if 'schedule' in pinned and (wrong := _wrong_schedule(pinned['schedule'], [stream['name'] for stream in streams])):
+        yield f'schedule must be one of these streams: {wrong}'
+    if 'origin' in pinned:
+        yield from _wrong_origin(pinned['origin'], streams, nodes)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list(value: Any, of: int | None = None) -> bool:
+    return isinstance(value, (list, tuple)) and of in (None, len(cast('Sequence[Any]', value)))
+
+
+def _are_counts(value: Any, of: int | None = None) -> bool:
+    return _is_list(value, of) and all(is_count(number) for number in value)
+
+
+def _are_streams(value: Any, epoch_size: int) -> bool:
+    if not _is_list(value) or not value or not all(isinstance(stream, dict) for stream in value):
+        return False
+    are_whole = all(
+        _is_text(stream.get('name'))
+        and _is_text(stream.get('fingerprint'))
+        and is_count(stream.get('samples'), 1, MAX_EPOCH_SIZE)
+        and is_count(stream.get('choose'), 0, MAX_EPOCH_SIZE)
+        for stream in value
+    )
+    return (
+        are_whole
+        and len({stream['name'] for stream in value}) == len(value)
+        and sum(stream['choose'] for stream in value) == epoch_size
+    )
+
+
+def _are_stages(value: Any, choose: list[int]) -> bool:
+    return (
+        _is_list(value)
+        and bool(value)
+        and all(_are_counts(stage, len(choose)) and any(stage) for stage in value)
+        and [sum(draws) for draws in zip(*value, strict=True)] == choose
+    )
+
+
+def _wrong_schedule(value: Any, names: list[str]) -> str | None:
+    if not _is_list(value) or not all(isinstance(point, dict) for point in value):
+        return f'it must be a list of points, got {short(value)}'
+    if len(value) > _MAX_POINTS:
+        return f'it has at most {_MAX_POINTS:,} points, got {len(value):,}'
+    for point in value:
+        proportions = point.get('proportions')
+        if not isinstance(proportions, dict) or not all(type(share) in (int, float) for share in proportions.values()):
+            return f'proportions must be numbers by stream, got {short(proportions)}'
+        if not all(share <= _MAX_SAMPLES for share in proportions.values()):
+            return f'proportions must be at most 10^18, got {short(proportions)}'
+    try:
+        Schedule.of(value).check_names(names)
+    except ConfigError as error:
+        return str(error)[:400]
+    return None
+
+
+def _wrong_origin(value: Any, streams: list[dict[str, Any]], nodes: int) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield f'origin must be a mapping, got {short(value)}'
+        return
+    origin = cast('dict[str, Any]', value)
+    numbers = [origin.get(key) for key in ('epoch', 'sample', 'begin')]
+    positions: Any = origin.get('positions')
+    if not _are_counts(numbers) or not isinstance(positions, dict):
+        yield f'origin must say epoch, sample, begin and positions, got {short(value)}'
+        return
+    sizes = {(stream['name'], stream['fingerprint']): stream['samples'] for stream in streams}
+    for name, position in cast('dict[str, Any]', positions).items():
+        fingerprint = position.get('fingerprint') if isinstance(position, dict) else None
+        size = sizes.get((name, fingerprint)) if _is_text(fingerprint) else None
+        if not _is_text(fingerprint) or not _is_position(position, size, nodes):
+            yield (
+                f'origin must say of stream {short(name)} which of its draws its {nodes} canonical nodes had, pass by '
+                f'pass, got {short(position)}'
+            )
+
+
+def _is_position(position: Any, size: int | None, nodes: int) -> bool:
+    """Whether a stream can be there: its passes are whole, and no node is outside of them."""
+    turns, begin, shares, blocks = (position.get(key) for key in ('turns', 'begin', 'shares', 'blocks'))
+    first = position.get('pass')
+    if not (is_count(first) and _are_counts(turns, nodes) and _are_counts(begin, nodes) and _is_list(shares)):
+        return False
+    if not (_is_list(blocks, len(shares)) and all(is_count(block, 1) for block in blocks)):
+        return False
+    begins: list[list[int]] = [list(begin)]
+    for share in shares:
+        row = _share_of(share, nodes)
+        if row is None or len(begins) * nodes > 1 << 24:
+            return False
+        begins.append([before + more for before, more in zip(begins[-1], row, strict=True)])
+    totals = [sum(row) for row in begins]
+    passes = {after - before for before, after in pairwise(totals)} | ({size} if size is not None else set())
+    if len(passes) > 1 or (passes and totals[0] != first * next(iter(passes))):
+        return False
+    within = all(a <= turn <= b for a, turn, b in zip(begins[0], turns, begins[-1], strict=True))
+    return within and totals[-1] < 1 << 61
+
+
+def _share_of(share: Any, nodes: int) -> list[int] | None:
+    """A pass's turns on each node, which are listed, or named by node."""
+    if not isinstance(share, dict):
+        return list(share) if _are_counts(share, nodes) else None
+    row = [0] * nodes
+    for node, turn in cast('dict[str, Any]', share).items():
+        is_number = node.isascii() and node.isdecimal() and len(node) <= len(str(MAX_CANONICAL_NODES))
+        if not is_number or int(node) >= nodes or not is_count(turn):
+            return None
+        row[int(node)] += turn
+    return row
