@@ -268,6 +268,17 @@ class TestRequests:
             put_bytes(store, f'k{i:04d}', b'')
         assert [info.key for info in store.list('')] == [f'k{i:04d}' for i in range(1005)]
 
+    def test_stores_with_the_same_settings_share_a_client(self, moto, monkeypatch):
+        bucket = moto.new_bucket()
+        one, two, other = (
+            moto.store(bucket, prefix, region=region)
+            for prefix, region in (('a', None), ('b', None), ('c', 'eu-west-1'))
+        )
+        assert one._client is two._client
+        assert other._client is not one._client
+        monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'another')
+        assert moto.store(bucket, 'd')._client is not one._client
+
     def test_the_client_is_made_at_the_first_request_and_anew_after_fork(self, moto):
         bucket = moto.new_bucket()
         store = moto.store(bucket)

@@ -28,7 +28,7 @@ from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
-from headrace.storage.s3_connection import S3Connection, S3Service
+from headrace.storage.s3_connection import S3Connection, S3Service, connections
 from headrace.storage.sealing import sealed
 
 if TYPE_CHECKING:
@@ -189,14 +189,18 @@ class S3Store:
         return self._connection.get().client
 
     def _connect(self) -> S3Connection:
-        return S3Connection(self.url, self.options, self.service, self._pool)
+        return connections.get().of(self.url, self.options, self.service, self._pool)
+
+    def _forget(self, connection: S3Connection) -> None:
+        connections.get().forget(connection)
+        self._connection.forget(connection)
 
     def _has_newer_credentials(self, than: S3Connection) -> bool:
         """Whether the next request is made with others than those of a connection whose request was refused."""
         if self._connection.get() is than:
             if not than.has_newer_credentials():
                 return False
-            self._connection.forget(than)
+            self._forget(than)
         return True
 
     @contextlib.contextmanager
@@ -222,7 +226,7 @@ class S3Store:
             exceptions.SSOError,
             RuntimeError,  # what a source gave anew has expired, too
         ) as error:
-            self._connection.forget(connection)  # a client without credentials never looks for some again
+            self._forget(connection)  # a client without credentials never looks for some again
             raise AccessDeniedError(
                 f'{doing} {self.url}/{key} needs credentials, and boto3 found none that work: {error}. Configure one '
                 f'of its sources (environment, ~/.aws, a role), or set `anonymous` for a public bucket.'

@@ -6,17 +6,20 @@ import contextlib
 import functools
 import importlib.util
 import os
-from dataclasses import dataclass
+import threading
+import weakref
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError
 from headrace.storage.answers import ANONYMOUS
 from headrace.storage.bounds import bound_botocore
+from headrace.storage.per_process import PerProcess
 
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
 
-__all__ = ['S3Connection', 'S3Service']
+__all__ = ['S3Connection', 'S3Service', 'connections']
 
 METADATA_SERVICE: Final = {'metadata_service_num_attempts': 5, 'metadata_service_timeout': 2}
 """Attempts, and seconds for each, to get a machine's credentials: all processes of a node ask at the same moment."""
@@ -156,6 +159,38 @@ class S3Connection:
                 f'them in each process that reads it.'
             )
         return {'aws_access_key_id': keys[0], 'aws_secret_access_key': keys[1]}
+
+
+class _Connections:
+    """The connections of one process. Stores with the same settings share one, such as the streams of a mixture."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shared: weakref.WeakValueDictionary[object, S3Connection] = weakref.WeakValueDictionary()
+
+    def of(self, url: str, options: StoreOptions, service: S3Service | None, pool: int) -> S3Connection:
+        """The connection of a store; arguments as `S3Connection`'s."""
+        # Variables are read when a client is made: a store that is opened after they have changed gets its own.
+        environment = hash(frozenset(item for item in os.environ.items() if item[0].startswith(('AWS_', 'S3_'))))
+        extra = tuple(sorted((name, repr(value)) for name, value in options.extra.items()))
+        plain = tuple(getattr(options, each.name) for each in fields(options) if each.name != 'extra')
+        key = plain, extra, service, pool, environment
+        with self._lock:
+            found = self._shared.get(key)
+            if found is None:
+                found = self._shared[key] = S3Connection(url, options, service, pool)
+            return found
+
+    def forget(self, connection: S3Connection) -> None:
+        """Have the next store that needs such a connection make one."""
+        with self._lock:
+            for key, found in list(self._shared.items()):
+                if found is connection:
+                    del self._shared[key]
+
+
+connections: Final = PerProcess(_Connections)
+"""This process' own."""
 
 
 @functools.cache
