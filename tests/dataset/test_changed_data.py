@@ -184,6 +184,46 @@ def test_refuse(tmp_path):
     assert ids(StreamingDataset(**where)) == list(range(1000, 1040))
 
 
+@pytest.mark.parametrize('n', [40, 60])
+@pytest.mark.parametrize('on_changed_data', ['refresh', 'refuse'])
+def test_a_dataset_that_was_not_fetched_keeps_its_files(tmp_path, n, on_changed_data):
+    """As after a writer wrote a newer version to `local`, which nobody has uploaded yet."""
+    remote, local = tmp_path / 'remote', tmp_path / 'local'
+    write(remote, 0, hashes=['sha1'])
+    write(local, 1000, n, hashes=['sha1'])
+    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in local.iterdir()}
+    for _ in range(2):
+        with pytest.raises(StreamError, match='headrace did not fetch it'):
+            StreamingDataset(remote=str(remote), local=str(local), on_changed_data=on_changed_data)
+    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in local.iterdir()} == before
+    assert ids(StreamingDataset(local=str(local))) == list(range(1000, 1000 + n))
+
+
+def test_a_cache_of_another_program_is_read(tmp_path):
+    """Its index is the remote's, and no note says where it is from."""
+    remote, local = tmp_path / 'remote', tmp_path / 'local'
+    write(remote, 0, hashes=['sha1'])
+    shutil.copytree(remote, local)
+    (local / 'shard.00001.mds').unlink()
+    for _ in range(2):
+        assert ids(StreamingDataset(remote=str(remote), local=str(local))) == list(range(40))
+
+
+def without_version(local):
+    """Have a cache be as one of 0.1.0, or on a file system without extended attributes."""
+    with contextlib.suppress(OSError):
+        os.removexattr(local / 'index.json', 'user.headrace.version')
+
+
+def test_a_cache_without_a_version_is_refreshed(tmp_path):
+    remote, local = tmp_path / 'remote', tmp_path / 'local'
+    write(remote, 0)
+    ids(StreamingDataset(remote=str(remote), local=str(local)))
+    without_version(local)
+    write(remote, 1000, 60)
+    assert ids(StreamingDataset(remote=str(remote), local=str(local))) == list(range(1000, 1060))
+
+
 def test_another_value_is_refused():
     with pytest.raises(ConfigError, match=r"'refresh' or 'refuse', but is 'ask'"):
         Stream(remote='/none', on_changed_data='ask')

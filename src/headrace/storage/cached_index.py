@@ -2,8 +2,9 @@
 
 A fetched index has a note, in an extended attribute of its file: the version at the remote, a digest of the bytes, and
 when a process of this machine last asked the remote. If the remote has another version, the new index replaces the old
-one. Shards that are not provably the same are removed. A file system without such attributes costs a download of the
-index at each start, to compare the bytes.
+one. Shards that are not provably the same are removed. The note, or that of the folder's origin, has to prove that
+headrace fetched the old index. Other folders may hold the only copy of a user's data, and are refused. A file system
+without such attributes costs a download of the index at each start, to compare the bytes.
 
 A running process may have read the old index. So it looks at index.json whenever it opens a shard, and before a shard
 that it fetched gets its final name. With another index in the folder it stops with an error.
@@ -27,7 +28,7 @@ from headrace.storage.counting import drop_ledger
 from headrace.storage.fetch_lock import changing_files
 from headrace.storage.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
 from headrace.storage.mapped import delete_file
-from headrace.storage.origin import ORIGIN, check_origin, note_of
+from headrace.storage.origin import ORIGIN, check_origin, is_from, note_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -141,7 +142,7 @@ class CachedIndex:
         """Fetch the index, and delete the shards that may be of another. Needs the lock of its fetch. See `alone`, too.
 
         Raises:
-            StreamError: it has changed, and the request refuses that.
+            StreamError: it has changed, and the request refuses that; or nothing proves that the files are a cache.
         """
         assert self._store is not None
         target = lock.temporary(0, 'raw')
@@ -162,6 +163,13 @@ class CachedIndex:
         has_changed = is_known and cached != note.digest
         if old is not None and old.digest == cached:  # a note of other bytes says nothing
             has_changed = has_changed or bool(old.version and version and old.version != version)
+        is_cache = (old is not None and old.digest == cached) or is_from(self._folder, self._store.url)
+        if has_changed and not is_cache:
+            raise StreamError(
+                f'{path} is another index than that of {self._store.url}, and headrace did not fetch it. `local` holds '
+                f'another dataset, or an old cache of another program. Nothing was removed. Name another `local`, or '
+                f'empty that folder if nobody needs its files.'
+            )
         if has_changed and request.refuse:
             raise StreamError(
                 f'The data at {self._store.url} have changed since they were cached in {self._folder}, and '

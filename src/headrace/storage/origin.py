@@ -17,7 +17,7 @@ from headrace.errors import StreamError
 from headrace.redaction import without_credentials
 from headrace.storage.resolve import local_path
 
-__all__ = ['ORIGIN', 'check_origin', 'note_of']
+__all__ = ['ORIGIN', 'check_origin', 'is_from', 'note_of']
 
 ORIGIN: Final = '.headrace-remote'
 """File in a cache folder that names the remote."""
@@ -38,21 +38,30 @@ def check_origin(folder: Path, url: str) -> None:
     Raises:
         StreamError: it is.
     """
-    path, own = folder / ORIGIN, note_of(url).strip()
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return
-    with open(handle, 'rb') as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return
-        noted = file.read(_LONGEST).decode(errors='replace').strip('\0 \r\n\t')
-    # A power failure may empty a file, and `rm -r cache/*` leaves those with a dot.
+    noted, own = _read_note(folder), note_of(url).strip()
+    # `rm -r cache/*` leaves files with a dot.
     if noted and noted != own and _holds_files(folder):
         raise StreamError(
             f'Reused local directory: {folder} is the cache of {noted} vs. {own}. Provide a different one. If the '
-            f'first remote was a mistake, remove the folder. If both hold the same data, delete {path}.'
+            f'first remote was a mistake, remove the folder. If both hold the same data, delete {folder / ORIGIN}.'
         )
+
+
+def is_from(folder: Path, url: str) -> bool:
+    """Whether a folder's note names this remote."""
+    return _read_note(folder) == note_of(url).strip()
+
+
+def _read_note(folder: Path) -> str:
+    """What the note says; empty if there is none. A power failure may empty it, too."""
+    try:
+        handle = os.open(folder / ORIGIN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ''
+    with open(handle, 'rb') as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            return ''
+        return file.read(_LONGEST).decode(errors='replace').strip('\0 \r\n\t')
 
 
 def _holds_files(folder: Path) -> bool:
