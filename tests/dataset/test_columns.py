@@ -14,6 +14,7 @@ from headrace import (
     Stream,
     StreamingDataLoader,
     StreamingDataset,
+    Topology,
 )
 from headrace.errors import ConfigError, HeadraceError, StreamError
 from headrace.format import dump_index, parse_index
@@ -156,8 +157,7 @@ DIFFERENT = {
     'float dtypes': ('float32', 'str_float'),
     'dtypes of arrays': ('ndarray:float32:3', 'ndarray:float64:3'),
     'shapes': ('ndarray:float32:3', 'ndarray:float32:4'),
-    'a fixed shape and any': ('ndarray:float32:3', 'ndarray:float32'),
-    'a fixed dtype and any': ('ndarray:float32', 'ndarray'),
+    'dtypes of arrays of any shape': ('ndarray:float32', 'ndarray:float64:3'),
     'text and bytes': ('str', 'bytes'),
     'a number and an array': ('float32', 'ndarray:float32:1'),
 }
@@ -181,21 +181,108 @@ def test_types_that_make_one_batch_are_taken(tmp_path):
     assert {(batch['id'].dtype, batch['x'].dtype) for batch in batches} == {(torch.int64, torch.float64)}
 
 
-def test_shards_of_one_stream_may_differ_too(tmp_path):
-    write(tmp_path / 'one', id='int', text='str')
-    write(tmp_path / 'two', id='int', text='bytes')
-    parts = [(tmp_path / name / 'index.json').read_bytes() for name in ('one', 'two')]
+@pytest.mark.parametrize(
+    'encodings',
+    [
+        ('ndarray:uint16', 'ndarray:uint16:3'),
+        ('ndarray:uint16:3', 'ndarray:uint16'),
+        ('ndarray', 'ndarray:uint16'),
+        ('ndarray:uint16:3', 'ndarray', 'ndarray:uint16'),
+    ],
+)
+def test_arrays_that_leave_dtype_or_shape_open_share_batches(tmp_path, encodings):
+    folders = []
+    for name, encoding in zip('abc', encodings, strict=False):
+        folders.append(str(tmp_path / name))
+        with MDSWriter(out=folders[-1], columns={'x': encoding}) as out:
+            for _ in range(8):
+                out.write({'x': np.ones(3, np.uint16)})
+    batches = list(StreamingDataLoader(mix(*folders, shuffle=True)))
+    assert {(batch['x'].dtype, batch['x'].shape) for batch in batches} == {(torch.uint16, (4, 3))}
+
+
+def test_an_open_shape_does_not_hide_a_difference(tmp_path):
+    encodings = ('ndarray:float32', 'ndarray:float32:3', 'ndarray:float32:4')
+    folders = [write(tmp_path / name, id='int', x=x) for name, x in zip('abc', encodings, strict=True)]
+    message = r"'x' is float32 array of shape \(3,\) in stream b .*, and float32 array of shape \(4,\) in stream c"
+    with pytest.raises(StreamError, match=message):
+        StreamingDataLoader(mix(*folders))
+
+
+def test_an_open_shape_that_does_not_stack_is_named_at_its_batch(tmp_path):
+    a = write(tmp_path / 'a', samples=2, x='ndarray:float32:4', id='int')
+    b = write(tmp_path / 'b', samples=2, x='ndarray:float32', id='int')  # of shape (3,)
+    with pytest.raises(RuntimeError, match=r'got \[4\] at entry 0 and \[3\] at entry 2') as raised:
+        list(StreamingDataLoader(mix(a, b)))
+    assert "stream 'b', shard 'shard.00000.mds', row 0" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize('method', ['per_stream', 'device_per_stream'])
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_batches_of_one_stream_each_take_streams_of_different_columns(tmp_path, method, ranks):
+    folders = [
+        write(tmp_path / 'a', samples=16, id='int', text='str'),
+        write(tmp_path / 'b', samples=16, id='int', y='float32'),
+    ]
+    found = []
+    for rank in range(ranks):
+        topology = Topology(rank=rank, world_size=ranks)
+        options = dict(shuffle=True, shuffle_algo='py1e', num_canonical_nodes=1, topology=topology)
+        found += list(StreamingDataLoader(mix(*folders, batching_method=method, **options)))
+    assert sorted(tuple(sorted(batch)) for batch in found) == [('id', 'text')] * 4 + [('id', 'y')] * 4
+
+
+def test_batches_of_one_stream_still_ask_for_one_kind_within_it(tmp_path):
+    refused = of_two_kinds(tmp_path)
+    with pytest.raises(StreamError, match='text'):
+        StreamingDataLoader(
+            StreamingDataset(local=refused, batch_size=4, shuffle_algo='py1e', batching_method='per_stream')
+        )
+
+
+def test_batches_of_one_sample_take_any_streams(tmp_path):
+    folders = write(tmp_path / 'a', samples=1, id='int'), write(tmp_path / 'b', samples=1, id='int', text='str')
+    streams = [Stream(local=folder) for folder in folders]
+    batches = list(StreamingDataLoader(StreamingDataset(streams=streams, batch_size=1)))
+    assert [list(batch) for batch in batches] == [['id'], ['id', 'text']]
+
+
+def test_a_stream_of_which_nothing_is_drawn_may_differ(tmp_path):
+    a, b = write(tmp_path / 'a', id='int'), write(tmp_path / 'b', id='int', text='str')
+
+    def loader(*proportions, **options):
+        streams = [Stream(local=a, name='a', **proportions[0]), Stream(local=b, name='b', **proportions[1])]
+        return StreamingDataLoader(StreamingDataset(streams=streams, batch_size=4, **options))
+
+    batches = list(loader({'proportion': 1.0}, {'proportion': 0.0}))
+    assert [list(batch) for batch in batches] == [['id']] * 4
+    ramp = [{'at': 0, 'proportions': {'a': 1, 'b': 1}}, {'at': 8, 'proportions': {'a': 1, 'b': 0}}]
+    with pytest.raises(StreamError, match="'text' is in stream b"):
+        loader({}, {}, schedule=ramp)
+    assert [list(batch) for batch in loader({}, {}, schedule=[{'at': 0, 'proportions': {'a': 1}}])] == [['id']] * 4
+
+
+def of_two_kinds(folder):
+    """A stream whose shards have `text` as str and as bytes."""
+    write(folder / 'one', id='int', text='str')
+    write(folder / 'two', id='int', text='bytes')
+    parts = [(folder / name / 'index.json').read_bytes() for name in ('one', 'two')]
     shards = [
         shard.moved(name)
         for name, part in zip(('one', 'two'), parts, strict=True)
         for shard in parse_index(part, source=name)
     ]
-    (tmp_path / 'index.json').write_bytes(dump_index(shards))
+    (folder / 'index.json').write_bytes(dump_index(shards))
+    return str(folder)
+
+
+def test_shards_of_one_stream_may_differ_too(tmp_path):
+    folder = of_two_kinds(tmp_path)
     with pytest.raises(
         StreamError, match=r"'text' is str in one/shard.00000.mds of .* bytes in two/shard.00000.mds of"
     ):
-        StreamingDataLoader(StreamingDataset(local=str(tmp_path), batch_size=4))
-    dataset = StreamingDataset(local=str(tmp_path), batch_size=16, columns=['id'])
+        StreamingDataLoader(StreamingDataset(local=folder, batch_size=4))
+    dataset = StreamingDataset(local=folder, batch_size=16, columns=['id'])
     assert [batch['id'].tolist() for batch in StreamingDataLoader(dataset)] == [[*range(8)] * 2]
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import StreamError
-from headrace.format import Columns, Schema
+from headrace.format import Columns, Schema, do_stack
 
 if TYPE_CHECKING:
     from headrace.dataset.stream import Stream
+    from headrace.order import Mixture
 
 __all__ = ['column_names', 'columns_read', 'gathered_columns', 'read_columns', 'refuse_different_columns']
 
@@ -75,37 +76,54 @@ def gathered_columns(streams: Sequence[Stream]) -> tuple[Columns, bool]:
     return Columns(shared), all(len(arrays) == len(shared) for arrays in every)
 
 
-def refuse_different_columns(streams: Sequence[Stream]) -> None:
-    """Refuse streams whose samples do not make batches of the same columns and types.
+def refuse_different_columns(streams: Sequence[Stream], mixture: Mixture, batching: str) -> None:
+    """Refuse streams whose samples share batches, and do not make batches of the same columns and types.
+
+    Args:
+        streams: the opened streams.
+        mixture: says of which of them nothing is drawn.
+        batching: name of the batching method.
 
     Raises:
         StreamError: columns are missing somewhere, or are of different types; names streams and columns.
     """
-    (first, names), *others = columns_read(streams).items()
-    if not others:
-        return
-    home, kinds = names, first[0].kinds(first[1])
-    shared, differences = dict(kinds), dict[str, str]()
+    drawn = [stream for stream, is_drawn in zip(streams, mixture.is_drawn, strict=True) if is_drawn]
+    for sharing in [[stream] for stream in drawn] if batching in ('per_stream', 'device_per_stream') else [drawn]:
+        _refuse_different(columns_read(sharing))
+
+
+def _refuse_different(found: dict[tuple[Schema, tuple[str, ...] | None], Stream]) -> None:
+    """Refuse schemas, each with the columns that are read of it, that do not make the same batches."""
+    (first, home), *others = found.items()
+    kinds, there = first[0].kinds(first[1]), _whose(home, first[0])
+    # Kinds that go together, with the first that has each: what one leaves open, the next may say.
+    known = {name: {kind: there} for name, kind in kinds.items()}
+    differences = dict[str, str]()
     for (schema, columns), stream in others:
-        found = schema.kinds(columns)
-        if found == kinds:
+        theirs = schema.kinds(columns)
+        if theirs == kinds:
             continue
-        here, there = _whose(stream, schema), _whose(home, first[0])
-        for name in [*kinds, *found]:
-            if kinds.get(name) == found.get(name):
+        here = _whose(stream, schema)
+        for name in [*kinds, *theirs]:
+            if name in differences:
                 continue
-            shared.pop(name, None)
-            if name not in found:
-                differences.setdefault(name, f'{name!r} is in {there}, and not in {here}')
+            if name not in theirs:
+                differences[name] = f'{name!r} is in {there}, and not in {here}'
             elif name not in kinds:
-                differences.setdefault(name, f'{name!r} is in {here}, and not in {there}')
+                differences[name] = f'{name!r} is in {here}, and not in {there}'
             else:
-                differences.setdefault(name, f'{name!r} is {kinds[name]} in {there}, and {found[name]} in {here}')
+                kind = theirs[name]
+                for other, place in known[name].items():
+                    if not do_stack(kind, other):
+                        differences[name] = f'{name!r} is {other} in {place}, and {kind} in {here}'
+                        break
+                known[name].setdefault(kind, here)
     if not differences:
         return
+    shared = [name for name in kinds if name not in differences]
     told = [*differences.values()]
     more = f'; {len(told) - _MOST} more columns differ' if len(told) > _MOST else ''
-    select = f'Select what they share, `columns={list(shared)[:_MOST]}`' if shared else 'Write the data again'
+    select = f'Select what they share, `columns={shared[:_MOST]}`' if shared else 'Write the data again'
     raise StreamError(
         f'Streams that share batches have the same columns of the same types, but {"; ".join(told[:_MOST])}{more}. '
         f'{select}, override `get_item`, or pass a `collate_fn` that takes such samples.'

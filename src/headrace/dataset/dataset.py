@@ -273,13 +273,13 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
                 mark.check(names)
 
     def require_equal_columns(self) -> None:
-        """Check that samples of all streams make one batch, unless a subclass changes samples.
+        """Check that streams that share batches have equal columns, unless a subclass changes samples.
 
         Raises:
             StreamError: columns are missing in a stream, or are of different types; names streams and columns.
         """
         if self.is_columnar:
-            refuse_different_columns(self.streams)
+            refuse_different_columns(self.streams, self.mixture, self.run.config(1, None).batching)
 
     def _warn_about_blocks(self) -> None:
         largest = int(self.mixture.shard_sizes.max())

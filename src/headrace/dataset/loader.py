@@ -151,7 +151,7 @@ class StreamingDataLoader(DataLoader[Any]):
         )
         # Trainers that make a loader anew pass on what PyTorch put in the place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
-        if self._collate is None:
+        if self._collate is None and batch_size > 1:
             dataset.require_equal_columns()
         self.fixed_epoch = fixed_epoch
         self._check_fixed_epoch()

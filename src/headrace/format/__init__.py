@@ -19,7 +19,7 @@ from headrace.format.compression import (
     unpack_file,
 )
 from headrace.format.encoder import EncodedShard, ShardEncoder
-from headrace.format.encodings import get_mds_encodings, is_mds_encoding, mds_decode, mds_encode
+from headrace.format.encodings import do_stack, get_mds_encodings, is_mds_encoding, mds_decode, mds_encode
 from headrace.format.index import dump_index, parse_index
 from headrace.format.jsonl import JSONEncoder, JSONReader
 from headrace.format.mds import MDSEncoder, MDSReader
@@ -52,6 +52,7 @@ __all__ = [
     'bytes_to_int',
     'compress',
     'decompress',
+    'do_stack',
     'dump_index',
     'get_compression_extension',
     'get_compressions',

@@ -145,7 +145,7 @@ class Schema:
     def kinds(self, names: Collection[str] | None = None) -> dict[str, str]:
         """The types of columns in a batch, such as ``int64`` or ``float32 array of shape (4,)``.
 
-        Columns of one kind make the same batches, whatever encodings store them.
+        Columns whose kinds `do_stack` make the same batches, whatever encodings store them.
         """
         return {
             name: get_mds_encoding(encoding).kind if self.format == 'mds' else _LINE_KINDS[encoding]

@@ -141,6 +141,15 @@ class Mixture:
         """How often an epoch draws each sample of a stream, on average."""
         return tuple(choose / stream.size for choose, stream in zip(self.choose, self.streams, strict=True))
 
+    @property
+    def is_drawn(self) -> tuple[bool, ...]:
+        """Whether a run draws from each stream, in any epoch."""
+        if self.schedule is None:
+            return tuple(choose > 0 for choose in self.choose)
+        return tuple(
+            any(point.proportions.get(stream.name) for point in self.schedule.points) for stream in self.streams
+        )
+
     @classmethod
     def resolve(
         cls,

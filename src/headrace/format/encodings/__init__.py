@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.format.encodings.arrays import NDArray
-from headrace.format.encodings.encoding import Buffer, Encoding
+from headrace.format.encodings.encoding import Buffer, Encoding, do_stack
 from headrace.format.encodings.images import JPEG, PIL, PNG, JPEGArray, JPEGList, PILList, PNGList
 from headrace.format.encodings.scalars import (
     Float16,
@@ -61,6 +61,7 @@ __all__ = [
     'UInt16',
     'UInt32',
     'UInt64',
+    'do_stack',
     'fixed_array_type',
     'get_mds_encoded_size',
     'get_mds_encoding',

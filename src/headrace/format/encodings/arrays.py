@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError
-from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
+from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, wrong_type
 
 __all__ = ['DTYPES', 'NDArray']
 
@@ -63,8 +63,7 @@ class NDArray(Encoding):
             )
         self.dtype: np.dtype[Any] | None = None if dtype is None else _DTYPE_OF_CODE[_CODE_OF_NAME[dtype]]
         self.shape = shape
-        shape_text = 'any shape' if shape is None else f'shape {shape}'
-        self.kind = f'{"array of any dtype" if self.dtype is None else f"{self.dtype.name} array"} of {shape_text}'
+        self.kind = ArrayKind(dtype, shape)
         self.size = None if self.dtype is None or shape is None else math.prod(shape) * self.dtype.itemsize
         if self.size is not None and self.size > _MAX_SAMPLE_BYTES:
             raise ConfigError(f'A sample holds less than 4 GiB, but `{self.name}` needs {self.size} bytes a value.')
