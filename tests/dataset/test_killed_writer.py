@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import io
 import itertools
+import json
 import os
+import shutil
 import signal
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -177,10 +180,65 @@ def test_a_writer_whose_prefix_was_taken_over_elsewhere_gives_up(server, tmp_pat
     ):
         late.write({'id': 7})
         with monkeypatch.context() as elsewhere:
-            elsewhere.setattr(tempfile, 'tempdir', str(tmp_path))  # of another machine
-            write(url, 20)
+            elsewhere.setattr(socket, 'gethostname', lambda: 'elsewhere')
+            write(url, 20, exist_ok=True)
     dataset = StreamingDataset(remote=url, local=str(tmp_path / 'cache'))
     assert [sample['id'] for sample in dataset[:]] == list(range(20))
+
+
+@pytest.mark.parametrize('is_elsewhere', [False, True])
+def test_shards_of_a_living_writer_with_a_folder_and_a_url_stay(tmp_path, monkeypatch, is_elsewhere):
+    url = f'file://{tmp_path}/remote'
+    with MDSWriter(out=(str(tmp_path / 'a'), url), columns={'id': 'int'}, size_limit=400) as writer:
+        for i in range(200):
+            writer.write({'id': i})
+        with monkeypatch.context() as machine:
+            if is_elsewhere:
+                machine.setattr(socket, 'gethostname', lambda: 'elsewhere')
+            says = 'may still run.*exist_ok=True' if is_elsewhere else 'another writer is writing'
+            for out in ((str(tmp_path / 'b'), url), (str(tmp_path / 'c'), url)):
+                with pytest.raises(FileExistsError, match=says):
+                    write(out, keep_local=True)
+    dataset = StreamingDataset(remote=url, local=str(tmp_path / 'cache'))
+    assert [sample['id'] for sample in dataset[:]] == list(range(200))
+
+
+@pytest.mark.parametrize('change', ['another folder', 'the folder is gone', 'another boot', 'no mark that can be read'])
+def test_after_a_writer_with_a_folder_and_a_url_was_killed(tmp_path, change):
+    local, url = str(tmp_path / 'a'), f'file://{tmp_path}/remote'
+    _, steps = in_a_child(lambda: write((local, url)), 0)
+    shutil.rmtree(local)
+    shutil.rmtree(tmp_path / 'remote')
+    in_a_child(lambda: write((local, url)), steps // 2)
+    mark = tmp_path / 'remote' / MARK
+    if change == 'the folder is gone':
+        shutil.rmtree(local)
+    elif change == 'another boot':
+        title, _, text = mark.read_text().partition('\n')
+        mark.write_text(f'{title}\n{json.dumps({**json.loads(text), "boot": "another"})}')
+    elif change != 'another folder':
+        mark.write_text('unfinished')
+        with pytest.raises(FileExistsError, match='on an unknown machine'):
+            write((str(tmp_path / 'b'), url), 20)
+        write((str(tmp_path / 'b'), url), 20, exist_ok=True)
+        return
+    write((str(tmp_path / 'b'), url), 20)
+    dataset = StreamingDataset(remote=url, local=str(tmp_path / 'cache'))
+    assert [sample['id'] for sample in dataset[:]] == list(range(20))
+
+
+def test_temporary_folders_of_other_machines_stay(server, temporary, monkeypatch):
+    """A copy of a living writer's folder is what machines see that share files, but no locks."""
+    shared = temporary / 'headrace-writer-abcdefgh'
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(socket, 'gethostname', lambda: 'elsewhere')
+        writer = MDSWriter(out=f's3://{server.new_bucket()}/data', columns={'id': 'int'})
+    with writer:
+        writer.write({'id': 7})
+        shutil.copytree(writer.local, shared)
+        (shared / 'shard.00000.mds').write_text('its')
+        write(f's3://{server.new_bucket()}/data')
+        assert sorted(os.listdir(shared)) == [MARK, 'shard.00000.mds']
 
 
 def test_only_temporary_folders_of_dead_writers_are_removed(target, temporary, tmp_path):
@@ -204,8 +262,11 @@ def test_only_temporary_folders_of_dead_writers_are_removed(target, temporary, t
     dead.mkdir()
     empty = temporary / 'headrace-writer-efghijkl'
     empty.mkdir()
-    for name in (MARK, 'shard.00000.mds', 'shard.00001.mds.tmp', 'index.json.tmp', 'index.json'):
+    for name in ('shard.00000.mds', 'shard.00001.mds.tmp', 'index.json.tmp', 'index.json'):
         (dead / name).touch()
+    with MDSWriter(out=str(tmp_path / 'like'), columns={'id': 'int'}) as like:
+        for folder in (dead, noted, foreign):
+            shutil.copy(like.local / MARK, folder)
     out, _, options = target()
     write(out, **options)
     assert sorted(os.listdir(mine)) == [MARK, 'shard.00000.mds']

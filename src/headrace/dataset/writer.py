@@ -50,8 +50,8 @@ class Writer:
         options: how to reach the store.
 
     Raises:
-        FileExistsError: `out` holds something but the leftovers of a killed writer, and `exist_ok` is not set; or
-            another writer writes to it.
+        FileExistsError: another writer writes to `out`; or, without `exist_ok`, it holds something but the leftovers of
+            a writer that was killed on this machine.
         ValueError: an argument breaks a rule.
     """
 
@@ -84,7 +84,7 @@ class Writer:
         self.remote = remote
         if self._remote_claim is not None:
             try:
-                self._remote_claim.take(self._claim.token)
+                self._remote_claim.take(self._claim.mark)
             except BaseException:
                 self._claim.release()
                 raise

@@ -1,8 +1,8 @@
 """Marks of datasets that are being written, and leftovers of killed writers.
 
 A file `MARK` stands in a folder, and at the prefix of a store, until the writer has finished the dataset. The writer
-holds a kernel lock on the folder's mark, which ends with its process. The text of both marks ends with the writer's
-token. So the next writer knows three things: whether the dataset is unfinished, whether its writer still runs on this
+holds a kernel lock on the folder's mark, which ends with its process. Both marks name the writer, its host and its
+folder. So the next writer knows three things: whether the dataset is unfinished, whether its writer still runs on this
 machine, and whether another writer has taken the prefix over meanwhile.
 
 Only names that a writer makes are deleted, unless the caller asked for an empty `out`.
@@ -14,13 +14,13 @@ import contextlib
 import io
 import os
 import re
-import secrets
 import shutil
 import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace.dataset.writer_mark import LONGEST, MARK, WriterMark
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
 from headrace.storage.local import LocalStore
 from headrace.storage.locks import hold, let_go, try_lock_file
@@ -33,26 +33,23 @@ if TYPE_CHECKING:
 
     T = TypeVar('T')
 
-__all__ = ['INDEX', 'FolderClaim', 'StoreClaim']
+__all__ = ['INDEX', 'MARK', 'FolderClaim', 'StoreClaim']
 
 INDEX: Final = 'index.json'
-MARK: Final = '.headrace-writing'
-_TITLE: Final = 'unfinished'
 _OURS: Final = re.compile(
     r'shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?|index\.json\.tmp'
 )
 _TEMPORARY: Final = 'headrace-writer-'
 _TEMPORARY_NAME: Final = re.compile(rf'{_TEMPORARY}[a-z0-9_]{{8}}')
-_LONGEST: Final = 1 << 10  # bytes of a mark
 
 
 class FolderClaim:
     """A folder that one living writer has for itself."""
 
-    def __init__(self, path: Path, handle: int, token: str, *, is_temporary: bool) -> None:
+    def __init__(self, path: Path, handle: int, mark: WriterMark, *, is_temporary: bool) -> None:
         """Take a folder whose mark is locked; `take` and `make_temporary` do so."""
         self.path = path
-        self.token = token
+        self.mark = mark
         self._handle = handle
         self._is_temporary = is_temporary
 
@@ -77,7 +74,7 @@ class FolderClaim:
             )
         try:
             _empty_folder(path, handle, exist_ok=exist_ok, has_store=has_store)
-            return cls(path, handle, _write_mark(handle), is_temporary=False)
+            return cls(path, handle, _write_mark(handle, path), is_temporary=False)
         except BaseException:
             let_go(handle)
             raise
@@ -92,7 +89,7 @@ class FolderClaim:
             ):  # another writer may take a folder without a mark for a dead one's
                 handle = _lock_mark(path)
                 if handle is not None:
-                    return cls(path, handle, _write_mark(handle), is_temporary=True)
+                    return cls(path, handle, _write_mark(handle, path), is_temporary=True)
 
     def remove_files(self) -> None:
         """Remove the shards that the folder holds, and their index."""
@@ -126,19 +123,11 @@ def _lock_mark(folder: Path) -> int | None:
     return None
 
 
-def _write_mark(handle: int) -> str:
-    token = secrets.token_hex(16)
+def _write_mark(handle: int, folder: Path) -> WriterMark:
+    mark = WriterMark.of_this_process(folder)
     os.ftruncate(handle, 0)
-    os.pwrite(handle, _mark_text(token), 0)
-    return token
-
-
-def _mark_text(token: str) -> bytes:
-    return f'{_TITLE}\n{token}\n'.encode()
-
-
-def _token_of(text: bytes) -> str:
-    return text.decode(errors='replace').partition('\n')[2].strip()
+    os.pwrite(handle, mark.dump(), 0)
+    return mark
 
 
 def _empty_folder(folder: Path, mark: int, *, exist_ok: bool, has_store: bool) -> None:
@@ -165,31 +154,43 @@ def _empty_folder(folder: Path, mark: int, *, exist_ok: bool, has_store: bool) -
 class StoreClaim:
     """The prefix of a store that one writer has for itself.
 
-    No lock reaches other machines. So a writer takes over an unfinished prefix from a writer elsewhere, and that one,
-    should it still run, finds another token in the mark and fails.
+    No lock reaches other machines. So only the caller can have the unfinished prefix of a writer elsewhere taken over.
+    That one, should it still run, finds another token in the mark and fails.
     """
 
     def __init__(self, store: Store, retry: Retry, *, exist_ok: bool) -> None:
         """Look at what the prefix holds; changes nothing there. Removes the temporary folders of dead writers.
 
         Raises:
-            FileExistsError: a writer on this machine writes to it; or, without `exist_ok`, it holds a finished dataset
-                or files of others.
+            FileExistsError: a writer on this machine writes to it. Without `exist_ok` also: it holds a finished dataset
+                or files of others, or a writer on another machine has not finished it.
         """
         self._store, self._retry = store, retry
-        self._token = ''
-        living = _reclaim_temporary_folders()
+        self._mark: WriterMark | None = None
+        _reclaim_temporary_folders()
         self._leftovers = self._call('Listing', lambda: self._to_delete(exist_ok=exist_ok))
-        if MARK in self._leftovers and self._read_token() in living:
+        if MARK in self._leftovers:
+            self._check_writer(exist_ok=exist_ok)
+
+    def _check_writer(self, *, exist_ok: bool) -> None:
+        mark = self._read_mark()
+        is_running = mark.is_running() if mark is not None else None
+        if is_running:
             raise FileExistsError(
-                f'Directory is not empty: another writer is writing to {store.url}. Wait for it, or choose another '
-                f'`out`.'
+                f'Directory is not empty: another writer is writing to {self._store.url}. Wait for it, or choose '
+                f'another `out`.'
+            )
+        if is_running is None and not exist_ok:
+            where = f'the machine {mark.host!r}' if mark is not None else 'an unknown machine'
+            raise FileExistsError(
+                f'Directory is not empty: a writer on {where} has begun to write to {self._store.url}, and may still '
+                f'run. Wait for it, or choose another `out`. If it was killed, pass `exist_ok=True`.'
             )
 
-    def take(self, token: str) -> None:
-        """Mark the prefix with a token, and empty it."""
-        self._token = token
-        text = _mark_text(token)
+    def take(self, mark: WriterMark) -> None:
+        """Mark the prefix, and empty it."""
+        self._mark = mark
+        text = mark.dump()
         self._call('Marking', lambda: self._store.put(MARK, io.BytesIO(text), size=len(text)))
         if isinstance(self._store, LocalStore):
             self._store.remove_unfinished()
@@ -206,10 +207,10 @@ class StoreClaim:
             StorageError: one has.
         """
         try:
-            found = self._read_token()
+            found = self._read_mark()
         except AccessDeniedError:  # a key that may only write
-            found = self._token
-        if found != self._token:
+            return
+        if found != self._mark:
             raise StorageError(
                 f'Another writer has begun to write to {self._store.url} while this one was running, so this dataset '
                 f'is given up. Only one writer may write to a prefix: end the others, and write it again.'
@@ -232,11 +233,11 @@ class StoreClaim:
                 )
         return found
 
-    def _read_token(self) -> str:
+    def _read_mark(self) -> WriterMark | None:
         text = io.BytesIO()
         with contextlib.suppress(ObjectNotFoundError):
             self._call('Reading', lambda: self._store.get(MARK, _emptied(text)))
-        return _token_of(text.getvalue()[:_LONGEST])
+        return WriterMark.parse(text.getvalue()[:LONGEST])
 
     def _call(self, what: str, attempt: Callable[[], T]) -> T:
         return self._retry.call(f'{what} {self._store.url}', attempt)
@@ -248,33 +249,33 @@ def _emptied(text: io.BytesIO) -> io.BytesIO:
     return text
 
 
-def _reclaim_temporary_folders() -> set[str]:
-    """Remove this user's temporary folders of writers that were killed; returns the tokens of living writers."""
-    living = set[str]()
+def _reclaim_temporary_folders() -> None:
+    """Remove this user's temporary folders of writers that were killed on this machine."""
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:
             if _TEMPORARY_NAME.fullmatch(entry.name):
                 with contextlib.suppress(OSError, CacheError):
-                    living.add(_reclaim_temporary_folder(entry.path))
-    return living - {''}
+                    _reclaim_temporary_folder(entry.path)
 
 
-def _reclaim_temporary_folder(path: str) -> str:
+def _reclaim_temporary_folder(path: str) -> None:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(folder).st_uid != os.geteuid():
-            return ''
+            return
         try:
             handle = os.open(MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         except FileNotFoundError:
             os.rmdir(path)  # noqa: PTH106 - refused unless it is empty: its writer was killed before it made the mark
-            return ''
+            return
         hold(handle)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                return ''
-            if not try_lock_file(handle, path):
-                return _token_of(os.pread(handle, _LONGEST, 0))
+                return
+            # The folder may be shared with machines whose locks cannot be seen here.
+            mark = WriterMark.parse(os.pread(handle, LONGEST, 0))
+            if mark is None or not mark.is_of_this_boot() or not try_lock_file(handle, path):
+                return
             for name in os.listdir(folder):  # noqa: PTH208 - a descriptor has no Path
                 if name in {MARK, INDEX} or _OURS.fullmatch(name):
                     os.unlink(name, dir_fd=folder)
@@ -283,4 +284,3 @@ def _reclaim_temporary_folder(path: str) -> str:
             let_go(handle)
     finally:
         os.close(folder)
-    return ''
