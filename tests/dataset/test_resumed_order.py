@@ -11,7 +11,7 @@ import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.errors import ResumeError
-from headrace.mixing import build_loader, load_config
+from headrace.mixing import build_loader, config_of_foundry, load_config
 
 MOSAICML = {
     'epoch': 0,
@@ -100,6 +100,39 @@ def test_a_mosaicml_checkpoint_decides_and_says_so(data: str) -> None:
         other.load_state_dict(MOSAICML)
     assert (other.dataset.shuffle_seed, other.dataset.num_canonical_nodes) == (17, 4)
     assert ids(other) == ids(silent)
+
+
+def test_a_run_that_took_over_restarts_from_its_own_checkpoints(data: str) -> None:
+    script = {'shuffle_seed': 5, 'num_canonical_nodes': 2}
+    first = loader(data, **script)
+    with pytest.warns(UserWarning, match='shuffle_seed 17'):
+        first.load_state_dict(MOSAICML)
+    batches = iter(first)
+    next(batches)
+    state = first.state_dict()
+    rest = [int(number) for batch in batches for number in batch['id']]
+    for _ in range(2):  # restarts of restarts, too
+        again = loader(data, **script)
+        with pytest.warns(UserWarning, match=r'shuffle_seed 17 \(given: 5\) and num_canonical_nodes 4 \(given: 2\)'):
+            again.load_state_dict(state)
+        state = again.state_dict()
+    assert ids(again) == rest
+    with pytest.raises(ResumeError, match="algorithm: 'py1e' in the checkpoint, 'native' now"):
+        loader(data, shuffle_algo='native', **script).load_state_dict(state)
+
+
+def test_a_foundry_file_without_a_seed_takes_the_checkpoints(data: str) -> None:
+    given = {
+        'train_loader': {'name': 'text', 'dataset': {'local': data, 'shuffle': True}},
+        'global_train_batch_size': 8,
+    }
+    config = config_of_foundry(given).train
+    assert config is not None
+    found = build_loader(config)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        found.load_state_dict(MOSAICML)
+    assert found.dataset.shuffle_seed == 17
 
 
 @pytest.mark.parametrize('seed', [5, 9176])

@@ -410,7 +410,6 @@ class TestKeys:
         assert yaml_of(foundry({'local': '/x'})) == {
             'local': '/x',
             'shuffle_algo': 'py1e',
-            'shuffle_seed': 9176,
             'global_batch_size': 8,
             'loader': {'persistent_workers': True, 'pin_memory': True},
         }

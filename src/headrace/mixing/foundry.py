@@ -174,7 +174,7 @@ class _Dataset(_Transfer):
     num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
     shuffle: bool = False
     shuffle_algo: Annotated[str, OneOf(tuple(PERMUTATIONS))] = 'py1e'
-    shuffle_seed: Annotated[int, AtLeast(0)] = 9176
+    shuffle_seed: Annotated[int, AtLeast(0)] | None = None
     shuffle_block_size: Annotated[float, AtLeast(1)] | None = None
     batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
     allow_unsafe_types: bool = False

@@ -229,11 +229,11 @@ class Run:
         """
         unchecked = () if self._may_change_mixture else state.left_out
         config = resolved_from_state(self._asked, state)
-        if state.version is None:
-            _warn_of_overruled(self._asked, config)
         if config.batching == 'stratified' and not config.is_compatible:
             config = replace(config, global_batch_size=global_batch_size or state.pinned.get('global_batch_size'))
         mixture, state = state.continued(config, self._mix(config), may_change_mixture=self._may_change_mixture)
+        if state.has_mosaicmls_order:
+            _warn_of_overruled(self._asked, config)
         ranges = self._left_out(mixture, None)
         if ranges is not None:
             _check_left_out(unchecked, ranges)
@@ -245,14 +245,14 @@ class Run:
 
 
 def _warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
-    """Warn where a checkpoint of MosaicML Streaming overrules what was given."""
+    """Warn where a checkpoint of MosaicML Streaming's order overrules what was given."""
     seed = [] if isinstance(asked.seed, DefaultSeed) else [('shuffle_seed', asked.seed, config.seed)]
     nodes = [('num_canonical_nodes', asked.num_canonical_nodes, config.num_canonical_nodes)]
     overruled = [f'{name} {then} (given: {now})' for name, now, then in seed + nodes if now and now != then]
     if overruled:
         warn(
-            f"The run goes on in the order of MosaicML Streaming's checkpoint, with {' and '.join(overruled)}. Leave "
-            f'out what the checkpoint gives.',
+            f"The run goes on in the checkpoint's order, one of MosaicML Streaming's, with {' and '.join(overruled)}. "
+            f'Leave out what the checkpoint gives.',
             stacklevel=2,
         )
 

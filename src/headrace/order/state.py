@@ -15,6 +15,7 @@ from headrace.order.mixture import Mixture, StreamSize
 from headrace.order.origin import Origin
 from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, broken_rules, is_count, read_pinned, short
 from headrace.order.schedule import Schedule
+from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.shuffle.native import NativeOrder
 from headrace.order.skip import merged
 
@@ -94,6 +95,11 @@ class ResumeState:
     def pinned(self) -> dict[str, Any]:
         """What `pinned_config` recorded; empty for MosaicML's states."""
         return {} if self.config is None else json.loads(self.config)
+
+    @property
+    def has_mosaicmls_order(self) -> bool:
+        """Whether this is a position of one of MosaicML Streaming's orders, whoever wrote it."""
+        return self.version is None or self.pinned.get('algorithm') in PERMUTATIONS
 
     @property
     def left_out(self) -> Ranges:
@@ -345,18 +351,19 @@ def _is_of_mixture(key: str) -> bool:
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
     """Let a state decide what was not given: seed, canonical nodes, algorithm and block size.
 
-    `ResumeState.continued` refuses those that were given and differ. A state of MosaicML's decides seed and canonical
-    nodes in any case, and its default algorithm py1e takes the place of one that was not given.
+    `ResumeState.continued` refuses those that were given and differ. In MosaicML's orders a state decides seed and
+    canonical nodes in any case: so do MosaicML's states, and a run that began with one restarts with its own. Their
+    default algorithm py1e takes the place of one that was not given.
     """
     if state.is_stale:
         return config
     pinned = state.pinned
-    is_mosaicmls = state.version is None
-    algorithm = 'py1e' if is_mosaicmls else pinned.get('algorithm')
+    decides = state.has_mosaicmls_order
+    algorithm = 'py1e' if state.version is None else pinned.get('algorithm')
     return replace(
         config,
-        seed=state.shuffle_seed if is_mosaicmls or isinstance(config.seed, DefaultSeed) else config.seed,
-        num_canonical_nodes=(is_mosaicmls and state.num_canonical_nodes)
+        seed=state.shuffle_seed if decides or isinstance(config.seed, DefaultSeed) else config.seed,
+        num_canonical_nodes=(decides and state.num_canonical_nodes)
         or config.num_canonical_nodes
         or state.num_canonical_nodes
         or None,
