@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import headrace.errors
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.cli import main
 from headrace.errors import ConfigError, HeadraceError, TransferError
+from headrace.format import get_mds_encodings
 from headrace.mixing import build_loader, load_config
 from headrace.notes import add_note
 from headrace.redaction import redact, redact_value, warn
@@ -58,6 +59,16 @@ STORES: dict[str, tuple[str, str, dict[str, Any]]] = {
     'hf': ('huggingface_hub', 'hf://datasets/org/repo/x', {}),
     'dbfs': ('databricks.sdk', 'dbfs:/Volumes/a/b/c/x', {}),
 }
+PLAIN = [
+    "{'token': 'int', 'label': 'int'}",
+    'columns are token: ndarray:int32:8, label: int',
+    'token_count: 512 of 4096',
+    "{'num_token': '5'}",
+    'num_token=5',
+    'api_key: Unknown key',
+    'password: is not a known key',
+    'train.store_options.secret_key: must be text, got 5',
+]
 REFUSED_URLS = [
     f's3://AKID:{PASSWORD}@bucket/x',
     f's3://{USER}@bucket/x',
@@ -296,11 +307,51 @@ def test_warnings() -> None:
         ('http://127.0.0.1:9000/a@b', 'http://127.0.0.1:9000/a@b'),
         ('http://[::1]:9000/a@b', 'http://[::1]:9000/a@b'),
         ('train.password: got 5; unknown key', 'train.password: got 5; unknown key'),
+        *((text, text) for text in PLAIN),
     ],
 )
 def test_what_counts_as_a_secret(text: str, expected: str) -> None:
     assert redact(text) == expected
     assert redact(expected) == expected
+
+
+def test_variables_that_are_no_secrets_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {'TEXT_KEY': 'content', 'S3_KEY': 'datasets/train', 'TOKEN_COLUMN': 'tokens', 'MAX_TOKEN_MODE': 'truncate'}
+    secret = ['AWS_SECRET_ACCESS_KEY', 'WANDB_API_KEY', 'AZURE_STORAGE_KEY', 'HF_TOKEN', 'GATEWAY_PASSWORD']
+    for name, value in plain.items():
+        monkeypatch.setenv(name, value)
+    text = f'no file s3://b/datasets/train/index.json; {"; ".join(plain.values())}'
+    assert redact(text) == text
+    for number, name in enumerate(secret):
+        monkeypatch.setenv(name, f'{VARIABLE}-{number}')
+        assert redact(f'it was {VARIABLE}-{number}') == 'it was ***'
+
+
+class Vanishing(Mapping[str, str]):
+    """An environment from which another thread removes a variable while it is read."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(['GONE_TOKEN', 'HF_TOKEN'])
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, name: str) -> str:
+        return {'HF_TOKEN': VARIABLE}[name]
+
+
+def test_a_variable_that_another_thread_removes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr('os.environ', Vanishing())
+        text = str(ConfigError(f'it was {VARIABLE}'))
+    assert text == 'it was ***'
+
+
+@pytest.mark.parametrize('encoding', [*sorted(get_mds_encodings()), 'ndarray:uint16:2,3'])
+def test_columns_that_are_called_tokens_keep_their_encodings(encoding: str) -> None:
+    columns = {'token': encoding, 'num_token': 5, 'label': 'int'}
+    assert redact(f'got {columns}') == f'got {columns}'
+    assert redact_value(columns) == columns
 
 
 def test_mappings_are_searched_by_their_names() -> None:

@@ -46,7 +46,7 @@ SHORTEST: Final = 6
 # A name's part that makes its value a secret; bounded, so that every search below is linear in the text.
 _STEM: Final = (
     r'(?:pass(?:word|wd|phrase)|secret|signature|credential|authorization|cookie|connection[_-]?string'
-    r'|token(?!s|iz)|(?:access|account|api|private|shared|signing|storage)[_-]?key(?![_-]?id)'
+    r'|token(?![\w-])|(?:access|account|api|encryption|private|shared|signing|storage)[_-]?key(?![_-]?id)'
     r'|(?<![a-z])(?:sig|sas|pwd)(?![a-z]))'
 )
 _SECRET_NAME: Final = re.compile(_STEM, re.IGNORECASE)
@@ -54,13 +54,20 @@ _HARMLESS_NAME: Final = re.compile(
     r'(?:bos|cls|end|eos|mask|next|pad|sep|special|start|stop|unk)[_-]?token|[_-](?:dir|file|id|name|path|type|url)$',
     re.IGNORECASE,
 )
+_TOKEN_NAME: Final = re.compile(r'token\Z', re.IGNORECASE)
+# The type of a column in a message, and the number or the count of a token of text.
+_ENCODING: Final = re.compile(
+    r'bytes|float(?:16|32|64)?|u?int(?:8|16|32|64)?|list\[(?:jpeg|pil|png)\]?|jpeg(?:_?array)?|json|pil|pkl|png'
+    r'|ndarray(?::\w+(?::[\d,]+)?)?|str(?:_(?:decimal|float|int))?'
+)
+_NUMBER: Final = re.compile(r'[+-]?\d+(?:\.\d*)?')
 # Words of sentences, too: a colon after them says nothing.
 _PLAIN_WORDS: Final = frozenset({'cookie', 'credential', 'credentials', 'secret', 'sig', 'signature', 'sas', 'token'})
 _NAMED: Final = re.compile(
     rf'(?<![\w-])(?P<name>[\w-]{{0,64}}{_STEM}[\w-]{{0,32}})(?P<sign>["\']?\s{{0,2}}[:=]\s{{0,2}})'
     r'(?P<scheme>(?:aws4-hmac-sha256|basic|bearer|digest|negotiate|sharedkey|token)\s{1,4})?'
-    # "password: got 5" is how a configuration is refused.
-    r'(?P<value>"[^"]+"|\'[^\']+\'|(?!got\s)[^\s&"\'<>,;)\]}]+)',
+    # "password: got 5" and "password: unknown key" are how a configuration is refused.
+    r'(?P<value>"[^"]+"|\'[^\']+\'|(?!(?:got|is|must|unknown|not)\s)[^\s&"\'<>,;)\]}]+)',
     re.IGNORECASE,
 )
 # A password with a slash in it is none by the rules of URLs, but keys of S3 have slashes.
@@ -118,7 +125,7 @@ def redact_value(value: Any, name: str = '') -> Any:
         return {key: redact_value(item, str(key)) for key, item in items}
     if isinstance(value, (list, tuple)):
         return [redact_value(item, name) for item in cast('list[Any]', value)]
-    if value is None or isinstance(value, bool) or not is_secret_name(name):
+    if value is None or isinstance(value, bool) or not is_secret_name(name) or _is_of_text(name, str(value)):
         return redact(value) if isinstance(value, str) else value
     return HIDDEN
 
@@ -168,10 +175,17 @@ class _Redaction(logging.Filter):
 
 def _of_environment() -> Iterator[str]:
     """Values of variables that hold a secret by their name; paths and kinds of credentials are none."""
-    for name, value in os.environ.items():
-        is_secret = name.endswith('_KEY') or (is_secret_name(name) and not name.endswith('CREDENTIALS'))
+    for name in list(os.environ):
+        value = os.environ.get(name, '')  # another thread may have removed it
+        is_secret = is_secret_name(name) and not name.endswith('CREDENTIALS')
         if is_secret and len(value) >= SHORTEST and value[0] not in '/~.' and not value.isdecimal():
             yield value
+
+
+def _is_of_text(name: str, value: str) -> bool:
+    """Whether a token is a part of a text: what a name stands for is a column's encoding, a number or a count."""
+    is_plain = _ENCODING.fullmatch(value) or _NUMBER.fullmatch(value)
+    return is_plain is not None and _TOKEN_NAME.search(name) is not None
 
 
 def _redact_url(text: str) -> str:
@@ -186,4 +200,6 @@ def _hide_value(found: re.Match[str]) -> str:
     if says_nothing or not is_secret_name(name):
         return found[0]
     mark = value[0] if value[0] in '"\'' else ''
+    if _is_of_text(name, value.strip(mark)):
+        return found[0]
     return f'{name}{sign}{found["scheme"] or ""}{mark}{HIDDEN}{mark}'
