@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import CacheError, StorageError
 from headrace.storage import register_store
 from headrace.storage.local import LocalStore
 from headrace.testing.stores import CountingStore
@@ -71,3 +73,48 @@ def test_workers_begin_an_epoch_after_it_was_deleted(
                 shutil.rmtree(cache, ignore_errors=True)
         assert sorted(seen) == list(range(200))
         shutil.rmtree(cache, ignore_errors=True)
+
+
+class Failing(LocalStore):
+    """Does something before it serves a shard."""
+
+    def __init__(self, folder: Path, action: Callable[[], None]) -> None:
+        super().__init__(folder)
+        self._action = action
+
+    def get(self, key: str, out: object, **how: object) -> str:
+        """As `Store.get`."""
+        if key != 'index.json':
+            self._action()
+        return super().get(key, out, **how)  # type: ignore[arg-type]
+
+
+def read_first(make_dataset: Callable[..., Path], cache: Path, action: Callable[[], None]) -> None:
+    remote = make_dataset('remote', 20)
+    register_store('failing', lambda url, _: Failing(Path(url.removeprefix('failing://')), action))
+    _ = StreamingDataset(remote=f'failing://{remote}', local=str(cache), batch_size=10)[0]
+
+
+@pytest.mark.parametrize('missing', ['sign-in-tool', '/etc/no-credentials', None])
+def test_a_file_that_a_client_of_a_store_misses_is_named(
+    make_dataset: Callable[..., Path], tmp_path: Path, missing: str | None
+) -> None:
+    calls: list[str | None] = []
+
+    def fail() -> None:
+        calls.append(missing)
+        raise FileNotFoundError(errno.ENOENT, 'No such tool', missing)
+
+    with pytest.raises(StorageError, match='FileNotFoundError: .*No such tool'):
+        read_first(make_dataset, tmp_path / 'cache', fail)
+    assert len(calls) == 1
+
+
+def test_the_error_for_a_cache_that_is_deleted_each_time_says_what_was_missing(
+    make_dataset: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(CacheError, match='was deleted as often') as failed:
+        read_first(make_dataset, tmp_path / 'cache', lambda: shutil.rmtree(tmp_path / 'cache'))
+    # The error with the place of the sample, that of the cache, and that of the disk.
+    assert isinstance(failed.value.__cause__, CacheError)
+    assert isinstance(failed.value.__cause__.__cause__, FileNotFoundError)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace.errors import CacheError, DiskFullError, HeadraceError
+from headrace.storage.fetch_files import is_fetch_file
 from headrace.storage.fetching import space_needed
 from headrace.storage.locks import NO_ROOM, cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from pathlib import Path
 
     from headrace.storage.entry import CacheEntry
 
@@ -36,13 +38,25 @@ def despite_deletion(folder: Path, name: str, attempt: Callable[[], T]) -> T:
     Raises:
         CacheError: it was deleted each time.
     """
+    last: FileNotFoundError | None = None
     for _ in range(TRIES):
         try:
             return attempt()
         except FileNotFoundError as error:  # noqa: PERF203
-            if isinstance(error, HeadraceError):  # the store has no such object
-                raise
-    raise deleted(folder, name)
+            if isinstance(error, HeadraceError) or not _is_in(folder, error.filename):
+                raise  # the store has no such object, or its client misses a file of its own
+            last = error
+    raise deleted(folder, name) from last
+
+
+def _is_in(folder: Path, missing: object) -> bool:
+    """Whether the missing file of an error is the cache folder or in it; a bare name comes from its ``.headrace``."""
+    if isinstance(missing, int):  # a descriptor
+        return True
+    if not isinstance(missing, (str, bytes)):
+        return False
+    path = os.fsdecode(missing)
+    return is_fetch_file(path) or Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))  # noqa: PTH100 - lexical
 
 
 @contextlib.contextmanager

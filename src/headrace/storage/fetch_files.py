@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.control_folder import OpenFolder
 
-__all__ = ['FETCHES', 'LEDGER', 'fetch_folder', 'read_failure', 'read_reservation', 'write_text']
+__all__ = ['FETCHES', 'LEDGER', 'fetch_folder', 'is_fetch_file', 'read_failure', 'read_reservation', 'write_text']
 
 FETCHES: Final = '.headrace'
 """Subfolder of a cache folder that holds what is being fetched; it exists only while something is."""
@@ -32,6 +32,11 @@ _LONGEST: Final = 1 << 17
 def fetch_folder(cache: Path) -> ControlFolder:
     """The folder in which a cache folder's fetches write."""
     return ControlFolder(cache, FETCHES, _NAMES)
+
+
+def is_fetch_file(name: str) -> bool:
+    """Whether a name without a folder is that of a file in ``.headrace``."""
+    return _NAMES.fullmatch(name) is not None
 
 
 def write_text(handle: int, text: str) -> None:
