@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -14,6 +15,7 @@ from shards import SIZE, cache_of, make_remote, names
 from together import FORK
 
 from headrace.errors import CacheError, HeadraceError
+from headrace.storage.control_folder import ControlFolder
 from headrace.storage.machine_file import claim_private_folder
 from processes import end_well
 
@@ -159,6 +161,42 @@ def test_the_private_folder_is_no_link_and_open_to_nobody_else(tmp_path, elsewhe
     private.symlink_to(elsewhere)
     with pytest.raises(CacheError, match='a symbolic link'):
         claim_private_folder(private)
+
+
+def test_files_below_a_folder_of_a_group_belong_to_the_group(tmp_path):
+    remote = make_remote(tmp_path / 'remote')
+    folder = tmp_path / 'cache'
+    folder.mkdir()
+    group = folder.stat().st_gid if os.geteuid() else OTHER
+    os.chown(folder, -1, group)
+    folder.chmod(0o2770)
+    seen: list[os.stat_result] = []
+
+    class Looking(type(remote.store)):
+        def get(self, key, out, **how):
+            state = folder / '.headrace'
+            seen.extend(path.stat() for path in (state, *state.iterdir()))
+            return super().get(key, out, **how)
+
+    cache_of(remote, folder, store=Looking(remote.folder)).fetch(remote.entries[0])
+    assert stat.S_IMODE(seen[0].st_mode) == 0o2770
+    assert len(seen) > 1
+    assert {info.st_gid for info in (*seen, (folder / 'shard.00000.mds').stat())} == {group}
+
+
+def test_a_cache_that_is_deleted_while_its_folder_is_made_leaves_no_open_file(tmp_path):
+    class Deleted(type(tmp_path)):
+        """A folder that is deleted just before its mode is read."""
+
+        def stat(self, **how):
+            shutil.rmtree(self)
+            return super().stat(**how)
+
+    folder = ControlFolder(Deleted(tmp_path / 'cache'), '.headrace', re.compile('x'))
+    before = os.listdir('/proc/self/fd')
+    with pytest.raises(FileNotFoundError), folder.opened(make=True):
+        pass
+    assert os.listdir('/proc/self/fd') == before
 
 
 # -- two users ---------------------------------------------------------------------------------------------------------

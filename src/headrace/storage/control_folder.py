@@ -172,8 +172,14 @@ class ControlFolder:
         except FileExistsError:  # others make and remove it as well
             return open_folder(self.path)
         handle = open_folder(self.path)
-        with contextlib.suppress(PermissionError):  # it is another user's by now
-            os.fchmod(handle, 0o777 & self.cache.stat().st_mode)
+        try:
+            # Below a folder of a group, new folders inherit the setgid bit, and new files the group.
+            inherited = os.fstat(handle).st_mode & stat.S_ISGID
+            with contextlib.suppress(PermissionError):  # it is another user's by now
+                os.fchmod(handle, inherited | (0o777 & self.cache.stat().st_mode))
+        except BaseException:
+            os.close(handle)
+            raise
         return handle
 
     def remove(self) -> None:
