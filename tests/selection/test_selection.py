@@ -206,7 +206,7 @@ def _no_tokens(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     from headrace.dataset import reading
 
     collate = reading.collate_columns
-    monkeypatch.setattr(reading, 'collate_columns', lambda batch: collate(_without(batch, 'tokens')))
+    monkeypatch.setattr(reading, 'collate_columns', lambda batch, *rest: collate(_without(batch, 'tokens'), *rest))
 
 
 def _without(batch: Any, name: str) -> Any:
