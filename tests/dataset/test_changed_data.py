@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import io
 import json
@@ -11,15 +12,17 @@ import multiprocessing
 import os
 import shutil
 import socket
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from headrace.errors import CacheError, ConfigError, ResumeError, StreamError
+from headrace.errors import AccessDeniedError, CacheError, ConfigError, ResumeError, StreamError
 from headrace.storage import register_store
 from headrace.storage.local import LocalStore
 from headrace.testing.servers.s3 import moto_server
@@ -222,6 +225,88 @@ def test_a_cache_without_a_version_is_refreshed(tmp_path):
     without_version(local)
     write(remote, 1000, 60)
     assert ids(StreamingDataset(remote=str(remote), local=str(local))) == list(range(1000, 1060))
+
+
+class Failing(LocalStore):
+    """A folder that answers, and then does not give its index."""
+
+    error: Exception | None = None
+
+    @property
+    def url(self):
+        return f'failing://{self.root}'
+
+    def get(self, key, out, **options):
+        if key == 'index.json' and Failing.error is not None:
+            raise Failing.error
+        return super().get(key, out, **options)
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    """A remote whose data are cached; the function has it fail."""
+    register_store('failing', lambda url, _: Failing(Path(url.removeprefix('failing://'))))
+    write(tmp_path / 'remote', 0)
+    where = {'remote': f'failing://{tmp_path / "remote"}', 'local': str(tmp_path / 'local')}
+    assert ids(StreamingDataset(**where)) == list(range(40))
+    return where, lambda error: monkeypatch.setattr(Failing, 'error', error)
+
+
+@pytest.mark.parametrize(
+    'error', [AccessDeniedError('denied'), CacheError('unusable'), OSError(errno.ENOSPC, 'No space left on device')]
+)
+def test_a_comparison_that_fails_is_a_warning(tmp_path, failing, error, caplog):
+    where, fail = failing
+    without_version(tmp_path / 'local')
+    fail(error)
+    with caplog.at_level(logging.WARNING, 'headrace'):
+        assert ids(StreamingDataset(**where)) == list(range(40))
+    assert [record.message[:24] for record in caplog.records] == ['Could not ask 1 remote(s']
+
+
+def test_data_that_are_known_to_have_changed_and_cannot_be_fetched_are_an_error(tmp_path, failing):
+    where, fail = failing
+    write(tmp_path / 'remote', 1000)
+    fail(AccessDeniedError('denied'))
+    with pytest.raises(AccessDeniedError):
+        StreamingDataset(**where)
+    fail(None)
+    assert ids(StreamingDataset(**where)) == list(range(1000, 1040))
+
+
+class Waiting(LocalStore):
+    """A folder that gives its index when it is told to."""
+
+    asked = threading.Event()
+    may_answer = threading.Event()
+
+    def get(self, key, out, **options):
+        if key == 'index.json':
+            Waiting.asked.set()
+            assert Waiting.may_answer.wait(60)
+        return super().get(key, out, **options)
+
+
+def test_a_job_that_starts_does_not_stall_a_running_one(tmp_path):
+    """While the index is downloaded, the running job fetches shards."""
+    remote, local = tmp_path / 'remote', tmp_path / 'local'
+    register_store('waiting', lambda url, _: Waiting(Path(url.removeprefix('waiting://'))))
+    where = {'remote': f'waiting://{remote}', 'local': str(local)}
+    write(remote, 0)
+    Waiting.may_answer.set()
+    running = StreamingDataset(**where)
+    without_version(local)
+    Waiting.asked.clear()
+    Waiting.may_answer.clear()
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            starting = pool.submit(StreamingDataset, **where)
+            assert Waiting.asked.wait(60)
+            assert pool.submit(lambda: running[15]['id']).result(timeout=30) == 15
+            assert not starting.done()
+        finally:
+            Waiting.may_answer.set()
+        assert ids(starting.result()) == list(range(40))
 
 
 def test_another_value_is_refused():

@@ -243,7 +243,7 @@ class ShardCache:
         self._other_files.update({name, ORIGIN})
         index, fetcher = self._index, self._fetcher(Transfer(urgent=True))
         if self.store is not None and check is not None:
-            with disk_errors(self.folder, None, keep_packed=self.keep_packed), index.alone(path):
+            with disk_errors(self.folder, None, keep_packed=self.keep_packed):
                 index.look_for_changes(path, request, partial(self._fetch_lock, name), fetcher)
         if index.read(path, request, self._files):
             return path
@@ -251,7 +251,7 @@ class ShardCache:
             raise missing(path)
 
         def attempt() -> None:
-            with index.alone(path), self._fetch_lock(name) as lock:
+            with self._fetch_lock(name) as lock:
                 if not index.read(path, request, self._files):
                     index.replace(path, request, lock, fetcher)
 

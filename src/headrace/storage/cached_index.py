@@ -74,6 +74,18 @@ class _Note:
     """When, by `time.time`."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """An index that was fetched, before it replaces the cached one."""
+
+    target: Path
+    note: _Note
+    has_changed: bool
+    """Whether the cached one is known to be another."""
+    is_cache: bool
+    """Whether headrace provably fetched the cached one."""
+
+
 class CachedIndex:
     """The index of one folder, as one process knows it."""
 
@@ -102,34 +114,48 @@ class CachedIndex:
     def look_for_changes(
         self, path: Path, request: IndexRequest, lock: Callable[[], FetchLock], fetcher: Fetcher
     ) -> None:
-        """Have the folder hold the index that the remote has now. For one process at a time: see `alone`.
+        """Have the folder hold the index that the remote has now.
 
-        It asks nobody if another process has just done so.
+        It asks nobody if another process has just done so. A comparison that fails is a warning: the cached index is as
+        good as before.
         """
         check, store = request.check, self._store
         if check is None or store is None or _identity(path) is None:
             return
         check_origin(self._folder, store.url)
-        note = _read_note(path)
-        if note is not None and check.since <= note.asked <= time.time():
-            return
-        begin = time.time()
-        found = check.ask(store, path.name)
-        if found is None:
-            return
-        if note is not None and (note.digest, note.version) == (_digest(path), _version(found)):
-            _write_note(path, replace(note, asked=begin))
-            return
-        try:
-            with lock() as fetch_lock:
-                self.replace(path, request, fetch_lock, fetcher, asked=found, begin=begin)
-        except CacheError:
-            if note is not None:
-                raise
-            # A folder that this user may not write to, filled by an earlier version or by another program.
-            _log.warning('Nobody knows which version of %s is cached in %s.', store.url, self._folder)
+        with self._one_asks():
+            note = _read_note(path)
+            if note is not None and check.since <= note.asked <= time.time():
+                return
+            begin = time.time()
+            found = check.ask(store, path.name)
+            if found is None:
+                return
+            if note is not None and note.digest != _digest(path):
+                note = None  # it is of other bytes
+            if note is not None and note.version == _version(found):
+                _write_note(path, replace(note, asked=begin))
+                return
+            has_changed = note is not None and bool(note.version)
+            try:
+                with lock() as fetch_lock:
+                    fetched = self._fetch(path, request, fetch_lock, fetcher, asked=found, begin=begin)
+                    has_changed = has_changed or fetched.has_changed
+                    self._take(fetched, path, request, fetch_lock, fetcher)
+            except (OSError, CacheError) as error:
+                if has_changed:
+                    raise
+                check.unanswered(store, error)
 
-    def replace(
+    def replace(self, path: Path, request: IndexRequest, lock: FetchLock, fetcher: Fetcher) -> None:
+        """Fetch the index, and delete the shards that may be of another. Needs the lock of its fetch.
+
+        Raises:
+            StreamError: it has changed, and the request refuses that; or nothing proves that the files are a cache.
+        """
+        self._take(self._fetch(path, request, lock, fetcher), path, request, lock, fetcher)
+
+    def _fetch(
         self,
         path: Path,
         request: IndexRequest,
@@ -138,12 +164,7 @@ class CachedIndex:
         *,
         asked: ObjectInfo | None = None,
         begin: float | None = None,
-    ) -> None:
-        """Fetch the index, and delete the shards that may be of another. Needs the lock of its fetch. See `alone`, too.
-
-        Raises:
-            StreamError: it has changed, and the request refuses that; or nothing proves that the files are a cache.
-        """
+    ) -> _Fetched:
         assert self._store is not None
         target = lock.temporary(0, 'raw')
         etag = fetcher.produce_index(path.name, target, lock, request.validate)
@@ -160,11 +181,19 @@ class CachedIndex:
         note = _Note(_digest(target), version, begin or 0.0)
         if not note.digest:
             raise FileNotFoundError(errno.ENOENT, 'It was deleted', str(target))
+        if begin is not None:
+            _write_note(target, note)
         has_changed = is_known and cached != note.digest
-        if old is not None and old.digest == cached:  # a note of other bytes says nothing
+        is_cache = old is not None and old.digest == cached
+        if old is not None and is_cache:  # a note of other bytes says nothing
             has_changed = has_changed or bool(old.version and version and old.version != version)
-        is_cache = (old is not None and old.digest == cached) or is_from(self._folder, self._store.url)
-        if has_changed and not is_cache:
+        return _Fetched(target, note, has_changed, is_cache or is_from(self._folder, self._store.url))
+
+    def _take(self, fetched: _Fetched, path: Path, request: IndexRequest, lock: FetchLock, fetcher: Fetcher) -> None:
+        """Have what was fetched be the folder's index."""
+        assert self._store is not None
+        target, note, has_changed = fetched.target, fetched.note, fetched.has_changed
+        if has_changed and not fetched.is_cache:
             raise StreamError(
                 f'{path} is another index than that of {self._store.url}, and headrace did not fetch it. `local` holds '
                 f'another dataset, or an old cache of another program. Nothing was removed. Name another `local`, or '
@@ -178,18 +207,20 @@ class CachedIndex:
         if not has_changed and _digest(path) == note.digest:
             _write_note(path, note)
             return
-        if begin is not None:
-            _write_note(target, note)
         identity = _identity(target)  # which it keeps under its final name
         self._path, self._read = path, None if identity is None else (identity, note.digest)
-        origin = lock.temporary(1, 'raw')
-        with lock.create(origin) as out:
-            out.write(note_of(self._store.url).encode())
-        made = [(target, path), (origin, self._folder / ORIGIN)]
+        made = [(target, path)]
+        # A note that is right stays the file that it is: others may have it locked.
+        if not is_from(self._folder, self._store.url):
+            origin = lock.temporary(1, 'raw')
+            with lock.create(origin) as out:
+                out.write(note_of(self._store.url).encode())
+            made.append((origin, self._folder / ORIGIN))
         if not has_changed:
-            fetcher.publish(made, lock)
+            with _locked(path):
+                fetcher.publish(made, lock)
             return
-        with locked_folders([self._folder]), changing_files():
+        with _locked(path), locked_folders([self._folder]), changing_files():
             removed = self._remove(request.unproven(path) if request.unproven else ())
             fetcher.publish(made, lock)
         _log.warning(
@@ -212,16 +243,13 @@ class CachedIndex:
         return removed
 
     @contextlib.contextmanager
-    def alone(self, path: Path) -> Generator[None]:
-        """Keep others from asking, and from publishing shards of the index that is there."""
-        try:
-            handle = open_to_lock(path)
-        except OSError:  # there is none
-            yield
-            return
-        with held(handle):
-            with contextlib.suppress(CacheError):  # without locks, each process asks
-                lock_file(handle, path)
+    def _one_asks(self) -> Generator[None]:
+        """Keep others from asking. A folder without the note of its origin has no such lock: each process asks."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError, CacheError):  # without locks, each process asks
+                handle = open_to_lock(self._folder / ORIGIN)
+                stack.enter_context(held(handle))
+                lock_file(handle, self._folder / ORIGIN)
             yield
 
     def require_same(self) -> None:
@@ -255,15 +283,23 @@ class CachedIndex:
         if self._read is None or self._path is None:
             yield
             return
-        try:
-            handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError:  # deleted: every shard that is fetched anew is of the index that was read
-            yield
-            return
-        with held(handle):
-            lock_file(handle, self._path, shared=True)
+        # Of one that was deleted, every shard that is fetched anew is of the index that was read.
+        with _locked(self._path, shared=True):
             self.require_same()
             yield
+
+
+@contextlib.contextmanager
+def _locked(path: Path, *, shared: bool = False) -> Generator[None]:
+    """Lock an index: exclusively to replace it, shared to publish a shard of it. One that is absent needs no lock."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) if shared else open_to_lock(path)
+    except OSError:
+        yield
+        return
+    with held(handle):
+        lock_file(handle, path, shared=shared)
+        yield
 
 
 def _identity(path: Path) -> tuple[int, int, int] | None:

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.errors import StorageError
+from headrace.errors import HeadraceError
 from headrace.redaction import logger_of
 from headrace.storage.resolve import local_path
 
@@ -78,8 +78,13 @@ class IndexCheck:
         try:
             return store.head(name)
         except Exception as error:  # a client may raise anything, and the cached index is as good as before
-            self._note(store, f'{type(error).__name__}: {error}' if isinstance(error, StorageError) else repr(error))
+            self.unanswered(store, error)
             return None
+
+    def unanswered(self, store: Store, error: Exception) -> None:
+        """Note for the warning why the index of a store could not be compared."""
+        known = isinstance(error, HeadraceError)
+        self._note(store, f'{type(error).__name__}: {error}' if known else repr(error))
 
     def _note(self, store: Store, why: str) -> None:
         with self._lock:
