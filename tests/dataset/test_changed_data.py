@@ -341,6 +341,38 @@ def test_a_running_reader_of_the_old_data_stops_with_an_error(tmp_path, hashes):
     assert ids(StreamingDataset(remote=str(remote), local=str(local))) == list(range(1000, 1060))
 
 
+def test_openings_of_old_shards_share_one_look_at_the_index(tmp_path, monkeypatch):
+    """The inode number of index.json differs at each look, as on some FUSE file systems: it is not read again."""
+    remote, local = tmp_path / 'remote', tmp_path / 'local'
+    write(remote, 0, 400)
+    where = {'remote': str(remote), 'local': str(local)}
+    ids(StreamingDataset(**where))
+    for path in local.glob('shard*'):
+        os.utime(path, (1e9, 1e9))
+    dataset = StreamingDataset(**where)
+    assert dataset[0]['id'] == 0
+    index, now, looks, stat = local / 'index.json', time.time() + 10, [], os.stat
+    before = index.stat()
+    index.write_bytes(bytes(before.st_size))  # whoever reads it again takes it for another
+    os.utime(index, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    def look(path, *args, **options):
+        info = stat(path, *args, **options)
+        if str(path) != str(index):
+            return info
+        looks.append(path)
+        return os.stat_result((info[0], len(looks), *info[2:10]), {'st_mtime_ns': info.st_mtime_ns})
+
+    monkeypatch.setattr(os, 'stat', look)
+    monkeypatch.setattr(time, 'time', lambda: now)
+    for i in range(10, 390, 10):
+        assert dataset[i]['id'] == i
+    assert len(looks) == 1
+    now += 1.5
+    assert dataset[395]['id'] == 395
+    assert len(looks) == 2
+
+
 class Late(LocalStore):
     """A folder whose shards are read at once, and arrive when something has happened."""
 

@@ -7,8 +7,9 @@ presence needs no other record and survives any crash. The modules around this o
 - `mapped`: how are they read? - `keeping`: and for how long? - `fetch_lock`: who may fetch?
 - `limit`: is there room, and what has to go?
 
-Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A folder without a
-store (local data) is never written to, except to unpack shards of which it holds only the compressed file.
+Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A new shard costs a
+``stat`` of the index, too; old ones share one a second. A folder without a store (local data) is never written to,
+except to unpack shards of which it holds only the compressed file.
 """
 
 from __future__ import annotations
@@ -301,7 +302,7 @@ class ShardCache:
                 if file.size != part.size:
                     break
             else:
-                self._index.require_same()  # now: what is open stays as it is
+                self._index.require_same(max(file.written for file in files))  # now: what is open stays as it is
                 return tuple(files)
         except BaseException:
             for file in files:

@@ -6,8 +6,9 @@ one. Shards that are not provably the same are removed. The note, or that of the
 headrace fetched the old index. Other folders may hold the only copy of a user's data, and are refused. A file system
 without such attributes costs a download of the index at each start, to compare the bytes.
 
-A running process may have read the old index. So it looks at index.json whenever it opens a shard, and before a shard
-that it fetched gets its final name. With another index in the folder it stops with an error.
+A running process may have read the old index. So it looks at index.json when it opens a shard, and before a shard that
+it fetched gets its final name. With another index in the folder it stops with an error. A shard that was written before
+the last look is of the index that was there; for such shards one look a second is enough.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import os
 import time
 from dataclasses import asdict, dataclass, replace
@@ -44,6 +46,8 @@ __all__ = ['CachedIndex', 'IndexRequest']
 
 _ATTRIBUTE: Final = 'user.headrace.version'
 _BLOCK: Final = 1 << 20  # bytes of an index in memory at once while it is compared
+_LOOK_AGAIN: Final = 1.0  # seconds for which one look at index.json is enough for old shards
+_CLOCK_STEP: Final = 1.0  # seconds by which the time of a file may be behind the clock
 
 _log = logger_of(__name__)
 
@@ -93,7 +97,8 @@ class CachedIndex:
         """Touches no disk and no network; without a store there is nothing to compare an index with."""
         self._folder, self._store = folder, store
         self._path: Path | None = None
-        self._read: tuple[tuple[int, int, int], str] | None = None  # what was read: its identity and its digest
+        self._read: tuple[tuple[int, int], str] | None = None  # what was read: its identity and its digest
+        self._looked = 0.0  # when `require_same` last found it in the folder, by `time.time`
 
     def read(self, path: Path, request: IndexRequest, files: PresentFiles) -> bool:
         """Read an index that is there; False if there is none, or none that is valid."""
@@ -252,20 +257,27 @@ class CachedIndex:
                 lock_file(handle, self._folder / ORIGIN)
             yield
 
-    def require_same(self) -> None:
+    def require_same(self, written: float = math.inf) -> None:
         """See that the folder's index is still the one that was read. One that was deleted is no other.
+
+        Args:
+            written: when the shard that is about to be read was written, in seconds of `time.time`.
 
         Raises:
             CacheError: it is another.
         """
         if self._read is None or self._path is None:
             return
+        now = time.time()
+        if written + _CLOCK_STEP < self._looked <= now < self._looked + _LOOK_AGAIN:
+            return
         identity = _identity(self._path)
         if identity is None or identity == self._read[0]:
+            self._looked = now
             return
         digest = _digest(self._path)
         if digest in {'', self._read[1]}:
-            self._read = identity, self._read[1]
+            self._read, self._looked = (identity, self._read[1]), now
             return
         raise CacheError(
             f'{self._path} is no longer the index that this process has read: the data have changed, and another '
@@ -302,12 +314,13 @@ def _locked(path: Path, *, shared: bool = False) -> Generator[None]:
         yield
 
 
-def _identity(path: Path) -> tuple[int, int, int] | None:
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from one that replaced it. FUSE may give a file another inode number at each look."""
     try:
-        info = os.stat(path)  # noqa: PTH116 - it is asked for every shard that is opened
+        info = os.stat(path)  # noqa: PTH116 - a Path costs more than the stat
     except OSError:
         return None
-    return info.st_ino, info.st_mtime_ns, info.st_size
+    return info.st_mtime_ns, info.st_size
 
 
 def _digest(path: Path) -> str:

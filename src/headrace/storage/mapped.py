@@ -130,14 +130,15 @@ class _Pages:
 class MappedFile:
     """One file in memory, read-only."""
 
-    __slots__ = ('_handle', '_pid', 'buffer', 'size')
+    __slots__ = ('_handle', '_pid', 'buffer', 'size', 'written')
 
     def __init__(self, handle: int, *, locked: bool) -> None:
         """Take over an open descriptor; ``locked`` if the file is going to be locked, or is so already."""
         self._handle = handle if locked else -1
         self._pid = os.getpid() if locked else 0
         try:
-            self.size = os.fstat(handle).st_size
+            info = os.fstat(handle)
+            self.size, self.written = info.st_size, info.st_mtime
             # An empty file cannot be mapped.
             self.buffer = np.asarray(_Pages(handle, self.size)).data if self.size else memoryview(b'')
         except BaseException:
