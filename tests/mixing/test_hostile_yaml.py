@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from headrace.errors import ConfigError
 from headrace.mixing import Config, config_of_foundry, load_config
@@ -270,6 +271,43 @@ def test_ten_thousand_streams_of_six_keys_load_in_seconds(tmp_path: Path) -> Non
     assert config is not None
     assert config.streams[9999].local == '/data/9999'
     assert len(config.streams) == 10_000
+
+
+def test_10_000_streams_with_variables_of_the_environment_in_their_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('HEADRACE_ROOT', 's3://bucket')
+    path = '${oc.env:HEADRACE_ROOT}/${oc.env:HEADRACE_ABSENT,corpora}/${variables.version}/%d/' + 'x' * 60
+    streams = {f's{number}': {'remote': path % number} for number in range(10_000)}
+    config = load_config({'device_batch_size': 4, 'variables': {'version': 2}, 'train': {'streams': streams}}).train
+    assert config is not None
+    assert config.streams[9999].remote == 's3://bucket/corpora/2/9999/' + 'x' * 60
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        *(
+            '${oc.env:HEADRACE_ROOT}',
+            'a${oc.env:HEADRACE_ROOT}b',
+            '$${oc.env:HEADRACE_ROOT}}',
+            "'${oc.env:HEADRACE_ROOT}'",
+        ),
+        *('${oc.env:HEADRACE_ABSENT,4}', '${oc.env:HEADRACE_ABSENT, a b }|', "${oc.env:HEADRACE_ABSENT,'a b'}"),
+        *(
+            '${oc.env: HEADRACE_ROOT}/${variables.number}',
+            'x${oc.env:HEADRACE_ABSENT,null}',
+            '{${oc.env:HEADRACE_ROOT}',
+        ),
+        *('${oc.env:HEADRACE_ROOT}/\\${kept}', '${oc.env:HEADRACE_ROOT}${oc.decode:${oc.env:HEADRACE_ABSENT,3}}'),
+    ],
+)
+def test_variables_of_the_environment_are_what_omegaconf_makes_of_them(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv('HEADRACE_ROOT', '/env')
+    values = {'device_batch_size': 4, 'variables': {'number': 1}, 'train': {'local': text}}
+    config = load_config(values).train
+    assert config is not None
+    assert config.local == OmegaConf.create(values).train.local
 
 
 def test_merge_keys_aliases_and_interpolations_of_all_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

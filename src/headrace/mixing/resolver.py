@@ -1,9 +1,10 @@
 """Values for interpolations (``${...}``), each evaluated once; the only module that knows OmegaConf.
 
-Texts without ``${`` are left as they are. ``${train.local}`` and texts made of such references are put together here.
-All others, with resolvers such as ``${oc.env:NAME}`` or relative references, are left to OmegaConf. In the tree that it
-works on, each text with an interpolation stands for a call back to here. So nothing is evaluated twice, and the limits
-hold however texts refer to each other.
+Texts without ``${`` are left as they are. Texts made of references such as ``${train.local}``, and of variables of the
+environment such as ``${oc.env:NAME}``, are put together here; OmegaConf evaluates each different variable once.
+All others, with other resolvers or relative references, are left to OmegaConf. In the tree that it works on, each text
+with an interpolation stands for a call back to here. So nothing is evaluated twice, and the limits hold however texts
+refer to each other.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ _MAX_PARSED: Final = 1 << 19  # characters of the texts that OmegaConf parses, a
 
 _REFERENCE = re.compile(r'\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}', re.ASCII)
 _ENVIRONMENT = re.compile(r'\$\{oc\.env:[^${}\\]*\}')
+_PIECE = re.compile(r'(\$\{(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|oc\.env:[^${}\\]*)\})', re.ASCII)
 _ONCE: Final = 'headrace.once'
 _UNRESOLVED: Any = object()
 _OPEN: Any = object()
@@ -67,6 +69,7 @@ class _Resolver:
         self._known: dict[Path, Any] = {}
         self._characters = self._parsed = self._depth = 0
         self._tree: DictConfig | None = None
+        self._variables: dict[str, Any] = {}  # of the environment, by their interpolations
         self._places: list[Path] = []  # of the texts that the tree calls back for
         self._containers: dict[int, Any] = {}  # what came of those that refer to mappings and lists
 
@@ -131,7 +134,7 @@ class _Resolver:
             )
         if self._depth > MAX_DEPTH:
             raise _UnresolvableError(f'cannot be resolved: more than {MAX_DEPTH} interpolations refer to each other')
-        value = self._of_references(text)
+        value = self._of_pieces(text, at)
         if value is _UNRESOLVED:
             value = self._by_omegaconf(text, at)
         if isinstance(value, str):
@@ -142,16 +145,30 @@ class _Resolver:
                 raise YamlError(f'interpolations give texts of more than {_MAX_CHARACTERS:,} characters; write fewer')
         return value
 
-    def _of_references(self, text: str) -> Any:
-        """The value of a text that has no other interpolations than references to values by their full path."""
-        if text.count('${') != len(_REFERENCE.findall(text)) or '\\' in text:
+    def _of_pieces(self, text: str, at: Path) -> Any:
+        """The value of a text whose interpolations are references by full path, and variables of the environment."""
+        parts: list[Any] = _PIECE.split(text)
+        if text.count('${') != len(parts) // 2 or '\\' in text:
             return _UNRESOLVED
-        whole = _REFERENCE.fullmatch(text)
-        if whole is not None:
-            return self._scalar(whole[1])
-        parts = _REFERENCE.split(text)
-        parts[1::2] = [self._scalar(reference) for reference in parts[1::2]]
+        if parts[1] == text:
+            return self._of_piece(text, at)
+        parts[1::2] = [self._of_piece(piece, at) for piece in parts[1::2]]
         return _UNRESOLVED if any(part is _UNRESOLVED for part in parts) else ''.join(map(str, parts))
+
+    def _of_piece(self, piece: str, at: Path) -> Any:
+        """The value of one interpolation; unresolved where that is for OmegaConf to say."""
+        reference = _REFERENCE.fullmatch(piece)
+        if reference is not None:
+            return self._scalar(reference[1])
+        if piece not in self._variables:
+            try:
+                self._variables[piece] = self._by_omegaconf(piece, at)
+            except _UnresolvableError as error:
+                self._variables[piece] = _Failure(str(error))
+        value = self._variables[piece]
+        if isinstance(value, _Failure):
+            raise _UnresolvableError(value.rule)
+        return value
 
     def _scalar(self, reference: str) -> Any:
         """The value that is referred to; unresolved where that is for OmegaConf to say."""
@@ -174,7 +191,8 @@ class _Resolver:
         if self._parsed > _MAX_PARSED:
             raise YamlError(
                 f'texts with interpolations other than ${{path.of.a.key}} have at most {_MAX_PARSED:,} characters '
-                f'together, and these have more; put what they share into `variables`, and refer to it'
+                f'together, each different ${{oc.env:NAME}} counted once, and these have more; put what they share '
+                f'into `variables`, and refer to it'
             )
         token = _CURRENT.set(self)
         try:
