@@ -1,4 +1,4 @@
-"""Takes secrets out of what people and files are shown: messages, warnings, logs, reprs, hyperparameters.
+"""Redacts secrets in messages, warnings, logs, reprs and hyperparameters.
 
 `HeadraceError` redacts its message itself; `warn` and `logger_of` are the only ways to warn and to log. A text is
 searched when it is made, so nothing is done while all goes well. Four things count as a secret:
@@ -118,7 +118,7 @@ def redact_value(value: Any, name: str = '') -> Any:
 
     Args:
         value: Texts, numbers, lists, mappings.
-        name: What it goes by, such as the key of a mapping.
+        name: The name of the value, such as the key of a mapping.
     """
     if isinstance(value, Mapping):
         items = cast('Mapping[Any, Any]', value).items()

@@ -1,4 +1,4 @@
-"""What happens at the start of a run if the data of a remote have changed since they were cached."""
+"""Compares cached indexes with their remotes at the start of a run."""
 
 from __future__ import annotations
 

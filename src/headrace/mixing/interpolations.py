@@ -1,4 +1,4 @@
-"""What messages show of a configuration: interpolations as they are written, never what they resolve to."""
+"""Shows interpolations in messages as they are written, never their resolved values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, where, and the one error that says so."""
+"""Problems of a configuration with their places, and the one error that lists them."""
 
 from __future__ import annotations
 

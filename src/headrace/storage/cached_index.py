@@ -54,7 +54,7 @@ _log = logger_of(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRequest:
-    """What a caller wants of an index."""
+    """The wishes of a caller about an index."""
 
     validate: Callable[[Path], None] | None = None
     """Raises FormatError if a file is not what it should be; else takes it as the index that is read from now on."""

@@ -1,4 +1,4 @@
-"""What the disk does to a fetch: the folder is deleted meanwhile, has no room, or may not be written to."""
+"""Failures of the disk during a fetch: a deleted folder, a full disk, a folder without write permission."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _log = logger_of(__name__)
 
 
 class IndexCheck:
-    """What the streams of one dataset ask their remotes when it is opened. Thread-safe."""
+    """The requests of a dataset's streams to their remotes when it is opened. Thread-safe."""
 
     def __init__(self, *, since: float | None = None) -> None:
         """Take the time from which on the answer that another process of this machine got is good enough.

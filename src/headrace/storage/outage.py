@@ -71,7 +71,7 @@ class Outages:
 
 
 def _server(url: str) -> str:
-    """What is down together: a bucket, a host."""
+    """The part of a store that fails as a whole: a bucket or a host."""
     scheme, rest = split_url(url)
     return f'{scheme}://{rest.partition("/")[0]}' if scheme else url
 
