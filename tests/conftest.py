@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-from headrace import MDSWriter
+from headrace import MDSWriter, redaction
 
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / 'shared'
@@ -24,6 +24,12 @@ settings.register_profile('few', settings.get_profile('headrace'), max_examples=
 settings.load_profile('headrace')
 
 MakeDataset = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passwords of one test, such as "another", are words in the messages of others in the same process."""
+    monkeypatch.setattr(redaction, '_kept', set(redaction._kept))
 
 
 @pytest.fixture

@@ -223,7 +223,7 @@ def test_a_note_that_a_power_failure_emptied_says_nothing(make_dataset, tmp_path
     assert StreamingDataset(remote=str(remote), local=str(local))[0]['id'] == 0
     gc.collect()
     (local / '.headrace-remote').write_bytes(left)
-    (local / 'index.json').write_bytes(b'')
+    (local / 'index.json').write_bytes(left)
     assert StreamingDataset(remote=str(remote), local=str(local))[19]['id'] == 19
     assert (local / '.headrace-remote').read_text() == f'{remote}\n'
 

@@ -197,6 +197,18 @@ class TestWhichCredentials:
         with pytest.raises(ObjectNotFoundError, match=r'does not exist at .* the endpoint \(options\)'):
             store.head('x')
 
+    def test_a_store_that_is_opened_after_its_hmac_keys_have_changed_uses_the_new_ones(
+        self, s3_server, hmac_keys, monkeypatch
+    ):
+        options = StoreOptions(endpoint_url=s3_server.endpoint_url)
+        monkeypatch.setenv('GCS_SECRET', 'wrong')
+        wrong = open_store('gs://headrace-no-such-bucket', options)
+        with pytest.raises(StorageError):  # moto, which checks no key, says that there is no bucket
+            wrong.head('x')
+        monkeypatch.setenv('GCS_SECRET', 'testsecret')
+        with pytest.raises(ObjectNotFoundError):
+            open_store('gs://headrace-no-such-bucket', options).head('x')
+
     def test_application_default_credentials(self, gate, account, monkeypatch):
         monkeypatch.setenv('GOOGLE_APPLICATION_CREDENTIALS', account['service_account_file'])
         store = gate.store(gate.new_bucket())

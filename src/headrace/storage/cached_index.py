@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import xxhash
 
-from headrace.errors import CacheError, StreamError
+from headrace.errors import CacheError, FormatError, StreamError
 from headrace.redaction import logger_of
 from headrace.storage.counting import drop_ledger
 from headrace.storage.fetch_lock import changing_files
@@ -198,6 +198,8 @@ class CachedIndex:
         """Have what was fetched be the folder's index."""
         assert self._store is not None
         target, note, has_changed = fetched.target, fetched.note, fetched.has_changed
+        if has_changed and not fetched.is_cache and not _is_valid(path, request):
+            has_changed = False  # damaged, as by a power failure: no other dataset, and nothing to compare with
         if has_changed and not fetched.is_cache:
             raise StreamError(
                 f'{path} is another index than that of {self._store.url}, and headrace did not fetch it. `local` holds '
@@ -312,6 +314,15 @@ def _locked(path: Path, *, shared: bool = False) -> Generator[None]:
     with held(handle):
         lock_file(handle, path, shared=shared)
         yield
+
+
+def _is_valid(path: Path, request: IndexRequest) -> bool:
+    try:
+        if request.validate is not None:
+            request.validate(path)
+    except (FormatError, OSError):
+        return False
+    return True
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -171,7 +171,9 @@ class _Connections:
     def of(self, url: str, options: StoreOptions, service: S3Service | None, pool: int) -> S3Connection:
         """The connection of a store; arguments as `S3Connection`'s."""
         # Variables are read when a client is made: a store that is opened after they have changed gets its own.
-        environment = hash(frozenset(item for item in os.environ.items() if item[0].startswith(('AWS_', 'S3_'))))
+        own = (service.access_key_variable, service.secret_key_variable) if service else ()
+        variables = [name for name in list(os.environ) if name.startswith(('AWS_', 'S3_')) or name in own]
+        environment = hash(frozenset((name, os.environ.get(name)) for name in variables))
         extra = tuple(sorted((name, repr(value)) for name, value in options.extra.items()))
         plain = tuple(getattr(options, each.name) for each in fields(options) if each.name != 'extra')
         key = plain, extra, service, pool, environment
