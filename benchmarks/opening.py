@@ -62,8 +62,8 @@ def measure(case: str, workers: int, root: Path, cache: Path, seconds: float) ->
     from headrace import StreamingDataLoader, StreamingDataset
 
     data = case if case in SAMPLES else 'tokens'
-    remote = str(root / data) if case == 'cached' else None
-    local = str(cache / data) if case == 'cached' else str(root / data)
+    remote = str(root / data) if case in ('cached', 'fill') else None
+    local = str(root / data) if remote is None else str(cache / data)
     cpu, begin = processor_seconds(), time.perf_counter()
     dataset = StreamingDataset(remote=remote, local=local, shuffle=True, batch_size=BATCH[data])
     loader = StreamingDataLoader(dataset, num_workers=workers, persistent_workers=workers > 0)
@@ -72,6 +72,8 @@ def measure(case: str, workers: int, root: Path, cache: Path, seconds: float) ->
     opened = time.perf_counter()
     next(iterator)
     first = time.perf_counter()
+    if case == 'fill':
+        return {'batches': 1 + sum(1 for _ in iterator)}
     if case not in SAMPLES:
         del iterator, loader, dataset  # workers end, so that their time is known
         return {'open': opened - begin, 'first batch': first - begin, 'cpu': processor_seconds() - cpu}
@@ -96,23 +98,22 @@ def in_process(source: Path, *arguments: str) -> str:
 def rounds(trees: dict[str, Path], count: int, seconds: float, root: Path) -> dict[str, dict[str, list[float]]]:
     """Values of all rounds, by row of the table and tree."""
     found: dict[str, dict[str, list[float]]] = {}
-    for number in range(-1, count):  # round -1 fills the caches, and is not counted
-        names = list(trees) if number % 2 else list(reversed(trees))
+
+    def run(name: str, case: str, workers: int) -> dict[str, float]:
+        cache = root / f'cache-{name}'
+        arguments = {'case': case, 'workers': workers, 'root': root, 'cache': cache, 'seconds': seconds}
+        return json.loads(in_process(trees[name], *(f'--{key}={value}' for key, value in arguments.items())))
+
+    for name in trees:  # a cache that lacks shards would be filled during the first batches
+        run(name, 'fill', 0)
+    for number in range(count):
         for case in ('local', 'cached', *SAMPLES):
-            if number < 0 and case != 'cached':
-                continue
             for workers in WORKERS:
-                for name in names:
-                    cache = root / f'cache-{name}'
-                    took = in_process(
-                        trees[name], '--case', case, '--workers', str(workers), '--root', str(root),
-                        '--cache', str(cache), '--seconds', str(seconds),
-                    )  # fmt: skip
-                    for what, value in json.loads(took).items() if number >= 0 else ():
+                for name in trees if number % 2 else reversed(trees):
+                    for what, value in run(name, case, workers).items():
                         row = f'{case}, {workers} workers: {what}'
                         found.setdefault(row, {each: [] for each in trees})[name].append(value)
-        if number >= 0:
-            print(f'round {number + 1} of {count}', file=sys.stderr, flush=True)
+        print(f'round {number + 1} of {count}', file=sys.stderr, flush=True)
     return found
 
 
