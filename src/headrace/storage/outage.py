@@ -1,4 +1,4 @@
-"""Says that a server does not answer, once for each outage, while transfers from it are tried again."""
+"""Says that a server does not answer, once for each outage, while transfers from it wait or are tried again."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ class Outages:
 
     def __init__(self) -> None:
         self._outages: dict[tuple[str, Callable[[], float]], _Outage] = {}
+        self._answered: dict[tuple[str, Callable[[], float]], float] = {}
 
     def failed(
         self, what: str, url: str, error: BaseException, *, clock: Callable[[], float], since: float, delay: float
@@ -48,10 +49,7 @@ class Outages:
             delay: Seconds until the next attempt.
         """
         key, now = (_server(url), clock), clock()
-        outage = self._outages.get(key)
-        if outage is None or now - outage.last > FORGOTTEN:
-            outage = self._outages[key] = _Outage(since, now)
-        outage.last = now
+        outage = self._outage(key, since, now)
         if now + delay - outage.since >= SILENCE and not outage.is_told:
             outage.is_told = True
             logger.warning(
@@ -64,16 +62,52 @@ class Outages:
                 error,
             )
 
+    def waiting(self, what: str, url: str, *, clock: Callable[[], float], since: float) -> float:
+        """Warn if a request has waited for `SILENCE`, its server has answered no other one, and nobody has said so.
+
+        Args:
+            what: What waits: "Downloading s3://b/k".
+            url: Of the object.
+            clock: Seconds.
+            since: When the last byte came, or the transfer began.
+
+        Returns:
+            Seconds until the next call is due.
+        """
+        key, now = (_server(url), clock), clock()
+        silence = now - max(since, self._answered.get(key, since))
+        if silence < SILENCE:
+            return SILENCE - silence
+        outage = self._outage(key, now - silence, now)
+        if not outage.is_told:
+            outage.is_told = True
+            logger.warning(
+                '%s has received nothing for %.1f s, and waits on until its time-out (`download_timeout`, or '
+                '`connect_timeout` of `store_options`). Other transfers from %s may wait, too, and are not named.',
+                what,
+                silence,
+                key[0],
+            )
+        return SILENCE
+
     def ended(self, url: str, clock: Callable[[], float]) -> None:
         """Bytes came from a server."""
-        if self._outages:
-            self._outages.pop((_server(url), clock), None)
+        key = _server(url), clock
+        self._answered[key] = clock()
+        self._outages.pop(key, None)
+
+    def _outage(self, key: tuple[str, Callable[[], float]], since: float, now: float) -> _Outage:
+        outage = self._outages.setdefault(key, _Outage(since, now))
+        if now - outage.last > FORGOTTEN:
+            outage = self._outages[key] = _Outage(since, now)
+        outage.last = now
+        return outage
 
 
 def _server(url: str) -> str:
-    """The part of a store that fails as a whole: a bucket or a host."""
+    """The part of a store that fails as a whole: a bucket, a host, or a folder."""
     scheme, rest = split_url(url)
-    return f'{scheme}://{rest.partition("/")[0]}' if scheme else url
+    return f'{scheme}://{rest.partition("/")[0]}' if scheme else url.rpartition('/')[0]
 
 
 outages: Final = Outages()

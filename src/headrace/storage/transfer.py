@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO, Final, cast
 
 from headrace.errors import ChecksumError, ConfigError, TransferError
+from headrace.storage.outage import outages
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import is_waited_for
 from headrace.storage.retry import BrokenTransferError, Retry
@@ -75,12 +76,19 @@ class TransferPool:
         self._lock = threading.Condition()
         self._threads = 0
 
-    def run(self, calls: Sequence[Callable[[], None]], *, urgent: bool = False) -> None:
+    def run(
+        self,
+        calls: Sequence[Callable[[], None]],
+        *,
+        urgent: bool = False,
+        meanwhile: Callable[[], float | None] = lambda: None,
+    ) -> None:
         """Have calls made, and wait for all of them; the first failure is raised, and those not begun are left out.
 
         Args:
             calls: What to do, in this order.
             urgent: Somebody waits for it.
+            meanwhile: Called while it waits. Returns the seconds after which it is called again; None: not again.
         """
         futures = _futures(len(calls))
         with self._lock:
@@ -94,7 +102,8 @@ class TransferPool:
             for call in calls:
                 call()
             return
-        wait(futures, return_when=FIRST_EXCEPTION)
+        while not _is_over(futures):
+            wait(futures, meanwhile(), FIRST_EXCEPTION)
         failure = _first_failure(futures)
         futures.clear()
         if failure is not None:
@@ -148,6 +157,11 @@ def _futures(count: int) -> list[Future[None]]:
     return futures
 
 
+def _is_over(futures: Sequence[Future[None]]) -> bool:
+    """Whether all are done, or one has failed."""
+    return all(one.done() for one in futures) or any(_is_done(one) and one.exception() for one in futures)
+
+
 def _first_failure(futures: Sequence[Future[None]]) -> BaseException | None:
     """The first error of those that are done; those that have not begun are left out."""
     for future in futures:
@@ -195,11 +209,12 @@ def download(
         StorageError: The store failed, `TransferError` after all attempts.
     """
     url = f'{store.url.rstrip("/")}/{key}'
+    what = f'Downloading {url}'
     stats = stats or CacheStats()
     count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
     near = None if size is None or how.nearly_there is None else _Near(size, how.nearly_there)
     spans = [
-        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near)
+        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near, retry.clock)
         for number in range(count)
     ]
     versions: dict[str, None] = {}
@@ -223,19 +238,28 @@ def download(
                     span.written = 0
                 raise
 
+        span.heard = retry.clock()
         before = is_waited_for.set(how.urgent)
         try:
             retry.call(
-                f'Downloading {url}',
+                what,
                 attempt,
                 progress=lambda: span.written,
                 on_retry=lambda: stats.add(retries=1),
             )
         finally:
             is_waited_for.reset(before)
+            span.heard = None
+
+    def name_silent_server() -> float:
+        now = retry.clock()
+        heard = max((span.heard for span in spans if span.heard is not None), default=now)
+        return outages.waiting(what, url, clock=retry.clock, since=heard)
 
     try:
-        transfer_pool.get().run([lambda span=span: fetch(span) for span in spans], urgent=how.urgent)
+        transfer_pool.get().run(
+            [lambda span=span: fetch(span) for span in spans], urgent=how.urgent, meanwhile=name_silent_server
+        )
     except ConfigError:
         # A range was refused: the object is shorter than it should be, unless it is the caller who errs.
         found = store.head(key).size
@@ -313,6 +337,7 @@ class _Span(io.RawIOBase):
         source: str,
         stats: CacheStats,
         near: _Near | None,
+        clock: Callable[[], float],
     ) -> None:
         """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL.
 
@@ -320,7 +345,8 @@ class _Span(io.RawIOBase):
         """
         self.start, self.size = start, size
         self.written = 0
-        self._near = near
+        self.heard: float | None = None  # when the last bytes came, or the first request began; None: not under way
+        self._near, self._clock = near, clock
         self._handle: int | None = out.fileno()
         self._total, self._most, self._source, self._stats = total, most, source, stats
         self._lock = threading.Lock()
@@ -343,6 +369,7 @@ class _Span(io.RawIOBase):
                     raise _AbandonedError(f'Nobody waits for {self._source} any more.')
                 count = os.pwrite(self._handle, view, self.start + self.written)
             self.written += count
+            self.heard = self._clock()
             self._stats.add(bytes_downloaded=count)
             if self._near is not None:
                 self._near.count(count)
