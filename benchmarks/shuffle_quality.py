@@ -16,7 +16,7 @@ import argparse
 
 import numpy as np
 
-from headrace.order.mixture import IntArray
+from headrace.order.arrays import IntArray
 from headrace.testing.order_quality import bits, node_use, sequence_of
 
 ALGORITHMS = ('native', 'py1e', 'py1br', 'py1b', 'py1s', 'naive')

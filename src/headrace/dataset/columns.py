@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from headrace.errors import StreamError
-from headrace.format import Columns, Schema, do_stack
+from headrace.format import Columns, Schema, ShardTable, do_stack
 
 if TYPE_CHECKING:
-    from headrace.dataset.stream import Stream
     from headrace.order import Mixture
 
 __all__ = ['column_names', 'columns_read', 'gathered_columns', 'read_columns', 'refuse_different_columns']
 
 _MOST = 8  # columns that a message names
+
+
+class OpenedStream(Protocol):
+    """The columns of an opened stream."""
+
+    @property
+    def title(self) -> str:
+        """Its name for messages."""
+        ...
+
+    @property
+    def shards(self) -> ShardTable:
+        """Its shards with their schemas."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns to read; None: all."""
+        ...
 
 
 def read_columns(raw: object) -> tuple[str, ...] | None:
@@ -33,7 +51,7 @@ def read_columns(raw: object) -> tuple[str, ...] | None:
     return tuple(dict.fromkeys(names))
 
 
-def column_names(stream: Stream) -> Iterator[Sequence[str]]:
+def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
     """The columns that are read of an opened stream, for each schema of its shards.
 
     Raises:
@@ -54,16 +72,16 @@ def column_names(stream: Stream) -> Iterator[Sequence[str]]:
         yield [name for name in schema.names if name in stream.columns]
 
 
-def columns_read(streams: Sequence[Stream]) -> dict[tuple[Schema, tuple[str, ...] | None], Stream]:
+def columns_read(streams: Sequence[OpenedStream]) -> dict[tuple[Schema, tuple[str, ...] | None], OpenedStream]:
     """The different schemas with the columns that are read of them; None: all. With the first stream of each."""
-    found: dict[tuple[Schema, tuple[str, ...] | None], Stream] = {}
+    found: dict[tuple[Schema, tuple[str, ...] | None], OpenedStream] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
             found.setdefault((schema, stream.columns), stream)
     return found
 
 
-def gathered_columns(streams: Sequence[Stream]) -> tuple[Columns, bool]:
+def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
     """The columns that all shards hold and store alike, and whether those are all that is read.
 
     Batches of these columns can be gathered without a look at which shard a row is from.
@@ -76,7 +94,7 @@ def gathered_columns(streams: Sequence[Stream]) -> tuple[Columns, bool]:
     return Columns(shared), all(len(arrays) == len(shared) for arrays in every)
 
 
-def refuse_different_columns(streams: Sequence[Stream], mixture: Mixture, batching: str) -> None:
+def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, batching: str) -> None:
     """Refuse streams whose samples share batches, and do not make batches of the same columns and types.
 
     Args:
@@ -92,7 +110,7 @@ def refuse_different_columns(streams: Sequence[Stream], mixture: Mixture, batchi
         _refuse_different(columns_read(sharing))
 
 
-def _refuse_different(found: dict[tuple[Schema, tuple[str, ...] | None], Stream]) -> None:
+def _refuse_different(found: dict[tuple[Schema, tuple[str, ...] | None], OpenedStream]) -> None:
     """Refuse schemas, each with the columns that are read of it, that do not make the same batches."""
     (first, home), *others = found.items()
     kinds, there = first[0].kinds(first[1]), _whose(home, first[0])
@@ -130,12 +148,12 @@ def _refuse_different(found: dict[tuple[Schema, tuple[str, ...] | None], Stream]
     )
 
 
-def _whose(stream: Stream, schema: Schema) -> str:
+def _whose(stream: OpenedStream, schema: Schema) -> str:
     where = f'stream {stream.title}'
     return where if len(stream.shards.schemas) == 1 else f'{_shard_of(stream, schema)} of {where}'
 
 
-def _shard_of(stream: Stream, schema: Schema) -> str:
+def _shard_of(stream: OpenedStream, schema: Schema) -> str:
     """The first shard of a schema."""
     shards = stream.shards
     kinds = [number for number, kind in enumerate(shards.kinds) if kind.schema == schema]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.errors import StreamError
 from headrace.redaction import without_credentials
@@ -13,16 +13,34 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from headrace.dataset.stream import Stream
-
 __all__ = ['claimed_folder']
 
+
+class CachedStream(Protocol):
+    """A stream with a cache folder."""
+
+    @property
+    def folder(self) -> Path:
+        """The cache folder."""
+        ...
+
+    @property
+    def url(self) -> str | None:
+        """The remote; None: there is none."""
+        ...
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is the data itself."""
+        ...
+
+
 # Streams alive in this process, by folder: one folder cannot be the cache of two remotes.
-_folders: weakref.WeakValueDictionary[Path, Stream] = weakref.WeakValueDictionary()
+_folders: weakref.WeakValueDictionary[Path, CachedStream] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
-def claimed_folder(stream: Stream) -> Generator[None]:
+def claimed_folder(stream: CachedStream) -> Generator[None]:
     """Have a folder for a stream that is opened inside the block; one that fails has it no more, though it lives on."""
     folder = stream.folder.resolve()
     other = _folders.get(folder)

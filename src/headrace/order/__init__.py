@@ -3,6 +3,7 @@
 1. `mixture`: stream sizes and weights become the number of samples that an epoch draws from each stream; `schedule`
    has them change in the course of the run.
 2. `order`: `make_order` gives the global sequence of an epoch, `Order.at(positions)`, by an algorithm of `shuffle`.
+   `protocols` has what others need to know of any `Order` and `BatchPlan`.
 3. `plan`: a `BatchPlan` cuts the sequence into global batches and says which rows are this rank's (`topology`).
    MosaicML Streaming's orders have their own (`compatible`): `permutation` is what `Order.at` looks up, made by
    `sampling`, `resampling` and `shuffle`; `partition` and `batching` say which positions make a batch.
@@ -17,15 +18,18 @@
 
 from __future__ import annotations
 
+from headrace.order.batch_spec import BatchSpec, Remainder
 from headrace.order.config import DEFAULT_SEED, OrderConfig
-from headrace.order.explain import BatchExplanation, SampleUse, explain_batch, next_use
+from headrace.order.explain import SampleUse, explain_batch, next_use
+from headrace.order.explanation import BatchExplanation
 from headrace.order.kept import SPLIT_UNIT, Kept, KeptBits, KeptRanges, KeptSplit, count_bits, each_kept_row
 from headrace.order.locate import SampleMap
 from headrace.order.mixture import Exhaustion, Mixture, StreamSize
-from headrace.order.order import Order, make_order, make_plan
+from headrace.order.order import make_order, make_plan
 from headrace.order.permutation import fill_permutation, permutation_key
-from headrace.order.plan import BatchPlan, Plan, Remainder
+from headrace.order.plan import Plan
 from headrace.order.promise import Promise
+from headrace.order.protocols import BatchPlan, Order
 from headrace.order.run import MixtureChange, Run
 from headrace.order.schedule import Schedule, SchedulePoint
 from headrace.order.skip import Skip, SkipRange, parse_skip, with_more
@@ -38,6 +42,7 @@ __all__ = [
     'SPLIT_UNIT',
     'BatchExplanation',
     'BatchPlan',
+    'BatchSpec',
     'Exhaustion',
     'Kept',
     'KeptBits',

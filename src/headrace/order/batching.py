@@ -20,8 +20,9 @@ from headrace.order.partition import Partition
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
-    from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.mixture import Mixture
 
 __all__ = ['BATCHINGS', 'Batching', 'Devices', 'epoch_seed']
 

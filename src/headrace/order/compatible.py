@@ -5,37 +5,32 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from headrace.errors import ConfigError, UnknownNameError
+from headrace.order.batch_spec import Remainder, check_batch_size
 from headrace.order.batching import BATCHINGS, Batching, Devices
-from headrace.order.explain import BatchExplanation, explain_batch
+from headrace.order.explain import explain_batch
 from headrace.order.partition import PARTITIONS
 from headrace.order.permutation import fill_permutation
-from headrace.order.plan import Remainder, check_batch_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
+    from headrace.order.explanation import BatchExplanation
     from headrace.order.locate import SampleMap
-    from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.mixture import Mixture
+    from headrace.order.protocols import LoadPermutation
     from headrace.order.topology import Topology
 
-__all__ = ['CompatibleOrder', 'CompatiblePlan', 'LoadPermutation']
+__all__ = ['CompatibleOrder', 'CompatiblePlan']
 
 _SAMPLINGS = ('balanced', 'fixed')
 _SCANNED = 1 << 16  # positions looked through at once
-
-
-class LoadPermutation(Protocol):
-    """Gives the array that `fill_permutation` fills, from wherever it is kept."""
-
-    def __call__(self, mixture: Mixture, config: OrderConfig, epoch: int, /) -> IntArray:
-        """Return int64[epoch size], the sample ids of an epoch's positions."""
-        ...
 
 
 class CompatibleOrder:
@@ -231,6 +226,11 @@ class CompatiblePlan:
 
     def _row(self, k: int, columns: slice) -> IntArray:
         return self._batching.rows(np.array([k]), columns)[0]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch of one replica."""
+        return self.global_batch_size // self.topology.replicas
 
     @property
     def num_batches(self) -> int:

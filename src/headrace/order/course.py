@@ -22,8 +22,9 @@ from headrace.order.stratified import grid_quotas
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
-    from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.mixture import Mixture
 
 __all__ = ['Course', 'Dealing', 'Segment']
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['MASK', 'KeyArray', 'derive', 'first_bits', 'hash_text', 'hashes', 'keyed_order', 'sort_keys']
 

@@ -17,7 +17,7 @@ from headrace.order.long_window import LongWindow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['Interleave', 'RandomInterleave', 'SequentialInterleave', 'WindowTable', 'last_not_above', 'quotas']
 

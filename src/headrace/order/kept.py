@@ -21,7 +21,7 @@ from headrace.order.permute import column_bits, permute
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['SPLIT_UNIT', 'Kept', 'KeptBits', 'KeptRanges', 'KeptSplit', 'count_bits', 'each_kept_row']
 

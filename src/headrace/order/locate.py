@@ -9,8 +9,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.order.arrays import IntArray
     from headrace.order.kept import Kept
-    from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.mixture import Mixture
 
 __all__ = ['SampleMap']
 

@@ -16,7 +16,7 @@ import numpy as np
 from headrace.order.hashing import KeyArray, first_bits, sort_keys
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['LongWindow']
 

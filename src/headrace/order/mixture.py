@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.order.generators import random_stream
@@ -19,11 +18,10 @@ from headrace.order.schedule import apportion
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from headrace.order.arrays import IntArray
     from headrace.order.schedule import Schedule
 
-__all__ = ['Exhaustion', 'IntArray', 'Mixture', 'StreamSize']
-
-IntArray: TypeAlias = NDArray[np.int64]
+__all__ = ['Exhaustion', 'Mixture', 'StreamSize']
 
 _MOST = 10**12  # samples of an epoch: products of two numbers of its parts fit 64 bits
 

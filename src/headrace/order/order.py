@@ -2,81 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, UnknownNameError
+from headrace.order.batch_spec import Remainder, check_batch_size
 from headrace.order.compatible import CompatibleOrder, CompatiblePlan
-from headrace.order.plan import BatchPlan, Plan, Remainder, check_batch_size
+from headrace.order.plan import Plan
 from headrace.order.shuffle import ALGORITHMS
 from headrace.order.shuffle.native import NativeOrder
 from headrace.order.skip import Ranges, Skip, skipped_in_epoch, skipped_in_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from headrace.order.compatible import LoadPermutation
     from headrace.order.config import OrderConfig
-    from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.mixture import Mixture
+    from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.topology import Topology
 
-__all__ = ['Order', 'left_out', 'make_order', 'make_plan']
-
-
-class Order(Protocol):
-    """The sequence of one epoch, a pure function of (mixture, config, epoch); it knows nothing of the topology.
-
-    An order may keep what it computed for the next call, and is used by one thread at a time.
-    """
-
-    def __len__(self) -> int:
-        """Return the number of positions, the epoch's size."""
-        ...
-
-    @property
-    def mixture(self) -> Mixture:
-        """The streams and what an epoch draws from each."""
-        ...
-
-    @property
-    def epoch(self) -> int:
-        """Which epoch it is the sequence of."""
-        ...
-
-    @property
-    def first(self) -> int:
-        """The first position that there is: 0, but where another mixture took over in the middle of the epoch."""
-        ...
-
-    @property
-    def num_canonical_nodes(self) -> int:
-        """Position p belongs to canonical node p modulo this."""
-        ...
-
-    def at(self, positions: IntArray) -> IntArray:
-        """Return global sample ids int64[n] at positions int64[n], each in [0, len), in any order, repeats allowed.
-
-        Ids are numbered stream after stream, shard after shard, in stored order.
-
-        Raises:
-            IndexError: a position is out of range.
-        """
-        ...
-
-    def stream_counts(self, begin: int, end: int) -> IntArray:
-        """Return int64[streams], the samples of each stream at positions from begin on and below end.
-
-        Raises:
-            IndexError: a position is out of range.
-        """
-        ...
-
-    def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
-        """Yield the positions of a global sample id from ``start`` on, in rising order: the inverse of `at`.
-
-        Raises:
-            IndexError: there is no such sample, or no such position.
-        """
-        ...
+__all__ = ['left_out', 'make_order', 'make_plan']
 
 
 def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> Order:

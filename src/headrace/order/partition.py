@@ -15,7 +15,7 @@ import numpy as np
 from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownNameError
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['PARTITIONS', 'Partition', 'to_work_array']
 

@@ -22,8 +22,8 @@ from headrace.order.origin import StreamPosition
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace.order.arrays import IntArray
     from headrace.order.course import Course
-    from headrace.order.mixture import IntArray
 
 __all__ = ['Passes']
 

@@ -20,8 +20,9 @@ from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.state import pinned_config
 
 if TYPE_CHECKING:
+    from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
-    from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.mixture import Mixture
 
 __all__ = ['Draws', 'fill_permutation', 'permutation_key']
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from headrace.order.arrays import IntArray
     from headrace.order.hashing import KeyArray
-    from headrace.order.mixture import IntArray
 
 __all__ = ['column_bits', 'permute', 'unpermute']
 

@@ -3,141 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from headrace.errors import ConfigError, TopologyError
-from headrace.order.explain import BatchExplanation, explain_batch
+from headrace.errors import ConfigError
+from headrace.order.batch_spec import Remainder, check_batch_size
+from headrace.order.explain import explain_batch
 from headrace.order.skip import KeptPositions, Ranges, merged
 
 if TYPE_CHECKING:
+    from headrace.order.arrays import IntArray
+    from headrace.order.explanation import BatchExplanation
     from headrace.order.locate import SampleMap
-    from headrace.order.mixture import IntArray
-    from headrace.order.order import Order
+    from headrace.order.protocols import Order
     from headrace.order.topology import Topology
 
-__all__ = ['BatchPlan', 'Plan', 'Remainder', 'check_batch_size']
-
-Remainder: TypeAlias = Literal['repeat', 'exact', 'drop']
-
-
-class BatchPlan(Protocol):
-    """What a reader needs to know of an order on a topology: global batches from a position on, numbered from 0."""
-
-    @property
-    def order(self) -> Order:
-        """The sequence that positions are of."""
-        ...
-
-    @property
-    def topology(self) -> Topology:
-        """For which rank of how many."""
-        ...
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples in a batch of all replicas together."""
-        ...
-
-    @property
-    def start(self) -> int:
-        """The position at which batch 0 begins."""
-        ...
-
-    @property
-    def num_batches(self) -> int:
-        """Batches to the end of the epoch."""
-        ...
-
-    @property
-    def total_batches(self) -> int:
-        """Batches of a whole epoch."""
-        ...
-
-    @property
-    def batches_before(self) -> int:
-        """Whole batches that the samples before the position make."""
-        ...
-
-    @property
-    def is_left_out(self) -> bool:
-        """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
-        ...
-
-    @property
-    def stop(self) -> int:
-        """What a checkpoint says after the last batch."""
-        ...
-
-    @property
-    def epoch_samples(self) -> int:
-        """Samples that a whole epoch delivers on all ranks."""
-        ...
-
-    def end(self, k: int) -> int:
-        """Return what a checkpoint says after batch k."""
-        ...
-
-    def skipped(self, k: int) -> int:
-        """Return how much further than by its samples batch k moves the position: over what is left out."""
-        ...
-
-    def of_rank(self, rank: int) -> BatchPlan:
-        """Return the same batches, as another rank sees them."""
-        ...
-
-    def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
-        """Return which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
-        ...
-
-    def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
-        """Return the first batch from ``first`` on that holds a sample, and its position there; None: no batch does."""
-        ...
-
-    def positions(self, k: int) -> IntArray:
-        """Return this replica's positions of batch k, int64[rows]; only the last batch may have fewer rows."""
-        ...
-
-    def global_positions(self, k: int) -> IntArray:
-        """Return all positions of batch k, int64[rows], padding included."""
-        ...
-
-    def node_positions(self, k: int) -> IntArray:
-        """Return the positions of batch k of all replicas of this node, int64[rows], padding included."""
-        ...
-
-    def spans(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the ranges [begin, end) of positions of batches from ``first`` on and below ``last``, no padding."""
-        ...
-
-    def stream_counts(self, first: int, last: int) -> IntArray:
-        """Return int64[streams], each stream's samples in those batches, on all replicas together."""
-        ...
-
-    def own_samples(self, k: int) -> int:
-        """Return the number of those rows that are no padding; padding comes last."""
-        ...
-
-    def ids(self, k: int) -> IntArray:
-        """Return this replica's sample ids of batch k, int64[rows]."""
-        ...
-
-
-def check_batch_size(size: int, topology: Topology) -> None:
-    """Check that the replicas can share a global batch of ``size`` samples equally.
-
-    Raises:
-        TopologyError: they cannot.
-    """
-    replicas = topology.replicas
-    if size < 1 or size % replicas:
-        near = sorted({max(replicas, size // replicas * replicas), (max(size, 0) // replicas + 1) * replicas})
-        raise TopologyError(
-            f'the global batch size must be a multiple of the {replicas} data-parallel replicas '
-            f'({topology.world_size} ranks, replication {topology.replication}), got {size}. '
-            f'Nearest: {" or ".join(map(str, near))}.'
-        )
+__all__ = ['Plan']
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +71,11 @@ class Plan:
             raise ConfigError(f'skip must be merged ranges in [0, {len(self.order)}], got {self.skip}.')
         object.__setattr__(self, '_kept', KeptPositions(len(self.order), self.skip))
         object.__setattr__(self, '_first', self._kept.before(self.start))
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch of one replica."""
+        return self.global_batch_size // self.topology.replicas
 
     @property
     def num_batches(self) -> int:

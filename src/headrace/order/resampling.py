@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from headrace.order.arrays import IntArray
     from headrace.order.generators import RandomStream
-    from headrace.order.mixture import IntArray
 
 __all__ = ['drawn_ids', 'drawn_units']
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from headrace.errors import ConfigError, ResumeError
 from headrace.order.config import DefaultSeed
 from headrace.order.mixture import Exhaustion, Mixture, StreamSize
-from headrace.order.order import Order, left_out, make_order, make_plan
+from headrace.order.order import left_out, make_order, make_plan
 from headrace.order.skip import without
 from headrace.order.state import ResumeState, resolved_from_state
 from headrace.redaction import warn
@@ -16,9 +16,9 @@ from headrace.redaction import warn
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.order.compatible import LoadPermutation
+    from headrace.order.batch_spec import Remainder
     from headrace.order.config import OrderConfig
-    from headrace.order.plan import BatchPlan, Remainder
+    from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.schedule import Schedule
     from headrace.order.skip import Ranges, Skip
     from headrace.order.topology import Topology

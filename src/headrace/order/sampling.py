@@ -10,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.order.generators import random_stream
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['choose_per_shard']
 

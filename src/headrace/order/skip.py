@@ -16,7 +16,7 @@ import numpy as np
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = [
     'Bound',

@@ -9,7 +9,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.order.plan import BatchPlan
+    from headrace.order.protocols import BatchPlan
     from headrace.order.skip import Skip
 
 __all__ = ['PlanOf', 'batches_after', 'batches_before', 'find_batch', 'run_range']

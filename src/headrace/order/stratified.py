@@ -27,7 +27,7 @@ from headrace.order.hashing import derive, hashes
 from headrace.order.interleave import WindowTable, last_not_above
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['StratifiedInterleave', 'grid_quotas']
 

@@ -10,7 +10,7 @@ from headrace.order import Mixture, OrderConfig, StreamSize, make_order
 from headrace.order.shuffle import PERMUTATIONS
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['NodeUse', 'Sequence', 'bits', 'node_use', 'sequence_of']
 

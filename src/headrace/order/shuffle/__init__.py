@@ -19,7 +19,7 @@ from headrace.order.shuffle.py2s import shuffle_py2s
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['ALGORITHMS', 'PERMUTATIONS', 'Permutation']
 

@@ -38,7 +38,7 @@ from headrace.order.shuffle.rows import Rows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['CellTable', 'Parts']
 

@@ -12,7 +12,8 @@ from headrace.order.permute import column_bits, unpermute
 from headrace.order.shuffle.lanes import Parts
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray, StreamSize
+    from headrace.order.arrays import IntArray
+    from headrace.order.mixture import StreamSize
     from headrace.order.passes import Passes
 
 __all__ = ['StreamLine']

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headrace.order.generators import random_stream
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['shuffle_naive']
 

@@ -34,8 +34,9 @@ from headrace.order.stratified import StratifiedInterleave
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from headrace.order.arrays import IntArray
     from headrace.order.config import OrderConfig
-    from headrace.order.mixture import IntArray, Mixture
+    from headrace.order.mixture import Mixture
 
 __all__ = ['BATCHINGS', 'NativeOrder']
 

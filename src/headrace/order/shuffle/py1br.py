@@ -9,7 +9,7 @@ from headrace.errors import ConfigError
 from headrace.order.shuffle.spans import epoch_spans, write_spans
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['shuffle_py1br']
 

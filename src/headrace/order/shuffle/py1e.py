@@ -13,7 +13,7 @@ from headrace.order.shuffle.spans import epoch_spans, write_spans
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['shuffle_py1e', 'stable_argsort']
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from headrace.order.shuffle.spans import epoch_spans, write_spans
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['shuffle_py1s']
 

@@ -11,7 +11,7 @@ from headrace.order.generators import random_stream
 from headrace.order.shuffle.spans import Spans, divide_spans, write_spans
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['shuffle_py2s']
 

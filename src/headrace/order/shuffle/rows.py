@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['Rows']
 

@@ -10,7 +10,7 @@ import numpy as np
 from headrace.order.generators import RandomStream, random_stream
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import IntArray
+    from headrace.order.arrays import IntArray
 
 __all__ = ['Spans', 'divide_spans', 'epoch_spans', 'write_spans']
 

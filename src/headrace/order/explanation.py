@@ -1,0 +1,94 @@
+"""The rows of a global batch and where each of them comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headrace.order.arrays import IntArray
+    from headrace.order.topology import Topology
+
+__all__ = ['BatchExplanation']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BatchExplanation:
+    """The rows of one global batch, replica after replica; arrays have an entry for each row."""
+
+    epoch: int
+    number: int
+    """Which batch of its plan it is, counted from 0."""
+    end: int
+    """The position of the epoch's sequence after it, which a checkpoint would say."""
+    stream_names: tuple[str, ...]
+    topology: Topology
+    """The ranks that it is dealt to; which of them this is makes no difference."""
+    ranks: IntArray
+    """The rank that gets a row; with replication, the first of those that do."""
+    rows: IntArray
+    """The row of that rank's batch."""
+    positions: IntArray
+    """Where in the epoch's sequence."""
+    ids: IntArray
+    """The global sample id: `dataset[id]` reads it."""
+    streams: IntArray
+    """Number of the stream."""
+    shards: IntArray
+    """Number of the shard within the stream."""
+    shard_rows: IntArray
+    """The sample's place in that shard, as it is stored."""
+    is_padding: NDArray[np.bool_]
+    """bool[rows]: whether the row only fills up, so that ranks have equally many."""
+    files: NDArray[np.str_] | None = None
+    """The shard's file, where that is known."""
+
+    def stream_counts(self) -> dict[str, int]:
+        """Rows of each stream, padding left out."""
+        counts = np.bincount(self.streams[~self.is_padding], minlength=len(self.stream_names))
+        return dict(zip(self.stream_names, counts.tolist(), strict=True))
+
+    def of_rank(self, rank: int) -> BatchExplanation:
+        """The rows of one rank only.
+
+        Raises:
+            TopologyError: there is no such rank.
+        """
+        topology = replace(self.topology, rank=rank)
+        where = self.ranks == topology.replica * topology.replication
+        columns = {field.name: getattr(self, field.name) for field in fields(self)}
+        arrays: dict[str, Any] = {k: column[where] for k, column in columns.items() if isinstance(column, np.ndarray)}
+        return replace(self, **arrays)
+
+    def columns(self) -> dict[str, list[Any]]:
+        """What there is to say of each row, by name, as plain types."""
+        columns: dict[str, NDArray[Any]] = {
+            'rank': self.ranks,
+            'row': self.rows,
+            'position': self.positions,
+            'stream': np.array(self.stream_names)[self.streams],
+            'shard': self.shards,
+        }
+        if self.files is not None:
+            columns['file'] = self.files
+        columns |= {'shard_row': self.shard_rows, 'id': self.ids, 'is_padding': self.is_padding}
+        return {name: column.tolist() for name, column in columns.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types: the batch, and a list of its rows."""
+        columns = self.columns()
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        return {'epoch': self.epoch, 'batch': self.number, 'end': self.end, 'rows': rows}
+
+    def __str__(self) -> str:
+        columns = self.columns()
+        is_padding = columns.pop('is_padding')
+        cells = [[name, *map(str, column)] for name, column in columns.items()]
+        widths = [max(map(len, column)) for column in cells]
+        lines = ['  '.join(map(str.rjust, line, widths)) for line in zip(*cells, strict=True)]
+        notes = ('', *('  padding' * is_one for is_one in is_padding))
+        return '\n'.join(map(str.__add__, lines, notes))
