@@ -45,7 +45,7 @@ from headrace.order import (
 )
 from headrace.redaction import warn
 from headrace.selection import Fraction, Predicate, Subset
-from headrace.storage import CacheCounters, CacheCounts
+from headrace.storage import CacheCounters
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_reader import BatchReader, Collate
@@ -336,13 +336,9 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         own = type(self)
         return own.__getitem__ is StreamingDataset.__getitem__ and own.get_item is StreamingDataset.get_item
 
-    def cache_counts(self) -> CacheCounts:
-        """What this process has read of the streams' stores and caches, indexes included."""
-        return self._samples.counters.total()
-
     @property
     def cache_counters(self) -> CacheCounters:
-        """The same by stream, in a form that is cheap to ask again."""
+        """This process' reads of each stream's store and cache, indexes included."""
         return self._samples.counters
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:  # noqa: ARG002 - MosaicML Streaming's subclasses pass it

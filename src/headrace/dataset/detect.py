@@ -1,7 +1,7 @@
 """Which rank of how many this process is, when nobody said so.
 
 Read from an initialised `torch.distributed` first, from a launcher's environment otherwise. Nothing is created,
-destroyed or waited for here (DESIGN, invariant 6).
+destroyed or waited for here.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from headrace.format.shards import ShardInfo
 from headrace.format.table import Kind, Row, ShardTable
 
-__all__ = ['TableBuilder', 'table_of']
+__all__ = ['TableBuilder']
 
 _CHUNK: Final = 1 << 14  # shards kept as Python objects before they are put into arrays
 
@@ -80,14 +80,6 @@ class _Chunk:
         # JSON can hold lone surrogates, which are no text, but nothing forbids them in a digest.
         self.digests = ''.join(digests).encode('utf-8', 'surrogatepass')
         self.digest_lengths = _lengths(digests, is_ascii=self.digests.isascii())
-
-
-def table_of(shards: Iterable[ShardInfo]) -> ShardTable:
-    """The table of shards that are known to be in order."""
-    builder = TableBuilder()
-    for info in shards:
-        builder.add(info)
-    return builder.finish()
 
 
 def _by_row(columns: Sequence[tuple[Any, ...]]) -> Iterable[Any]:

@@ -36,7 +36,7 @@ _COMPATIBLE_CANONICAL_NODES = {'py1s': 64, 'py2s': 64}  # for each node
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderConfig:
-    """Everything but the mixture and the epoch that a global sequence depends on. None: a default, see `resolve`."""
+    """The settings that a global sequence depends on, beside its mixture and epoch. None: see `resolve_defaults`."""
 
     shuffle: bool = False
     """Whether samples are shuffled. If not, streams follow one another in stored order."""

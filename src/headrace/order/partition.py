@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownName
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-__all__ = ['PARTITIONS', 'Partition', 'to_work_array']
+__all__ = ['PARTITIONS', 'Partition']
 
 PARTITIONS = ('orig', 'relaxed')
 
@@ -159,22 +159,3 @@ class Partition:
         begins = rows * self._samples // self._parts
         ends = (rows + 1) * self._samples // self._parts
         return np.minimum(begins + columns, ends - 1)
-
-
-def to_work_array(rows: IntArray, *, nodes: int, ranks: int, workers: int, batch_size: int) -> IntArray:
-    """Arrange rows of global batches as MosaicML Streaming does: dataloader workers take them in turn.
-
-    Args:
-        rows: int64[batches, P·R·B].
-        nodes: P.
-        ranks: R, ranks of a node.
-        workers: W, dataloader workers of a rank, at least 1.
-        batch_size: B, samples of a rank's batch.
-
-    Returns:
-        int64[P, R, W, batches of a worker, B]; rows of -1 are added at the end for a multiple of W.
-    """
-    padding = np.full((-len(rows) % workers, nodes * ranks * batch_size), -1, np.int64)
-    padded = np.concatenate([rows.reshape(-1, nodes * ranks * batch_size), padding])
-    shape = (len(padded) // workers, workers, nodes, ranks, batch_size)
-    return padded.reshape(shape).transpose(2, 3, 1, 0, 4)

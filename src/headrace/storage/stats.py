@@ -165,8 +165,3 @@ class CacheCounters:
     def rows(self, numbers: Sequence[int]) -> CountTable:
         """The counts of some caches, as they were at the last `update`."""
         return self._table[numbers]
-
-    def total(self) -> CacheCounts:
-        """What all of them have counted until now."""
-        self.update()
-        return CacheCounts(*self._table.sum(axis=0).tolist())

@@ -14,7 +14,7 @@ from headrace.format import number_abbrev_to_int
 from headrace.order import BatchPlan, Mixture, OrderConfig, StreamSize, Topology, make_order, make_plan
 from headrace.order.batching import Devices
 from headrace.order.compatible import CompatibleOrder
-from headrace.order.partition import Partition, to_work_array
+from headrace.order.partition import Partition
 from headrace.order.permutation import Draws
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.testing.golden import Case, Outcome, array_problem, expect_error, read_arrays, read_json
@@ -141,7 +141,7 @@ def work(prepared: Run) -> NDArray[np.int64]:
     batches = prepared.order.batches(devices, args.get('sample_in_epoch', 0))
     rows = batches.rows(np.arange(batches.num_rows))
     ids = np.where(rows >= 0, prepared.order.ids[rows], -1)
-    return to_work_array(
+    return _to_work_array(
         ids,
         nodes=devices.nodes,
         ranks=devices.ranks,
@@ -250,7 +250,7 @@ def call_partitions(args: Case) -> NDArray[np.int64]:
         algorithm=args['algo'],
         initial_nodes=args['initial_physical_nodes'],
     )
-    return to_work_array(
+    return _to_work_array(
         partition.rows(np.arange(partition.num_rows)),
         nodes=args['num_physical_nodes'],
         ranks=args['ranks_per_node'],
@@ -266,3 +266,24 @@ def call_shuffle(args: Case) -> NDArray[np.int64]:
     shuffle = PERMUTATIONS[args['algo']]
     shuffle(out, sizes, args['num_canonical_nodes'], args['seed'], args['epoch'], args['block_size'])
     return out
+
+
+def _to_work_array(
+    rows: NDArray[np.int64], *, nodes: int, ranks: int, workers: int, batch_size: int
+) -> NDArray[np.int64]:
+    """Arrange rows of global batches as MosaicML Streaming does: dataloader workers take them in turn.
+
+    Args:
+        rows: int64[batches, P·R·B].
+        nodes: P.
+        ranks: R, ranks of a node.
+        workers: W, dataloader workers of a rank, at least 1.
+        batch_size: B, samples of a rank's batch.
+
+    Returns:
+        int64[P, R, W, batches of a worker, B]; rows of -1 are added at the end for a multiple of W.
+    """
+    padding = np.full((-len(rows) % workers, nodes * ranks * batch_size), -1, np.int64)
+    padded = np.concatenate([rows.reshape(-1, nodes * ranks * batch_size), padding])
+    shape = (len(padded) // workers, workers, nodes, ranks, batch_size)
+    return padded.reshape(shape).transpose(2, 3, 1, 0, 4)
