@@ -1,49 +1,23 @@
-"""Random numbers of the compatible orders: numpy's generators, as long as they give the numbers they always gave.
+"""Random numbers of MosaicML Streaming's orders: numpy's generators, as long as they give the numbers they always gave.
 
 numpy may change a generator's stream between versions; an order may not change. So the installed numpy has to draw a
-few frozen numbers at first use. If one differs, `pcg` computes the same streams, some hundred times slower.
+few frozen numbers at first use. If one differs, these orders are refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from headrace.errors import ConfigError
-from headrace.order.pcg import PortableGenerator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
+from headrace.errors import ConfigError, MissingDependencyError
 
 __all__ = ['RandomStream', 'draws_are_frozen', 'random_stream']
 
-
-class RandomStream(Protocol):
-    """The part of `numpy.random.Generator` that orders use. Every call goes on where the last one stopped."""
-
-    def random(self, size: int) -> NDArray[np.float64]:
-        """Return float64[size], uniform in [0, 1)."""
-        ...
-
-    def integers(self, low: int, high: int, size: int | None = None) -> Any:
-        """Return an int in [low, high), or int64[size] of them."""
-        ...
-
-    def shuffle(self, x: NDArray[Any]) -> None:
-        """Shuffle a one-dimensional array in place; less than two elements draw nothing."""
-        ...
-
-    def permutation(self, x: int) -> NDArray[np.int64]:
-        """Return 0 … x-1 shuffled, int64[x], with the draws of `shuffle`."""
-        ...
-
-    def choice(self, a: int, size: int, *, replace: Literal[False]) -> NDArray[np.int64]:
-        """Return int64[size], different numbers below a, in random order."""
-        ...
+RandomStream: TypeAlias = np.random.Generator
+"""Every call goes on where the last one stopped."""
 
 
 def random_stream(seed: int) -> RandomStream:
@@ -51,16 +25,21 @@ def random_stream(seed: int) -> RandomStream:
 
     Raises:
         ConfigError: the seed is negative.
+        MissingDependencyError: the installed numpy draws other numbers than numpy 1.26 to 2.4.
     """
     if seed < 0:
         raise ConfigError(f'shuffle_seed must be at least 0, got {seed}.')
-    return _maker()(seed)
+    return _checked(np.random.default_rng)(seed)
 
 
 @cache
-def _maker() -> Callable[[int], RandomStream]:
-    numpys = cast('Callable[[int], RandomStream]', np.random.default_rng)
-    return numpys if draws_are_frozen(numpys) else cast('Callable[[int], RandomStream]', PortableGenerator)
+def _checked(make: Callable[[int], RandomStream]) -> Callable[[int], RandomStream]:
+    if not draws_are_frozen(make):
+        raise MissingDependencyError(
+            f"This order of samples is made from numpy's random numbers, which numpy {np.__version__} has changed: it "
+            f'would give another order. Install a numpy from 1.26 to 2.4.'
+        )
+    return make
 
 
 def draws_are_frozen(make: Callable[[int], RandomStream]) -> bool:
@@ -93,7 +72,7 @@ def _draws(stream: RandomStream) -> tuple[Any, ...]:
     )
 
 
-_FROZEN: dict[int, tuple[Any, ...]] = {
+_FROZEN: Final[dict[int, tuple[Any, ...]]] = {
     0: (
         [9, 2, 7, 4, 5, 11, 0, 3, 6, 10, 8, 1],
         [2, 1, 3, 6, 0, 5, 4],
