@@ -16,11 +16,12 @@ from headrace.dataset.look_ahead import LookAhead, look_ahead
 from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.upcoming import UpcomingBatch
 from headrace.errors import ChecksumError, TransferError
-from headrace.storage import Fetched, Transfer
+from headrace.storage import FetchResult, FetchStatus, Transfer
 from headrace.storage.local import LocalStore
 from waiting import until
 
 SIZE = 100
+PRESENT, ELSEWHERE, NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchStatus.ELSEWHERE, FetchStatus.NO_ROOM))
 FAR = LookAhead(1000, math.inf)
 
 
@@ -31,7 +32,7 @@ class Network:
         self.begun: list[int] = []
         self.how: dict[int, Transfer] = {}
         self.present: set[int] = set()
-        self.outcomes: dict[int, list[Fetched | Exception]] = {}
+        self.outcomes: dict[int, list[FetchResult | Exception]] = {}
         self.late: set[int] = set()
         self._waiting: set[int] = set()
         self._free: set[int] = set()
@@ -50,18 +51,18 @@ class Network:
         prefetcher._queue.take = noted
         self._prefetchers.append(prefetcher)
 
-    def fetch(self, shard: int, how: Transfer) -> Fetched:
+    def fetch(self, shard: int, how: Transfer) -> FetchResult:
         with self._lock:
             self.how[shard] = how
             outcomes = self.outcomes.get(shard)
-            outcome = outcomes.pop(0) if outcomes else Fetched.PRESENT
-            if outcome is Fetched.PRESENT or shard in self.late:
+            outcome = outcomes.pop(0) if outcomes else PRESENT
+            if outcome == PRESENT or shard in self.late:
                 self._waiting.add(shard)
                 assert self._lock.wait_for(lambda: shard in self._free, timeout=100)
                 self._waiting.discard(shard)
         if isinstance(outcome, Exception):
             raise outcome
-        if outcome is Fetched.PRESENT:
+        if outcome == PRESENT:
             self.present.add(shard)
         return outcome
 
@@ -152,13 +153,13 @@ def test_the_next_shard_begins_as_the_last_bytes_of_the_one_before_come(network,
     one = prefetcher([[0], [1], [2]])
     one.advance(0)
     assert network.has_begun(0)
-    network.how[0].nearly_there()
+    network.how[0].almost_done()
     assert network.has_begun(0, 1)
-    network.how[0].nearly_there()
+    network.how[0].almost_done()
     network.let(0)
     one.wait(0)
     assert network.has_begun(0, 1)
-    network.how[0].nearly_there()  # too late to matter
+    network.how[0].almost_done()  # too late to matter
     assert network.has_begun(0, 1)
 
 
@@ -175,7 +176,7 @@ def test_the_next_shard_begins_although_the_one_before_is_unpacked(network, pref
     one = prefetcher([[99], [0], [1], [2]])
     one.advance(0)
     assert network.has_begun(0)
-    network.how[0].nearly_there()
+    network.how[0].almost_done()
     assert network.has_begun(0, 1)
 
 
@@ -322,13 +323,13 @@ def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher
 def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network):
     begun, let = [], threading.Event()
 
-    def fetch(shard: int, how: Transfer) -> Fetched:
+    def fetch(shard: int, how: Transfer) -> FetchResult:
         begun.append(shard)
         if begun.count(9) == 1 and shard == 9:
             let.wait(10)
-            return Fetched.NO_ROOM
+            return NO_ROOM
         network.present.add(shard)
-        return Fetched.PRESENT
+        return PRESENT
 
     one = Prefetcher(
         fetch=fetch,
@@ -372,7 +373,7 @@ def test_what_another_rank_may_not_have_read_yet_is_not_out_of_use(network, pref
 
 
 def test_a_shard_that_another_process_fetches_is_left_to_it(network, prefetcher):
-    network.outcomes[0] = [Fetched.ELSEWHERE]
+    network.outcomes[0] = [ELSEWHERE]
     one = prefetcher([[0], [0, 1]], width=2)
     one.advance(0)
     assert network.has_begun(0, 1)
@@ -381,7 +382,7 @@ def test_a_shard_that_another_process_fetches_is_left_to_it(network, prefetcher)
 
 
 def test_what_another_process_fetches_delays_what_is_needed_after_it(network, prefetcher):
-    network.outcomes[1] = [Fetched.ELSEWHERE]
+    network.outcomes[1] = [ELSEWHERE]
     network.present.add(0)
     one = prefetcher([[0], [1], [2], [3]])
     one.advance(0)
@@ -392,7 +393,7 @@ def test_what_another_process_fetches_delays_what_is_needed_after_it(network, pr
 
 def test_what_another_process_fetches_does_not_delay_for_ever(network, prefetcher, monkeypatch):
     monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.2)
-    network.outcomes[1] = [Fetched.ELSEWHERE]
+    network.outcomes[1] = [ELSEWHERE]
     network.present.add(0)
     one = prefetcher([[0], [1], [2], [3]])
     one.advance(0)
@@ -403,7 +404,7 @@ def test_what_another_process_fetches_does_not_delay_for_ever(network, prefetche
 
 
 def test_the_reader_fetches_by_itself_what_nobody_has_begun(network, prefetcher):
-    network.outcomes[0] = [Fetched.ELSEWHERE]
+    network.outcomes[0] = [ELSEWHERE]
     one = prefetcher([[0, 1], [2]])
     network.let(1)
     one.advance(0)
@@ -414,7 +415,7 @@ def test_the_reader_fetches_by_itself_what_nobody_has_begun(network, prefetcher)
 
 
 def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
-    network.outcomes[0] = [Fetched.NO_ROOM]
+    network.outcomes[0] = [NO_ROOM]
     one = prefetcher([[0], [1], [2]])
     one.advance(0)
     assert network.has_begun(0)
@@ -428,7 +429,7 @@ def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
 
 def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefetcher):
     network.present.add(0)
-    network.outcomes[1] = [Fetched.NO_ROOM, Fetched.NO_ROOM]
+    network.outcomes[1] = [NO_ROOM, NO_ROOM]
     one = prefetcher([[0], [0], [0], [1], [2]])
     one.advance(0)
     assert network.has_begun(1)
@@ -444,7 +445,7 @@ def test_without_room_it_is_tried_again_also_while_the_reader_rests(network, pre
     """As between two epochs."""
     monkeypatch.setattr('headrace.dataset.prefetch._NO_ROOM', 0.2)
     network.present.add(0)
-    network.outcomes[1] = [Fetched.NO_ROOM, Fetched.NO_ROOM]
+    network.outcomes[1] = [NO_ROOM, NO_ROOM]
     network.let(1, 2)
     one = prefetcher([[0], [1], [2]])
     one.advance(0)
@@ -454,7 +455,7 @@ def test_without_room_it_is_tried_again_also_while_the_reader_rests(network, pre
 
 def test_what_was_refused_and_is_needed_no_more_is_in_nobodys_way(network, prefetcher):
     """Another worker has read its batch since."""
-    network.outcomes[1] = [Fetched.NO_ROOM] * 99
+    network.outcomes[1] = [NO_ROOM] * 99
     network.let(*range(9))
     one = prefetcher([[0], [1], [2], [3], [4]])
     one.advance(0)
@@ -465,7 +466,7 @@ def test_what_was_refused_and_is_needed_no_more_is_in_nobodys_way(network, prefe
 
 
 def test_a_shard_is_asked_for_once_although_it_was_refused(network, prefetcher):
-    network.outcomes[1] = [Fetched.ELSEWHERE] * 3
+    network.outcomes[1] = [ELSEWHERE] * 3
     network.let(*range(9))
     one = prefetcher([[0], [1], [2], [1], [3], [1]], width=8, room=9 * SIZE)
     for at in range(6):
@@ -577,7 +578,7 @@ def test_an_outage_in_which_nobody_waits_ends_no_run(make_dataset, tmp_path, mon
 
 
 def test_what_was_refused_for_another_sequence_does_not_delay_this_one(network, prefetcher):
-    network.outcomes[0] = [Fetched.NO_ROOM]
+    network.outcomes[0] = [NO_ROOM]
     network.late.add(0)
     one = prefetcher([[0], [1]])
     one.advance(0)

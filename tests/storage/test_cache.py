@@ -26,7 +26,7 @@ from headrace.errors import (
     StreamError,
     TransferError,
 )
-from headrace.storage import CacheEntry, CachePart, LateEntry, Retry, ShardCache
+from headrace.storage import CacheEntry, CachePart, LazyEntry, Retry, ShardCache
 from headrace.storage.entry import EntrySet
 from headrace.storage.local import LocalStore
 from headrace.storage.presence import PresentFiles
@@ -681,7 +681,7 @@ def test_a_late_entry_is_the_one_it_is_made_of():
         return CacheEntry((CachePart('a', 3), CachePart('b', 4)), id=number)
 
     entry = make(7)
-    late = LateEntry(entry, make)
+    late = LazyEntry(entry, make)
     assert (late.id, late.key, made) == (7, 'a', [7])
     assert (late.parts, late.size) == (entry.parts, 7)
     assert made == [7, 7, 7]

@@ -17,7 +17,7 @@ from together import FORK, as_somebody_waits, frozen_disk_use, is_half_there, ru
 
 from headrace.errors import ConfigError, TransferError
 from headrace.storage import CacheLimit, Retry, ShardCache, counting, stats
-from headrace.storage.counting import Shelf, count_files
+from headrace.storage.counting import LimitedFolder, count_files
 from headrace.storage.stats import CacheStats
 from headrace.testing.stores import CountingStore, FaultyStore
 from waiting import until
@@ -435,14 +435,14 @@ def test_a_count_that_was_held_up_once_is_not_good_for_long(tmp_path, monkeypatc
     def find(name):
         clock.seconds += 0.2 if name == 'late' else 0.01
 
-    shelf = Shelf(tmp_path, find, CacheStats())
+    limited = LimitedFolder(tmp_path, find, CacheStats())
     (tmp_path / 'there').touch()
-    _, usual = count_files(shelf)
+    _, usual = count_files(limited)
     (tmp_path / 'late').touch()
-    _, held_up = count_files(shelf)
+    _, held_up = count_files(limited)
     assert held_up <= 2 * usual < 0.2
     for _ in range(20):
-        _, seconds = count_files(shelf)
+        _, seconds = count_files(limited)
     assert seconds >= 0.2  # which is what it takes now
 
 

@@ -10,7 +10,7 @@ from together import FORK, run_together
 
 from descriptors import open_descriptors
 from headrace.storage import CacheLimit, keeping
-from headrace.storage.keeping import Held, KeptLeases, KeptMaps
+from headrace.storage.keeping import CachedLease, LeaseCache, MapCache
 
 pytestmark = pytest.mark.once
 
@@ -42,7 +42,7 @@ def just_after_a_gap():
 
 
 def holding(cache, entry):
-    return Held.now(cache.acquire(entry), entry.key)
+    return CachedLease.now(cache.acquire(entry), entry.key)
 
 
 def is_evictable(cache, entry):
@@ -52,7 +52,7 @@ def is_evictable(cache, entry):
 
 def test_a_kept_lease_is_taken_again_as_it_was_and_nobody_evicts_it_meanwhile(remote, tmp_path):
     cache = cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
-    kept = KeptLeases()
+    kept = LeaseCache()
     held = holding(cache, remote.entries[0])
     kept.keep(0, held)
     assert not is_evictable(cache, remote.entries[0])
@@ -66,7 +66,7 @@ def test_a_kept_lease_is_taken_again_as_it_was_and_nobody_evicts_it_meanwhile(re
 
 def test_a_kept_lease_is_given_back_in_time_though_its_holder_does_nothing(remote, tmp_path, short):
     cache = cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
-    kept = KeptLeases()
+    kept = LeaseCache()
     for number in (0, 1):  # with nothing to give back the thread has ended meanwhile
         just_after_a_gap()
         held = holding(cache, remote.entries[number])
@@ -84,7 +84,7 @@ def test_a_kept_lease_is_given_back_in_time_though_its_holder_does_nothing(remot
 
 def test_reading_on_and_on_does_not_prolong_it(remote, tmp_path, short):
     cache = cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
-    kept = KeptLeases()
+    kept = LeaseCache()
     just_after_a_gap()
     held = holding(cache, remote.entries[0])
     until = held.until
@@ -96,7 +96,7 @@ def test_reading_on_and_on_does_not_prolong_it(remote, tmp_path, short):
 
 
 def test_nothing_is_kept_in_the_gap(remote, tmp_path, short):
-    kept, cache = KeptLeases(), cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
+    kept, cache = LeaseCache(), cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
     cache.fetch(remote.entries[0])
     just_after_a_gap()
     time.sleep(keeping.PERIOD - keeping.GAP / 2)
@@ -119,7 +119,7 @@ def test_who_waits_gets_room_though_others_take_turns_to_keep_what_is_in_the_way
             waited.value = time.monotonic() - begin
             done.set()
             return
-        kept = KeptLeases()
+        kept = LeaseCache()
         time.sleep(0.1 * number)  # else all would begin their time at once
         step = 0
         while not done.wait(0.003):
@@ -132,7 +132,7 @@ def test_who_waits_gets_room_though_others_take_turns_to_keep_what_is_in_the_way
 
 
 def test_nothing_is_kept_where_the_cache_has_no_room_for_what_comes_next(remote, tmp_path):
-    kept, cache = KeptLeases(), cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
+    kept, cache = LeaseCache(), cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
     kept.has_room = False
     kept.keep(0, holding(cache, remote.entries[0]))
     assert kept.take(0) is None
@@ -143,7 +143,7 @@ def test_without_a_thread_to_give_it_back_nothing_is_kept(remote, tmp_path, monk
     def fail(self):
         raise RuntimeError("can't start new thread")
 
-    kept, cache = KeptLeases(), cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
+    kept, cache = LeaseCache(), cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, 'start', fail)
         kept.keep(0, holding(cache, remote.entries[0]))
@@ -156,7 +156,7 @@ def test_who_finds_no_room_gives_way_and_keeps_nothing_for_a_while(remote, tmp_p
     monkeypatch.setattr(keeping, 'PAUSE', 1e9)
     limit = CacheLimit(2 * SIZE + 100)
     cache = cache_of(remote, tmp_path / 'cache', limit=limit)
-    kept, others = KeptLeases(), KeptLeases()
+    kept, others = LeaseCache(), LeaseCache()
     kept.keep(0, holding(cache, remote.entries[0]))
     others.keep(1, holding(cache, remote.entries[1]))
     with cache.acquire(remote.entries[2]) as lease:  # would wait for ever for either of them
@@ -173,7 +173,7 @@ def test_who_finds_no_room_gives_way_and_keeps_nothing_for_a_while(remote, tmp_p
 
 def test_a_fetch_ahead_that_finds_no_room_makes_its_process_give_way(remote, tmp_path, monkeypatch):
     cache = cache_of(remote, tmp_path / 'cache', limit=2 * SIZE + 100)
-    kept = KeptLeases()
+    kept = LeaseCache()
     for number in (0, 1):
         kept.keep(number, holding(cache, remote.entries[number]))
     assert not cache.fetch(remote.entries[2], wait=False)
@@ -183,7 +183,7 @@ def test_a_fetch_ahead_that_finds_no_room_makes_its_process_give_way(remote, tmp
 
 def test_a_lease_that_was_suspended_is_not_kept(remote, tmp_path):
     cache = cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
-    kept = KeptLeases()
+    kept = LeaseCache()
     held = holding(cache, remote.entries[0])
     with cache.acquire(remote.entries[1]):  # fetches, so this thread puts down what it holds
         assert not held.lease.is_valid
@@ -194,7 +194,7 @@ def test_a_lease_that_was_suspended_is_not_kept(remote, tmp_path):
 
 def test_a_kept_lease_is_not_suspended_by_its_thread(remote, tmp_path):
     cache = cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
-    kept = KeptLeases()
+    kept = LeaseCache()
     kept.keep(0, holding(cache, remote.entries[0]))
     with cache.acquire(remote.entries[1]):
         pass
@@ -209,7 +209,7 @@ def test_descriptors_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(keeping, 'LEASED_SHARDS', 3)
     remote = make_remote(tmp_path / 'remote', count=12, size=500)
     cache = cache_of(remote, tmp_path / 'cache', limit=100_000)
-    kept = KeptLeases()
+    kept = LeaseCache()
     for number, entry in enumerate(remote.entries):
         kept.keep(number, holding(cache, entry))
     assert open_descriptors(tmp_path / 'cache').total() == 3
@@ -218,7 +218,7 @@ def test_descriptors_are_bounded(tmp_path, monkeypatch):
 
 def test_threads_that_read_one_shard_have_leases_of_their_own_and_leave_one(remote, tmp_path, monkeypatch):
     cache = cache_of(remote, tmp_path / 'cache', limit=5 * SIZE)
-    kept = KeptLeases()
+    kept = LeaseCache()
     failures = []
 
     def read(number):
@@ -245,7 +245,7 @@ def test_threads_that_read_one_shard_have_leases_of_their_own_and_leave_one(remo
 
 def test_a_forked_child_inherits_nothing_that_is_kept(remote, tmp_path):
     cache = cache_of(remote, tmp_path / 'cache', limit=3 * SIZE)
-    kept = KeptLeases()
+    kept = LeaseCache()
     kept.keep(0, holding(cache, remote.entries[0]))
     forked, evicted = FORK.Barrier(3), FORK.Event()
 
@@ -271,7 +271,7 @@ def test_processes_that_keep_leases_do_not_stop_each_other_in_a_small_cache(remo
 
     def work(number):
         cache = cache_of(remote, folder, limit=limit)
-        kept = KeptLeases()
+        kept = LeaseCache()
         for step in range(60):
             at = (step * (number + 1)) % 4
             held = kept.take(at) or holding(cache, remote.entries[at])
@@ -285,7 +285,7 @@ def test_processes_that_keep_leases_do_not_stop_each_other_in_a_small_cache(remo
 def test_without_a_limit_the_shards_used_last_stay(remote, tmp_path, monkeypatch):
     monkeypatch.setattr(keeping, 'MAPPED_SHARDS', 2)
     cache = cache_of(remote, tmp_path / 'cache')
-    kept = KeptMaps()
+    kept = MapCache()
     for number in (0, 1):
         kept.keep(number, holding(cache, remote.entries[number]))
     assert kept.take(0) is kept.take(0)  # shared, and used last now

@@ -302,7 +302,7 @@ cache = cache_of(remote, folder / 'cache')
 stuck = cache_of(remote, folder / 'cache', store=StuckStore(remote.folder))
 
 def read():
-    print(cache.fetch(remote.entries[1]).name == 'PRESENT')
+    print(bool(cache.fetch(remote.entries[1])))
 
 # Before what multiprocessing registered there, and thus run after it.
 atexit.unregister(multiprocessing.util._exit_function)

@@ -332,14 +332,14 @@ class TestNearlyThere:
 
     def test_a_download_calls_once_whatever_its_ranges(self, fetch, local, ranges):
         calls = []
-        assert fetch(local, size=len(DATA), how=Transfer(nearly_there=lambda: calls.append(1))) == DATA
+        assert fetch(local, size=len(DATA), how=Transfer(almost_done=lambda: calls.append(1))) == DATA
         assert calls == [1]
 
     def test_of_an_unknown_size_nothing_is_near(self, fetch, local):
-        assert fetch(local, how=Transfer(nearly_there=pytest.fail)) == DATA
+        assert fetch(local, how=Transfer(almost_done=pytest.fail)) == DATA
 
     def test_what_came_in_vain_makes_it_call_early_and_once(self, fetch, local):
         calls = []
         store = FaultyStore(local, ['broken', 'broken'], etag=None)
-        assert fetch(store, size=len(DATA), how=Transfer(nearly_there=lambda: calls.append(1))) == DATA
+        assert fetch(store, size=len(DATA), how=Transfer(almost_done=lambda: calls.append(1))) == DATA
         assert calls == [1]

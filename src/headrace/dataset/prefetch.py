@@ -17,7 +17,7 @@ from headrace.dataset.fetch_queue import FetchQueue
 from headrace.dataset.look_ahead import LookAhead
 from headrace.dataset.upcoming import Upcoming
 from headrace.dataset.uses import Frontier, Uses
-from headrace.storage import Fetched, Transfer
+from headrace.storage import FetchResult, FetchStatus, Transfer
 
 __all__ = ['Prefetcher']
 
@@ -56,7 +56,7 @@ class Prefetcher:
     def __init__(
         self,
         *,
-        fetch: Callable[[int, Transfer], Fetched],
+        fetch: Callable[[int, Transfer], FetchResult],
         is_present: Callable[[int], bool],
         size_of: Callable[[int], int],
         ahead: LookAhead,
@@ -70,7 +70,7 @@ class Prefetcher:
         self._lock = threading.Condition()
         self._queue = FetchQueue(_PATIENCE)
         self._running: dict[int, float] = {}  # shard, and until when it delays others
-        self._nearly_there: set[int] = set()  # of these
+        self._almost_done: set[int] = set()  # of these
         self._waited = self._waiting_since = 0.0  # seconds
         self._starved: Callable[[], float] = lambda: self._waited
         self._concurrency = Concurrency(_WIDEST)
@@ -272,7 +272,7 @@ class Prefetcher:
         if next_first > self._frontier.batch and self._is_limited:
             return False
         now = time.monotonic()
-        mine = sum(now < until for shard, until in self._running.items() if shard not in self._nearly_there)
+        mine = sum(now < until for shard, until in self._running.items() if shard not in self._almost_done)
         return mine + self._reader_fetches + self._queue.delayed_by() < self._concurrency.width
 
     def _longest_wait(self) -> float | None:
@@ -304,7 +304,7 @@ class Prefetcher:
     def _near(self, shard: int) -> None:
         with self._lock:
             if shard in self._running:
-                self._nearly_there.add(shard)
+                self._almost_done.add(shard)
                 self._lock.notify_all()
 
     def _work(self) -> None:
@@ -332,7 +332,7 @@ class Prefetcher:
                 if self._may_begin():
                     first, shard = self._queue.take()
                     self._running[shard] = time.monotonic() + _PATIENCE
-                    how = Transfer(urgent=first <= self._at, nearly_there=partial(self._near, shard))
+                    how = Transfer(urgent=first <= self._at, almost_done=partial(self._near, shard))
                     return self._pass, first, shard, how
 
     def _fetch_now(self, of_pass: int, first: int, shard: int, how: Transfer) -> None:
@@ -345,7 +345,14 @@ class Prefetcher:
             self._end(of_pass, first, shard, how, outcome, came=came)
 
     def _end(
-        self, of_pass: int, first: float, shard: int, how: Transfer, outcome: Fetched | Exception, *, came: bool = False
+        self,
+        of_pass: int,
+        first: float,
+        shard: int,
+        how: Transfer,
+        outcome: FetchResult | Exception,
+        *,
+        came: bool = False,
     ) -> None:
         """Note what became of a fetch.
 
@@ -359,7 +366,7 @@ class Prefetcher:
         """
         with self._lock:
             del self._running[shard]
-            self._nearly_there.discard(shard)
+            self._almost_done.discard(shard)
             self._lock.notify_all()
             if of_pass != self._pass:
                 first = self._uses.next_of(shard)
@@ -375,7 +382,8 @@ class Prefetcher:
                 if came:
                     self._concurrency.arrived(self._size_of(shard), self._starved())
             else:
-                self._queue.refused(int(first), shard, elsewhere=outcome is not Fetched.NO_ROOM)
-                if outcome is Fetched.NO_ROOM:
+                is_elsewhere = outcome.status is FetchStatus.ELSEWHERE
+                self._queue.refused(int(first), shard, elsewhere=is_elsewhere)
+                if not is_elsewhere:
                     # For what is needed later, there is none either. The reader may rest, as between two epochs.
                     self._no_room_until = time.monotonic() + _NO_ROOM

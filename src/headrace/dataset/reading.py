@@ -27,8 +27,8 @@ from headrace.dataset.upcoming import Upcoming
 from headrace.errors import CacheError, CollateError, FormatError, HeadraceError, StorageError
 from headrace.format import ColumnBatch, Columns, ShardReader, open_shard
 from headrace.order import SampleMap
-from headrace.storage import ORDINARY, CacheEntry, Fetched, Lease, Transfer
-from headrace.storage.keeping import Held, KeptLeases, KeptMaps
+from headrace.storage import DEFAULT, CacheEntry, FetchResult, FetchStatus, Lease, Transfer
+from headrace.storage.keeping import CachedLease, LeaseCache, MapCache
 
 __all__ = ['ShardPool', 'collate_columns']
 
@@ -49,8 +49,8 @@ class ShardPool:
         self._sample_map = sample_map
         self._of_shard = np.repeat(np.arange(len(streams)), [len(stream.shards) for stream in streams])
         self._limit = math.inf if cache_limit is None else cache_limit
-        self._kept: KeptMaps[ShardReader] | KeptLeases[ShardReader] = (
-            KeptMaps() if cache_limit is None else KeptLeases()
+        self._kept: MapCache[ShardReader] | LeaseCache[ShardReader] = (
+            MapCache() if cache_limit is None else LeaseCache()
         )
         self._prefetcher: Prefetcher | None = None
         self.bad_shards = BadShards()
@@ -73,7 +73,7 @@ class ShardPool:
         file = stream.shards[local].files[0].raw.basename
         return f'stream {stream.name!r}, shard {file!r}, row {row}, sample id {sample_id}'
 
-    def fetch(self, shard: int, how: Transfer = ORDINARY, *, wait: bool = True) -> Fetched:
+    def fetch(self, shard: int, how: Transfer = DEFAULT, *, wait: bool = True) -> FetchResult:
         """Make a shard present in its cache, unless a cache limit leaves no room for it now.
 
         Args:
@@ -85,8 +85,10 @@ class ShardPool:
         with self._naming(shard):
             return stream.cache().fetch(stream.entry(local), next_use=self._next_use, wait=wait, how=how)
 
-    def _fetch_ahead(self, shard: int, how: Transfer) -> Fetched:
-        return Fetched.PRESENT if shard in self.bad_shards else self.fetch(shard, how, wait=False)
+    def _fetch_ahead(self, shard: int, how: Transfer) -> FetchResult:
+        if shard in self.bad_shards:
+            return FetchResult(FetchStatus.PRESENT)
+        return self.fetch(shard, how, wait=False)
 
     def is_present(self, shard: int) -> bool:
         """Whether a shard needs no fetching."""
@@ -153,7 +155,7 @@ class ShardPool:
         """Say that `batch` is read next."""
         if self._prefetcher is not None:
             out_of_sight = self._prefetcher.advance(batch)
-            if isinstance(self._kept, KeptLeases):
+            if isinstance(self._kept, LeaseCache):
                 self._kept.has_room = self._prefetcher.fits
                 self._kept.drop(out_of_sight)
 
@@ -177,12 +179,12 @@ class ShardPool:
         finally:
             self._is_trying_once = False
 
-    def _hold(self, shard: int) -> Held[ShardReader]:
+    def _hold(self, shard: int) -> CachedLease[ShardReader]:
         """A shard's reader, to be given to `_kept.keep` when the caller has read from it."""
         held = self._kept.take(shard)
         if held is not None:
             return held
-        return Held.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
+        return CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
 
     def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
         self.bad_shards.check(shard)

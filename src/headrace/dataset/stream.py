@@ -27,7 +27,7 @@ from headrace.storage import (
     CacheEntry,
     CacheLimit,
     CachePart,
-    LateEntry,
+    LazyEntry,
     Retry,
     ShardCache,
     StoreOptions,
@@ -329,7 +329,7 @@ class Stream:
     def _entry_of(self, name: str) -> CacheEntry | None:
         """The entry to which a file of the folder belongs."""
         shard = self.shards.find(name)
-        return None if shard is None else LateEntry(self.entry(shard), self._make_entry)
+        return None if shard is None else LazyEntry(self.entry(shard), self._make_entry)
 
     def _entry_of_id(self, number: int) -> CacheEntry:
         return self.entry(number - self.first_shard)

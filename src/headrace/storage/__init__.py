@@ -9,16 +9,17 @@ Imports the standard library and numpy only; a cloud's SDK is imported by its ba
 
 from __future__ import annotations
 
-from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Fetched, Lease, ShardCache
-from headrace.storage.entry import LateEntry
+from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Lease, ShardCache
+from headrace.storage.entry import LazyEntry
+from headrace.storage.fetch_result import FetchResult, FetchStatus
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
 from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheCounters, CacheCounts, CountTable
-from headrace.storage.transfer import ORDINARY, Transfer, download
+from headrace.storage.transfer import DEFAULT, Transfer, download
 
 __all__ = [
-    'ORDINARY',
+    'DEFAULT',
     'CacheCounters',
     'CacheCounts',
     'CacheEntry',
@@ -26,8 +27,9 @@ __all__ = [
     'CachePart',
     'CacheStats',
     'CountTable',
-    'Fetched',
-    'LateEntry',
+    'FetchResult',
+    'FetchStatus',
+    'LazyEntry',
     'Lease',
     'ObjectInfo',
     'Retry',

@@ -14,7 +14,6 @@ except to unpack shards of which it holds only the compressed file.
 
 from __future__ import annotations
 
-import enum
 import math
 import os
 import time
@@ -26,9 +25,10 @@ from headrace.storage.cached_index import CachedIndex, IndexRequest
 from headrace.storage.entry import CacheEntry, CachePart
 from headrace.storage.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
 from headrace.storage.fetch_lock import FetchLock, ProcessEndsError, changing_files, leave_clean, reclaim_fetches
+from headrace.storage.fetch_result import FetchResult, FetchStatus
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
-from headrace.storage.keeping import give_way
-from headrace.storage.limit import Blocked, CacheLimit, NoRoom, Shelf, delete_entry, evict, publishing
+from headrace.storage.keeping import release_leases
+from headrace.storage.limit import CacheLimit, LimitedFolder, NextUse, RoomRequest, delete_entry, evict, publishing
 from headrace.storage.locks import lock_file
 from headrace.storage.mapped import Lease, MappedFile, delete_file, open_file, suspend_leases
 from headrace.storage.origin import ORIGIN
@@ -36,27 +36,14 @@ from headrace.storage.presence import PresentFiles
 from headrace.storage.protocol import Store, check_key
 from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheStats
-from headrace.storage.transfer import ORDINARY, Transfer
+from headrace.storage.transfer import DEFAULT, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from headrace.storage.index_check import IndexCheck
 
-__all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Fetched', 'Lease', 'ShardCache']
-
-
-class Fetched(enum.Enum):
-    """What became of a shard that was to be fetched ahead; true if it is there."""
-
-    PRESENT = 'present'
-    ELSEWHERE = 'elsewhere'
-    """Another process is fetching it; or this thread may not, as it ends with the process."""
-    NO_ROOM = 'no room'
-    """Under the limit there is none, unless something goes that is needed sooner or is in use."""
-
-    def __bool__(self) -> bool:
-        return self is Fetched.PRESENT
+__all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Lease', 'ShardCache']
 
 
 class ShardCache:
@@ -111,13 +98,13 @@ class ShardCache:
         self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
         if self.store is not None:
             leave_clean(self.folder)
-        self._shelf: Shelf | None = None
+        self._limited: LimitedFolder | None = None
         if self._limit is not None and self.store is not None:
-            self._shelf = Shelf(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
-            self._limit.join(self._shelf)
+            self._limited = LimitedFolder(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
+            self._limit.join(self._limited)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {'_root', '_reclaimed', '_known', '_files', '_shelf'}
+        own = {'_root', '_reclaimed', '_known', '_files', '_limited'}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -128,10 +115,10 @@ class ShardCache:
         self,
         entry: CacheEntry,
         *,
-        next_use: Callable[[CacheEntry], float] | None = None,
+        next_use: NextUse | None = None,
         wait: bool = True,
-        how: Transfer = ORDINARY,
-    ) -> Fetched:
+        how: Transfer = DEFAULT,
+    ) -> FetchResult:
         """Make a shard present before it is needed; one process of the machine fetches.
 
         Args:
@@ -144,27 +131,23 @@ class ShardCache:
             how: What else there is to know for its downloads.
 
         Returns:
-            What became of it. Unless it is `Fetched.PRESENT`, try again when the reader has moved on.
+            The outcome. Unless the shard is present, try again when the reader has moved on.
         """
         self._note(entry)
         while self._files.absent(entry) or not self._files.verify(entry):
             try:
-                outcome = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
+                result = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
             except ProcessEndsError:  # it is left to a reader, should there be one
-                return Fetched.ELSEWHERE
-            if outcome is Fetched.ELSEWHERE:
-                return Fetched.ELSEWHERE
-            if isinstance(outcome, NoRoom):
-                return Fetched.NO_ROOM
-            if not isinstance(outcome, Blocked):
-                break
-            give_way()
+                return FetchResult(FetchStatus.ELSEWHERE)
+            if result.status is not FetchStatus.BLOCKED:
+                return result
+            release_leases()
             if not wait:
-                return Fetched.NO_ROOM
-            self.stats.add(seconds_waiting=outcome.wait())
-        return Fetched.PRESENT
+                return result
+            self.stats.add(seconds_waiting=result.wait())
+        return FetchResult(FetchStatus.PRESENT)
 
-    def acquire(self, entry: CacheEntry, *, next_use: Callable[[CacheEntry], float] | None = None) -> Lease:
+    def acquire(self, entry: CacheEntry, *, next_use: NextUse | None = None) -> Lease:
         """Make a shard present and map it.
 
         Under a limit, what is in use by nobody is evicted for it, the shard that ``next_use`` gives the latest use
@@ -178,24 +161,22 @@ class ShardCache:
             if files is not None and self._files.verify(entry):
                 if not tries:
                     self.stats.hit()
-                return Lease(entry, files, locked=self._shelf is not None)
+                return Lease(entry, files, locked=self._limited is not None)
             for file in files or ():
                 file.close()
-            outcome = self._fetch(entry, next_use, ahead=False, wait=True, how=Transfer(urgent=True))
-            if isinstance(outcome, Blocked):
-                handle = None
-                give_way()
-                self.stats.add(seconds_waiting=outcome.wait())
-                continue
-            assert not isinstance(outcome, (NoRoom, Fetched))
-            handle = outcome
-            tries += 1
+            result = self._fetch(entry, next_use, ahead=False, wait=True, how=Transfer(urgent=True))
+            handle = result.handle
+            if result.status is FetchStatus.BLOCKED:
+                release_leases()
+                self.stats.add(seconds_waiting=result.wait())
+            else:
+                tries += 1
         raise deleted(self.folder, entry.key)
 
     @property
     def fixed_size(self) -> int:
         """Bytes that count towards the limit and are never evicted, such as the index's; 0 without a limit."""
-        return 0 if self._shelf is None else self._shelf.fixed()
+        return 0 if self._limited is None else self._limited.fixed()
 
     def is_present(self, entry: CacheEntry) -> bool:
         """Whether all files of a shard are there, with the right sizes."""
@@ -204,15 +185,15 @@ class ShardCache:
     def forget(self) -> None:
         """Forget what is known of entries by their numbers: they have others now."""
         self._files.forget()
-        if self._shelf is not None:
-            self._shelf.found, self._shelf.present, self._shelf.counted_at = {}, [], -math.inf
+        if self._limited is not None:
+            self._limited.found, self._limited.present, self._limited.counted_at = {}, [], -math.inf
 
     def evict(self, entry: CacheEntry) -> bool:
         """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
         if self.store is None or len(self._files.absent(entry)) == len(entry.parts):
             return False
-        if self._shelf is not None:
-            return evict(self._shelf, entry)
+        if self._limited is not None:
+            return evict(self._limited, entry)
         with changing_files():
             return not isinstance(delete_entry(self.folder, entry), Path)
 
@@ -262,7 +243,7 @@ class ShardCache:
 
     def _note(self, entry: CacheEntry) -> None:
         """Remember whose file a name is, where the caller gave no ``entry_of``."""
-        if self._shelf is None or self._entry_of is not None or entry.key in self._known:
+        if self._limited is None or self._entry_of is not None or entry.key in self._known:
             return
         for part in entry.parts:
             for name in (part.name, part.packed_name):
@@ -287,7 +268,7 @@ class ShardCache:
             first: The first part, open and locked already.
         """
         files: list[MappedFile] = []
-        locked = self._shelf is not None
+        locked = self._limited is not None
         try:
             for part in entry.parts:
                 handle = first if first is not None else open_file(self._root, part.name)
@@ -315,28 +296,27 @@ class ShardCache:
     def _fetch(
         self,
         entry: CacheEntry,
-        next_use: Callable[[CacheEntry], float] | None,
+        next_use: NextUse | None,
         *,
         ahead: bool,
         wait: bool,
         how: Transfer,
-    ) -> int | Blocked | NoRoom | Fetched | None:
-        """Fetch what is absent of a shard, once there is room for it.
+    ) -> FetchResult:
+        """Fetch the absent parts of a shard, once there is room for them.
 
-        Returns:
-            What prevents it. Else nothing, or for a demand under a limit (not ``ahead``) the first part, opened and
-            locked before it got its final name, so that nobody evicts it before it is mapped.
+        A reader's fetch under a limit (not ``ahead``) returns the first part, too. It was locked before it got its
+        final name, so that nobody evicts it before it is mapped.
         """
         if self.store is None:
             self._files.require(entry)
-        if self._shelf is not None:
+        if self._limited is not None:
             suspend_leases()  # of this thread: who waits holds nothing
 
-        def attempt() -> int | Blocked | NoRoom | Fetched | None:
+        def attempt() -> FetchResult:
             lock = self._fetch_lock(entry.key, ahead=ahead and not how.urgent)
             try:
                 if not lock.acquire(wait=wait):
-                    return Fetched.ELSEWHERE
+                    return FetchResult(FetchStatus.ELSEWHERE)
                 with lock:
                     return self._fetch_locked(entry, lock, next_use, ahead=ahead, how=how)
             finally:
@@ -349,41 +329,41 @@ class ShardCache:
         self,
         entry: CacheEntry,
         lock: FetchLock,
-        next_use: Callable[[CacheEntry], float] | None,
+        next_use: NextUse | None,
         *,
         ahead: bool,
         how: Transfer,
-    ) -> int | Blocked | NoRoom | None:
+    ) -> FetchResult:
         absent = self._files.absent(entry)
         if not absent:
-            return None
-        if self._limit is not None and self._shelf is not None:
+            return FetchResult(FetchStatus.PRESENT)
+        if self._limit is not None and self._limited is not None:
             with changing_files():
                 for part in absent:  # of the wrong size, if it is there at all
                     delete_file(self.folder, part.name)
             needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
-            outcome = self._limit.admit(self._shelf, entry, needed, lock, next_use=next_use, ahead=ahead)
-            if outcome is not None:
-                return outcome
+            refusal = self._limit.admit(RoomRequest(self._limited, entry, needed, lock, next_use, ahead))
+            if refusal is not None:
+                return refusal
         self._index.require_same()
         fetcher = self._fetcher(how)
         made = fetcher.produce(absent, lock)
         handle = None
-        if self._shelf is None:
+        if self._limited is None:
             with self._index.unchanged():
                 fetcher.publish(made, lock)
         else:
             handle = None if ahead else self._pin(entry, made)
             try:
                 size = sum(temporary.stat().st_size for temporary, _ in made)
-                with self._index.unchanged(), publishing(self._shelf, size):
+                with self._index.unchanged(), publishing(self._limited, size):
                     fetcher.publish(made, lock)
             except BaseException:
                 if handle is not None:
                     os.close(handle)
                 raise
         self._files.verified(entry)
-        return handle
+        return FetchResult(FetchStatus.PRESENT, handle=handle)
 
     def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
         """Lock the entry's first part under its temporary name, if that is among what was made."""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from headrace.storage.stats import CacheStats
 
 __all__ = [
+    'LimitedFolder',
     'Present',
-    'Shelf',
     'add_to_ledger',
     'count_fetches',
     'count_files',
@@ -52,7 +52,7 @@ SURE: Final = 25
 class Present:
     """An entry of which files are on disk."""
 
-    shelf: Shelf
+    limited: LimitedFolder
     entry: CacheEntry
     size: int = 0
     used: float = 0.0
@@ -60,12 +60,12 @@ class Present:
 
     def next_use(self, of_entry: Callable[[CacheEntry], float]) -> float:
         """When one of the streams of its folder needs it next."""
-        entries = (other.found.get(self.entry.key) for other in self.shelf.others)
+        entries = (other.found.get(self.entry.key) for other in self.limited.others)
         return min(of_entry(self.entry), *(of_entry(entry) for entry in entries if entry is not None), math.inf)
 
 
 @dataclass(slots=True, eq=False)
-class Shelf:
+class LimitedFolder:
     """One cache folder under a limit."""
 
     folder: Path
@@ -82,7 +82,7 @@ class Shelf:
     """Seconds that it took; 0 before the first."""
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
     """What ``find`` gave for the files of the last count: it may have to build the entry."""
-    others: list[Shelf] = field(default_factory=list['Shelf'])
+    others: list[LimitedFolder] = field(default_factory=list['LimitedFolder'])
     """The same folder as other streams know it, whose entries have other numbers: of them counts set ``found`` only."""
 
     def entry_of(self, name: str) -> CacheEntry | None:
@@ -102,8 +102,8 @@ class Shelf:
         return total
 
 
-def count_files(shelf: Shelf) -> tuple[int, float]:
-    """Count a folder's shards, and note them in ``shelf.present``.
+def count_files(limited: LimitedFolder) -> tuple[int, float]:
+    """Count a folder's shards, and note them in ``limited.present``.
 
     Returns:
         Bytes, and the seconds that it takes: at most twice as many as the time before.
@@ -115,7 +115,7 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
     while folders:
         prefix = folders.pop()
         try:
-            items = os.scandir(shelf.folder / prefix)
+            items = os.scandir(limited.folder / prefix)
         except (FileNotFoundError, NotADirectoryError):
             continue
         with items:
@@ -125,7 +125,7 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
                     if name != FETCHES:
                         folders.append(f'{name}/')
                     continue
-                entry = shelf.entry_of(name)
+                entry = limited.entry_of(name)
                 if entry is None:
                     continue
                 try:
@@ -135,17 +135,17 @@ def count_files(shelf: Shelf) -> tuple[int, float]:
                 found[entry.key if entry.key == name else name] = entry  # so that there is one copy of it
                 there = present.get(entry.key)
                 if there is None:
-                    there = present[entry.key] = Present(shelf, entry)
+                    there = present[entry.key] = Present(limited, entry)
                 there.size += info.st_size
                 there.used = max(there.used, info.st_atime, info.st_mtime)
-    shelf.found, shelf.present = found, list(present.values())
-    for other in shelf.others:
+    limited.found, limited.present = found, list(present.values())
+    for other in limited.others:
         other.found = {name: entry for name in present if (entry := other.entry_of(name)) is not None}
     now = time.monotonic()
     # Once it may have waited for a processor, and would be good for a hundred times that.
-    shelf.cost = min(now - begin, 2 * shelf.cost or math.inf)
-    shelf.counted_at = now
-    return sum(item.size for item in shelf.present), shelf.cost
+    limited.cost = min(now - begin, 2 * limited.cost or math.inf)
+    limited.counted_at = now
+    return sum(item.size for item in limited.present), limited.cost
 
 
 def _good_for(seconds: float, times: float) -> float:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LateEntry']
+__all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LazyEntry']
 
 OWN_NAMES: Final = '.headrace'
 """Beginning of the names of all that the cache makes for itself in its folder."""
@@ -76,7 +76,7 @@ class CacheEntry:
         return sum(part.size for part in self.parts)
 
 
-class LateEntry(CacheEntry):
+class LazyEntry(CacheEntry):
     """An entry of which only name and number are kept: for each shard of a large cache folder, that is much less."""
 
     __slots__ = ('_key', '_make')

@@ -49,7 +49,7 @@ _under_way: set[FetchLock] = set()
 _daemons_end = False
 _all_end = False
 _changing = threading.RLock()
-"""Held by who changes a folder: who ends the process waits for that, and nothing is changed after it."""
+"""CachedLease by who changes a folder: who ends the process waits for that, and nothing is changed after it."""
 _PATIENCE: Final = 1.0
 """Seconds for which who ends the process waits for a thread; it may hang in a file system that does not answer."""
 _finalizer: multiprocessing.util.Finalize | None = None

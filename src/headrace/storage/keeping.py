@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.mapped import Lease
 
-__all__ = ['Held', 'KeptLeases', 'KeptMaps', 'give_way']
+__all__ = ['CachedLease', 'LeaseCache', 'MapCache', 'release_leases']
 
 T = TypeVar('T')
 
@@ -49,7 +49,7 @@ LEASED_SHARDS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Held(Generic[T]):
+class CachedLease(Generic[T]):
     """A lease, and what its holder has made of its buffers."""
 
     lease: Lease
@@ -58,19 +58,19 @@ class Held(Generic[T]):
     """Until when the lease may be kept; seconds of the clock that all processes of the machine share."""
 
     @classmethod
-    def now(cls, lease: Lease, value: T) -> Held[T]:
+    def now(cls, lease: Lease, value: T) -> CachedLease[T]:
         """What has just been acquired."""
         return cls(lease, value, (time.monotonic() // PERIOD + 1) * PERIOD - GAP)
 
 
-class KeptMaps(Generic[T]):
+class MapCache(Generic[T]):
     """Without a limit: the shards used last stay mapped, and threads share them."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, Held[T]] = OrderedDict()
+        self._kept: OrderedDict[int, CachedLease[T]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def take(self, shard: int) -> Held[T] | None:
+    def take(self, shard: int) -> CachedLease[T] | None:
         """What is kept of a shard, to be given back with `keep`."""
         held = self._kept.get(shard)
         if held is not None:
@@ -78,7 +78,7 @@ class KeptMaps(Generic[T]):
                 self._kept.move_to_end(shard)
         return held
 
-    def keep(self, shard: int, held: Held[T]) -> None:
+    def keep(self, shard: int, held: CachedLease[T]) -> None:
         """Keep a shard that is not being read any more."""
         if self._kept.get(shard) is held:
             return
@@ -99,18 +99,18 @@ class KeptMaps(Generic[T]):
             self._kept.clear()
 
 
-class KeptLeases(Generic[T]):
+class LeaseCache(Generic[T]):
     """Under a limit: leases that nobody is reading by, for a short time. Thread-safe; not for use after a fork."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, Held[T]] = OrderedDict()
+        self._kept: OrderedDict[int, CachedLease[T]] = OrderedDict()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.has_room = True
         """Whether anything is kept; not to be where what is read next does not fit the cache."""
         _of_process.get().add(self)
 
-    def take(self, shard: int) -> Held[T] | None:
+    def take(self, shard: int) -> CachedLease[T] | None:
         """What is kept of a shard, for the caller alone, to be given back with `keep`."""
         with self._changed:
             held = self._kept.pop(shard, None)
@@ -118,9 +118,9 @@ class KeptLeases(Generic[T]):
             held.lease.take_up()
         return held
 
-    def keep(self, shard: int, held: Held[T]) -> None:
+    def keep(self, shard: int, held: CachedLease[T]) -> None:
         """Keep a lease by which nobody reads now, or give it back."""
-        given_back: Held[T] | None = held
+        given_back: CachedLease[T] | None = held
         now = time.monotonic()
         if self.has_room and now < held.until and now >= _of_process.get().paused_until and held.lease.is_valid:
             held.lease.put_down()
@@ -179,7 +179,7 @@ class KeptLeases(Generic[T]):
             self.drop(old)
 
 
-def _release(dropped: Iterable[Held[T]]) -> None:
+def _release(dropped: Iterable[CachedLease[T]]) -> None:
     for held in dropped:
         held.lease.release()
 
@@ -187,10 +187,10 @@ def _release(dropped: Iterable[Held[T]]) -> None:
 class _OfProcess:
     def __init__(self) -> None:
         self.paused_until = 0.0
-        self._all: weakref.WeakSet[KeptLeases[Any]] = weakref.WeakSet()
+        self._all: weakref.WeakSet[LeaseCache[Any]] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def add(self, kept: KeptLeases[Any]) -> None:
+    def add(self, kept: LeaseCache[Any]) -> None:
         with self._lock:
             self._all.add(kept)
 
@@ -204,7 +204,7 @@ class _OfProcess:
 _of_process = PerProcess(_OfProcess)
 
 
-def give_way() -> None:
+def release_leases() -> None:
     """Give back all leases that this process keeps, and keep none for a while: a fetch waits for room."""
     state = _of_process.get()
     state.paused_until = time.monotonic() + PAUSE

@@ -1,14 +1,12 @@
 """Room on the disk: a limit in bytes over one or several cache folders, kept by all processes of the machine.
 
-Who wants to fetch asks `CacheLimit.admit` first. Under the folders' locks it adds up what is there and what fetches in
-progress have reserved, evicts what is needed latest and mapped by nobody, and reserves.
+A fetcher asks `CacheLimit.admit` first. Under the folders' locks it adds up the files and the reservations of fetches
+in progress, evicts unmapped shards, those needed latest first, and reserves.
 
-Why nobody waits for ever. The folders' locks are held only while counting, deleting and renaming, which wait for
-nothing. A fetcher reserves all it needs at once and then never waits for room, so fetches in progress end. Who finds
-no room waits for one thing, with every lock put down, those of its own thread's leases and of all that its process
-keeps (`keeping`) included: either for a shard that somebody has mapped, who is thus not waiting for room, but reading,
-or keeps it for a bounded time; or for a fetch, which ends. Then it asks again. A limit that can never hold the shard is
-an error, not a wait.
+Why nobody waits for ever: the folders' locks are held only to count, delete and rename, which wait for nothing. A
+fetcher reserves all it needs at once and then never waits for room, so fetches in progress end. A process without room
+releases all leases and locks, then waits for one reader or one fetch; neither waits for room. Then it asks again. A
+limit that can never hold the shard is an error, not a wait.
 """
 
 from __future__ import annotations
@@ -18,15 +16,14 @@ import heapq
 import itertools
 import math
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from headrace.errors import ConfigError
 from headrace.storage.counting import (
+    LimitedFolder,
     Present,
-    Shelf,
     add_to_ledger,
     count_fetches,
     count_files,
@@ -34,7 +31,8 @@ from headrace.storage.counting import (
     write_ledger,
 )
 from headrace.storage.fetch_lock import FetchLock, changing_files, reclaim_fetches
-from headrace.storage.locks import cannot_write, held, lock_file, locked_folders, open_to_lock, try_lock_file
+from headrace.storage.fetch_result import FetchResult, FetchStatus
+from headrace.storage.locks import cannot_write, held, locked_folders, open_to_lock, try_lock_file
 from headrace.storage.mapped import delete_file
 
 if TYPE_CHECKING:
@@ -42,35 +40,49 @@ if TYPE_CHECKING:
 
     from headrace.storage.entry import CacheEntry
 
-__all__ = ['Blocked', 'CacheLimit', 'NoRoom', 'Shelf', 'delete_entry', 'evict', 'publishing']
+__all__ = ['CacheLimit', 'LimitedFolder', 'NextUse', 'RoomRequest', 'delete_entry', 'evict', 'publishing']
 
 
 USE_COUNTS: Final = 1.5
 """Seconds that a shard must have been used later than was thought to be ranked anew; uses are noted once a second."""
+
+NextUse: TypeAlias = 'Callable[[CacheEntry], float]'
+"""The time of an entry's next use, in any unit, infinite for never; it speaks for the whole machine."""
 
 _Ranked: TypeAlias = 'tuple[float, float, int, Present]'
 """(-next use, last use, tie-breaker, entry)"""
 
 
 @dataclass(frozen=True, slots=True)
-class Blocked:
-    """There is no room until somebody is done with a file."""
+class RoomRequest:
+    """The room that one fetch needs."""
 
-    path: Path
+    into: LimitedFolder
+    """The folder that the entry goes to."""
+    entry: CacheEntry
+    needed: int
+    """The most bytes that the entry takes while it is fetched."""
+    lock: FetchLock
+    """The fetch, which carries the reservation."""
+    next_use: NextUse | None
+    ahead: bool
+    """The entry is fetched before it is needed: nothing that is needed sooner is evicted for it."""
 
-    def wait(self) -> float:
-        """Wait in the kernel until the file is unlocked; returns the seconds it took."""
-        begin = time.monotonic()
-        with contextlib.suppress(FileNotFoundError):
-            handle = open_to_lock(self.path)
-            with held(handle):
-                lock_file(handle, self.path)
-        return time.monotonic() - begin
+    @property
+    def bound(self) -> float:
+        """Entries that are needed at this time or sooner stay."""
+        return self.next_use(self.entry) if self.ahead and self.next_use is not None else -math.inf
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoom:
-    """There is no room but that of shards which are needed sooner."""
+class _Refusal:
+    """No room was found, by what is known of the folders."""
+
+    totals: _Totals
+    busy: list[Path]
+    """Files in use, which could be evicted otherwise."""
+    stale: list[LimitedFolder]
+    """Folders of which this process knows too little to choose an entry to evict."""
 
 
 @dataclass(slots=True)
@@ -82,7 +94,7 @@ class _Totals:
     """The part of it that is never evicted."""
     fetching: list[Path]
     """Lock files of the fetches in progress."""
-    counted: list[Shelf]
+    counted: list[LimitedFolder]
     """Folders that were counted for this, so that ledgers did not have to be believed."""
 
 
@@ -96,7 +108,7 @@ class CacheLimit:
         self._start()
 
     def _start(self) -> None:
-        self._shelves: dict[Path, Shelf] = {}
+        self._folders: dict[Path, LimitedFolder] = {}
         # What may go, the next victim first. Made after a count, and mended as victims are taken.
         self._heap: list[_Ranked] = []
         self._tie = itertools.count()
@@ -111,75 +123,70 @@ class CacheLimit:
         self.size = state['size']
         self._start()
 
-    def join(self, shelf: Shelf) -> None:
+    def join(self, limited: LimitedFolder) -> None:
         """Count a folder, once. All processes that share it should share the whole group of folders."""
-        first = self._shelves.setdefault(shelf.folder, shelf)
-        if first is not shelf:
-            first.others.append(shelf)
+        first = self._folders.setdefault(limited.folder, limited)
+        if first is not limited:
+            first.others.append(limited)
 
-    def admit(
-        self,
-        shelf: Shelf,
-        entry: CacheEntry,
-        needed: int,
-        lock: FetchLock,
-        *,
-        next_use: Callable[[CacheEntry], float] | None,
-        ahead: bool,
-    ) -> Blocked | NoRoom | None:
-        """Reserve ``needed`` bytes for a fetch, evicting what has to go; None if that succeeded.
+    def admit(self, request: RoomRequest) -> FetchResult | None:
+        """Reserve the bytes of a fetch and evict for it; None if that succeeded.
+
+        Each step looks closer: at remembered counts, at every file without the lock, at every file under the lock.
+        """
+        refusal = self._reserve(request)
+        if refusal is not None and refusal.stale:
+            for folder in refusal.stale:
+                count_files(folder)
+            self._rank(request.next_use)
+            refusal = self._reserve(request, looked=True)
+        if refusal is not None and not self._is_final(request, refusal):
+            refusal = self._reserve(request, exactly=True)
+        if refusal is None:
+            return None
+        busy = refusal.busy
+        if not (busy or (request.ahead and self._heap)):
+            busy = [path for path in refusal.totals.fetching if path != request.lock.path]
+        if busy:
+            return FetchResult(FetchStatus.BLOCKED, blocker=busy[0])
+        if request.ahead:
+            return FetchResult(FetchStatus.NO_ROOM)
+        raise self._too_low(request.entry, refusal.totals.size + request.needed)
+
+    def _is_final(self, request: RoomRequest, refusal: _Refusal) -> bool:
+        """Whether an exact count could not change a refusal."""
+        is_exact = len(refusal.totals.counted) == len(self._folders)
+        return is_exact or bool(request.ahead and self._heap and not refusal.busy)
+
+    def _reserve(self, request: RoomRequest, *, looked: bool = False, exactly: bool = False) -> _Refusal | None:
+        """Evict what has to go and reserve, if there is room then.
 
         Args:
-            shelf: Where the entry goes.
-            entry: What will be fetched.
-            needed: The most bytes that it takes while being fetched.
-            lock: The fetch, which carries the reservation.
-            next_use: When an entry is needed next, in any unit, infinite if never; speaks for the whole machine.
-            ahead: The entry is fetched before it is needed, so that nothing which is needed sooner has to go.
+            request: The room that is needed.
+            looked: This process has just looked at every file.
+            exactly: Count all files under the lock.
         """
-        own = shelf.folder, entry.key
-        bound = next_use(entry) if ahead and next_use is not None else -math.inf
-        exactly = looked = False
-        busy: list[Path] = []
-        while True:
-            with self._locked():
+        with self._locked():
+            totals = self._add_up(exactly=exactly)
+            if totals.fixed + request.needed > self.size:
+                raise self._too_low(request.entry, totals.fixed + request.needed)
+            if totals.size + request.needed > self.size and self._reclaim():
                 totals = self._add_up(exactly=exactly)
-                if totals.fixed + needed > self.size:
-                    raise self._too_low(entry, totals.fixed + needed)
-                if totals.size + needed > self.size and self._reclaim():
-                    totals = self._add_up(exactly=exactly)
-                over = totals.size + needed - self.size
-                stale = [] if over <= 0 or looked else self._stale(totals, surely=False)
-                if not stale:
-                    if over > 0 and totals.counted:
-                        self._rank(next_use)
-                    freed, busy = self._evict(over, own, next_use, bound)
-                    over -= freed
-                    if over <= 0:
-                        lock.reserve(needed)
-                        return None
-                    stale = self._stale(totals, surely=True) if ahead and not looked else []
-            if stale:
-                # This looks at every file, so not under the lock.
-                for item in stale:
-                    count_files(item)
-                self._rank(next_use)
-                looked = True
-            elif ahead and self._heap and not busy:
-                return NoRoom()
-            elif len(totals.counted) == len(self._shelves):
-                break
-            else:
-                exactly = True
-        busy += [path for path in totals.fetching if path != lock.path]
-        if busy:
-            return Blocked(busy[0])
-        if ahead:
-            return NoRoom()
-        raise self._too_low(entry, totals.size + needed)
+            over = totals.size + request.needed - self.size
+            if over > 0:
+                if not looked and (stale := self._stale(totals, surely=False)):
+                    return _Refusal(totals, [], stale)
+                if totals.counted:
+                    self._rank(request.next_use)
+                freed, busy = self._evict(over, request)
+                if freed < over:
+                    stale = self._stale(totals, surely=True) if request.ahead and not looked else []
+                    return _Refusal(totals, busy, stale)
+            request.lock.reserve(request.needed)
+            return None
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
-        return locked_folders(list(self._shelves))
+        return locked_folders(list(self._folders))
 
     def _too_low(self, entry: CacheEntry, needed: int) -> ConfigError:
         return ConfigError(
@@ -189,61 +196,60 @@ class CacheLimit:
 
     def _reclaim(self) -> bool:
         """Remove what killed fetches left. Only when room is short: before, it is in nobody's way."""
-        return any(reclaim_fetches(folder) for folder in self._shelves)
+        return any(reclaim_fetches(folder) for folder in self._folders)
 
     def _add_up(self, *, exactly: bool) -> _Totals:
         """Add up all folders; with their locks held, and each counted if its ledger is too old, or ``exactly``."""
         totals = _Totals(0, 0, [], [])
         # Fetches first: one that ends in between is counted twice, in the other order it would not be counted at all.
-        for folder in self._shelves:
+        for folder in self._folders:
             size, locks = count_fetches(folder)
             totals.size += size
             totals.fetching += locks
-        for shelf in self._shelves.values():
-            size = None if exactly else read_ledger(shelf.folder)
+        for limited in self._folders.values():
+            size = None if exactly else read_ledger(limited.folder)
             if size is None:
-                size, seconds = count_files(shelf)
-                write_ledger(shelf.folder, size, seconds)
-                totals.counted.append(shelf)
-            fixed = shelf.fixed()
+                size, seconds = count_files(limited)
+                write_ledger(limited.folder, size, seconds)
+                totals.counted.append(limited)
+            fixed = limited.fixed()
             totals.fixed += fixed
             totals.size += size + fixed
         return totals
 
-    def _stale(self, totals: _Totals, *, surely: bool) -> list[Shelf]:
+    def _stale(self, totals: _Totals, *, surely: bool) -> list[LimitedFolder]:
         """Folders of which this process does not know well enough what is there."""
         return [
-            shelf
-            for shelf in self._shelves.values()
-            if shelf not in totals.counted and not shelf.is_counted(surely=surely)
+            limited
+            for limited in self._folders.values()
+            if limited not in totals.counted and not limited.is_counted(surely=surely)
         ]
 
-    def _rank(self, next_use: Callable[[CacheEntry], float] | None) -> None:
+    def _rank(self, next_use: NextUse | None) -> None:
         """Order what the last counts found: needed latest first, then unused for longest."""
         heap: list[_Ranked] = []
-        for shelf in self._shelves.values():
-            for item in shelf.present:
+        for limited in self._folders.values():
+            for item in limited.present:
                 heap.append((-item.next_use(next_use) if next_use else 0.0, item.used, next(self._tie), item))  # noqa: PERF401
         heapq.heapify(heap)
         self._heap = heap
 
-    def _evict(
-        self, room: int, own: tuple[Path, str], next_use: Callable[[CacheEntry], float] | None, bound: float
-    ) -> tuple[int, list[Path]]:
+    def _evict(self, room: int, request: RoomRequest) -> tuple[int, list[Path]]:
         """Delete until ``room`` bytes are free; returns what was freed, and the files that were in use.
 
         The ranking may be older than the folders: what has turned out to be needed sooner, or was used since, is
         ranked anew when its turn comes.
         """
         freed, busy, kept = 0, list[Path](), list[_Ranked]()
-        heap = self._heap
+        heap, next_use, bound = self._heap, request.next_use, request.bound
+        own = request.into.folder, request.entry.key
         while freed < room and heap:
             rank, used, _, item = heapq.heappop(heap)
-            if (item.shelf.folder, item.entry.key) == own:
+            if (item.limited.folder, item.entry.key) == own:
                 kept.append((rank, used, next(self._tie), item))
                 continue
             when = item.next_use(next_use) if next_use else 0.0
-            now_used = _last_use(item.shelf.folder / item.entry.key)
+            now_used = _last_use(item.limited.folder / item.entry.key)
             if -when > rank or now_used > used + USE_COUNTS:
                 heapq.heappush(heap, (max(-when, rank), max(used, now_used), next(self._tie), item))
                 continue
@@ -251,14 +257,14 @@ class CacheLimit:
                 kept.append((rank, used, next(self._tie), item))
                 break
             with changing_files():
-                outcome = delete_entry(item.shelf.folder, item.entry)
+                outcome = delete_entry(item.limited.folder, item.entry)
                 if isinstance(outcome, Path):
                     busy.append(outcome)
                     kept.append((rank, used, next(self._tie), item))
                 elif outcome:
                     freed += outcome
-                    add_to_ledger(item.shelf.folder, -outcome)
-                    item.shelf.stats.add(evictions=1)
+                    add_to_ledger(item.limited.folder, -outcome)
+                    item.limited.stats.add(evictions=1)
         for ranked in kept:
             heapq.heappush(heap, ranked)
         return freed, busy
@@ -273,21 +279,21 @@ def _last_use(path: Path) -> float:
 
 
 @contextlib.contextmanager
-def publishing(shelf: Shelf, size: int) -> Generator[None]:
+def publishing(limited: LimitedFolder, size: int) -> Generator[None]:
     """Note ``size`` bytes that get their final names inside the block."""
-    with locked_folders([shelf.folder]), changing_files():
+    with locked_folders([limited.folder]), changing_files():
         # Before, so that a process which is killed in between has noted too much rather than too little.
-        add_to_ledger(shelf.folder, size)
+        add_to_ledger(limited.folder, size)
         yield
 
 
-def evict(shelf: Shelf, entry: CacheEntry) -> bool:
+def evict(limited: LimitedFolder, entry: CacheEntry) -> bool:
     """Delete an entry, unless somebody has it in use."""
-    with locked_folders([shelf.folder]), changing_files():
-        outcome = delete_entry(shelf.folder, entry)
+    with locked_folders([limited.folder]), changing_files():
+        outcome = delete_entry(limited.folder, entry)
         if isinstance(outcome, Path):
             return False
-        add_to_ledger(shelf.folder, -outcome)
+        add_to_ledger(limited.folder, -outcome)
     return True
 
 

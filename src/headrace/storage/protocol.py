@@ -25,10 +25,10 @@ __all__ = [
     'check_key',
     'check_prefix',
     'count_option',
-    'is_waited_for',
+    'is_blocking',
 ]
 
-is_waited_for: Final = ContextVar('is_waited_for', default=True)
+is_blocking: Final = ContextVar('is_blocking', default=True)
 """Whether somebody waits for what this thread asks a store for: it is not fetched ahead of its use. A store with few
 connections keeps one for that."""
 

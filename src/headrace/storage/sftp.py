@@ -28,7 +28,7 @@ from headrace.storage.answers import changed, not_found
 from headrace.storage.body import SourcePart, check_range, truncated
 from headrace.storage.folders import temporary_name, walk
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_waited_for
+from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_blocking
 from headrace.storage.resolve import split_url
 from headrace.storage.retry import BrokenTransferError
 from headrace.storage.sealing import sealed
@@ -281,7 +281,7 @@ class _Connections:
     @contextlib.contextmanager
     def borrow(self) -> Generator[SftpSession]:
         """A connection that stands, made now if need be."""
-        with contextlib.nullcontext() if is_waited_for.get() else self._free_ahead, self._free:
+        with contextlib.nullcontext() if is_blocking.get() else self._free_ahead, self._free:
             session = self._take() or self._connect()
             try:
                 yield session

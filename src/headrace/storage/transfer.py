@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from headrace.errors import ChecksumError, ConfigError, TransferError
 from headrace.storage.outage import outages
 from headrace.storage.per_process import PerProcess
-from headrace.storage.protocol import is_waited_for
+from headrace.storage.protocol import is_blocking
 from headrace.storage.retry import BrokenTransferError, Retry
 from headrace.storage.stats import CacheStats
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.protocol import Store
 
-__all__ = ['ORDINARY', 'RANGE', 'REQUESTS', 'Transfer', 'TransferPool', 'download', 'transfer_pool']
+__all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'Transfer', 'TransferPool', 'download', 'transfer_pool']
 
 RANGE: Final = 8 << 20
 """Bytes of a part that is asked for by itself. Twice as many are worth a second request where one connection is slower
@@ -41,12 +41,12 @@ class Transfer:
 
     urgent: bool = False
     """Somebody waits for it: before those that nobody waits for."""
-    nearly_there: Callable[[], None] | None = None
+    almost_done: Callable[[], None] | None = None
     """Called in any thread, once for each object, when what is left of it will have come by the time at which a request
     that is made now is answered. Of an object whose size is not known it is not called."""
 
 
-ORDINARY: Final = Transfer()
+DEFAULT: Final = Transfer()
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ def download(
     retry: Retry,
     *,
     size: int | None = None,
-    how: Transfer = ORDINARY,
+    how: Transfer = DEFAULT,
     stats: CacheStats | None = None,
     most: int = UNKNOWN,
     on_version: Callable[[str], None] | None = None,
@@ -212,7 +212,7 @@ def download(
     what = f'Downloading {url}'
     stats = stats or CacheStats()
     count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
-    near = None if size is None or how.nearly_there is None else _Near(size, how.nearly_there)
+    near = None if size is None or how.almost_done is None else _Near(size, how.almost_done)
     spans = [
         _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near, retry.clock)
         for number in range(count)
@@ -239,7 +239,7 @@ def download(
                 raise
 
         span.heard = retry.clock()
-        before = is_waited_for.set(how.urgent)
+        before = is_blocking.set(how.urgent)
         try:
             retry.call(
                 what,
@@ -248,7 +248,7 @@ def download(
                 on_retry=lambda: stats.add(retries=1),
             )
         finally:
-            is_waited_for.reset(before)
+            is_blocking.reset(before)
             span.heard = None
 
     def name_silent_server() -> float:
