@@ -1,4 +1,4 @@
-"""Few cases in which any two values meet that can."""
+"""Few cases that have together all that matters in many: each pair of values that can meet, for example."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def pairs(values: Sequence[Hashable]) -> set[Hashable]:
 
 
 def covering(
-    cases: Sequence[Case], values: Callable[[Case], Sequence[Hashable]], cost: Callable[[Case], float]
+    cases: Sequence[Case], shows: Callable[[Case], set[Hashable]], cost: Callable[[Case], float]
 ) -> Iterator[Case]:
-    """Cases that have together all the pairs that all of them have: each time the one with most new pairs for its cost.
+    """Cases that show together all that all of them show: each time the one that shows most new things for its cost.
 
     Deterministic: of equal cases the first.
     """
-    missing = set().union(*(pairs(values(case)) for case in cases))
+    missing: set[Hashable] = set().union(*map(shows, cases))
     # What a case adds only ever gets less, so the best at its old worth is the best if its worth is still that.
-    heap = [(-len(pairs(values(case))) / cost(case), number) for number, case in enumerate(cases)]
+    heap = [(-len(shows(case)) / cost(case), number) for number, case in enumerate(cases)]
     heapq.heapify(heap)
     while missing:
         _, number = heapq.heappop(heap)
         case = cases[number]
-        worth = -len(pairs(values(case)) & missing) / cost(case)
+        worth = -len(shows(case) & missing) / cost(case)
         if heap and (worth, number) > heap[0]:
             heapq.heappush(heap, (worth, number))
         else:
-            missing -= pairs(values(case))
+            missing -= shows(case)
             yield case
