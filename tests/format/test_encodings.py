@@ -7,7 +7,8 @@ import hashlib
 import io
 import struct
 import warnings
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import PIL
@@ -19,11 +20,8 @@ from hypothesis.extra import numpy as npst
 from PIL import Image
 
 from headrace.errors import ConfigError, FormatError
-from headrace.format import encodings
 from headrace.format.encodings import get_mds_encoded_size, get_mds_encodings, is_mds_encoding, mds_decode, mds_encode
-
-if TYPE_CHECKING:
-    from decimal import Decimal
+from headrace.testing.encodings import EncodingCase, EncodingContract
 
 VECTORS = load(formats() / 'encodings.json')
 
@@ -93,14 +91,65 @@ def test_size_vectors(vector: dict[str, Any]) -> None:
             get_mds_encoded_size(encoding)
 
 
-def test_there_are_28_names_and_all_have_a_size_and_both_ways() -> None:
-    names = get_mds_encodings()
-    assert len(names) == 28
-    for name in names:
-        found = encodings.get_mds_encoding(name)
-        assert found.size == get_mds_encoded_size(name)
-        with pytest.raises((AttributeError, TypeError)):
-            found.encode(object() if name != 'pkl' else (lambda: 0))
+def image(mode: str, size: tuple[int, int] = (5, 4)) -> Image.Image:
+    return Image.frombytes(mode, size, bytes(range(size[0] * size[1] * len(Image.new(mode, (1, 1)).getbands()))))
+
+
+def jpeg_bytes(grey: int) -> bytes:
+    out = io.BytesIO()
+    Image.new('L', (4, 4), grey).save(out, 'JPEG')
+    return out.getvalue()
+
+
+INTEGERS = {'wrong': (None, 'x', 1 << 70, [1, 2])}
+FLOATS = {'values': (0.0, -1.5, np.float32(0.25)), 'wrong': (None, 'x', [1.0, 2.0], 1j)}
+IMAGES = (image('L'), image('RGB', (3, 2)))
+ARRAYS = (np.arange(6, dtype='f4').reshape(2, 3), np.ones((2, 3), 'f4'))
+CASES = {
+    'bytes': {'values': (b'', b'abc'), 'wrong': ('abc', bytearray(b'abc'), None)},
+    'str': {'values': ('', 'übung'), 'wrong': (b'abc', 1, '\ud800')},
+    'int': {'values': (0, -1, (1 << 63) - 1), **INTEGERS},
+    **{f'int{bits}': {'values': (0, -1, (1 << bits - 1) - 1), **INTEGERS} for bits in (8, 16, 32, 64)},
+    **{f'uint{bits}': {'values': (0, (1 << bits) - 1), **INTEGERS} for bits in (8, 16, 32, 64)},
+    **{f'float{bits}': FLOATS for bits in (16, 32, 64)},
+    'str_int': {'values': (0, -1, 1 << 100), 'wrong': (1.5, True, '1')},
+    'str_float': {'values': (0.1, -1e300), 'wrong': (1, '1')},
+    'str_decimal': {'values': (Decimal('1.20'), Decimal(-3)), 'wrong': (1, 1.5)},
+    'ndarray': {'values': (*ARRAYS, np.arange(3)), 'wrong': (1, [1.0], np.zeros(()), np.zeros(0), np.array(['a']))},
+    'ndarray:float32': {'values': ARRAYS, 'wrong': (np.zeros(3), np.zeros(0, 'f4'))},
+    'ndarray:float32:2,3': {'values': ARRAYS, 'wrong': (np.zeros(6, 'f4'), np.zeros((2, 3)))},
+    'pil': {'values': IMAGES, 'wrong': (1, b'abc'.decode())},
+    'png': {'values': IMAGES, 'wrong': (1, 'abc')},
+    'jpeg': {'values': IMAGES, 'wrong': (1, 'abc')},
+    'list[pil]': {'values': ([], list(IMAGES)), 'wrong': (IMAGES, [1])},
+    'list[png]': {'values': ([], list(IMAGES)), 'wrong': (IMAGES, [1])},
+    'list[jpeg]': {'values': ([], list(IMAGES)), 'wrong': (IMAGES, [1])},
+    **{
+        name: {'values': ([jpeg_bytes(1)], [jpeg_bytes(2), jpeg_bytes(3)]), 'wrong': ('abc', [1])}
+        for name in ('jpeg_array', 'jpegarray')
+    },
+    'json': {'values': ({'b': [1, None]}, [], 'x'), 'wrong': (object(), {1j})},
+    'pkl': {'values': ({1, 2}, None), 'wrong': ((x for x in ()),)},
+}
+
+
+class TestOwnEncodings(EncodingContract):
+    @pytest.fixture(params=CASES)
+    def case(self, request: pytest.FixtureRequest) -> EncodingCase:
+        return EncodingCase(request.param, **CASES[request.param])
+
+    def is_same(self, value: Any, back: Any) -> bool:
+        if isinstance(value, list) and value and not isinstance(value[0], int):
+            return len(value) == len(back) and all(map(self.is_same, value, back))
+        if isinstance(back, Image.Image):  # JPEG changes pixels
+            opened = value if isinstance(value, Image.Image) else Image.open(io.BytesIO(value))
+            return (opened.size, opened.mode) == (back.size, back.mode)
+        return super().is_same(value, back)
+
+
+def test_every_name_is_held_to_the_contract() -> None:
+    assert len(get_mds_encodings()) == 28
+    assert get_mds_encodings() == {name.partition(':')[0] for name in CASES}
 
 
 WRONG_ARRAYS = [

@@ -16,10 +16,20 @@ from headrace.format.compression import (
     get_compression_extension,
     get_compressions,
     is_compression,
+    register_compression,
     unpack_file,
 )
+from headrace.format.compression_algorithms import Compression
 from headrace.format.encoder import EncodedShard, ShardEncoder
-from headrace.format.encodings import do_stack, get_mds_encodings, is_mds_encoding, mds_decode, mds_encode
+from headrace.format.encodings import (
+    Encoding,
+    do_stack,
+    get_mds_encodings,
+    is_mds_encoding,
+    mds_decode,
+    mds_encode,
+    register_encoding,
+)
 from headrace.format.index import dump_index, parse_index
 from headrace.format.jsonl import JSONEncoder, JSONReader
 from headrace.format.mds import MDSEncoder, MDSReader
@@ -33,7 +43,9 @@ from headrace.format.xsv import XSVEncoder, XSVReader
 __all__ = [
     'ColumnBatch',
     'Columns',
+    'Compression',
     'EncodedShard',
+    'Encoding',
     'FileInfo',
     'IndexKey',
     'JSONEncoder',
@@ -69,6 +81,8 @@ __all__ = [
     'open_shard',
     'pack_table',
     'parse_index',
+    'register_compression',
+    'register_encoding',
     'unpack_file',
     'unpack_table',
     'verify_file',

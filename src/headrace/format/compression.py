@@ -1,14 +1,15 @@
 """Compressed shard files: whole-file streams of Brotli, bzip2, gzip, Snappy (raw block) or Zstandard.
 
 A name is an algorithm with an optional level: ``br:0..11``, ``bz2:1..9``, ``gz:0..9``, ``snappy``, ``zstd:1..22``.
+Users add theirs with ``register_compression``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from headrace.errors import ConfigError, ShardError
-from headrace.format.compression_algorithms import ALGORITHMS, CHUNK, Compression, Snappy, damaged
+from headrace.format.compression_algorithms import ALGORITHMS, CHUNK, Compression, damaged, register_compression
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,8 +20,11 @@ __all__ = [
     'get_compression_extension',
     'get_compressions',
     'is_compression',
+    'register_compression',
     'unpack_file',
 ]
+
+_HEAD: Final = 64  # bytes of a file in which an algorithm may announce the size of its content
 
 
 def _find(algorithm: str) -> Compression:
@@ -72,7 +76,7 @@ def compress(algo: str | None, data: bytes) -> bytes:
         ConfigError: no such algorithm.
         TypeError: ``data`` is not bytes.
     """
-    return data if algo is None else _find(algo).compress(data)
+    return data if algo is None else _find(algo).compress(_check_bytes(data))
 
 
 def decompress(algo: str | None, data: bytes) -> bytes:
@@ -83,7 +87,7 @@ def decompress(algo: str | None, data: bytes) -> bytes:
         TypeError: ``data`` is not bytes.
         ShardError: ``data`` is not a complete compressed file.
     """
-    return data if algo is None else _find(algo).decompress(data)
+    return data if algo is None else _find(algo).decompress(_check_bytes(data))
 
 
 def unpack_file(algorithm: str, src: Path, dst: Path, limit: int) -> None:
@@ -109,8 +113,7 @@ def unpack_file(algorithm: str, src: Path, dst: Path, limit: int) -> None:
     written = 0
     dst.unlink(missing_ok=True)  # a link of that name would lead elsewhere
     with src.open('rb') as packed, dst.open('xb') as out:
-        if isinstance(found, Snappy):
-            _check_snappy_size(packed, src, limit)
+        _check_announced_size(found, packed, src, limit)
         pieces = found.stream(iter(lambda: packed.read(CHUNK), b''))
         while True:
             try:
@@ -133,15 +136,18 @@ def _wrong_size(src: Path, limit: int, got: str) -> ShardError:
     return ShardError(f'The index says that {src} holds {limit} bytes, but it holds {got}. Fetch or write it again.')
 
 
-def _check_snappy_size(packed: BinaryIO, src: Path, limit: int) -> None:
-    """Compare the announced size, a little-endian number in groups of 7 bits, before anything is allocated."""
-    head = packed.read(5)
+def _check_announced_size(algorithm: Compression, packed: BinaryIO, src: Path, limit: int) -> None:
+    """Refuse a file that announces another size than the index, before anything is allocated."""
+    try:
+        size = algorithm.announced_size(packed.read(_HEAD))
+    except ShardError as error:
+        raise ShardError(f'{src}: {error}') from None
     packed.seek(0)
-    size = 0
-    for at, byte in enumerate(head):
-        size |= (byte & 0x7F) << (7 * at)
-        if byte < 0x80:
-            if size != limit:
-                raise _wrong_size(src, limit, str(size))
-            return
-    raise damaged(str(src), 'snappy', 'it does not begin with its size')
+    if size is not None and size != limit:
+        raise _wrong_size(src, limit, str(size))
+
+
+def _check_bytes(data: Any) -> bytes:
+    if not isinstance(data, bytes):
+        raise TypeError(f'Compression works on bytes, but got a {type(data).__name__}. Convert it with bytes().')
+    return data

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import re
 import zlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -16,7 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-__all__ = ['ALGORITHMS', 'CHUNK', 'Brotli', 'Bzip2', 'Compression', 'Gzip', 'Snappy', 'Zstandard', 'damaged']
+__all__ = [
+    'ALGORITHMS',
+    'CHUNK',
+    'Brotli',
+    'Bzip2',
+    'Compression',
+    'Gzip',
+    'Snappy',
+    'Zstandard',
+    'damaged',
+    'register_compression',
+]
 
 CHUNK: Final = 1 << 18
 """Bytes read and written at a time."""
@@ -35,10 +47,10 @@ class Compression(ABC):
     """
 
     extension: ClassVar[str]
-    """The file name's ending, which is also the algorithm's name."""
-    levels: ClassVar[list[int]]
+    """The file name's ending, which is also the algorithm's name. `register_compression` sets it."""
+    levels: ClassVar[list[int]] = []
     """The levels there are; empty where there is no choice."""
-    default_level: ClassVar[int | None]
+    default_level: ClassVar[int | None] = None
 
     def __init__(self, level: int | None = None) -> None:
         chosen = self.default_level if level is None else level
@@ -50,32 +62,26 @@ class Compression(ABC):
             )
         self.level = chosen
 
+    @abstractmethod
     def compress(self, data: bytes) -> bytes:
         """The compressed file of ``data``.
 
         Raises:
-            TypeError: ``data`` is not bytes.
             MissingDependencyError: the algorithm's package is not installed.
         """
-        return self._compress(_check_bytes(data))
 
     def decompress(self, data: bytes) -> bytes:
         """What was compressed. Of trusted data only: a small file can stand for gigabytes (``unpack_file``).
 
         Raises:
-            TypeError: ``data`` is not bytes.
             ShardError: ``data`` is not a complete compressed file.
             MissingDependencyError: the algorithm's package is not installed.
         """
         errors = self.errors()
-        chunk = _check_bytes(data)
         try:
-            return b''.join(self.stream(iter([chunk])))
+            return b''.join(self.stream(iter([data])))
         except errors as error:
             raise damaged('the data', self.extension, str(error)) from error
-
-    @abstractmethod
-    def _compress(self, data: bytes) -> bytes: ...
 
     @abstractmethod
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -89,11 +95,16 @@ class Compression(ABC):
     def errors(self) -> tuple[type[Exception], ...]:
         """What the algorithm's package raises for damaged data."""
 
+    def announced_size(self, head: bytes) -> int | None:
+        """Bytes of content that the first bytes of a file announce; None: they do not say it.
 
-def _check_bytes(data: Any) -> bytes:
-    if not isinstance(data, bytes):
-        raise TypeError(f'Compression works on bytes, but got a {type(data).__name__}. Convert it with bytes().')
-    return data
+        An algorithm that decompresses a file at once needs it: a wrong size is found before memory is allocated.
+
+        Raises:
+            ShardError: the file should begin with its size, but does not.
+        """
+        del head
+        return None
 
 
 def damaged(what: str, algorithm: str, reason: str) -> ShardError:
@@ -110,7 +121,8 @@ class Brotli(Compression):
 
     extension, levels, default_level = 'br', list(range(12)), 11
 
-    def _compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes) -> bytes:
+        """See ``Compression.compress``."""
         return _optional('brotli').compress(data, quality=self.level)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -141,7 +153,8 @@ class Bzip2(Compression):
 
     extension, levels, default_level = 'bz2', list(range(1, 10)), 9
 
-    def _compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes) -> bytes:
+        """See ``Compression.compress``."""
         return bz2.compress(data, self.level or 9)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -170,7 +183,8 @@ class Gzip(Compression):
 
     extension, levels, default_level = 'gz', list(range(10)), 9
 
-    def _compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes) -> bytes:
+        """See ``Compression.compress``."""
         level = self.level
         assert level is not None
         return gzip.compress(data, level, mtime=0)
@@ -204,7 +218,8 @@ class Snappy(Compression):
 
     extension, levels, default_level = 'snappy', [], None
 
-    def _compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes) -> bytes:
+        """See ``Compression.compress``."""
         return _optional('snappy').compress(data)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -215,13 +230,23 @@ class Snappy(Compression):
         """See ``Compression.errors``."""
         return (_optional('snappy').UncompressError,)
 
+    def announced_size(self, head: bytes) -> int:
+        """See ``Compression.announced_size``; a little-endian number in groups of 7 bits."""
+        size = 0
+        for at, byte in enumerate(head[:5]):
+            size |= (byte & 0x7F) << (7 * at)
+            if byte < 0x80:
+                return size
+        raise damaged('the data', 'snappy', 'it does not begin with its size')
+
 
 class Zstandard(Compression):
     """Zstandard, of the package zstandard."""
 
     extension, levels, default_level = 'zstd', list(range(1, 23)), 3
 
-    def _compress(self, data: bytes) -> bytes:
+    def compress(self, data: bytes) -> bytes:
+        """See ``Compression.compress``."""
         return zstandard.ZstdCompressor(level=self.level or 3).compress(data)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -248,7 +273,42 @@ class Zstandard(Compression):
 ALGORITHMS: Final[dict[str, type[Compression]]] = {
     algorithm.extension: algorithm for algorithm in (Brotli, Bzip2, Gzip, Snappy, Zstandard)
 }
-"""By name."""
+"""By name; `register_compression` adds others."""
+
+
+def register_compression(name: str, algorithm: type[Compression]) -> None:
+    """Have shards compressed and read by an algorithm of your own.
+
+    Call it where your module is imported, and import that module in the script that makes the dataset. Workers import
+    the script, so they know the algorithm too, whatever their start method. An index holds the name: keep it.
+
+    Args:
+        name: lower-case letters and digits; it also ends the names of the files.
+        algorithm: a class whose instances have one level each; see `Compression`.
+
+    Raises:
+        ConfigError: the name is taken or malformed, or the class has another `extension`.
+    """
+    if not re.fullmatch(r'[a-z][a-z0-9]{0,15}', name, re.ASCII):
+        raise ConfigError(
+            f'The name of a compression is a letter and at most 15 more lower-case letters and digits, but got '
+            f'{name[:80]!r}. A level is no part of it: list the levels in the class.'
+        )
+    if not hasattr(algorithm, 'extension'):
+        algorithm.extension = name
+    taken = ALGORITHMS.get(name, algorithm)
+    known, new = (f'{one.__module__}.{one.__qualname__}' for one in (taken, algorithm))
+    if known != new:
+        raise ConfigError(
+            f'A compression is registered once, but {name!r} is that of {known} already, and is now given {new}. '
+            f'Choose another name.'
+        )
+    if algorithm.extension != name:
+        raise ConfigError(
+            f'A compression is registered under its `extension`, but {new} has {algorithm.extension!r} and is given '
+            f'the name {name!r}. Leave `extension` out.'
+        )
+    ALGORITHMS[name] = algorithm
 
 
 def _optional(name: str) -> ModuleType:

@@ -49,8 +49,8 @@ class _Column:
         self.name = name
         self.encoding: Encoding = get_mds_encoding(encoding)
         self.size = size
-        self.is_int = isinstance(self.encoding, Int)
-        self.is_text = isinstance(self.encoding, Str)
+        self.is_int = type(self.encoding) is Int  # not a subclass, which may decode in its own way
+        self.is_text = type(self.encoding) is Str
         self.value_type: np.dtype[Any] | None = None
         self.shape: tuple[int, ...] = ()
         self.strides: tuple[int, ...] = ()
@@ -65,12 +65,13 @@ class _Column:
 class _Layout:
     """How the samples of a schema are laid out."""
 
-    __slots__ = ('columns', 'head', 'head_type', 'least', 'variable')
+    __slots__ = ('all_arrays', 'columns', 'head', 'head_type', 'least', 'variable')
 
     def __init__(self, schema: Schema) -> None:
         parts = zip(schema.names, schema.encodings, schema.sizes, schema.arrays, strict=True)
         self.columns = tuple(_Column(*part) for part in parts)
         self.variable = sum(column.size is None for column in self.columns)
+        self.all_arrays = all(column.value_type is not None for column in self.columns)
         self.head = struct.Struct(f'<{self.variable}I')
         self.head_type = np.dtype(f'V{self.head.size}')
         self.least = self.head.size + sum(column.size or 0 for column in self.columns)
@@ -102,7 +103,7 @@ class MDSReader:
         owner = view.obj
         self._cut: Any = owner if isinstance(owner, bytes | mmap) and len(owner) == len(view) else None
         self._at_byte: dict[np.dtype[Any], np.ndarray[Any, Any]] = {}
-        self._fixed = self._fixed_columns() if self._layout.variable == 0 and info.samples else None
+        self._fixed = self._fixed_columns() if self._layout.all_arrays and info.samples else None
 
     def _check_table(self, file_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The checked offsets, int64 ``[n + 1]``."""
@@ -265,7 +266,10 @@ class MDSReader:
         layout = self._layout
         begins = self._offsets[rows]
         room = self._offsets[rows + 1] - begins - layout.least
-        if layout.variable == 1:
+        sizes: list[np.ndarray[Any, np.dtype[np.int64]]]
+        if layout.variable == 0:
+            sizes, wrong = [], room != 0
+        elif layout.variable == 1:
             sizes = [self._bytes_as(_SIZE)[begins].astype(np.int64)]
             wrong = sizes[0] != room
         else:

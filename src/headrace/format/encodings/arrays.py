@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError
-from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, wrong_type
+from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, named, wrong_type
 
 __all__ = ['DTYPES', 'NDArray']
 
@@ -40,6 +40,7 @@ _MAX_SAMPLE_BYTES: Final = (1 << 32) - 1
 _MAX_AXES: Final = 32  # numpy 1.26's limit; numpy 2 reads up to 64
 
 
+@named('ndarray')
 class NDArray(Encoding):
     """Numpy arrays of numbers; read back as writable arrays that own their memory.
 
@@ -64,6 +65,7 @@ class NDArray(Encoding):
         self.dtype: np.dtype[Any] | None = None if dtype is None else _DTYPE_OF_CODE[_CODE_OF_NAME[dtype]]
         self.shape = shape
         self.kind = ArrayKind(dtype, shape)
+        self.array_type = None if self.dtype is None or shape is None else (self.dtype, shape)
         self.size = None if self.dtype is None or shape is None else math.prod(shape) * self.dtype.itemsize
         if self.size is not None and self.size > _MAX_SAMPLE_BYTES:
             raise ConfigError(f'A sample holds less than 4 GiB, but `{self.name}` needs {self.size} bytes a value.')
@@ -78,14 +80,13 @@ class NDArray(Encoding):
             parts.append(','.join(map(str, self.shape)))
         return ':'.join(parts)
 
-    @classmethod
-    def parse(cls, text: str) -> NDArray:
+    def with_parameters(self, text: str) -> NDArray:
         """The encoding of ``text``, the part of the name after ``ndarray:``."""
         dtype, _, rest = text.partition(':')
         if not dtype and not rest and ':' not in text:
-            return cls()  # `ndarray:` means the same as `ndarray`
+            return NDArray()  # `ndarray:` means the same as `ndarray`
         if ':' not in text:
-            return cls(dtype)
+            return NDArray(dtype)
         if not re.fullmatch(r'[0-9]{1,10}(,[0-9]{1,10})*', rest, re.ASCII):
             raise ConfigError(
                 f'A fixed shape of `ndarray` is numbers with commas between them, but got {rest[:60]!r} in '
@@ -94,7 +95,7 @@ class NDArray(Encoding):
         shape = tuple(int(part) for part in rest.split(','))
         if len(shape) > _MAX_AXES:
             raise ConfigError(f'An array has at most {_MAX_AXES} axes, but `ndarray:{text[:60]}` has {len(shape)}.')
-        return cls(dtype, shape)
+        return NDArray(dtype, shape)
 
     def encode(self, obj: Any) -> bytes:
         """The array's bytes.

@@ -1,11 +1,15 @@
-"""What every MDS encoding has: a fixed size or none, one way to bytes and one way back."""
+"""What every MDS encoding has: a name, a fixed size or none, one way to bytes and one way back."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
 
-__all__ = ['ArrayKind', 'Buffer', 'Encoding', 'do_stack', 'wrong_type']
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ['ENCODINGS', 'ArrayKind', 'Buffer', 'Encoding', 'do_stack', 'named', 'wrong_type']
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """What a value is decoded from: any contiguous run of bytes, a slice of a mapped file included."""
@@ -47,10 +51,23 @@ class Encoding(ABC):
     """Bytes of every value, or None when values differ in length."""
 
     kind: str
-    """What a batch holds of such a column. Encodings can share a column of a mixture if their kinds `do_stack`."""
+    """What a batch holds of such a column. Encodings can share a column of a mixture if their kinds `do_stack`.
+
+    The default is the name of the class.
+    """
+
+    array_type: tuple[np.dtype[Any], tuple[int, ...]] | None = None
+    """Dtype (little-endian) and shape of a fixed-size value whose stored bytes are that array; else None.
+
+    Such columns are read many rows at once, without ``decode``.
+    """
 
     trusted_name: ClassVar[bool] = True
     """False for an encoding that runs code when it is read (pickle)."""
+
+    def __init_subclass__(cls) -> None:
+        if not hasattr(cls, 'kind'):
+            cls.kind = cls.__name__
 
     @abstractmethod
     def encode(self, obj: Any) -> bytes:
@@ -69,6 +86,35 @@ class Encoding(ABC):
         Raises:
             FormatError: ``data`` is not a value of this encoding.
         """
+
+    def with_parameters(self, text: str) -> Encoding | None:
+        """The encoding of a name with parameters, such as ``ndarray:float32:3,224``; None: it takes no parameters.
+
+        Args:
+            text: the part of the name after the first colon.
+
+        Raises:
+            ConfigError: the parameters are wrong.
+        """
+        del text
+        return None
+
+
+ENCODINGS: Final[dict[str, Encoding]] = {}
+"""By name without parameters: those of this package, and those that users register."""
+
+_Encoding = TypeVar('_Encoding', bound=Encoding)
+
+
+def named(*names: str) -> Callable[[type[_Encoding]], type[_Encoding]]:
+    """A decorator that adds an encoding of this package under its names."""
+
+    def add(kind: type[_Encoding]) -> type[_Encoding]:
+        for name in names:
+            ENCODINGS[name] = kind()
+        return kind
+
+    return add
 
 
 def wrong_type(encoding: str, holds: str, obj: Any) -> AttributeError:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from headrace.errors import FormatError, MissingDependencyError
-from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -62,6 +62,7 @@ def _check_image(name: str, obj: Any) -> None:
         raise wrong_type(name, 'PIL images', obj)
 
 
+@named('pil')
 class PIL(Encoding):
     """Raw pixels with size and mode. A palette is not kept."""
 
@@ -112,6 +113,7 @@ def _raw_bytes(mode: str, width: int, height: int) -> int:
     return width * height * len(descriptor.bands) * int(descriptor.typestr[-1])
 
 
+@named('jpeg')
 class JPEG(Encoding):
     """JPEG files."""
 
@@ -137,6 +139,7 @@ class JPEG(Encoding):
         return _open('jpeg', data)
 
 
+@named('png')
 class PNG(Encoding):
     """PNG files."""
 
@@ -203,24 +206,28 @@ class _ImageList(Encoding):
         return [self.item.decode(item) for item in _split(self.name, view[4:])]
 
 
+@named('list[pil]')
 class PILList(_ImageList):
     """Lists of raw images."""
 
     item, name = PIL(), 'list[pil]'
 
 
+@named('list[jpeg]')
 class JPEGList(_ImageList):
     """Lists of JPEG images."""
 
     item, name = JPEG(), 'list[jpeg]'
 
 
+@named('list[png]')
 class PNGList(_ImageList):
     """Lists of PNG images."""
 
     item, name = PNG(), 'list[png]'
 
 
+@named('jpeg_array', 'jpegarray')
 class JPEGArray(Encoding):
     """Lists of JPEG files: written from their bytes, read as PIL images."""
 

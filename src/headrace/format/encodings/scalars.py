@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from headrace.errors import FormatError
-from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
 
 __all__ = [
     'Float16',
@@ -42,11 +42,13 @@ def _check_size(name: str, size: int, data: Buffer) -> None:
         raise FormatError(f'A value of encoding `{name}` has {size} bytes, but got {len(data)}.')
 
 
+@named('int')
 class Int(Encoding):
     """Python ints (and bools) as int64; read back as Python ints."""
 
     size = 8
     kind = 'int64'
+    array_type = np.dtype('<i8'), ()
 
     def encode(self, obj: Any) -> bytes:
         """Eight bytes, little-endian."""
@@ -68,6 +70,7 @@ class Scalar(Encoding):
 
     def __init_subclass__(cls) -> None:
         cls.kind = cls.dtype.name
+        cls.array_type = cls.dtype, ()
 
     def encode(self, obj: Any) -> bytes:
         """The number in the column's type.
@@ -98,66 +101,77 @@ class Scalar(Encoding):
         return np.frombuffer(data, self.dtype)[0]
 
 
+@named('uint8')
 class UInt8(Scalar):
     """Numbers as uint8."""
 
     size, dtype = 1, np.dtype('<u1')
 
 
+@named('uint16')
 class UInt16(Scalar):
     """Numbers as uint16."""
 
     size, dtype = 2, np.dtype('<u2')
 
 
+@named('uint32')
 class UInt32(Scalar):
     """Numbers as uint32."""
 
     size, dtype = 4, np.dtype('<u4')
 
 
+@named('uint64')
 class UInt64(Scalar):
     """Numbers as uint64."""
 
     size, dtype = 8, np.dtype('<u8')
 
 
+@named('int8')
 class Int8(Scalar):
     """Numbers as int8."""
 
     size, dtype = 1, np.dtype('<i1')
 
 
+@named('int16')
 class Int16(Scalar):
     """Numbers as int16."""
 
     size, dtype = 2, np.dtype('<i2')
 
 
+@named('int32')
 class Int32(Scalar):
     """Numbers as int32."""
 
     size, dtype = 4, np.dtype('<i4')
 
 
+@named('int64')
 class Int64(Scalar):
     """Numbers as int64; read back as numpy scalars, unlike ``int``."""
 
     size, dtype = 8, np.dtype('<i8')
 
 
+@named('float16')
 class Float16(Scalar):
     """Numbers as float16."""
 
     size, dtype = 2, np.dtype('<f2')
 
 
+@named('float32')
 class Float32(Scalar):
     """Numbers as float32."""
 
     size, dtype = 4, np.dtype('<f4')
 
 
+@named('float64')
 class Float64(Scalar):
     """Numbers as float64."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from headrace.errors import FormatError
-from headrace.format.encodings.encoding import Buffer, Encoding, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
 
 __all__ = ['JSON', 'Bytes', 'Pickle', 'Str', 'StrDecimal', 'StrFloat', 'StrInt', 'decode_text', 'parse_json']
 
@@ -33,6 +33,7 @@ def parse_json(text: str, what: str) -> Any:
         raise FormatError(f'{what} is not JSON: {error}.') from None
 
 
+@named('bytes')
 class Bytes(Encoding):
     """Bytes as they are."""
 
@@ -49,6 +50,7 @@ class Bytes(Encoding):
         return bytes(data)
 
 
+@named('str')
 class Str(Encoding):
     """Text as UTF-8."""
 
@@ -65,6 +67,7 @@ class Str(Encoding):
         return decode_text(data, 'A value of encoding `str`')
 
 
+@named('str_int')
 class StrInt(Encoding):
     """Python ints of any size, in decimal digits."""
 
@@ -85,6 +88,7 @@ class StrInt(Encoding):
             raise FormatError(f'A value of encoding `str_int` is no integer: got {text[:60]!r}.') from None
 
 
+@named('str_float')
 class StrFloat(Encoding):
     """Python floats, in the shortest text that gives the same float back."""
 
@@ -105,6 +109,7 @@ class StrFloat(Encoding):
             raise FormatError(f'A value of encoding `str_float` is no number: got {text[:60]!r}.') from None
 
 
+@named('str_decimal')
 class StrDecimal(Encoding):
     """``decimal.Decimal`` as text."""
 
@@ -134,6 +139,7 @@ def _plain(obj: Any) -> Any:
     )
 
 
+@named('json')
 class JSON(Encoding):
     """JSON text, keys in their own order; numpy arrays become nested lists."""
 
@@ -149,6 +155,7 @@ class JSON(Encoding):
         return parse_json(decode_text(data, what), what)
 
 
+@named('pkl')
 class Pickle(Encoding):
     """Any object, as a pickle. Reading one runs whatever code it names: only with ``allow_unsafe_types``."""
 

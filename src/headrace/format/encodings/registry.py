@@ -1,0 +1,222 @@
+"""Encodings by name: those of headrace and those that users register."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, overload
+
+from headrace.errors import ConfigError, FormatError, HeadraceError
+from headrace.format.encodings.encoding import ENCODINGS, Buffer, Encoding
+from headrace.format.encodings.unknown import meant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+__all__ = [
+    'fixed_array_type',
+    'get_mds_encoded_size',
+    'get_mds_encoding',
+    'get_mds_encodings',
+    'is_mds_encoding',
+    'is_mds_encoding_safe',
+    'mds_decode',
+    'mds_encode',
+    'register_encoding',
+]
+
+_NAME: Final = re.compile(r'[A-Za-z][A-Za-z0-9_.\[\]-]{0,63}', re.ASCII)
+
+
+@overload
+def register_encoding(name: str, encoding: Encoding | type[Encoding]) -> None: ...
+
+
+@overload
+def register_encoding(
+    name: str,
+    *,
+    encode: Callable[[Any], bytes],
+    decode: Callable[[bytes], Any],
+    size: int | None = None,
+    kind: str | None = None,
+) -> None: ...
+
+
+def register_encoding(
+    name: str,
+    encoding: Encoding | type[Encoding] | None = None,
+    *,
+    encode: Callable[[Any], bytes] | None = None,
+    decode: Callable[[bytes], Any] | None = None,
+    size: int | None = None,
+    kind: str | None = None,
+) -> None:
+    """Have columns of MDS shards written and read by an encoding of your own, or by two functions.
+
+    Call it where your module is imported, and import that module in the script that makes the dataset. Workers import
+    the script, so they know the encoding too, whatever their start method. Shards hold the name: keep it.
+
+    Args:
+        name: as columns give it, without parameters, such as 'point'.
+        encoding: an `Encoding`, or its class; for encodings with parameters, fixed-size arrays or code that runs.
+        encode: gives the bytes of a value; an error of any kind refuses the value.
+        decode: gives the value of the bytes; an error of any kind makes the sample a damaged one.
+        size: bytes of every value; None: values differ in length.
+        kind: streams of a mixture may share a column if their encodings have the same kind. None: the name.
+
+    Raises:
+        ConfigError: the name is taken or malformed, or neither an encoding nor two functions are given.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f'The name of an encoding begins with a letter and has at most 64 letters, digits and "_.-[]", but got '
+            f'{name[:80]!r}. A colon separates the name from its parameters.'
+        )
+    if encoding is not None and encode is None and decode is None:
+        found = encoding() if isinstance(encoding, type) else encoding
+    elif encoding is None and encode is not None and decode is not None:
+        found = _FunctionEncoding(name, encode, decode, size, kind)
+    else:
+        raise ConfigError(
+            f'register_encoding({name!r}) takes either an encoding, or both `encode` and `decode`. Give one of these.'
+        )
+    taken = ENCODINGS.get(name)
+    if taken is not None and _source(taken) != _source(found):
+        raise ConfigError(
+            f'An encoding is registered once, but {name!r} is that of {_source(taken)} already, and is now given '
+            f'{_source(found)}. Choose another name, such as one with the name of your project.'
+        )
+    ENCODINGS[name] = found
+    get_mds_encoding.cache_clear()
+
+
+def _source(encoding: Encoding) -> str:
+    """Where an encoding was defined: a module that is run again may register again."""
+    if isinstance(encoding, _FunctionEncoding):
+        return encoding.source
+    return f'{type(encoding).__module__}.{type(encoding).__qualname__}'
+
+
+class _FunctionEncoding(Encoding):
+    """An encoding of two functions; see `register_encoding`."""
+
+    def __init__(
+        self,
+        name: str,
+        encode: Callable[[Any], bytes],
+        decode: Callable[[bytes], Any],
+        size: int | None,
+        kind: str | None,
+    ) -> None:
+        self.size = size
+        self.kind = kind or name
+        self.source = f'{encode.__module__}.{getattr(encode, "__qualname__", name)}'
+        self._name, self._encode, self._decode = name, encode, decode
+
+    def encode(self, obj: Any) -> bytes:
+        """The bytes that the function gives; its errors are those of a value that cannot be stored."""
+        try:
+            data = self._encode(obj)
+        except (HeadraceError, ImportError, MemoryError, AttributeError, TypeError, ValueError, OverflowError):
+            raise
+        except Exception as error:
+            raise ValueError(f'`encode` of encoding `{self._name}` failed: {type(error).__name__}: {error}.') from error
+        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] - a function of the user's
+            raise TypeError(
+                f'`encode` of encoding `{self._name}` returns bytes, but returned a {type(data).__name__}. '
+                f'Convert it with bytes().'
+            )
+        return data
+
+    def decode(self, data: Buffer) -> Any:
+        """The value that the function gives; its errors are those of a damaged value."""
+        try:
+            return self._decode(bytes(data))
+        except (HeadraceError, ImportError, MemoryError):
+            raise
+        except Exception as error:
+            raise FormatError(
+                f'A value of encoding `{self._name}` ({len(data)} bytes) cannot be decoded: '
+                f'{type(error).__name__}: {error}.'
+            ) from error
+
+
+def get_mds_encodings() -> set[str]:
+    """The names of encodings, without parameters: 28 of headrace, and those that were registered."""
+    return set(ENCODINGS)
+
+
+@lru_cache(maxsize=4096)  # bounded: the names come from files
+def get_mds_encoding(encoding: str) -> Encoding:
+    """The encoding of this name.
+
+    Raises:
+        ConfigError: there is none, or its parameters are wrong.
+    """
+    name, colon, parameters = encoding.partition(':')
+    found = ENCODINGS.get(name)
+    if found is not None and colon:
+        found = found.with_parameters(parameters)
+    if found is None:
+        raise ConfigError(
+            f'{encoding[:80]!r} is not an encoding of MDS columns. {meant(encoding, ENCODINGS)} If it is your own, '
+            f'import the module that calls register_encoding.'
+        )
+    return found
+
+
+def is_mds_encoding(encoding: str) -> bool:
+    """Whether there is an encoding of this name, its parameters included."""
+    try:
+        get_mds_encoding(encoding)
+    except ConfigError:
+        return False
+    return True
+
+
+def is_mds_encoding_safe(encoding: str) -> bool:
+    """Whether reading a value of this (existing) encoding cannot run code."""
+    return get_mds_encoding(encoding).trusted_name
+
+
+def mds_encode(encoding: str, obj: Any) -> bytes:
+    """The bytes stored for ``obj`` in a column of this encoding.
+
+    A ``bytes`` object is stored as it is, whatever the encoding: it is taken for an encoded value.
+
+    Raises:
+        ConfigError: no such encoding.
+        AttributeError, TypeError, ValueError, OverflowError: see the encoding.
+    """
+    found = get_mds_encoding(encoding)
+    return obj if isinstance(obj, bytes) else found.encode(obj)
+
+
+def mds_decode(encoding: str, data: Buffer) -> Any:
+    """The value stored as ``data`` in a column of this encoding.
+
+    Raises:
+        ConfigError: no such encoding.
+        FormatError: ``data`` is not such a value.
+    """
+    return get_mds_encoding(encoding).decode(data)
+
+
+def get_mds_encoded_size(encoding: str) -> int | None:
+    """Bytes of every value of this encoding, or None when they differ in length.
+
+    Raises:
+        ConfigError: no such encoding.
+    """
+    return get_mds_encoding(encoding).size
+
+
+def fixed_array_type(encoding: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
+    """Dtype (little-endian) and shape of a value of a fixed-size encoding, for reading many at once; else None.
+
+    ``int`` is int64 of shape (); numbers have shape (); ``ndarray:<dtype>:<shape>`` its own.
+    """
+    return get_mds_encoding(encoding).array_type
