@@ -176,7 +176,11 @@ class Program:
                 f'{" ".join(self.command)}\nstill ran after {timeout:.0f} s; its processes were doing this:\n'
                 f'{self.errors()[-20000:]}'
             ) from None
-        return subprocess.CompletedProcess(self.command, code, _text(self._output), self.errors())
+        return subprocess.CompletedProcess(self.command, code, self.output(), self.errors())
+
+    def output(self) -> str:
+        """What they wrote to standard output."""
+        return _text(self._output)
 
     def errors(self) -> str:
         """What they wrote to standard error."""

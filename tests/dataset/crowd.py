@@ -1,4 +1,9 @@
-"""A program of the crowd test: constructs datasets over one cache folder, and has every shard fetched."""
+"""A program of the crowd test: processes that construct datasets over one cache folder, and have every shard fetched.
+
+usage: crowd.py REMOTE LOCAL LOG COUNT SECONDS DATASETS HANG_FROM
+
+They start at the same time, as copies of this process: each has what it imported, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +40,25 @@ def open_logged(url: str, options: StoreOptions) -> LoggedStore:
 
 
 def main() -> None:
-    remote, local, LoggedStore.log, seconds, datasets, hang_from = sys.argv[1:]
+    remote, local, LoggedStore.log, count, seconds, datasets, hang_from = sys.argv[1:]
     LoggedStore.seconds, LoggedStore.hang_from = float(seconds), int(hang_from)
     register_store('logged', open_logged)
-    for _ in range(int(datasets)):
+    reader, writer = os.pipe()
+    children: list[int] = []
+    for _ in range(int(count)):
+        if not (child := os.fork()):
+            os.close(writer)
+            os.read(reader, 1)  # until all are there
+            read(remote, local, int(datasets))
+            return
+        children.append(child)
+    print('pids', *children, flush=True)
+    os.close(writer)
+    sys.exit(sum(os.waitpid(child, 0)[1] != 0 for child in children))
+
+
+def read(remote: str, local: str, datasets: int) -> None:
+    for _ in range(datasets):
         dataset = StreamingDataset(remote=f'logged://{remote}', local=local, batch_size=4, shuffle=True)
         print('made', flush=True)
     for shard in range(dataset.num_shards):

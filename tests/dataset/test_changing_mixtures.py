@@ -72,10 +72,11 @@ KINDS = {
 
 
 @pytest.mark.once
+@pytest.mark.parametrize('every', [7, pytest.param(1, marks=pytest.mark.slow)], ids=['each seventh', 'all'])
 @pytest.mark.parametrize('kind', KINDS)
-def test_every_state_of_three_epochs_resumes_exactly_on_other_topologies(loaders, kind) -> None:
+def test_states_of_three_epochs_resume_exactly_on_other_topologies(loaders, kind, every) -> None:
     weights, options = KINDS[kind]
-    assert check_resume(loaders(weights, **options), WORLDS, epochs=3) > 20
+    assert check_resume(loaders(weights, **options), WORLDS, epochs=3, every=every) > 20 // every
 
 
 @pytest.mark.parametrize('kind', ['schedule, stratified', 'drop_stream'])
@@ -192,19 +193,33 @@ def test_a_stratified_loader_that_would_change_its_batches_in_mid_run_is_refused
         loader.dataset.plan(epoch=0, start=24, global_batch_size=12)
 
 
-@pytest.mark.once
-@settings(max_examples=15, deadline=None)
-@given(
-    weights=st.lists(st.sampled_from([0.4, 1.0, 2.0]), min_size=5, max_size=5),
-    later=st.lists(st.sampled_from([0.5, 1.0, 1.5]), min_size=5, max_size=5),
-    ranks=st.permutations([1, 2, 3, 4, 6, 8, 12]),
-    at=st.integers(1, 12),
-    stratified=st.booleans(),
-)
-def test_random_mixtures_change_and_resume_exactly(loaders, weights, later, ranks, at, stratified) -> None:
+MIXTURES = {
+    'weights': st.lists(st.sampled_from([0.4, 1.0, 2.0]), min_size=5, max_size=5),
+    'later': st.lists(st.sampled_from([0.5, 1.0, 1.5]), min_size=5, max_size=5),
+    'ranks': st.permutations([1, 2, 3, 4, 6, 8, 12]),
+    'at': st.integers(1, 12),
+    'stratified': st.booleans(),
+}
+
+
+def change_a_random_mixture(loaders, weights, later, ranks, at, stratified) -> None:
     before, after = ({n: {'repeat': w} for n, w in zip(FIVE, ws, strict=True)} for ws in (weights, later))
     worlds = [World(ranks=n) for n in ranks[:3]]
     changed_run(loaders, before, after, worlds, at=at, batching_method='stratified' if stratified else 'random')
+
+
+@pytest.mark.once
+@settings(max_examples=3)
+@given(**MIXTURES)
+def test_a_few_random_mixtures_change_and_resume_exactly(loaders, **mixture) -> None:
+    change_a_random_mixture(loaders, **mixture)
+
+
+@pytest.mark.slow
+@settings(max_examples=50)
+@given(**MIXTURES)
+def test_random_mixtures_change_and_resume_exactly(loaders, **mixture) -> None:
+    change_a_random_mixture(loaders, **mixture)
 
 
 def test_persistent_workers_follow_the_mixture_of_a_state_that_is_loaded_later(loaders) -> None:
@@ -220,7 +235,7 @@ def test_persistent_workers_follow_the_mixture_of_a_state_that_is_loaded_later(l
     assert [frozenset(batch['id'].tolist()) for batch in loader] == expected
 
 
-@pytest.mark.parametrize('batch', [36, 20, 16])
+@pytest.mark.parametrize('batch', [36, pytest.param(20, marks=pytest.mark.slow), 16])
 def test_stratified_batches_of_another_size_hold_their_shares_from_the_change_on(loaders, batch) -> None:
     """Batches of the rest of the epoch begin where the change was, which is no multiple of their size."""
     weights, options = KINDS['stratified']

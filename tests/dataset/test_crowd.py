@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -12,36 +11,34 @@ from pathlib import Path
 
 import pytest
 
+from processes import Program, clean_environment, is_alive
+from waiting import until
+
 pytestmark = pytest.mark.once
 
 PROGRAM = Path(__file__).with_name('crowd.py')
 
 
 def start(
-    remote: Path, local: Path, log: Path, *, seconds: float, datasets: int, hang_from: int = 0
-) -> subprocess.Popen[str]:
+    remote: Path, local: Path, log: Path, *, count: int, seconds: float, datasets: int, hang_from: int = 0
+) -> Program:
     temporary = local.parent / 'temporary'
     temporary.mkdir(exist_ok=True)
-    arguments = map(str, [remote, local, log, seconds, datasets, hang_from])
-    return subprocess.Popen(
-        [sys.executable, str(PROGRAM), *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, 'TMPDIR': str(temporary)},
-    )
+    arguments = map(str, [remote, local, log, count, seconds, datasets, hang_from])
+    return Program([sys.executable, str(PROGRAM), *arguments], environ=clean_environment(TMPDIR=str(temporary)))
 
 
-def maps_shared_memory(process: subprocess.Popen[str]) -> bool:
-    return '/dev/shm' in Path(f'/proc/{process.pid}/maps').read_text()
+def maps_shared_memory(pid: int) -> bool:
+    return '/dev/shm' in Path(f'/proc/{pid}/maps').read_text()
 
 
 @pytest.mark.timeout(600)
 def test_16_processes_make_20_datasets_each_and_fetch_every_shard_once(make_dataset, tmp_path):
     remote, local, log = make_dataset('remote', 100), tmp_path / 'local', tmp_path / 'log'
-    crowd = [start(remote, local, log, seconds=0.01, datasets=20) for _ in range(16)]
-    outputs = [process.communicate(timeout=500)[0] for process in crowd]
-    assert [process.returncode for process in crowd] == [0] * 16
-    assert sum(output.count('made') for output in outputs) == 320
+    with start(remote, local, log, count=16, seconds=0.01, datasets=20) as crowd:
+        done = crowd.wait(500)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('made') == 320
     fetched = Counter(log.read_text().split())
     assert set(fetched.values()) == {1}
     assert set(fetched) == {path.name for path in remote.iterdir()}
@@ -49,30 +46,31 @@ def test_16_processes_make_20_datasets_each_and_fetch_every_shard_once(make_data
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize('compression', [None, 'zstd'], ids=['raw', 'zstd'])
+@pytest.mark.parametrize('compression', [pytest.param(None, marks=pytest.mark.slow), 'zstd'], ids=['raw', 'zstd'])
 def test_after_kill_9_in_mid_download_the_next_start_fetches_only_what_was_missing(make_dataset, tmp_path, compression):
     remote = make_dataset('remote', 100, per_shard=8, compression=compression)
     local, log = tmp_path / 'local', tmp_path / 'log'
     # The index and four shards come; of the fifth shard, which is under way from then on, nothing does.
-    crowd = [start(remote, local, log, seconds=0.05, datasets=1, hang_from=6) for _ in range(8)]
-    while not log.exists() or len(log.read_text().split()) < 6:
-        assert all(process.poll() is None for process in crowd)
-        time.sleep(0.02)
-    assert not any(maps_shared_memory(process) for process in crowd)
-    for process in crowd:
-        os.kill(process.pid, signal.SIGKILL)
-    for process in crowd:
-        process.communicate()
+    with start(remote, local, log, count=8, seconds=0.05, datasets=1, hang_from=6) as crowd:
+        until(lambda: crowd.process.poll() is not None or (log.exists() and len(log.read_text().split()) >= 6))
+        pids = [int(word) for word in crowd.output().split() if word.isdecimal()]
+        assert len(pids) == 8
+        assert all(map(is_alive, pids))
+        assert not any(map(maps_shared_memory, pids))
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert crowd.wait().returncode == 8  # all of them
     assert not list((tmp_path / 'temporary').iterdir())
     complete = {path.name for path in local.iterdir() if path.name.endswith('.mds')}
     assert complete
     shards = len(list(remote.iterdir())) - 1
     assert len(complete) < shards
     already = len(log.read_text().split())
-    after = start(remote, local, log, seconds=0, datasets=1)
     begin = time.monotonic()
-    assert 'read' in after.communicate(timeout=120)[0]
-    assert after.returncode == 0
+    with start(remote, local, log, count=1, seconds=0, datasets=1) as after:
+        done = after.wait(120)
+    assert done.returncode == 0, done.stderr
+    assert 'read' in done.stdout
     assert time.monotonic() - begin < 60
     again = log.read_text().split()[already:]
     assert len(again) == len(set(again)) == shards - len(complete)

@@ -15,15 +15,30 @@ def served(tmp_path_factory):
         yield server, url, expected_ids(url, server, tmp_path_factory.mktemp('undisturbed'))
 
 
-WITH_WORKERS = {'each first body is cut short', 'each first body stalls', '500 for ever', '404 for a shard'}
-"""Of each kind one; `make test-all` has them all."""
+USUAL = {
+    'none': {
+        'latency of 200 ms',
+        'each first body is cut short',
+        'each first body stalls',
+        'each first body has a wrong bit',
+        '500 for 3 s',
+        '500 for ever',
+        'the server is gone',
+        'a shard has always a wrong bit',
+        '403 for a shard',
+        '404 for a shard',
+        'the disk is full',
+    },
+    'fork': {'each first body is cut short', '500 for ever', 'the disk is full'},
+}
+"""Of each kind one; `make test-all` has them all, and the contract of stores has each fault in `make test`."""
 
 
 def starts():
     for case in CASES:
         for start in START_METHODS:
-            usual = start == 'none' or (start == 'fork' and (case.name in WITH_WORKERS or case.is_disk_full))
-            yield pytest.param(case, start, marks=[] if usual else pytest.mark.slow, id=f'{case.name}, {start}')
+            marks = [] if case.name in USUAL.get(start, ()) else pytest.mark.slow
+            yield pytest.param(case, start, marks=marks, id=f'{case.name}, {start}')
 
 
 @pytest.mark.parametrize(('case', 'start'), starts())

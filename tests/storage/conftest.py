@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from contract_rows import mark_slow_rows
 
 from headrace.testing.servers.s3 import have_rgw, moto_server, rgw_server
 
@@ -61,3 +62,8 @@ def nothing_in_shared_memory():
     before = set(shm.glob('*headrace*'))
     yield
     assert set(shm.glob('*headrace*')) == before
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    mark_slow_rows(items)
