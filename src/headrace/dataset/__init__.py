@@ -11,6 +11,7 @@ from headrace.dataset.randomness import sample_rng
 from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
 from headrace.dataset.stream import Stream
 from headrace.dataset.stream_mark import STREAM
+from headrace.dataset.tracker import PositionTracker
 from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     'LoaderStats',
     'LocalDataset',
     'MDSWriter',
+    'PositionTracker',
     'Stream',
     'StreamCount',
     'StreamStats',

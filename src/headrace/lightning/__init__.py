@@ -2,10 +2,10 @@
 
 1. `datamodule.StreamingDataModule` reads its arguments or a YAML file (`sources`), and takes the ranks from the
    trainer (`topology`).
-2. Its loaders (`loaders`) say when a pass over the data begins; `position` counts from there what Lightning trained,
-   and `loader_position` says where that is in the data of each. A subclass may make other samples of them (`hooks`).
+2. Its loaders (`loaders`) say when a pass over the data begins. `position` is a `headrace.PositionTracker` that
+   asks Lightning's counters what was trained. A subclass may make other samples of the batches (`hooks`).
 3. `callbacks.PositionCallback` puts the position into every checkpoint. At a resume it makes Lightning's loop counters
-   agree with it (`counters`), and may restore the random generators (`rng`).
+   agree with it (`loop_progress`), and may restore the random generators (`rng`).
 4. `requeue` has SLURM's signals wait for the end of a batch.
 5. `position_file` writes the position beside each checkpoint, for people.
 6. `statistics.DataStatistics` logs what loaders count, by way of `headrace.metrics`; `spikes.LossSpikes` writes

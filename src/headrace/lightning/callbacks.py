@@ -10,8 +10,16 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
-from headrace.lightning.counters import catch_up, pass_over, rewrite, set_batches, trained_batches, trained_epochs
-from headrace.lightning.position import is_position, loader_entries
+from headrace.dataset.tracker import loader_entries
+from headrace.lightning.loop_progress import (
+    catch_up,
+    pass_over,
+    rewrite,
+    set_batches,
+    trained_batches,
+    trained_epochs,
+)
+from headrace.lightning.position import is_position
 from headrace.lightning.rng import random_state, restore_random_state
 from headrace.lightning.train_checks import OTHER_TRAINER, rest_of_last_fit
 from headrace.packing import exchange_now_and_then
@@ -70,7 +78,7 @@ class PositionCallback(Callback):
     @override
     def state_dict(self) -> dict[str, Any]:
         position = self._datamodule.position
-        return {} if position is None else position.state()
+        return {} if position is None else position.state_dict()
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -102,10 +110,10 @@ class PositionCallback(Callback):
                 'The checkpoint holds no position of the data: it was saved without a StreamingDataModule. Training '
                 'goes on at the start of an epoch.'
             )
-            position.reset(trained_epochs(fit_loop, is_epoch_start=True))
+            position.move(trained_epochs(fit_loop, is_epoch_start=True))
             state = {}
         elif state is not copies[0]:  # which Lightning has loaded
-            position.load(state)
+            position.load_state_dict(state)
         batches = state.get('trainer_batches', trained_batches(fit_loop))
         if 'trainer_epoch' in state:
             # At the end of an epoch, as a smaller limit may have made it, the position moved to the next one's start.

@@ -11,13 +11,14 @@ from typing_extensions import override
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
+from headrace.dataset.loader_position import GlobalBatches
+from headrace.dataset.tracker import TrainMode
 from headrace.errors import ConfigError
 from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.hooks import HookedDataModule, SampleHooks
 from headrace.lightning.hparams import hyperparameters
-from headrace.lightning.loader_position import LoaderPosition
-from headrace.lightning.loaders import PassLoader, PassLoaders
-from headrace.lightning.position import TrainMode, TrainPosition, is_position
+from headrace.lightning.loaders import TrackedLoader, TrackedLoaders
+from headrace.lightning.position import TrainPosition, is_position
 from headrace.lightning.position_file import write_position_files
 from headrace.lightning.requeue import act_on_signals_between_batches
 from headrace.lightning.sources import (
@@ -262,22 +263,24 @@ class StreamingDataModule(HookedDataModule):
                 )
         if self.position is None or self.position.trainer is not trainer or is_new:
             last = self.position
-            names = [source.name if len(sources) > 1 else '' for source in sources]
-            loaders = [LoaderPosition(_opened(source), name) for source, name in zip(sources, names, strict=True)]
-            self.position = TrainPosition(loaders, trainer, self._train_mode)
+            batches = {source.name if len(sources) > 1 else '': self._batches_of(source) for source in sources}
+            self.position = TrainPosition(batches, trainer, self._train_mode)
             if last is not None:  # another trainer trains from the start; the same one goes on with the next epoch
                 self._callback.has_new_trainer = last.has_begun and last.trainer is not trainer
-                self.position.reset()
+                self.position.move()
         self._set_up_position()
 
     def _set_up_position(self) -> None:
         assert self.position is not None
         for source, loader in zip(self._sources['train'], self.position.loaders, strict=True):
-            dataset, batch_size = _opened(source), self._batch_size_of(source)
-            dataset.batch_size = batch_size
-            remainder = 'drop' if source.options['drop_last'] else dataset.remainder or 'repeat'
-            loader.set_batches(batch_size * dataset.topology.replicas, remainder)
+            loader.batches = self._batches_of(source)
         check_training(self.position)
+
+    def _batches_of(self, source: LoaderSource) -> GlobalBatches:
+        dataset = _opened(source)
+        dataset.batch_size = batch_size = self._batch_size_of(source)
+        remainder = 'drop' if source.options['drop_last'] else dataset.remainder or 'repeat'
+        return GlobalBatches(dataset, batch_size * dataset.topology.replicas, remainder)
 
     def _batch_size_of(self, source: LoaderSource) -> int:
         is_only_train = [source] == self._sources['train']
@@ -300,7 +303,7 @@ class StreamingDataModule(HookedDataModule):
     # -- the loaders -----------------------------------------------------------------------------------------------
 
     @override
-    def train_dataloader(self) -> StreamingDataLoader | PassLoaders:
+    def train_dataloader(self) -> StreamingDataLoader | TrackedLoaders:
         """A loader that goes on with the next epoch, or where a checkpoint was taken; or several as one."""
         trainer, sources = self._attached(), self._sources['train']
         if self.position is None or any(source.dataset is None for source in sources):
@@ -312,10 +315,10 @@ class StreamingDataModule(HookedDataModule):
         fixed_epoch = 0 if trainer.overfit_batches > 0 else None  # pyright: ignore[reportAttributeAccessIssue]
         options = {'fixed_epoch': fixed_epoch, 'max_epochs': None if trainer.max_epochs == -1 else trainer.max_epochs}
         if len(sources) == 1:
-            return self._loader(PassLoader, sources[0], witness=self.position, **options)
+            return self._loader(TrackedLoader, sources[0], listener=self.position, **options)
         both = zip(sources, self.position.loaders, strict=True)
-        loaders = [self._loader(PassLoader, source, witness=position, **options) for source, position in both]
-        return PassLoaders(self._collected('train', loaders), self._train_mode, position=self.position)
+        loaders = [self._loader(TrackedLoader, source, listener=position, **options) for source, position in both]
+        return TrackedLoaders(self._collected('train', loaders), self._train_mode, position=self.position)
 
     def _loader(self, loader_class: type[_Loader], source: LoaderSource, **options: Any) -> _Loader:
         options = {**source.options, **options}
@@ -360,7 +363,7 @@ class StreamingDataModule(HookedDataModule):
     @override
     def state_dict(self) -> dict[str, Any]:
         """The position of the training, the same on every rank; empty where nothing is trained."""
-        return {} if self.position is None else self.position.state()
+        return {} if self.position is None else self.position.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -371,7 +374,7 @@ class StreamingDataModule(HookedDataModule):
         """
         is_fitting = self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
         if self.position is not None and is_fitting and is_position(state_dict):
-            self.position.load(state_dict)
+            self.position.load_state_dict(state_dict)
 
 
 def _opened(source: LoaderSource) -> StreamingDataset:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.utilities import CombinedLoader
 from typing_extensions import override
@@ -13,23 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from headrace.dataset.dataset import StreamingDataset
-    from headrace.lightning.position import TrainMode, TrainPosition
+    from headrace.dataset.tracker import PositionListener, TrainMode
+    from headrace.lightning.position import TrainPosition
     from headrace.order import Remainder
 
-__all__ = ['PassLoader', 'PassLoaders']
+__all__ = ['TrackedLoader', 'TrackedLoaders']
 
 
-class Witness(Protocol):
-    """Follows the passes over the data: the position of the training, or that of one of several loaders."""
-
-    def begin(self, places: Sequence[tuple[int, int]]) -> None:
-        """A pass begins, at an epoch of each loader and a position in it."""
-
-    def hand_out(self) -> None:
-        """The next batch of the pass is handed out."""
-
-
-class PassLoader(StreamingDataLoader):
+class TrackedLoader(StreamingDataLoader):
     """A `StreamingDataLoader` that says when a pass begins, and when a batch is handed out.
 
     Lightning calls `iter` more often than it iterates, and makes the loader anew for `overfit_batches`, so a pass
@@ -37,7 +28,7 @@ class PassLoader(StreamingDataLoader):
 
     Args:
         dataset: as `StreamingDataLoader`'s.
-        witness: told when a pass begins, before its first batch is read, and when a batch is handed out.
+        listener: told when a pass begins, before its first batch is read, and when a batch is handed out.
         fixed_epoch, max_epochs, mark_streams, remainder, options: as `StreamingDataLoader`'s.
     """
 
@@ -46,7 +37,7 @@ class PassLoader(StreamingDataLoader):
         self,
         dataset: StreamingDataset,
         *,
-        witness: Witness,
+        listener: PositionListener,
         fixed_epoch: int | None = None,
         max_epochs: int | None = None,
         mark_streams: bool = False,
@@ -61,18 +52,18 @@ class PassLoader(StreamingDataLoader):
             remainder=remainder,
             **options,
         )
-        self.witness = witness
+        self.listener = listener
 
     @override
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.witness.begin([self.next_pass()])
+        self.listener.begin([self.next_pass()])
         for batch in super().__iter__():
-            self.witness.hand_out()
+            self.listener.handed_out()
             yield batch
 
 
-class PassLoaders(CombinedLoader):
-    """Several `PassLoader`s with a batch of each in every step, as one.
+class TrackedLoaders(CombinedLoader):
+    """Several `TrackedLoader`s with a batch of each in every step, as one.
 
     Args:
         loaders: the loaders, in the collection that a step's batches come in.
@@ -83,7 +74,7 @@ class PassLoaders(CombinedLoader):
 
     def __init__(
         self,
-        loaders: Mapping[str, PassLoader] | Sequence[PassLoader],
+        loaders: Mapping[str, TrackedLoader] | Sequence[TrackedLoader],
         mode: TrainMode,
         *,
         position: TrainPosition,
@@ -99,7 +90,7 @@ class PassLoaders(CombinedLoader):
         return super().__len__() if length is None else length
 
     @override
-    def __iter__(self) -> PassLoaders:
+    def __iter__(self) -> TrackedLoaders:
         super().__iter__()
         self._is_begun = False
         return self
@@ -110,5 +101,5 @@ class PassLoaders(CombinedLoader):
             self._position.begin([loader.next_pass() for loader in self.flattened])
             self._is_begun = True
         batches = super().__next__()
-        self._position.hand_out()
+        self._position.handed_out()
         return batches

@@ -18,7 +18,7 @@ from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
-from headrace.lightning.position import loader_entries
+from headrace.dataset.tracker import loader_entries
 from headrace.order import ResumeState
 from headrace.redaction import redact
 

@@ -9,7 +9,7 @@ from headrace.errors import ConfigError
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
 
-    from headrace.lightning.loader_position import LoaderPosition
+    from headrace.dataset.loader_position import LoaderPosition
     from headrace.lightning.position import TrainPosition
 
 __all__ = ['OTHER_TRAINER', 'check_training', 'rest_of_last_fit']

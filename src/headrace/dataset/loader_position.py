@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 from headrace.order import BatchPlan, Remainder, ResumeState
 
@@ -11,36 +12,68 @@ if TYPE_CHECKING:
 
     from headrace.dataset.dataset import StreamingDataset
 
-__all__ = ['LoaderPosition']
+__all__ = ['GlobalBatches', 'LoaderPosition', 'TrackedBatches']
 
 _PLANS = 8
 
 
+class TrackedBatches(Protocol):
+    """A dataset in global batches. A `StreamingDataLoader` is one."""
+
+    @property
+    def dataset(self) -> StreamingDataset:
+        """The dataset that is read."""
+        ...
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a batch over all ranks."""
+        ...
+
+    @property
+    def remainder(self) -> Remainder:
+        """Handling of the samples after the last full global batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalBatches:
+    """A dataset in global batches, where a trainer makes the loader later."""
+
+    dataset: StreamingDataset
+    global_batch_size: int
+    remainder: Remainder
+
+
 class LoaderPosition:
-    """Batches and positions of a training dataset, and the place where its next pass begins.
+    """Batches and positions of one training loader, and the place where its next pass begins.
 
     A *place* is an epoch and a position in it, as a checkpoint has them; at the end of an epoch it is that end.
 
     Args:
-        dataset: the training dataset, bound to this rank.
-        name: what the loader is called among several; empty for the only one.
+        batches: the loader, or what it is going to read. May be set, as when the batch size changes.
+        name: its name among several loaders; empty for the only one.
     """
 
-    global_batch_size: int
-    """Samples of a batch on all ranks."""
-    remainder: Remainder
-    """What happens to the samples after the last full global batch."""
-
-    def __init__(self, dataset: StreamingDataset, name: str = '') -> None:
+    def __init__(self, batches: TrackedBatches, name: str = '') -> None:
         self.name = name
-        self.dataset = dataset
-        """Its dataset."""
-        self._plans: dict[tuple[int, int], BatchPlan] = {}  # of the pass under way: states come after every step
+        self.batches = batches
+        self._plans: dict[object, BatchPlan] = {}  # of the pass under way: states come after every step
 
-    def set_batches(self, global_batch_size: int, remainder: Remainder) -> None:
-        """Say what batches there are, before the first use, and whenever they or the ranks have changed."""
-        self.global_batch_size, self.remainder = global_batch_size, remainder
-        self.forget_plans()
+    @property
+    def dataset(self) -> StreamingDataset:
+        """The dataset that is read."""
+        return self.batches.dataset
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a batch over all ranks."""
+        return self.batches.global_batch_size
+
+    @property
+    def remainder(self) -> Remainder:
+        """Handling of the samples after the last full global batch."""
+        return self.batches.remainder
 
     @property
     def epochs_differ(self) -> bool:
@@ -48,15 +81,15 @@ class LoaderPosition:
         return bool(self.dataset.skip) and self.dataset.has_length
 
     def forget_plans(self) -> None:
-        """Forget what was worked out for the last pass: an order may hold much."""
+        """Forget the plans of the last pass: an order may hold much memory."""
         self._plans.clear()
 
-    def begin(self, places: Sequence[tuple[int, int]]) -> None:  # noqa: ARG002 - asked for anew, below
-        """One of several loaders begins an epoch: one of which something is left, since an empty one would end all."""
+    def begin(self, places: Sequence[tuple[int, int]] | None = None) -> None:  # noqa: ARG002 - asked for anew, below
+        """Skip empty epochs, as one of several loaders begins a pass: an empty one would end the pass of all."""
         self.pass_over_empty_epochs()
 
-    def hand_out(self) -> None:
-        """A batch of it is handed out, which counts with those of the other loaders."""
+    def handed_out(self) -> None:
+        """Count nothing: the tracker counts the batches of several loaders together."""
 
     def next(self) -> tuple[int, int]:
         """The place where the next pass begins."""
@@ -82,12 +115,14 @@ class LoaderPosition:
 
     def plan(self, epoch: int, start: int) -> BatchPlan:
         """The batches from a place to the end of its epoch."""
-        plan = self._plans.get((epoch, start))
+        size, remainder = self.global_batch_size, self.remainder
+        key = epoch, start, size, remainder, self.dataset.topology
+        plan = self._plans.get(key)
         if plan is None:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
-            plan = self._plans[epoch, start] = self.dataset.plan(
-                epoch=epoch, start=start, global_batch_size=self.global_batch_size, remainder=self.remainder
+            plan = self._plans[key] = self.dataset.plan(
+                epoch=epoch, start=start, global_batch_size=size, remainder=remainder
             )
         return plan
 
@@ -113,14 +148,16 @@ class LoaderPosition:
         return epoch, plan.end(batches - 1) if batches else start
 
     def batches_left(self, epoch: int, start: int, limit: int | float) -> int:
-        """Batches that Lightning takes from a place to the end of the epoch, or to its own limit.
+        """Batches that a trainer takes from a place to the end of the epoch, or to its own limit.
 
         Args:
             epoch: the place's epoch.
             start: the place's position.
-            limit: the trainer's ``limit_train_batches``: batches of an epoch, or a share of them.
+            limit: batches of an epoch, or a share of them.
         """
         plan = self.plan(epoch, start)
+        if limit == 1.0 and isinstance(limit, float):
+            return plan.num_batches
         if isinstance(limit, float):
             limit = int(limit * self.plan(epoch, 0).num_batches)
         return min(plan.num_batches, max(limit - plan.batches_before, 0))
@@ -132,7 +169,7 @@ class LoaderPosition:
         return epoch
 
     def pass_over_empty_epochs(self) -> int:
-        """Have the next pass begin in an epoch of which something is left; how many epochs that passes over."""
+        """Have the next pass begin in an epoch with samples left; return how many epochs that passes over."""
         epoch, start = self.next()
         there = epoch if start else self.first_epoch(epoch)
         if there != epoch:

@@ -1,0 +1,316 @@
+"""The position of a training in its data, without any trainer: what was handed out, what was trained, and the state."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+
+from headrace.dataset.loader_position import LoaderPosition, TrackedBatches
+from headrace.errors import ConfigError, ResumeError
+from headrace.order import ResumeState
+from headrace.redaction import warn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ['Pass', 'PositionListener', 'PositionTracker', 'TrainMode', 'loader_entries']
+
+TrainMode: TypeAlias = Literal['max_size_cycle', 'max_size', 'min_size']
+"""When a pass over several loaders ends, as Lightning's `CombinedLoader` has it."""
+
+Places: TypeAlias = 'Sequence[tuple[int, int]]'  # an epoch and a position in it, for each loader
+
+_Batch = TypeVar('_Batch')
+
+
+class PositionListener(Protocol):
+    """Follows the passes over the data."""
+
+    def begin(self, places: Sequence[tuple[int, int]] | None = None) -> None:
+        """A pass begins, at an epoch of each loader and a position in it."""
+
+    def handed_out(self) -> None:
+        """The next batch of the pass is handed out."""
+
+
+class PositionTracker:
+    """The position of the samples that were trained, as opposed to those that a loader handed out.
+
+    A training loop says when a batch is in the weights; a checkpoint asks for the state. A batch that failed, was
+    prefetched, or whose gradients no optimizer step has used yet, comes again after a resume:
+
+        tracker = PositionTracker(loader)
+        for batch in tracker.follow(loader):
+            ...
+            optimizer.step()
+            tracker.trained()
+        torch.save({'model': model.state_dict(), 'data': tracker.state_dict()}, path)
+
+    `state_dict` and `load_state_dict` make it a ``torch.distributed.checkpoint.stateful.Stateful``. The state is the
+    same on every rank and loads on any number of ranks.
+
+    A *pass* is one iteration over the data: an epoch, or its rest after a resume. With several loaders, each step has
+    a batch of each, and a pass ends as `mode` says.
+
+    Args:
+        loaders: the loader, or several by name. They may be anything with the properties `dataset`,
+            `global_batch_size` and `remainder`.
+        mode: when a pass over several loaders ends: with the longest, while others begin anew ('max_size_cycle') or
+            stop ('max_size'), or with the shortest ('min_size').
+    """
+
+    advice = 'the learning rate and the accumulation of gradients'
+    """Settings to check after a change of the global batch size."""
+
+    def __init__(
+        self, loaders: TrackedBatches | Mapping[str, TrackedBatches], mode: TrainMode = 'max_size_cycle'
+    ) -> None:
+        named: Mapping[str, TrackedBatches] = loaders if isinstance(loaders, Mapping) else {'': loaders}
+        self.loaders = tuple(LoaderPosition(loader, name) for name, loader in named.items())
+        """The loaders' positions, in the given order."""
+        self.mode: TrainMode = mode
+        self.rolled_over = 0
+        """Epochs that `load_state_dict` passed over at last, because nothing of them was left."""
+        self._pass: Pass | None = None
+        self._first_epochs: Sequence[int] | None = None  # of the pass that a state was taken in
+
+    @property
+    def limit(self) -> int | float:
+        """Batches of an epoch that the trainer takes, or a share of them."""
+        return 1.0
+
+    # -- counting --------------------------------------------------------------------------------------------------
+
+    def follow(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Batches of the loader's next pass, each counted as it is handed out."""
+        self.begin()
+        for batch in loader:
+            self.handed_out()
+            yield batch
+        if self._pass is not None and not self._pass.handed_out:
+            self._pass.is_over = True  # an empty pass must not come again
+
+    def begin(self, places: Places | None = None) -> None:
+        """Begin a pass. A pass of which nothing was trained comes again: its first batch may have failed.
+
+        Args:
+            places: the epoch and the position of each loader; by default where their next passes begin.
+        """
+        places = self.next() if places is None else places
+        first_epochs = self._first_epochs or tuple(epoch for epoch, _ in places)
+        self._first_epochs = None
+        last = self._pass
+        if last is not None and self._comes_again(last):
+            places, first_epochs = last.places, last.first_epochs
+            self._move(places)
+        for loader in self.loaders:
+            loader.forget_plans()
+        self._pass = Pass(tuple(places), first_epochs)
+
+    def handed_out(self) -> None:
+        """Count a batch of the pass that is handed out.
+
+        Raises:
+            ConfigError: no pass has begun.
+        """
+        self._begun().handed_out += 1
+
+    def trained(self, batches: int | None = None, *, is_last: bool = False) -> None:
+        """Say which batches of the pass are in the weights.
+
+        Args:
+            batches: how many, counted from the first batch of the pass; by default all that were handed out.
+            is_last: whether the trainer ends the pass with them, before its last batch.
+
+        Raises:
+            ConfigError: no pass has begun, or fewer batches were handed out.
+        """
+        begun = self._begun()
+        if batches is not None and not 0 <= batches <= begun.handed_out:
+            raise ConfigError(
+                f'`trained` counts batches of the pass that were handed out, 0 to {begun.handed_out}, got {batches}. '
+                f'Count from the first batch after `begin`, and call `handed_out` for each.'
+            )
+        begun.trained = begun.handed_out if batches is None else batches
+        begun.is_over = is_last
+
+    def _begun(self) -> Pass:
+        if self._pass is None:
+            raise ConfigError('A tracker counts batches of a pass, but none has begun. Call `begin`, or use `follow`.')
+        return self._pass
+
+    def _comes_again(self, begun: Pass) -> bool:
+        """Whether nothing of a pass was trained."""
+        return not (begun.trained or begun.is_over)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a pass was begun since the start, or since the last state was loaded."""
+        return self._pass is not None
+
+    # -- saving ----------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position for a checkpoint: ints and strs, the same on every rank, valid at any time."""
+        places, first_epochs, _ = self._here()
+        entries = [
+            {'position': loader.state(*place), 'global_batch_size': loader.global_batch_size}
+            for loader, place in zip(self.loaders, places, strict=True)
+        ]
+        if len(entries) == 1:
+            return {**entries[0]}
+        return {
+            'loaders': {
+                loader.name: {**entry, 'first_epoch': first_epoch}
+                for loader, entry, first_epoch in zip(self.loaders, entries, first_epochs, strict=True)
+            },
+            'mode': self.mode,
+        }
+
+    def _here(self) -> tuple[Places, Sequence[int], bool]:
+        """The places to go on from, the loaders' epochs when their pass began, and whether a pass is over there."""
+        begun = self._pass
+        if begun is None:
+            places = self.next()
+            return places, self._first_epochs or tuple(epoch for epoch, _ in places), False
+        places = self._after(begun.places, begun.trained)
+        if not (begun.is_over or begun.trained >= self._whole(begun)):
+            return places, begun.first_epochs, False
+        places = self._next_epochs(places)
+        return places, tuple(epoch for epoch, _ in places), True
+
+    def _after(self, places: Places, batches: int) -> Places:
+        cycles = len(self.loaders) > 1 and self.mode == 'max_size_cycle'
+        return [loader.after(place, batches, cycles=cycles) for loader, place in zip(self.loaders, places, strict=True)]
+
+    def _next_epochs(self, places: Places) -> Places:
+        return [(loader.first_epoch(epoch + 1), 0) for loader, (epoch, _) in zip(self.loaders, places, strict=True)]
+
+    def _whole(self, begun: Pass) -> int:
+        """Batches of a pass if no trainer limits it."""
+        return self._length(begun.places, begun.first_epochs, limit=1.0)
+
+    def _length(self, places: Places, first_epochs: Sequence[int], *, limit: int | float | None = None) -> int:
+        """Batches of a pass from these places to its end.
+
+        Args:
+            places: where the loaders are.
+            first_epochs: in which epochs they were when it began.
+            limit: as the property, which is the default.
+        """
+        limit = self.limit if limit is None else limit
+        lengths = [
+            loader.batches_left(*place, limit)
+            for loader, place, first_epoch in zip(self.loaders, places, first_epochs, strict=True)
+            # A loader that has begun anew ends no pass.
+            if place[0] == first_epoch
+        ]
+        return (min if self.mode == 'min_size' else max)(lengths, default=0)
+
+    # -- resuming --------------------------------------------------------------------------------------------------
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next pass go on where `state` was taken; where its epoch is over, with the next epoch.
+
+        States of a `StreamingDataLoader` load too.
+
+        Raises:
+            ResumeError: the state is no state, or belongs to other data, another mixture, another order or other
+                loaders.
+        """
+        entries = self._entries(state)
+        resumes = [ResumeState.from_dict(entry['position']) for entry in entries]
+        for loader, resume in zip(self.loaders, resumes, strict=True):
+            loader.load(resume)
+        self._pass, self._first_epochs = None, None
+        places = self.next()
+        first_epochs = tuple(entry.get('first_epoch', epoch) for entry, (epoch, _) in zip(entries, places, strict=True))
+        is_over = not self._length(places, first_epochs)
+        if is_over and not any(resume.is_stale for resume in resumes):
+            self._move(self._next_epochs(places))
+        elif not self.is_epoch_start:
+            self._first_epochs = first_epochs
+        before = [(resume.epoch, resume.sample_in_epoch) for resume in resumes]
+        self.rolled_over = self._epochs_between(before, self.next(), is_over=is_over)
+        self._warn_of_batch_sizes(entries)
+
+    def _epochs_between(self, before: Places, after: Places, *, is_over: bool) -> int:
+        """Epochs of a trainer from one place to another. Of a single loader, those that are skipped count too."""
+        return after[0][0] - before[0][0] if len(self.loaders) == 1 else int(is_over)
+
+    def _entries(self, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        entries = loader_entries(state)
+        names = [loader.name for loader in self.loaders]
+        if len(names) == len(entries) == 1:
+            return [*entries.values()]
+        if sorted(entries) != sorted(names) or state.get('mode', self.mode) != self.mode:
+            raise ResumeError(
+                f'The checkpoint was taken with {_described(entries, state.get("mode"))}, but this run has '
+                f'{_described(names, self.mode)}. Give the same training loaders by the same names, and the same '
+                f'`train_mode`.'
+            )
+        return [entries[name] for name in names]
+
+    def _warn_of_batch_sizes(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        for loader, entry in zip(self.loaders, entries, strict=True):
+            before, now = entry.get('global_batch_size', loader.global_batch_size), loader.global_batch_size
+            if before != now and not loader.dataset.topology.rank:
+                of_loader = f' of {loader.name}' if loader.name else ''
+                warn(
+                    f'The global batch size{of_loader} was {before} when the checkpoint was taken and is {now} now. '
+                    f'The data continues exactly, in batches of the new size; check {self.advice}.',
+                    stacklevel=4,
+                )
+
+    def move(self, epoch: int = 0, start: int = 0) -> None:
+        """Have the next pass begin at a position of an epoch."""
+        self._move([(epoch, start)] * len(self.loaders))
+        self._pass = self._first_epochs = None
+
+    def _move(self, places: Places) -> None:
+        for loader, place in zip(self.loaders, places, strict=True):
+            loader.move(*place)
+
+    @property
+    def is_epoch_start(self) -> bool:
+        """Whether the next pass is a whole one."""
+        return not any(start for _, start in self.next())
+
+    def pass_over_empty_epochs(self) -> int:
+        """Have the next pass begin in epochs with samples left.
+
+        Returns:
+            How many of the trainer's epochs that passes over.
+        """
+        passed = [loader.pass_over_empty_epochs() for loader in self.loaders]
+        return passed[0] if len(passed) == 1 else 0
+
+    def next(self) -> list[tuple[int, int]]:
+        """The epoch and the position of each loader where the next pass begins."""
+        return [loader.next() for loader in self.loaders]
+
+
+@dataclasses.dataclass(slots=True)
+class Pass:
+    """A pass over the data, and what was done of it."""
+
+    places: Places
+    """Where the loaders began, or were resumed."""
+    first_epochs: Sequence[int]
+    """The loaders' epochs at its very beginning."""
+    handed_out: int = 0
+    trained: int = 0
+    is_over: bool = False
+    """Whether the trainer ended it, however many batches are left."""
+
+
+def loader_entries(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The entry of each training loader in a state, by name; a single loader has an empty name."""
+    return state.get('loaders', {'': state if 'position' in state else {'position': state}})
+
+
+def _described(names: Mapping[str, Any] | Sequence[str], mode: str | None) -> str:
+    if len(names) == 1:
+        return 'one training loader'
+    return f'the training loaders {", ".join(names)} (train_mode {mode!r})'
