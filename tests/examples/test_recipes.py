@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
-from processes import clean_environment, run_well, torchrun
+from processes import Program, clean_environment, run_well, torchrun
+from waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / 'examples'
 GLOBAL_BATCH = 32
@@ -34,10 +35,16 @@ def run(example: str, folder: Path, steps: int, *, ranks: int) -> list[list[int]
         command = [*(torchrun(ranks) if ranks > 1 else [sys.executable]), *program]
     # Ray keeps a token in the home folder.
     run_well(command, environ=clean_environment(RAY_USAGE_STATS_ENABLED='0', HOME=str(folder)))
+    return trained_batches(folder, ranks)
+
+
+def trained_batches(folder: Path, ranks: int, steps: int | None = None) -> list[list[int]]:
+    """The global batches that ranks say they trained, each sorted; by default all of them."""
     files = sorted(folder.glob('rank*.txt'))
     assert len(files) == ranks
     read = [
-        [[int(i) for i in line.split(',')] for line in re.findall(r'ids \[(.*)\]', path.read_text())] for path in files
+        [[int(i) for i in line.split(',')] for line in re.findall(r'ids \[(.*)\]', path.read_text())][:steps]
+        for path in files
     ]
     return [sorted(sum(batch, [])) for batch in zip(*read, strict=True)]
 
@@ -61,6 +68,19 @@ def test_hf_trainer(tmp_path: Path) -> None:
     second = run('hf_trainer.py', tmp_path, 13, ranks=1)
     assert first == planned(tmp_path, 8)
     assert second == planned(tmp_path, 13)[5:]
+
+
+def test_torchtitan_train(tmp_path: Path) -> None:
+    """Killed on four ranks and resumed on two, it trains the batches after the last complete checkpoint."""
+    run_well([sys.executable, str(EXAMPLES / 'plain_pytorch.py'), str(tmp_path), '0'])
+    program = [str(EXAMPLES / 'torchtitan_train.py'), str(tmp_path), '250']
+    with Program([*torchrun(4), *program]) as killed:
+        until(lambda: killed.process.poll() is not None or (tmp_path / 'step-000010' / '.metadata').exists(), 280)
+        assert killed.process.poll() is None, killed.errors()
+    step = max(int(path.parent.name.removeprefix('step-')) for path in tmp_path.glob('step-*/.metadata'))
+    first = trained_batches(tmp_path, 4, step)
+    second = run('torchtitan_train.py', tmp_path, step + 7, ranks=2)
+    assert first + second == planned(tmp_path, step + 7)
 
 
 @pytest.mark.slow
