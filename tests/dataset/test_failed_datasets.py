@@ -8,7 +8,6 @@ import itertools
 import os
 import shutil
 import socket
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,9 +21,6 @@ from headrace.errors import HeadraceError
 from waiting import until
 
 ONE_SHARD = 4  # samples, and a batch
-
-# From Python 3.13 on, some frame of an error that was raised is in a cycle, so that its dataset goes with a collection.
-HAS_CYCLES_OF_ITS_OWN = sys.version_info >= (3, 13)
 
 
 @dataclass(frozen=True)
@@ -145,8 +141,6 @@ def test_datasets_that_fail_leave_nothing_even_before_garbage_is_collected(place
         before = held()
         for _ in range(12):
             fail(WAYS[name], places)
-        if HAS_CYCLES_OF_ITS_OWN:
-            gc.collect()
         until(lambda: held() <= before)
 
 

@@ -24,6 +24,7 @@ from headrace.dataset.room import fixed_bytes
 from headrace.dataset.sample_errors import Describe, collated, misfit
 from headrace.dataset.stream import Stream
 from headrace.dataset.upcoming import Upcoming
+from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, CollateError, FormatError, HeadraceError, StorageError
 from headrace.format import ColumnBatch, Columns, ShardReader, open_shard
 from headrace.order import SampleMap
@@ -106,7 +107,7 @@ class ShardPool:
         stream, local = self.place(shard)
         return 0 if stream.is_local else stream.entry(local).size
 
-    @contextlib.contextmanager
+    @mapping_errors
     def _naming(self, shard: int) -> Generator[None]:
         """Have errors of storage and format say which stream and shard they are about.
 

@@ -28,6 +28,7 @@ import contextlib
 import re
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, ObjectNotFoundError, StorageError
 from headrace.storage.answers import UNREADABLE, error_of_status, not_found, unreadable, why_absent
 from headrace.storage.azure_account import SECRET_VARIABLES, Account, connect
@@ -227,7 +228,7 @@ class AzureStore:
         account = connect(self.url, self.host, self.options, self._pool)
         return account, account.service.get_container_client(self.container)
 
-    @contextlib.contextmanager
+    @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
         """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
         server = self._server()  # before azure is imported: it says what is missing if that is not installed

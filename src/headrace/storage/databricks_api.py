@@ -11,6 +11,7 @@ import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, MissingDependencyError, StorageError
 from headrace.storage.answers import UNREADABLE, error_of_status, unreadable
 from headrace.storage.bounds import bound_session
@@ -203,7 +204,7 @@ class WorkspaceFolder:
         profile = [f'the profile {config.profile!r}'] if config.profile else []
         return f'{config.auth_type!r} credentials from {", ".join(profile + used) or "the default profile"}'
 
-    @contextlib.contextmanager
+    @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
         """Turn what databricks-sdk, requests and urllib3 raise into headrace's exceptions."""
         from requests import RequestException
@@ -221,7 +222,7 @@ class WorkspaceFolder:
                 f'{doing} {self.url}/{key} broke: {type(error).__name__}: {error}.', etag=etag
             ) from error
 
-    @contextlib.contextmanager
+    @mapping_errors
     def _mapped_headers(self, doing: str, key: str) -> Generator[None]:
         """Turn what is raised at headers that are missing, or break the rules, into headrace's exception."""
         try:

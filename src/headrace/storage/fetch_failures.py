@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, DiskFullError, HeadraceError
 from headrace.storage.fetch_files import is_fetch_file
 from headrace.storage.fetching import space_needed
@@ -59,7 +59,7 @@ def _is_in(folder: Path, missing: object) -> bool:
     return is_fetch_file(path) or Path(os.path.abspath(path)).is_relative_to(os.path.abspath(folder))  # noqa: PTH100 - lexical
 
 
-@contextlib.contextmanager
+@mapping_errors
 def disk_errors(folder: Path, entry: CacheEntry | None, *, keep_packed: bool) -> Generator[None]:
     """Say of a cache folder, while a shard is fetched (None: the index), that it has no room or cannot be written to.
 

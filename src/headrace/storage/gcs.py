@@ -21,6 +21,7 @@ import os
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+from headrace.error_mapping import mapping_errors
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
@@ -196,7 +197,7 @@ class GCSStore:
     def _credentials(self) -> str:
         return describe(self._connection.get().credentials, self.options)
 
-    @contextlib.contextmanager
+    @mapping_errors
     def _mapped_errors(
         self, doing: str, key: str, *, etag: str | None = None, asks_bucket: bool = True
     ) -> Generator[None]:

@@ -9,6 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
+from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, MissingDependencyError, StorageError
 from headrace.storage.answers import error_of_status
 from headrace.storage.hub_http import Answer, UploadBody, network_errors, send
@@ -197,7 +198,7 @@ class HubRepository:
             with self._ask('Writing', key, 'POST', url, headers=LFS, body=content, accepted={200}):
                 pass
 
-    @contextlib.contextmanager
+    @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
         """Turn what the session's library raises into headrace's exceptions."""
         hub = self._connection.get()

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage.answers import changed
 from headrace.storage.body import CHUNK, check_range, truncated
@@ -168,7 +169,7 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-@contextlib.contextmanager
+@mapping_errors
 def _mapped_errors(path: Path) -> Generator[None]:
     """Turn what the system says of the store's files into headrace's exceptions."""
     try:

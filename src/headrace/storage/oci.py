@@ -29,6 +29,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
+from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, HeadraceError, MissingDependencyError, StorageError
 from headrace.storage.answers import UNREADABLE, error_of_status, unreadable, why_absent
 from headrace.storage.body import CHUNK, SourcePart, described, nothing_left, range_header, receive, version
@@ -231,7 +232,7 @@ class OCIStore:
         bound_session(client.base_client.session, options.answer_seconds)
         return _Connection(client, login.source)
 
-    @contextlib.contextmanager
+    @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
         """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
         what = f'{doing} {self.url}/{key} at {self._server()}'  # before oci is imported: it says if that is missing

@@ -15,6 +15,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.error_mapping import mapping_errors
 from headrace.errors import (
     AccessDeniedError,
     ConfigError,
@@ -203,7 +204,7 @@ class S3Store:
             self._forget(than)
         return True
 
-    @contextlib.contextmanager
+    @mapping_errors
     def _mapped_errors(
         self, doing: str, key: str, connection: S3Connection, *, etag: str | None = None
     ) -> Generator[None]:

@@ -1,0 +1,52 @@
+"""Context managers that raise one error in place of another."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Generator
+from types import TracebackType
+from typing import ParamSpec
+
+__all__ = ['mapping_errors']
+
+Arguments = ParamSpec('Arguments')
+
+
+def mapping_errors(
+    function: Callable[Arguments, Generator[None]],
+) -> Callable[Arguments, contextlib.AbstractContextManager[None]]:
+    """Make a context manager of a generator that raises every error that it is given, or another one in its place.
+
+    The frame of contextlib's own manager keeps the error. On Python 3.13 the error's traceback keeps that frame, too,
+    and such a cycle holds whatever the frames refer to, such as a dataset, until garbage is collected.
+    """
+
+    @functools.wraps(function)
+    def begin(*args: Arguments.args, **kwargs: Arguments.kwargs) -> _ErrorMapping:
+        return _ErrorMapping(function(*args, **kwargs))
+
+    return begin
+
+
+class _ErrorMapping(contextlib.AbstractContextManager[None]):
+    def __init__(self, generator: Generator[None]) -> None:
+        self._generator = generator
+
+    def __enter__(self) -> None:
+        next(self._generator)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            next(self._generator, None)
+            return
+        try:
+            self._generator.throw(error)
+        except BaseException as raised:
+            if raised is not error:
+                raise
+            raised.__traceback__ = traceback
+        finally:
+            del error
