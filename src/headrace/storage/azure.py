@@ -1,22 +1,28 @@
 """Azure Blob Storage and Data Lake Storage Gen2, through azure-storage-blob.
 
-``azure://container/path`` and ``azure-dl://filesystem/path`` name the account by ``extra['account_name']``,
-``AZURE_ACCOUNT_NAME``, ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_ACCOUNT_NAME``; with
-``azure://account.blob.core.windows.net/container/path`` (``azure-dl://account.dfs.core.windows.net/filesystem/path``)
-the URL names it. The server is ``StoreOptions.endpoint_url``, else the URL's, else ``AZURE_STORAGE_SERVICE_ENDPOINT``,
-else the connection string's, else the account's in the public cloud.
+URLs are ``azure://container/path`` and ``azure-dl://filesystem/path``. The account is ``extra['account_name']``, else
+``AZURE_ACCOUNT_NAME``, ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_ACCOUNT_NAME``. A URL may name it, too:
+``azure://account.blob.core.windows.net/container/path`` or ``azure-dl://account.dfs.core.windows.net/filesystem/path``.
+``StoreOptions.endpoint_url`` names the server, else the URL, else ``AZURE_STORAGE_SERVICE_ENDPOINT``. After these comes
+the connection string, last the account's server in the public cloud.
 
-Both schemes use the account's Blob endpoint. A Data Lake account (one with a hierarchical namespace) serves the same
-objects through it, with ranges, ETags and conditions, under the same roles and access lists; a file appears there all
-at once, while the Data Lake API creates, appends and flushes it in three requests, and readers see those. So one
-implementation serves both, also where a URL says ``azure://`` of a Data Lake account. What is different there: folders
-are blobs without bytes, marked by metadata, and are no objects for us; and listings are in the order of the tree, not
-of the names, so that listings are sorted here.
+Both schemes use the account's Blob endpoint. A Data Lake account has a hierarchical namespace, and serves the same
+objects there, with ranges, ETags and conditions. Roles and access lists are the same, and a file appears all at once.
+Through the Data Lake API it takes three requests, and readers see each. A Data Lake account differs in two ways:
 
-Credentials, the first that is there: ``AZURE_ACCOUNT_ACCESS_KEY``, ``AZURE_STORAGE_CONNECTION_STRING``,
-``AZURE_STORAGE_KEY``, ``AZURE_STORAGE_SAS_TOKEN``, and azure-identity's ``DefaultAzureCredential`` (service principal,
-workload identity, managed identity, the Azure tools' logins), which refreshes its tokens. A key, connection string or
-token of the environment is passed over for a URL that names another account than the environment does.
+- Folders are empty blobs that metadata marks. headrace does not count them as objects.
+- Listings are in the order of the tree. headrace sorts them by name.
+
+The first of these gives the credentials:
+
+1. ``AZURE_ACCOUNT_ACCESS_KEY``
+2. ``AZURE_STORAGE_CONNECTION_STRING``
+3. ``AZURE_STORAGE_KEY``
+4. ``AZURE_STORAGE_SAS_TOKEN``
+5. azure-identity's ``DefaultAzureCredential``: service principal, workload or managed identity, logins of Azure's
+   tools. It refreshes its tokens.
+
+The first four are passed over for a URL of another account than the environment names.
 
 ``StoreOptions.extra``: ``account_name`` and ``max_pool_connections`` (connections per process). ``region`` and
 ``requester_pays`` have no meaning here.
@@ -56,7 +62,7 @@ MEANINGS: Final = {
     'PublicAccessNotPermitted': 403,
     'ServerBusy': 503,
 }
-"""What error codes mean as a status of HTTP, where the answer's own is another."""
+"""HTTP statuses for error codes whose answers have another status."""
 
 
 def open_azure_store(url: str, options: StoreOptions) -> AzureStore:

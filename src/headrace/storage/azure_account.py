@@ -1,4 +1,4 @@
-"""Which Azure storage account a URL is of, where its server is, and with what the requests are signed."""
+"""The Azure storage account of a URL, its server and its credentials."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def connect(url: str, host: str, options: StoreOptions, connections: int) -> Acc
 
     Args:
         url: The store's, for messages.
-        host: What the URL names before the container, or ''.
+        host: The host in the URL, before the container, or ''.
         options: Of the store.
         connections: Kept open at most.
 
@@ -155,7 +155,7 @@ def _secret(account: str) -> tuple[str, str]:
 
 
 def _credential(url: str, account: str, source: str, secret: str) -> Any:
-    """What azure-storage-blob is given to sign requests with."""
+    """The credential that azure-storage-blob signs requests with."""
     from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 
     if source == ANONYMOUS:

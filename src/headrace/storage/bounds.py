@@ -174,7 +174,7 @@ class Pace:
         self._bytes = 0
 
     def count(self, size: int) -> None:
-        """So many bytes have come."""
+        """Count bytes that came."""
         self._bytes += size
 
     def check(self) -> None:

@@ -1,10 +1,15 @@
 """Google Cloud Storage, through google-cloud-storage, or with HMAC keys through the protocol of S3.
 
-Credentials are, in this order: none if ``StoreOptions.anonymous``; the file ``service_account_file``; HMAC keys in the
-environment variables ``GCS_KEY`` and ``GCS_SECRET`` (boto3 is needed then); none where ``STORAGE_EMULATOR_HOST`` is the
-server; else Application Default Credentials, the whole chain: ``GOOGLE_APPLICATION_CREDENTIALS`` (a service account, a
-user, workload identity federation), what ``gcloud auth application-default login`` left, and the metadata server of
-Google's machines. google-auth refreshes what expires.
+The first of these gives the credentials:
+
+1. ``StoreOptions.anonymous``: none.
+2. The file ``service_account_file``.
+3. HMAC keys in the environment variables ``GCS_KEY`` and ``GCS_SECRET``, through boto3.
+4. ``STORAGE_EMULATOR_HOST`` as the server: none.
+5. Application Default Credentials: ``GOOGLE_APPLICATION_CREDENTIALS`` (service account, user, workload identity
+   federation), the file of ``gcloud auth application-default login``, the metadata server of Google's machines.
+
+google-auth refreshes credentials.
 
 The server is ``StoreOptions.endpoint_url``, else ``STORAGE_EMULATOR_HOST``, else Google's. A version (etag) is the
 object's generation. ``StoreOptions.requester_pays`` bills the project of ``extra``, else ``GOOGLE_CLOUD_PROJECT``, else
@@ -146,7 +151,7 @@ class GCSStore:
         name = self._names.of_key(key)
         body = SourcePart(source, size)
         with self._mapped_errors('Writing', key):
-            # What is larger than 8 MiB goes up in parts, each of them in memory; readers see it after the last one.
+            # Objects of more than 8 MiB go up in parts, each in memory; readers see the object after the last part.
             blob = self._bucket().blob(name, chunk_size=UPLOAD_PART)
             blob.upload_from_file(body, size=size, checksum='crc32c', retry=None, timeout=self._timeout)
 
@@ -284,7 +289,7 @@ class GCSStore:
 
 
 def _corruption() -> type[Exception]:
-    """What the SDK raises if the checksum of an upload is not the one of what arrived."""
+    """The SDK's error for an upload whose checksum does not match."""
     try:
         from google.cloud.storage.exceptions import DataCorruption
     except ImportError:  # before its 3.0

@@ -1,4 +1,4 @@
-"""With what requests to Google Cloud Storage are authorised, where they go, and who is billed."""
+"""Credentials, server and billed project of requests to Google Cloud Storage."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCOPE: Final = 'https://www.googleapis.com/auth/devstorage.read_write'
 
 
 class Connection(NamedTuple):
-    """What a process uses to reach the server."""
+    """A process's client, session and credentials."""
 
     client: Any
     session: Any
@@ -38,7 +38,7 @@ def connect(url: str, options: StoreOptions, connections: int) -> Connection:
 
     Raises:
         AccessDeniedError: There are no credentials.
-        ConfigError: What is configured breaks a rule.
+        ConfigError: A setting breaks a rule.
         MissingDependencyError: The extra ``gcs`` is not installed.
     """
     try:

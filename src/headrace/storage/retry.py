@@ -53,8 +53,8 @@ class Retry:
     first_delay: float = 0.5
     """Seconds. Before retry n the wait is drawn from 0 to ``first_delay * 2**(n - 1)``."""
     max_delay: float = 20.0
-    """Seconds. A server's Retry-After is obeyed for longer, if ``timeout`` leaves the time, and then the count of
-    failures starts anew; one that asks for more than that is obeyed for so long."""
+    """Seconds. A longer ``Retry-After`` is obeyed if ``timeout`` leaves the time, and resets the count of failures.
+    If the time is short, the wait is ``max_delay``."""
     timeout: float = 600.0
     """Seconds after the first attempt began, after which no other one begins."""
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)

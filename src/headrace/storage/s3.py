@@ -1,8 +1,10 @@
 """S3 and whatever speaks its protocol, through boto3.
 
-Credentials are boto3's whole chain: environment, shared files and profiles, SSO, process, container and instance
-roles, and web identity; what expires is refreshed by it. Where that cannot be, as with keys in a file that something
-else renews, the source is read again when a request is refused. The server is ``StoreOptions.endpoint_url``, else
+Credentials come from boto3's whole chain: environment, shared files and profiles, SSO, process, container and instance
+roles, web identity.
+
+boto3 refreshes them, but not keys in a file that another program renews. headrace reads these
+again after a refused request. The server is ``StoreOptions.endpoint_url``, else
 ``S3_ENDPOINT_URL``, else what boto3 itself resolves (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the profile).
 
 ``StoreOptions.extra``: ``profile`` (name of a profile), ``addressing_style`` ('auto', 'path', 'virtual') and
@@ -62,7 +64,7 @@ MEANINGS: Final = {
     **dict.fromkeys(('NoSuchKey', 'NotFound'), 404),
     'PreconditionFailed': 412,
 }
-"""What S3's error codes mean as a status of HTTP, where the answer's own may be another. HEAD has no codes."""
+"""HTTP statuses for S3's error codes; the answer's own status may differ. Answers to HEAD have no codes."""
 
 
 def open_s3_store(url: str, options: StoreOptions) -> S3Store:
@@ -225,7 +227,7 @@ class S3Store:
             exceptions.CredentialRetrievalError,
             exceptions.TokenRetrievalError,
             exceptions.SSOError,
-            RuntimeError,  # what a source gave anew has expired, too
+            RuntimeError,  # the renewed credentials have expired, too
         ) as error:
             self._forget(connection)  # a client without credentials never looks for some again
             raise AccessDeniedError(

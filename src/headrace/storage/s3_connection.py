@@ -30,13 +30,13 @@ WRITTEN: Final = frozenset({'config-file', 'env', 'shared-credentials-file'})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Service:
-    """A service that speaks S3's protocol to users of its own keys, under a URL scheme of its own."""
+    """Another service with S3's protocol, its own keys and its own URL scheme."""
 
     scheme: str
     endpoint_url: str
     """Where it is, unless `StoreOptions.endpoint_url` names another place."""
     region: str
-    """What its signatures name, unless `StoreOptions.region` does."""
+    """The region in its signatures, unless `StoreOptions.region` is set."""
     access_key_variable: str
     """The environment variable that holds the access key."""
     secret_key_variable: str
@@ -48,7 +48,7 @@ class S3Connection:
     Args:
         url: The store's, for messages.
         options: See `headrace.storage.s3`.
-        service: Whose endpoint and keys it takes; None: those that boto3 finds.
+        service: Gives the endpoint and the keys; None: boto3 finds them.
         pool: Connections that are kept open.
     """
 
@@ -118,9 +118,9 @@ class S3Connection:
     def has_newer_credentials(self) -> bool:
         """Whether boto3 would find others now than those that it read from a variable or a file.
 
-        A client reads them once, and goes on with them after they have expired. What other sources give it renews by
-        itself, as a rule (a role that is assumed with keys of a file does not when those expire), and some give others
-        to everyone who asks.
+        A client reads these once, and keeps them after they have expired. It renews credentials of most other sources.
+        A role that is assumed with keys of a file is not renewed after these expire. Some sources give new
+        credentials to each caller.
         """
         if self._options.anonymous or self._service:
             return False
@@ -197,9 +197,9 @@ connections: Final = PerProcess(_Connections)
 
 @functools.cache
 def _descriptions(path: str | None) -> Any:
-    """What botocore reads of the services from its files, which is most of the time that a client takes to make.
+    """Botocore's descriptions of services. To read them takes most of the time of making a client.
 
-    All clients of a process share it, such as those of the streams of a mixture.
+    All clients of a process share them, such as those of the streams of a mixture.
     """
     from botocore.loaders import create_loader
 
