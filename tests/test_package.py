@@ -9,33 +9,7 @@ from importlib.metadata import metadata, version
 from pathlib import Path
 
 import headrace
-
-REPOSITORY = Path(__file__).parents[1]
-
-# Frameworks, SDKs of clouds, and what only one backend, converter or command needs.
-FOREIGN = {
-    'accelerate',
-    'azure',
-    'boto3',
-    'botocore',
-    'composer',
-    'databricks',
-    'google',
-    'huggingface_hub',
-    'lightning',
-    'lightning_fabric',
-    'matplotlib',
-    'moto',
-    'oci',
-    'paramiko',
-    'pyspark',
-    'pytorch_lightning',
-    'ray',
-    'streaming',
-    'torchmetrics',
-    'torchvision',
-    'transformers',
-}
+from optional_modules import OTHER_NAMES, REPOSITORY, optional_modules
 
 IMPORT = """
 import json, os, sys, threading
@@ -58,7 +32,9 @@ def test_importing_it_pulls_in_no_framework_and_no_sdk_and_starts_nothing() -> N
     done = subprocess.run([sys.executable, '-c', IMPORT], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
 
-    assert {name.partition('.')[0] for name in found.pop('modules')}.isdisjoint(FOREIGN)
+    foreign = {name.partition('.')[0] for name in optional_modules()} | OTHER_NAMES
+    assert {'boto3', 'composer', 'lightning', 'paramiko'} <= foreign
+    assert {name.partition('.')[0] for name in found.pop('modules')}.isdisjoint(foreign)
     assert found == {'environment': True, 'threads': 0, 'group': False, 'cuda': False}
 
 

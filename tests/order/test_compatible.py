@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from order_cases import mixture
 from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownNameError
 from headrace.order import OrderConfig, ResumeState, Topology, make_order, make_plan, resolved_from_state
 from headrace.order.partition import Partition
-from headrace.order.shuffle import PERMUTATIONS
+from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.order.shuffle.py1e import stable_argsort
 
 MIX = mixture([40] * 5, [7] * 20)
@@ -145,3 +147,8 @@ def test_a_state_without_a_key_says_which():
     with pytest.raises(KeyError, match='epoch is missing') as caught:
         ResumeState.from_dict({'sample_in_epoch': 8, 'num_canonical_nodes': 4, 'shuffle_seed': 1})
     assert isinstance(caught.value, ResumeError)
+
+
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def test_the_page_of_orders_names_every_algorithm(algorithm: str) -> None:
+    assert f'`{algorithm}`' in (Path(__file__).parents[2] / 'docs' / 'order.md').read_text()

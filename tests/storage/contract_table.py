@@ -24,38 +24,6 @@ SERVERS = {
     'plain': 'our own server, files in git',
     'lfs': 'our own server, files in LFS',
 }
-ROWS = {
-    'TestLocalStore': 'a folder: this machine',
-    'TestS3Store': '`s3://`: {s3_server}',
-    'TestS3StoreWithoutPrefix': '`s3://`: moto',
-    'TestS3Faults': '`s3://`: {server}',
-    'TestGCSStore': '`gs://`: gcp-storage-emulator',
-    'TestGCSStoreBehindTheGate': '`gs://`: gcp-storage-emulator behind a gate of ours',
-    'TestGCSFaults': '`gs://`: gcp-storage-emulator behind a gate of ours',
-    'TestHMAC': '`gs://` with HMAC keys: {s3_server}',
-    'TestHMACFaults': '`gs://` with HMAC keys: moto',
-    'TestAzureStore': '`{store}://`: Azurite',
-    'TestAzureStoreWithoutPrefix': '`azure://`: Azurite',
-    'TestAzureFaults': '`{scheme}://`: Azurite',
-    'TestOCIStore': '`oci://`: our own server',
-    'TestOCIStoreOfTheTenancy': '`oci://`: our own server',
-    'TestOCIFaults': '`oci://`: our own server',
-    'TestS3Interface': "OCI's interface of S3: Ceph RGW",
-    'TestS3InterfaceFaults': "OCI's interface of S3: Ceph RGW",
-    'TestHFStore': '`hf://`: {hub}',
-    'TestHFStoreWithoutFolder': '`hf://`: our own server, files in git',
-    'TestHFFaults': '`hf://`: {hub}',
-    'TestSftpStore': '`sftp://`: OpenSSH',
-    'TestSftpStoreWhoseRootIsNotThereYet': '`sftp://`: OpenSSH',
-    'TestPlainSftpStore': '`sftp://`: OpenSSH without its extensions',
-    'TestSftpFaults': '`sftp://`: OpenSSH',
-    'TestVolumeStore': '`dbfs:/Volumes`: our own server',
-    'TestVolumeFaults': '`dbfs:/Volumes`: our own server',
-    'TestDbfsStore': '`dbfs:/`: our own server',
-    'TestDbfsFaults': '`dbfs:/`: our own server',
-}
-"""Backend and server of each class of tests; names in braces are parameters of its fixtures."""
-
 OPERATIONS = {
     'get': 'get',
     'range': 'ranged get',
@@ -106,9 +74,9 @@ class Results:
 
     def pytest_collection_modifyitems(self, items):
         kept = [item for item in items if item.cls and issubclass(item.cls, (StoreContract, StoreFaultContract))]
-        unknown = {item.cls.__name__ for item in kept} - set(ROWS)
-        if unknown:
-            raise pytest.UsageError(f'Name the backend and server of {sorted(unknown)} in {__file__}.')
+        unnamed = {item.cls.__name__ for item in kept if not item.cls.ROW}
+        if unnamed:
+            raise pytest.UsageError(f"Name backend and server as `ROW` of {sorted(unnamed)}, as in '`s3://`: moto'.")
         # Tests that a backend has besides are not the contract's.
         items[:] = [item for item in kept if hasattr(StoreContract, item.originalname) or is_faulty(item)]
         for item in items:
@@ -177,7 +145,7 @@ def place(item):
     """Row, operations and fault of a test."""
     parameters = item.callspec.params if hasattr(item, 'callspec') else {}
     names = {name: SERVERS.get(value, value) for name, value in parameters.items() if isinstance(value, str)}
-    row = ROWS[item.cls.__name__].format(**names)
+    row = item.cls.ROW.format(**names)
     if not is_faulty(item):
         return row, [SOUND.get(item.originalname, 'all')], None
     operation, fault = FAULTY.get(item.originalname, (None, None))

@@ -45,6 +45,8 @@ def with_key(azurite, monkeypatch):
 
 @pytest.mark.usefixtures('with_key')
 class TestAzureStore(StoreContract):
+    ROW = '`{store}://`: Azurite'
+
     @pytest.fixture(params=['azure', 'azure-dl'])
     def store(self, request, azurite):
         return azurite.store(azurite.new_container(), 'some/prefix', scheme=request.param)
@@ -52,12 +54,16 @@ class TestAzureStore(StoreContract):
 
 @pytest.mark.usefixtures('with_key')
 class TestAzureStoreWithoutPrefix(StoreContract):
+    ROW = '`azure://`: Azurite'
+
     @pytest.fixture
     def store(self, azurite):
         return azurite.store(azurite.new_container())
 
 
 class TestAzureFaults(StoreFaultContract):
+    ROW = '`{scheme}://`: Azurite'
+
     @pytest.fixture(params=['azure', pytest.param('azure-dl', marks=pytest.mark.slow)])
     def scheme(self, request):
         return request.param

@@ -45,12 +45,16 @@ def proxy(workspace):
 
 
 class TestVolumeStore(StoreContract):
+    ROW = '`dbfs:/Volumes`: our own server'
+
     @pytest.fixture
     def store(self, workspace):
         return open_store(f'dbfs:{workspace.new_volume()}/some/folder')
 
 
 class TestDbfsStore(StoreContract):
+    ROW = '`dbfs:/`: our own server'
+
     @pytest.fixture
     def store(self, workspace):
         return open_store(f'dbfs:{workspace.new_folder()}')
@@ -67,6 +71,8 @@ class Faults(StoreFaultContract):
 
 
 class TestVolumeFaults(Faults):
+    ROW = '`dbfs:/Volumes`: our own server'
+
     @pytest.fixture
     def direct(self, workspace):
         return open_store(f'dbfs:{workspace.new_volume()}')
@@ -78,6 +84,8 @@ def in_block(kind, after):
 
 
 class TestDbfsFaults(Faults):
+    ROW = '`dbfs:/`: our own server'
+
     # One object takes several requests.
     BROKEN_BODIES: ClassVar = {
         'reset': lambda after: in_block('reset_after', after),

@@ -62,6 +62,8 @@ def hmac_keys(monkeypatch):
 class TestGCSStore(StoreContract):
     """The emulator alone: no generation comes with an object's bytes."""
 
+    ROW = '`gs://`: gcp-storage-emulator'
+
     @pytest.fixture
     def store(self, emulator):
         return emulator.store(emulator.new_bucket(), 'some/prefix')
@@ -79,12 +81,16 @@ class TestGCSStore(StoreContract):
 class TestGCSStoreBehindTheGate(StoreContract):
     """With a service account, preconditions and pages, as Google has them."""
 
+    ROW = '`gs://`: gcp-storage-emulator behind a gate of ours'
+
     @pytest.fixture
     def store(self, gate, account):
         return gate.store(gate.new_bucket(), extra=account)
 
 
 class TestGCSFaults(StoreFaultContract):
+    ROW = '`gs://`: gcp-storage-emulator behind a gate of ours'
+
     @pytest.fixture
     def direct(self, emulator):
         return emulator.store(emulator.new_bucket(), 'p')
@@ -126,6 +132,8 @@ class TestGCSFaults(StoreFaultContract):
 class TestHMAC(StoreContract):
     """HMAC keys speak S3's protocol, so a server of S3 may answer."""
 
+    ROW = '`gs://` with HMAC keys: {s3_server}'
+
     @pytest.fixture(params=['moto', pytest.param('rgw', marks=pytest.mark.slow)])
     def s3_server(self, request):
         return request.getfixturevalue(request.param)
@@ -140,6 +148,8 @@ class TestHMAC(StoreContract):
 
 @pytest.mark.slow
 class TestHMACFaults(StoreFaultContract):
+    ROW = '`gs://` with HMAC keys: moto'
+
     @pytest.fixture
     def direct(self, moto, hmac_keys):
         return open_store(f'gs://{moto.new_bucket()}/p', StoreOptions(endpoint_url=moto.endpoint_url))

@@ -47,12 +47,16 @@ def hub(request):
 
 
 class TestHFStore(StoreContract):
+    ROW = '`hf://`: {hub}'
+
     @pytest.fixture
     def store(self, hub):
         return hub.store(hub.new_repository(), 'some/folder')
 
 
 class TestHFStoreWithoutFolder(StoreContract):
+    ROW = '`hf://`: our own server, files in git'
+
     @pytest.fixture
     def store(self, plain_hub):
         return plain_hub.store(plain_hub.new_repository('models'), kind='models')
@@ -77,6 +81,8 @@ class BodyFaults:
 
 
 class TestHFFaults(StoreFaultContract):
+    ROW = '`hf://`: {hub}'
+
     @pytest.fixture
     def direct(self, hub):
         return hub.store(hub.new_repository(), 'p')

@@ -11,6 +11,8 @@ from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 
 class TestLocalStore(StoreContract):
+    ROW = 'a folder: this machine'
+
     @pytest.fixture
     def store(self, tmp_path):
         return LocalStore(tmp_path / 'root')

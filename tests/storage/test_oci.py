@@ -41,18 +41,24 @@ def environment(config_file, monkeypatch):
 
 
 class TestOCIStore(StoreContract):
+    ROW = '`oci://`: our own server'
+
     @pytest.fixture
     def store(self, server):
         return server.store(server.new_bucket(), 'some/prefix')
 
 
 class TestOCIStoreOfTheTenancy(StoreContract):
+    ROW = '`oci://`: our own server'
+
     @pytest.fixture
     def store(self, server):
         return server.store(server.new_bucket(), namespace='')
 
 
 class TestOCIFaults(StoreFaultContract):
+    ROW = '`oci://`: our own server'
+
     @pytest.fixture
     def direct(self, server):
         return server.store(server.new_bucket(), 'p')
@@ -419,6 +425,8 @@ class TestRequests:
 
 
 class TestS3Interface(StoreContract):
+    ROW = "OCI's interface of S3: Ceph RGW"
+
     """Object Storage's other interface, as users reach it by ``s3://``; a RADOS gateway stands in for the service.
 
     What Oracle's differs in from others is how it is addressed: by path, with its own names of regions.
@@ -431,6 +439,8 @@ class TestS3Interface(StoreContract):
 
 @pytest.mark.slow
 class TestS3InterfaceFaults(StoreFaultContract):
+    ROW = "OCI's interface of S3: Ceph RGW"
+
     @pytest.fixture
     def direct(self, rgw):
         return rgw.store(rgw.new_bucket(), 'p')

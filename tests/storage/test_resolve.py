@@ -6,8 +6,9 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.storage import StoreOptions, known_schemes, open_store, register_store, split_url
 from headrace.storage.local import LocalStore
-from headrace.storage.resolve import _factories
+from headrace.storage.resolve import _factories, backends
 from headrace.storage.s3 import S3Store
+from optional_modules import SOURCES, modules_of_extra, optional_modules
 
 
 @pytest.mark.parametrize(
@@ -66,22 +67,10 @@ def test_extra_options_of_another_backend_are_refused(tmp_path):
         open_store(tmp_path, StoreOptions(extra={'profile': 'x'}))
 
 
-URLS = {
-    's3://b/x': 's3',
-    'gs://b/x': 'gcs',
-    'azure://data/x': 'azure',
-    'azure-dl://data/x': 'azure',
-    'oci://b@n/x': 'oci',
-    'hf://datasets/o/r': 'hf',
-    'sftp://h/x': 'sftp',
-    'dbfs:/x': 'databricks',
-    'dbfs:/Volumes/c/s/v': 'databricks',
-}
+URLS = {backend.example: backend.module for backend in backends() if backend.example} | {'dbfs:/x': 'databricks'}
 """A URL of every store that needs an SDK, and the extra that brings it."""
-
-
-def test_all_stores_with_an_sdk_are_here():
-    assert {split_url(url)[0] for url in URLS} == set(known_schemes()) - {'file'}
+SDKS = sorted(optional_modules(SOURCES / 'storage'))
+PACKAGES = sorted(set[str]().union(*map(modules_of_extra, set(URLS.values()))))
 
 
 def test_importing_and_opening_loads_no_sdk_and_without_it_the_extra_to_install_is_named():
@@ -90,10 +79,9 @@ import io, sys
 from headrace.storage import open_store
 open_store('/tmp')
 stores = {{url: open_store(url) for url in {list(URLS)}}}
-sdks = {{'azure', 'boto3', 'botocore', 'databricks', 'google.cloud', 'huggingface_hub', 'oci', 'paramiko', 'requests'}}
+sdks = {{*{SDKS}, 'requests'}}
 assert not sdks & set(sys.modules), sdks & set(sys.modules)
-for name in ('boto3', 'google.cloud.storage', 'azure.storage.blob', 'oci', 'oci.object_storage', 'huggingface_hub',
-             'paramiko', 'databricks.sdk.core'):
+for name in {PACKAGES}:
     sys.modules[name] = None
 acts = (lambda s: s.get('x', io.BytesIO()), lambda s: s.head('x'), lambda s: s.delete('x'), lambda s: list(s.list('')),
         lambda s: s.put('x', io.BytesIO(), size=0))

@@ -30,18 +30,24 @@ print(json.dumps({{
 
 
 class TestS3Store(StoreContract):
+    ROW = '`s3://`: {s3_server}'
+
     @pytest.fixture
     def store(self, s3_server):
         return s3_server.store(s3_server.new_bucket(), 'some/prefix')
 
 
 class TestS3StoreWithoutPrefix(StoreContract):
+    ROW = '`s3://`: moto'
+
     @pytest.fixture
     def store(self, moto):
         return moto.store(moto.new_bucket())
 
 
 class TestS3Faults(StoreFaultContract):
+    ROW = '`s3://`: {server}'
+
     @pytest.fixture(params=['moto', pytest.param('rgw', marks=pytest.mark.slow)])
     def server(self, request):
         return request.getfixturevalue(request.param)

@@ -68,18 +68,24 @@ def proxy(sshd):
 
 
 class TestSftpStore(StoreContract):
+    ROW = '`sftp://`: OpenSSH'
+
     @pytest.fixture
     def store(self, sshd):
         return sshd.store(sshd.new_folder())
 
 
 class TestSftpStoreWhoseRootIsNotThereYet(StoreContract):
+    ROW = '`sftp://`: OpenSSH'
+
     @pytest.fixture
     def store(self, sshd):
         return sshd.store(sshd.new_folder() / 'some/folder')
 
 
 class TestPlainSftpStore(StoreContract):
+    ROW = '`sftp://`: OpenSSH without its extensions'
+
     @pytest.fixture
     def store(self, plain_sshd):
         return plain_sshd.store(plain_sshd.new_folder())
@@ -107,6 +113,8 @@ class TestPlainSftpStore(StoreContract):
 
 
 class TestSftpFaults(StoreFaultContract):
+    ROW = '`sftp://`: OpenSSH'
+
     FAULTS: ClassVar = {
         'no connection': (lambda: TcpFault(drop=True), TransferError),
         'no first byte': (lambda: TcpFault(latency=60.0), TransferError),

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import unquote
 
@@ -13,41 +14,59 @@ from headrace.errors import ConfigError
 from headrace.redaction import keep_secrets_of_url, without_credentials
 from headrace.storage.protocol import Store, StoreOptions
 
-__all__ = ['StoreFactory', 'known_schemes', 'local_path', 'open_store', 'register_store', 'split_url']
+__all__ = [
+    'Backend',
+    'StoreFactory',
+    'backends',
+    'known_schemes',
+    'local_path',
+    'open_store',
+    'register_store',
+    'split_url',
+]
 
 StoreFactory: TypeAlias = Callable[[str, StoreOptions], Store]
 """Makes a store rooted at a URL."""
 
 
-def _backend(module: str, function: str, *, takes_credentials: bool = False) -> StoreFactory:
-    """A factory of ours, whose module is imported when it is first called.
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A store of headrace, whose module is imported when one of its URLs is first opened.
 
-    Args:
-        module: Of the backend.
-        function: Its name there.
-        takes_credentials: Whether it sees itself to those in a URL, or its names may look like them.
+    Its module has a function ``open_MODULE_store``. The extra of its SDK has the name of the module, too.
     """
 
-    def open_it(url: str, options: StoreOptions) -> Store:
-        if not takes_credentials:
-            _refuse_credentials(url)
-        return getattr(importlib.import_module(f'headrace.storage.{module}'), function)(url, options)
+    module: str
+    example: str
+    """A URL, for tests and messages; '' for the store that needs no SDK."""
+    takes_credentials: bool = False
+    """Whether it sees itself to those in a URL, or its names may look like them."""
 
-    return open_it
+    def __call__(self, url: str, options: StoreOptions) -> Store:
+        """The store; see `StoreFactory`."""
+        if not self.takes_credentials:
+            _refuse_credentials(url)
+        module = importlib.import_module(f'headrace.storage.{self.module}')
+        return getattr(module, f'open_{self.module}_store')(url, options)
 
 
 _factories: dict[str, StoreFactory] = {
-    '': _backend('local', 'open_local_store', takes_credentials=True),
-    'file': _backend('local', 'open_local_store', takes_credentials=True),
-    'azure': _backend('azure', 'open_azure_store'),
-    'azure-dl': _backend('azure', 'open_azure_store'),
-    'oci': _backend('oci', 'open_oci_store'),
-    's3': _backend('s3', 'open_s3_store'),
-    'sftp': _backend('sftp', 'open_sftp_store', takes_credentials=True),
-    'dbfs': _backend('databricks', 'open_databricks_store'),
-    'gs': _backend('gcs', 'open_gcs_store'),
-    'hf': _backend('hf', 'open_hf_store'),
+    '': Backend('local', '', takes_credentials=True),
+    'file': Backend('local', '', takes_credentials=True),
+    'azure': Backend('azure', 'azure://container/x'),
+    'azure-dl': Backend('azure', 'azure-dl://filesystem/x'),
+    'oci': Backend('oci', 'oci://bucket@namespace/x'),
+    's3': Backend('s3', 's3://bucket/x'),
+    'sftp': Backend('sftp', 'sftp://host/x', takes_credentials=True),
+    'dbfs': Backend('databricks', 'dbfs:/Volumes/catalog/schema/volume'),
+    'gs': Backend('gcs', 'gs://bucket/x'),
+    'hf': Backend('hf', 'hf://datasets/owner/name'),
 }
+
+
+def backends() -> tuple[Backend, ...]:
+    """The stores of headrace, one for each scheme."""
+    return tuple(factory for factory in _factories.values() if isinstance(factory, Backend))
 
 
 def known_schemes() -> tuple[str, ...]:

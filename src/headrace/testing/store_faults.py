@@ -85,6 +85,9 @@ BROKEN_BODIES: dict[str, Callable[[int], Any]] = {
 class StoreFaultContract:
     """Tests of the `Store` protocol on a network that fails."""
 
+    ROW: ClassVar[str] = ''
+    """Store and server, for the tables of results."""
+
     OPERATIONS: ClassVar = OPERATIONS
     FAULTS: ClassVar = FAULTS
     """What goes wrong with each operation, and what it then raises."""

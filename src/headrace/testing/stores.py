@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 import pytest
 
@@ -43,6 +43,9 @@ def read_bytes(store: Store, key: str, **how: Any) -> bytes:
 
 class StoreContract:
     """Tests of the `Store` protocol."""
+
+    ROW: ClassVar[str] = ''
+    """Store and server, for the tables of results."""
 
     BAD_KEYS = ('', '/etc/passwd', '..', '../x', 'a/../../x', 'a/..', './x', 'a//b', 'a/', 'a\\b', '..\\x', 'a\0b')
 

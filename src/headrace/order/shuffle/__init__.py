@@ -6,15 +6,10 @@ draws (the compatible ones), which `headrace.order.compatible` makes a sequence 
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
-
-from headrace.order.shuffle.naive import shuffle_naive
-from headrace.order.shuffle.py1b import shuffle_py1b
-from headrace.order.shuffle.py1br import shuffle_py1br
-from headrace.order.shuffle.py1e import shuffle_py1e
-from headrace.order.shuffle.py1s import shuffle_py1s
-from headrace.order.shuffle.py2s import shuffle_py2s
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -43,16 +38,14 @@ class Permutation(Protocol):
         ...
 
 
-PERMUTATIONS: Mapping[str, Permutation] = MappingProxyType(
-    {
-        'naive': shuffle_naive,
-        'py1b': shuffle_py1b,
-        'py1br': shuffle_py1br,
-        'py1e': shuffle_py1e,
-        'py1s': shuffle_py1s,
-        'py2s': shuffle_py2s,
-    }
-)
+def _permutations() -> dict[str, Permutation]:
+    """The function ``shuffle_NAME`` of each module NAME of this folder that has one."""
+    helpers = {'lanes', 'line', 'native', 'rows', 'spans'}
+    names = sorted(module.name for module in iter_modules(__path__) if module.name not in helpers)
+    return {name: getattr(import_module(f'{__name__}.{name}'), f'shuffle_{name}') for name in names}
+
+
+PERMUTATIONS: Mapping[str, Permutation] = MappingProxyType(_permutations())
 """The compatible algorithms."""
 
 ALGORITHMS = ('native', *PERMUTATIONS)
