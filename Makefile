@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-next test-pythons test-numpys contract faults lint format clean
+.PHONY: help setup demo check test test-all test-next test-pythons test-numpys durations contract faults lint format clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
@@ -15,6 +15,9 @@ JOBS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 
 PYTEST := -m pytest -n $(JOBS) --dist worksteal --durations 10
 # Fewer examples for each property, where the versions of things are all that differs from the main environment.
 FEW := --hypothesis-profile few
+MANY := --hypothesis-profile many
+# What imports torch; the rest knows nothing of its version.
+WITH_TORCH := $(addprefix tests/,dataset examples lightning metrics packing test_package.py)
 
 help: ## What there is to make
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 24
@@ -24,17 +27,26 @@ setup: .venv/.ready ## The environment of the other commands, in .venv
 demo: .venv/.ready ## Text to shards to two trainers, a kill -9, a resume, the proof; STORE=s3 for a loopback S3 server
 	.venv/bin/headrace demo --store $(STORE) --out $(OUT)
 
+check: .venv/.ready ## The quickest tests of everything, and ruff on what changed: after each save
+	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files -o --exclude-standard -- '*.py'); \
+	if [ -n "$$changed" ]; then .venv/bin/ruff check $$changed && .venv/bin/ruff format --check $$changed; fi
+	.venv/bin/python $(PYTEST) $(FEW) --at-most 0.25 -m 'not slow'
+
 test: .venv/.ready ## The tests, slow ones excepted
 	.venv/bin/python $(PYTEST) -m 'not slow'
 
 test-all: .venv/.ready ## All tests
-	.venv/bin/python $(PYTEST)
+	.venv/bin/python $(PYTEST) $(MANY)
 
-# Clouds know nothing of torch.
-test-next: .venv-next/.ready ## The tests with the newest torch, without Composer and clouds
-	.venv-next/bin/python $(PYTEST) $(FEW) -m 'not slow and not once and not composer and not s3 and not cloud'
+durations: .venv/.ready ## Measure which tests take long, into tests/data/durations.txt
+	.venv/bin/python $(PYTEST) -m 'not slow' --write-durations
 
-test-pythons: $(OTHER_PYTHONS:%=test-python-%) ## The tests of the core on other Pythons, as far as they are there
+test-next: .venv-next/.ready ## The tests of what imports torch with its newest version, without Composer and clouds
+	.venv-next/bin/python $(PYTEST) $(FEW) -m 'not slow and not once and not composer and not s3 and not cloud' $(WITH_TORCH)
+
+# The next Python has its turn after a failure, too.
+test-pythons: ## The shorter tests of the core on other Pythons, as far as they are there
+	@$(MAKE) --no-print-directory --keep-going $(OTHER_PYTHONS:%=test-python-%)
 
 # numpy's random numbers must not matter: the orders are checked with the oldest numpy that is supported, and the newest.
 test-numpys: .venv/.ready ## The tests of the order with the oldest and the newest numpy
@@ -47,7 +59,8 @@ test-numpys: .venv/.ready ## The tests of the order with the oldest and the newe
 test-python-%:
 	@if .ci/find-python $* > /dev/null; then \
 		$(MAKE) --no-print-directory .venv-$*/.ready && \
-		.venv-$*/bin/python $(PYTEST) $(FEW) -m 'not slow and not once and not composer and not lightning and not s3 and not cloud'; \
+		.venv-$*/bin/python $(PYTEST) $(FEW) --at-most 2 \
+			-m 'not slow and not once and not composer and not lightning and not s3 and not cloud'; \
 	else \
 		echo "Skipped: there is no Python $* here, on PATH or where pyenv and uv keep theirs"; \
 	fi

@@ -15,12 +15,15 @@ from hypothesis import HealthCheck, settings
 
 from headrace import MDSWriter, redaction
 
+pytest_plugins = ['durations']
+
 REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / 'shared'
 
 # How long an example takes says something about the machine, which may be busy, and nothing about the code.
-settings.register_profile('headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile('few', settings.get_profile('headrace'), max_examples=20)
+settings.register_profile('headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+settings.register_profile('few', settings.get_profile('headrace'), max_examples=15)
+settings.register_profile('many', settings.get_profile('headrace'), max_examples=300)
 settings.load_profile('headrace')
 
 MakeDataset = Callable[..., Path]

@@ -7,7 +7,9 @@ import traceback
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from headrace.storage import StoreOptions, register_store
+import pytest
+
+from headrace.storage import StoreOptions, register_store, resolve
 from headrace.storage.local import LocalStore
 
 PASSWORD = 'pl4nted/p@ss'
@@ -61,8 +63,9 @@ class PlantedStore(LocalStore):
         return self._told[0]
 
 
-def register_planted_store() -> None:
-    """Have ``planted://user:password@host/folder`` name a folder."""
+def register_planted_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``planted://user:password@host/folder`` name a folder, for one test."""
+    monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
     register_store('planted', PlantedStore)
 
 

@@ -120,8 +120,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, make_dataset: Any, tmp_path: Path) 
     """A data set that can be read at `planted_url`, and a configuration that reads it."""
     for name in ('planted', 'code'):
         make_dataset(name, 40)
-    monkeypatch.setattr('headrace.storage.resolve._factories', dict(headrace.storage.resolve._factories))
-    register_planted_store()
+    register_planted_store(monkeypatch)
     monkeypatch.setenv('PLANTED_PASSWORD', USER.partition(':')[2])
     monkeypatch.setenv('PLANTED_TOKEN', TOKEN)
     (tmp_path / 'mix.yaml').write_text(

@@ -10,7 +10,6 @@ import torch
 from composer.loggers import FileLogger
 from composer_legs import Linear
 
-import headrace.storage.resolve
 from composer import Trainer
 from headrace.composer import StreamingPosition, streaming_data_spec
 from planted import SIGNATURE, TOKEN, USER, found_in, found_in_files, planted_url, register_planted_store
@@ -19,8 +18,7 @@ pytestmark = pytest.mark.composer
 
 
 def test_checkpoints_and_logs(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    monkeypatch.setattr('headrace.storage.resolve._factories', dict(headrace.storage.resolve._factories))
-    register_planted_store()
+    register_planted_store(monkeypatch)
     spec = streaming_data_spec(
         {
             'global_batch_size': 8,

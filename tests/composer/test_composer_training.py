@@ -37,6 +37,16 @@ def checkpoints(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+class Seen(Callback):
+    """The ids of each batch that is trained, sorted."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+
+    def after_dataloader(self, state: Any, logger: Any) -> None:
+        self.batches.append(sorted(state.batch['id'].tolist()))
+
+
 def batches(leg: Leg) -> list[list[int]]:
     return list(trained(leg, 1).values())
 
@@ -214,21 +224,18 @@ def test_a_batch_that_does_not_fit_is_split_again_and_moves_nothing(
 
 def test_a_loader_that_is_given_to_fit(checkpoints: Path, data: str, both_epochs: list[list[int]]) -> None:
     leg = Leg('late', data, '')
-    trainer = trainer_of(None, load_path=str(checkpoints / 'bare-mid.pt'))
-    spec = train_spec(leg)
-    seen: list[list[int]] = []
-    spec._transforms = lambda batch: seen.append(sorted(batch['id'].tolist())) or batch
-    trainer.fit(train_dataloader=spec, duration='7ba')
-    assert seen == both_epochs[5:12]
+    seen = Seen()
+    trainer = trainer_of(None, callbacks=[seen], load_path=str(checkpoints / 'bare-mid.pt'))
+    trainer.fit(train_dataloader=train_spec(leg), duration='7ba')
+    assert seen.batches == both_epochs[5:12]
 
 
 def test_a_loader_that_was_looked_at_begins_at_the_beginning(data: str, both_epochs: list[list[int]]) -> None:
     spec = train_spec(Leg('peek', data, ''))
     next(iter(spec.loader))
-    seen: list[list[int]] = []
-    spec._transforms = lambda batch: seen.append(sorted(batch['id'].tolist())) or batch
-    trainer_of(spec).fit()
-    assert seen == both_epochs[:12]
+    seen = Seen()
+    trainer_of(spec, callbacks=[seen]).fit()
+    assert seen.batches == both_epochs[:12]
 
 
 def test_a_missing_callback_is_warned_of_once(data: str, tmp_path: Path) -> None:
@@ -268,12 +275,10 @@ def test_a_checkpoint_of_another_loader_is_refused_unless_its_position_is_left_o
         trainer_of(train_spec(Leg('ours', data, '')), **load)
     load['load_ignore_keys'] += ['state/dataset_state']
     for spin, expected in ((True, sequence(data, 0)[5:7]), (False, sequence(data, 0)[:2])):
-        spec = train_spec(Leg('ours', data, ''))
-        seen: list[list[int]] = []
-        trainer = trainer_of(spec, spin_dataloaders=spin, **load)
-        spec._transforms = lambda batch, seen=seen: seen.append(sorted(batch['id'].tolist())) or batch
+        seen = Seen()
+        trainer = trainer_of(train_spec(Leg('ours', data, '')), callbacks=[seen], spin_dataloaders=spin, **load)
         trainer.fit(duration='2ba')
-        assert seen == expected
+        assert seen.batches == expected
 
 
 def test_a_dataset_for_training_and_evaluation_is_refused(data: str) -> None:

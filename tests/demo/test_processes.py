@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from headrace.demo.processes import ProcessGroup, RankProgramError
 from processes import is_alive
+from waiting import until
 
 # A leader, a child and a grandchild that each write down their id and sleep, deaf to everything but SIGKILL.
 FAMILY = """
@@ -49,10 +49,7 @@ def test_nothing_outlives_the_block(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupted()
 
-    deadline = time.monotonic() + 10
-    while any(map(is_alive, family(tmp_path))):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not any(map(is_alive, family(tmp_path))))
 
 
 def test_a_program_that_ends_well_is_no_error(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
-import headrace.storage.resolve
 from headrace import Stream, StreamingDataset
 from headrace.errors import HeadraceError
 from headrace.lightning import StreamingDataModule
@@ -34,8 +33,7 @@ class Model(BoringModel):
 
 @pytest.fixture
 def remote(make_dataset: Any, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr('headrace.storage.resolve._factories', dict(headrace.storage.resolve._factories))
-    register_planted_store()
+    register_planted_store(monkeypatch)
     monkeypatch.setenv('PLANTED', USER)
     return planted_url(make_dataset('data', 40))
 

@@ -22,6 +22,7 @@ from test_lightning_processes import rank_program
 from headrace.lightning.requeue import RequeueCallback, act_on_signals_between_batches
 from headrace.testing.servers.process import free_port
 from processes import Program, clean_environment
+from waiting import until
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -187,8 +188,9 @@ def start_task(run: Run, folder: Path, rank: int, port: dict[str, str], running:
 
 def wait_for_batches(run: Run, batches: int, tasks: list[Program]) -> None:
     path = Path(run.out, f'{run.name}.rank0.jsonl')
-    deadline = time.monotonic() + 120
-    while not path.exists() or path.read_text().count('\n') < batches:
-        assert time.monotonic() < deadline, [task.wait(1) for task in tasks]
+
+    def have_come() -> bool:
         assert all(task.process.poll() is None for task in tasks), [task.wait().stderr for task in tasks]
-        time.sleep(0.02)
+        return path.exists() and path.read_text().count('\n') >= batches
+
+    until(have_come, 120)

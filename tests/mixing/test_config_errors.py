@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -693,7 +693,6 @@ def misspellings(draw: st.DrawFn) -> tuple[tuple[str, ...], str, str]:
     return place, key, wrong
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=150)
 @given(misspelling=misspellings())
 def test_one_wrong_letter_gets_the_right_suggestion(misspelling: tuple[tuple[str, ...], str, str]) -> None:
     place, key, wrong = misspelling
@@ -714,7 +713,6 @@ values = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=150)
 @given(source=st.dictionaries(st.sampled_from(sorted(field_types(Config))), values, max_size=5))
 def test_whatever_is_given_is_a_configuration_or_a_config_error(source: dict[str, Any]) -> None:
     try:

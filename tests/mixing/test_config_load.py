@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
@@ -337,7 +337,6 @@ loaders = st.builds(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None, max_examples=50)
 @given(loader=loaders, several=st.lists(st.sampled_from(['c4', 'eval', 'test', 'x.y']), max_size=3, unique=True))
 def test_what_is_written_reads_back_as_the_same(loader: LoaderConfig, several: list[str]) -> None:
     def named(name: str) -> LoaderConfig:

@@ -35,7 +35,7 @@ def changed() -> Mixture:
     return state.continued(config, now, may_change_mixture=True)[0]
 
 
-def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
+def few_streams() -> Iterator[tuple[str, Order, np.ndarray]]:
     """Name, order and positions of each case."""
     plain = {name: {} for name in THREE}
     ramp = Schedule.of(
@@ -73,7 +73,6 @@ def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
             [np.arange(begin, begin + 2048) for begin in (0, len(order) // 3, len(order) - 2048)]
         )
         yield f'a thousand million samples, {batching}', order, positions
-    yield from many_streams()
 
 
 def many_streams() -> Iterator[tuple[str, Order, np.ndarray]]:
@@ -111,6 +110,11 @@ def many_streams() -> Iterator[tuple[str, Order, np.ndarray]]:
             runs = [np.arange(begin, begin + 700) for begin in (0, size // 3, size - 700)]
             positions = np.concatenate([*runs, np.arange(0, size, size // 40)])
             yield f'{name}, {nodes or "default"} nodes, {batching}', order, positions
+
+
+def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
+    yield from few_streams()
+    yield from many_streams()
 
 
 def recorded(order: Order, positions: np.ndarray) -> dict[str, Any]:

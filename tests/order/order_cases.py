@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from headrace.order import Mixture, OrderConfig, StreamSize, make_order
 
-# Shared machines are slow at times; what a test may take is bounded by pytest's timeout.
-relaxed = settings(deadline=None, max_examples=60)
+relaxed = settings()
+"""Those of the profile."""
+
+
+def examples(share: float) -> settings:
+    """So many times the examples that the profile has for a property."""
+    return settings(max_examples=max(round(settings.default.max_examples * share), 2))
 
 
 def mixture(*shards: list[int], choose: list[int] | None = None) -> Mixture:

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from order_cases import mixture, mixtures, relaxed, shard_lists, shuffled
+from order_cases import examples, mixture, mixtures, relaxed, shard_lists, shuffled
 
 from headrace.errors import HeadraceError, TopologyError
 from headrace.order import (
@@ -203,7 +203,7 @@ def some_samples(mix: Mixture, draw: Callable[..., int]) -> list[int]:
     return sorted({*ends, *(draw(st.integers(0, mix.num_samples - 1)) for _ in range(4))})
 
 
-@settings(relaxed, max_examples=40)
+@examples(0.6)
 @given(changed_cases(), shapes, skips, st.sampled_from(['repeat', 'exact', 'drop']), st.data())
 def test_a_batch_is_what_the_plans_of_all_ranks_say(case, shape, skip, remainder, data: st.DataObject) -> None:
     mix, config, epoch = case
@@ -222,7 +222,7 @@ def test_a_batch_is_what_the_plans_of_all_ranks_say(case, shape, skip, remainder
     check_explanations(plan)
 
 
-@settings(relaxed, max_examples=120)
+@examples(1.5)
 @given(changed_cases(), st.integers(0, 2), st.data())
 def test_a_sample_is_found_where_it_stands(case, later: int, data: st.DataObject) -> None:
     mix, config, epoch = case
@@ -231,7 +231,7 @@ def test_a_sample_is_found_where_it_stands(case, later: int, data: st.DataObject
     check_found(order, some_samples(mix, data.draw), starts)
 
 
-@settings(relaxed, max_examples=80)
+@relaxed
 @given(changed_cases(), shapes, skips, st.sampled_from(['repeat', 'exact', 'drop']), st.data())
 def test_the_next_use_is_the_first_that_a_scan_finds(case, shape, skip, remainder, data: st.DataObject) -> None:
     mix, config, first = case
@@ -252,7 +252,7 @@ def test_the_next_use_is_the_first_that_a_scan_finds(case, shape, skip, remainde
 
 @pytest.mark.parametrize('batching', COMPATIBLE)
 @pytest.mark.parametrize('algorithm', ['py1e', 'naive'])
-@settings(relaxed, max_examples=12)
+@examples(0.15)
 @given(shapes, st.sampled_from(['repeat', 'drop']), st.sampled_from([[100, 60, 50], [150, 130, 60]]), st.data())
 def test_compatible_orders_are_explained_too(
     algorithm: str, batching: str, shape, remainder, choose: list[int], data: st.DataObject

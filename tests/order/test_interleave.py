@@ -72,7 +72,7 @@ def _chi_square(observed: np.ndarray, expected: np.ndarray) -> tuple[float, int]
     return float(((observed - expected)[there] ** 2 / expected[there]).sum()), int(there.sum()) - 1
 
 
-@pytest.mark.parametrize('nodes', [1, 4, 8])
+@pytest.mark.parametrize('nodes', [1, pytest.param(4, marks=pytest.mark.slow), 8])
 def test_random_batches_vary_as_random_draws_do(nodes: int) -> None:
     """How many samples of a stream a batch has, and which stream follows which, by chi-square; 7 seeds together."""
     shares, batch, batches = (0.5, 0.3, 0.15, 0.05), 64, 2000

@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from order_cases import relaxed
 
@@ -111,7 +111,7 @@ added_cells = st.lists(
 )
 
 
-@settings(relaxed, max_examples=60)
+@relaxed
 @given(added_cells)
 def test_each_position_is_what_walking_there_gives(added: list[tuple[Parts, int, int]]) -> None:
     table = CellTable()

@@ -28,7 +28,7 @@ def many_permutations(n: int, count: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize('n', [3, 4, 5, 6])
-@pytest.mark.parametrize('way', ['network', 'sorted'])
+@pytest.mark.parametrize('way', ['network', pytest.param('sorted', marks=pytest.mark.slow)])
 def test_all_permutations_are_equally_likely(n: int, way: str) -> None:
     count = 60_000
     rows = many_permutations(n, count) if way == 'network' else np.stack([keyed_order(k, n) for k in range(count)])
@@ -60,7 +60,12 @@ def test_unpermute_is_the_inverse() -> None:
 
 @pytest.mark.parametrize(
     ('sizes', 'block', 'bound'),
-    [([10] * 24, 60, 1.03), ([10] * 24, 200, 1.03), ([3, 17] * 12, 60, 1.05), ([3, 17] * 12, 30, 1.05)],
+    [
+        ([10] * 24, 60, 1.03),
+        pytest.param([10] * 24, 200, 1.03, marks=pytest.mark.slow),
+        pytest.param([3, 17] * 12, 60, 1.05, marks=pytest.mark.slow),
+        ([3, 17] * 12, 30, 1.05),
+    ],
     ids=['equal', 'equal-long-block', 'uneven', 'uneven-short-block'],
 )
 def test_each_sample_may_stand_anywhere(sizes: list[int], block: int, bound: float) -> None:
@@ -95,8 +100,12 @@ def measured(algorithm: str, sizes: np.ndarray, nodes: int, block: int) -> tuple
     return np.mean(gains, 0), np.mean(uses, 0)
 
 
+BLOCKS = (1200, pytest.param(6000, marks=pytest.mark.slow), 20_000)
+
+
 @pytest.mark.parametrize('nodes', [1, 4])
-@pytest.mark.parametrize(('shards', 'block'), [(name, block) for name in SHARDS for block in (1200, 6000, 20_000)])
+@pytest.mark.parametrize('block', BLOCKS)
+@pytest.mark.parametrize('shards', SHARDS)
 def test_shuffle_and_downloads_are_py1es_or_better(shards: str, block: int, nodes: int) -> None:
     ours, use = measured('native', SHARDS[shards], nodes, block)
     py1es, py1es_use = measured('py1e', SHARDS[shards], nodes, block)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.order import (
@@ -27,7 +27,6 @@ def mixture(weights: list[int], **options) -> Mixture:
     return Mixture.resolve(streams, **options)
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_counts_of_batches_are_those_of_their_ids(data: st.DataObject) -> None:
     weights = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4), 'weights')

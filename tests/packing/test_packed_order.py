@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from packed_model import documents_of_lane, pieces_of_rows
 
@@ -92,7 +92,6 @@ def expected(folder: str, lengths: list[int], rows: int, *, lanes: int = 4, meth
 METHODS = ('best_fit', 'concatenate')
 
 
-@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(0, 40), min_size=8, max_size=40).filter(lambda found: sum(map(bool, found)) > 7),
     lanes=st.sampled_from([1, 2, 4, 6]),
@@ -307,9 +306,9 @@ def test_few_documents_and_some_without_tokens(tmp_path):
     assert len(sequences(make(folder, lanes=8, batch=8), 6)) == 48
     # As many lanes as documents, which are much shorter than a sequence.
     folder = write(tmp_path / 'short', [10] * 8)
-    loader = make(folder, lanes=8, batch=8, sequence_length=4096, window=32)
+    loader = make(folder, lanes=8, batch=8, sequence_length=512, window=32)
     batch = next(iter(loader))
-    assert (batch['num_tokens'] > 4080).all()
+    assert (batch['num_tokens'] > 500).all()
 
 
 def test_a_lane_is_taken_up_within_a_long_document(tmp_path):
@@ -344,11 +343,11 @@ def test_looking_ahead_begins_anew_with_each_pass(data, tmp_path, monkeypatch):
         'follow',
         lambda self, upcoming, *, first, **rest: followed.append(first) or follow(self, upcoming, first=first, **rest),
     )
-    packing = Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32', sequences_per_epoch=400)
+    packing = Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32', sequences_per_epoch=100)
     dataset = PackedDataset(remote=data[0], local=str(tmp_path), shuffle=True, packing=packing)
     loader = StreamingDataLoader(dataset, batch_size=4, fixed_epoch=0)
     for _ in range(2):
-        assert len(sequences(loader)) == 400
+        assert len(sequences(loader)) == 100
     assert followed == [0, 0]
 
 

@@ -2,11 +2,13 @@ import gc
 import http.client
 import socket
 import time
+from urllib.parse import urlsplit
 
 import pytest
 
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.in_process import Handler, serving
+from waiting import until
 
 
 class Keeping(Handler):
@@ -60,10 +62,10 @@ def test_a_fault_of_some_seconds_begins_with_the_first_request_that_it_hits(url)
 @pytest.mark.parametrize('fault', [Fault(latency=60), Fault(stall_after=100), Fault(rate=100), Fault()])
 def test_it_ends_quietly_whatever_is_pending(url, fault, capfd, caplog):
     with FaultProxy(url, [fault]) as proxy:
-        clients = [socket.create_connection(('127.0.0.1', proxy._port)) for _ in range(3)]
+        clients = [socket.create_connection(('127.0.0.1', urlsplit(proxy.endpoint_url).port)) for _ in range(3)]
         for client, request in zip(clients, (b'GET / HTTP/1.1\r\nHost: x\r\n\r\n', b'GET / HT', b''), strict=True):
             client.sendall(request)
-        time.sleep(0.2)
+        until(lambda: proxy.requests)
     for client in clients:
         client.close()
     gc.collect()

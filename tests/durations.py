@@ -1,0 +1,121 @@
+"""How long tests take: the longest begin first, and `--at-most` leaves them out.
+
+`tests/data/durations.txt` has a line for each test that takes long: its CPU seconds, with those of its programs, and
+its name. The time on a clock would depend on what else the machine does. `make durations` measures again. A test
+without a line, a new one for example, counts as quick.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).parent / 'data' / 'durations.txt'
+LONG = 0.25
+"""CPU seconds from which on a test has a line."""
+
+_KEY = 'cpu seconds'
+_begun = pytest.StashKey[float]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup('durations', 'how long tests take')
+    group.addoption('--at-most', type=float, metavar='SECONDS', help='leave out tests that are known to take more')
+    group.addoption('--write-durations', action='store_true', help=f'measure tests, and update {FILE.name}')
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption('write_durations') and not hasattr(config, 'workerinput'):
+        config.pluginmanager.register(_Writer())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    known = read()
+    limit = config.getoption('at_most')
+    if limit is not None:
+        config.hook.pytest_deselected(items=[item for item in items if known.get(item.nodeid, 0) > limit])
+        items[:] = [item for item in items if known.get(item.nodeid, 0) <= limit]
+    workers = getattr(config, 'workerinput', {}).get('workercount', 1)
+    if workers > 1:
+        items[:] = dealt(items, known, workers)
+
+
+def dealt(items: list[pytest.Item], known: dict[str, float], workers: int) -> list[pytest.Item]:
+    """As `--dist worksteal` shares them out, in equal parts: each part begins with its share of the long ones."""
+    long = sorted((item for item in items if item.nodeid in known), key=lambda item: -known[item.nodeid])
+    rest = [item for item in items if item.nodeid not in known]
+    parts: list[pytest.Item] = []
+    left = len(items)
+    for worker in range(workers):
+        hand = long[worker::workers]
+        others = max(left // (workers - worker) - len(hand), 0)
+        left -= len(hand) + others
+        parts += [*hand, *rest[:others]]
+        del rest[:others]
+    return [*parts, *rest]
+
+
+def read() -> dict[str, float]:
+    lines = FILE.read_text().splitlines() if FILE.exists() else []
+    return {name: float(seconds) for seconds, _, name in (line.partition(' ') for line in lines)}
+
+
+def cpu_seconds() -> float:
+    """What this process and all its descendants have used, those included that have ended and been waited for."""
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for folder in Path('/proc').glob('[0-9]*'):
+        try:
+            fields = (folder / 'stat').read_text().rpartition(')')[2].split()
+        except OSError:  # it has ended
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        used[int(folder.name)] = sum(map(int, fields[11:15]))
+    own = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in own} - own:
+        own |= more
+    return sum(used.get(pid, 0) for pid in own) / os.sysconf('SC_CLK_TCK') if used else time.process_time()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if item.config.getoption('write_durations'):
+        item.stash[_begun] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == 'teardown' and _begun in item.stash:
+        report.user_properties.append((_KEY, cpu_seconds() - item.stash[_begun]))
+    return report
+
+
+class _Writer:
+    """Collects what all tests took, those of other processes too."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == 'teardown':
+            self.seconds[report.nodeid] = float(str(dict(report.user_properties)[_KEY]))
+
+    def pytest_sessionfinish(self) -> None:
+        """Those of files of which no test ran stay as they are."""
+        files = {name.partition('::')[0] for name in self.seconds}
+        kept = {name: seconds for name, seconds in read().items() if name.partition('::')[0] not in files}
+        found = {name: seconds for name, seconds in self.seconds.items() if seconds >= LONG}
+        lines = [f'{seconds:.1f} {name}\n' for name, seconds in sorted({**kept, **found}.items())]
+        FILE.write_text(''.join(lines))
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        terminalreporter.write_line(f'{sum(self.seconds.values()):.0f} CPU seconds in {len(self.seconds)} tests')
