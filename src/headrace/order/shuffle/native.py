@@ -171,15 +171,18 @@ class NativeOrder:
             missing[:] = True
         starts, begins = self._latest_start.take(places), self._latest_begin.take(places)
         where = missing.nonzero()[0]
+        # Pass first, so that a place's latest pass comes last.
+        keys, of_key = np.unique(passes[where] * len(self._latest_pass) + places[where], return_inverse=True)
         found: list[tuple[int, int]] = []
-        for place, k in zip(places[where].tolist(), passes[where].tolist(), strict=True):
+        for key in keys.tolist():
+            k, place = divmod(key, len(self._latest_pass))
             share = self._known.get((place, k))
             if share is None:
                 share = self._known[place, k] = self._make_share(place, k)
             self._latest_pass[place] = k
             self._latest_start[place], self._latest_begin[place] = share
             found.append(share)
-        starts[where], begins[where] = zip(*found, strict=True)
+        starts[where], begins[where] = np.array(found, np.int64)[of_key].T
         return starts, begins
 
     def _make_share(self, place: int, k: int) -> tuple[int, int]:
