@@ -62,7 +62,7 @@ def test_draws_and_turns_before_any_segment_are_the_sum_of_all_before(made, choi
         for number, segment in enumerate(course.segments(epoch)):
             assert segment.begin == position
             assert [a.tolist() for a in course.before(epoch, number)] == [draws.tolist(), turns.tolist()]
-            quotas = course.quotas(epoch)[number]
+            quotas = course.quotas(epoch, number)
             assert (quotas.sum(1) == segment.counts).all()
             assert (segment.counts >= 0).all()
             for stream in range(len(NAMES)):

@@ -73,3 +73,19 @@ def peak_of_first_batches(streams: int) -> int:
 
 def test_memory_grows_with_the_number_of_streams_and_no_faster() -> None:
     assert peak_of_first_batches(1000) < 15 * peak_of_first_batches(100)
+
+
+def test_streams_that_end_one_after_another_cost_their_counts_in_each_stage() -> None:
+    """Each of these streams ends a stage of its own. The run holds every stream's turns before each of the stages."""
+    streams, nodes = 200, 64
+    tracemalloc.start()
+    Plan(shuffled(dropping(streams), nodes=nodes), Topology(), 256).ids(0)
+    assert tracemalloc.get_traced_memory()[1] < 1.5 * streams**2 * nodes * 8 + 20e6
+    tracemalloc.stop()
+    thousand = dropping(1000)
+    assert cpu_seconds(lambda: shuffled(thousand, nodes=1)) < 4
+
+
+def dropping(streams: int) -> Mixture:
+    sizes = [StreamSize(name=f's{i}', proportion=1, shard_sizes=np.full(5, 400 + i)) for i in range(streams)]
+    return Mixture.resolve(sizes, when_exhausted='drop_stream')

@@ -91,8 +91,6 @@ class _Epochs:
     first: int
     """The first of them."""
     segments: list[Segment]
-    quotas: IntArray
-    """int64[segments, streams, nodes]: turns in each segment."""
     draws: IntArray
     """int64[segments + 1, streams]: draws before each segment of an epoch, and in all of it."""
     turns: IntArray
@@ -124,9 +122,12 @@ class Course:
 
     def _append(self, first: int, segments: list[Segment]) -> None:
         """Add epochs that have these segments, from the first one on."""
-        counts = np.array([segment.counts for segment in segments])
-        node_quotas = np.array([self._quotas(segment) for segment in segments])
-        draws_before, turns_before = np.zeros_like(counts[0]), np.zeros_like(node_quotas[0])
+        shape = len(segments) + 1, len(self._mixture.streams)
+        draws, turns = np.zeros(shape, np.int64), np.zeros((*shape, self.num_nodes), np.int64)
+        for number, segment in enumerate(segments):
+            draws[number + 1] = draws[number] + segment.counts
+            turns[number + 1] = turns[number] + self._quotas(segment)
+        draws_before, turns_before = draws[0], turns[0]
         if self._epochs:
             last = self._epochs[-1]
             draws_before = last.draws_before + (first - last.first) * last.draws[-1]
@@ -135,9 +136,8 @@ class Course:
             _Epochs(
                 first=first,
                 segments=segments,
-                quotas=node_quotas,
-                draws=np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, 0)]),
-                turns=np.concatenate([np.zeros_like(node_quotas[:1]), np.cumsum(node_quotas, 0)]),
+                draws=draws,
+                turns=turns,
                 draws_before=draws_before,
                 turns_before=turns_before,
             )
@@ -229,9 +229,10 @@ class Course:
         """Return the segments of an epoch, in order; what was before the mixture took over is not among them."""
         return self._of(epoch).segments
 
-    def quotas(self, epoch: int) -> IntArray:
-        """Return int64[segments, streams, nodes], the turns in an epoch's segments."""
-        return self._of(epoch).quotas
+    def quotas(self, epoch: int, segment: int) -> IntArray:
+        """Return int64[streams, nodes], the turns in a segment."""
+        turns = self._of(epoch).turns
+        return turns[segment + 1] - turns[segment]
 
     # -- draws and turns -------------------------------------------------------------------------------------------
 
@@ -256,8 +257,9 @@ class Course:
             return turns + _turns_of(rest, self._endless)
         past, rest = divmod(rest, period)
         segment = int(epochs.draws[:-1, stream].searchsorted(rest, 'right')) - 1
-        dealt = _turns_of(rest - int(epochs.draws[segment, stream]), epochs.quotas[segment, stream])
-        return turns + past * epochs.turns[-1, stream] + epochs.turns[segment, stream] + dealt
+        before, after = epochs.turns[segment : segment + 2, stream]
+        dealt = _turns_of(rest - int(epochs.draws[segment, stream]), after - before)
+        return turns + past * epochs.turns[-1, stream] + before + dealt
 
     def period(self, stream: int) -> tuple[IntArray, int]:
         """Return what all epochs from some one on have of a stream, and when that is so.

@@ -306,14 +306,24 @@ class _Segment:
         """Take the streams' turns int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
         self._segment = segment = course.segments(epoch)[number]
         self.begin = segment.begin
-        self.quotas = course.quotas(epoch)[number]
-        """int64[streams, nodes], turns in the segment."""
+        self._course, self._epoch, self._number = course, epoch, number
         self._num_nodes = course.num_nodes
         self._config, self._key = config, derive(key, segment.begin)
-        draws_before, turns_before = course.before(epoch, number)
-        self._draws = draws_before + turns.sum(1)
-        self.turns = (turns_before + turns).reshape(-1)
+        self._turns = turns
+
+    @cached_property
+    def quotas(self) -> IntArray:
+        """int64[streams, nodes], turns in the segment."""
+        return self._course.quotas(self._epoch, self._number)
+
+    @cached_property
+    def turns(self) -> IntArray:
         """int64[streams · nodes], turns before the segment, since the streams' first draws ever."""
+        return (self._course.before(self._epoch, self._number)[1] + self._turns).reshape(-1)
+
+    @cached_property
+    def _draws(self) -> IntArray:
+        return self._course.before(self._epoch, self._number)[0] + self._turns.sum(1)
 
     @cached_property
     def interleave(self) -> Interleave:
@@ -350,4 +360,8 @@ def _block_sizes(mixture: Mixture, block_size: int) -> list[int]:
     mixes: list[tuple[int, ...]] = [*mixture.stages]
     if mixture.schedule is not None:
         mixes = [step.weights for step in mixture.schedule.steps([stream.name for stream in mixture.streams])]
-    return [max(1, *(block_size * mix[s] // sum(mix) for mix in mixes)) for s in range(len(mixture.streams))]
+    blocks = [1] * len(mixture.streams)
+    for mix in mixes:
+        total = sum(mix)
+        blocks = [max(block, block_size * share // total) for block, share in zip(blocks, mix, strict=True)]
+    return blocks
