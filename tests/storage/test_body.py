@@ -4,7 +4,7 @@ import io
 import pytest
 
 from headrace.errors import ConfigError, StorageError, TransferError
-from headrace.storage.body import SourcePart, nothing_left, receive
+from headrace.storage.body import ReadRequest, SourcePart
 from headrace.storage.protocol import ObjectInfo
 
 
@@ -36,9 +36,10 @@ def test_a_source_that_ends_early_is_an_error():
 
 def received(body, out=None, **answer):
     source = io.BytesIO(body)
-    how = {'etag': 'v', 'wanted': None, 'expected': len(body), 'offset': 0, 'size': None, 'is_part': False} | answer
+    how = {'etag': 'v', 'length': len(body), 'is_part': False} | answer
+    wanted = ReadRequest('s3://b/x', how.pop('offset', 0), how.pop('size', None), how.pop('wanted', None))
     sink = io.BytesIO() if out is None else out
-    etag = receive(lambda: source.read(3), sink, url='s3://b/x', mapped_errors=contextlib.nullcontext, **how)
+    etag = wanted.receive(lambda: source.read(3), sink, mapped_errors=contextlib.nullcontext, **how)
     return etag, sink.getvalue()
 
 
@@ -68,7 +69,7 @@ class TestReceive:
         with pytest.raises(ConfigError, match='offset 2, size 9 .* has 4 bytes from there'):
             received(b'2345', offset=2, size=9, is_part=True)
 
-    @pytest.mark.parametrize('answer', [{'expected': 9}, {'expected': None, 'size': 9}])
+    @pytest.mark.parametrize('answer', [{'length': 9}, {'length': None, 'size': 9}])
     def test_a_body_that_ends_early_is_broken_and_names_its_version(self, answer):
         out = io.BytesIO()
         with pytest.raises(TransferError, match='broke off after 4 of 9 bytes') as caught:
@@ -79,11 +80,11 @@ class TestReceive:
     def test_an_answer_of_unknown_length_writes_no_more_than_was_asked_for(self):
         sink = io.BytesIO()
         with pytest.raises(StorageError, match='ignored the range'):
-            received(b'hello world', sink, size=7, is_part=False, expected=None)
+            received(b'hello world', sink, size=7, is_part=False, length=None)
         assert sink.getvalue() == b'hello '
 
     def test_an_answer_of_unknown_length_ends_where_it_ends(self):
-        assert received(b'0123', expected=None) == ('v', b'0123')
+        assert received(b'0123', length=None) == ('v', b'0123')
 
 
 class TestNothingLeft:
@@ -91,14 +92,14 @@ class TestNothingLeft:
 
     @pytest.mark.parametrize('wanted', [None, 'v'])
     def test_right_at_the_end(self, wanted):
-        assert nothing_left(self.INFO, 'u', offset=10, size=None, wanted=wanted) == 'v'
+        assert ReadRequest('u', 10, None, wanted).nothing_left(self.INFO) == 'v'
 
     @pytest.mark.parametrize(('offset', 'size'), [(11, None), (10, 1), (11, 1)])
     def test_beyond_it(self, offset, size):
         with pytest.raises(ConfigError, match='range lies inside'):
-            nothing_left(self.INFO, 'u', offset=offset, size=size, wanted=None)
+            ReadRequest('u', offset, size).nothing_left(self.INFO)
 
     @pytest.mark.parametrize(('offset', 'size', 'wanted'), [(10, None, 'w'), (4, None, None), (4, 2, 'v')])
     def test_of_another_version(self, offset, size, wanted):
         with pytest.raises(TransferError, match='changed'):
-            nothing_left(self.INFO, 'u', offset=offset, size=size, wanted=wanted)
+            ReadRequest('u', offset, size, wanted).nothing_left(self.INFO)

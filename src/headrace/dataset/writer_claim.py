@@ -11,19 +11,22 @@ Only names that a writer makes are deleted, unless the caller asked for an empty
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
+import json
 import os
 import re
+import secrets
 import shutil
+import socket
 import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from headrace.dataset.writer_mark import LONGEST, MARK, WriterMark
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
 from headrace.storage.local import LocalStore
-from headrace.storage.locks import hold, let_go, try_lock_file
+from headrace.storage.locks import held, hold, let_go, try_lock_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,11 +39,76 @@ if TYPE_CHECKING:
 __all__ = ['INDEX', 'MARK', 'FolderClaim', 'StoreClaim']
 
 INDEX: Final = 'index.json'
+MARK: Final = '.headrace-writing'
+"""Name of the file in a folder, and at the prefix of a store."""
+_LONGEST: Final = 1 << 15
+"""Bytes of a mark that are read."""
+_TITLE: Final = 'unfinished'
 _OURS: Final = re.compile(
     r'shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?|index\.json\.tmp'
 )
 _TEMPORARY: Final = 'headrace-writer-'
 _TEMPORARY_NAME: Final = re.compile(rf'{_TEMPORARY}[a-z0-9_]{{8}}')
+
+
+@dataclasses.dataclass(frozen=True)
+class WriterMark:
+    """The writer that a mark names."""
+
+    token: str
+    """Of this writer alone."""
+    host: str
+    boot: str
+    """The kernel's id of the host's boot; empty where the system has none."""
+    folder: str
+    """The absolute path of the local folder, whose mark the writer holds locked."""
+
+    @classmethod
+    def of_this_process(cls, folder: Path) -> WriterMark:
+        """A new mark for a writer in this process."""
+        return cls(secrets.token_hex(16), socket.gethostname(), _boot_id(), str(folder.absolute()))
+
+    @classmethod
+    def parse(cls, text: bytes) -> WriterMark | None:
+        """Read a mark; None if it is damaged, or not yet written."""
+        try:
+            mark = cls(**json.loads(text.partition(b'\n')[2]))
+        except (ValueError, TypeError, RecursionError):
+            return None
+        return mark if all(isinstance(value, str) for value in dataclasses.astuple(mark)) else None
+
+    def dump(self) -> bytes:
+        """The text of the mark."""
+        return f'{_TITLE}\n{json.dumps(dataclasses.asdict(self))}\n'.encode()
+
+    def is_of_this_boot(self) -> bool:
+        """Whether this machine has made the mark since it was started: its locks tell whether the writer runs."""
+        return self.host == socket.gethostname() and self.boot == _boot_id()
+
+    def is_running(self) -> bool | None:
+        """Whether the writer still runs; None if this machine cannot tell."""
+        if self.host != socket.gethostname():
+            return None
+        if not self.is_of_this_boot():
+            return False
+        path = Path(self.folder, MARK)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except (OSError, ValueError):
+            return None
+        with held(handle), contextlib.suppress(CacheError):
+            # A lock beside another mark belongs to a later writer, which has taken the folder over.
+            return not try_lock_file(handle, path) and self.parse(os.pread(handle, _LONGEST, 0)) == self
+        return None
+
+
+def _boot_id() -> str:
+    try:
+        return Path('/proc/sys/kernel/random/boot_id').read_text(encoding='ascii').strip()
+    except OSError:
+        return ''
 
 
 class FolderClaim:
@@ -237,7 +305,7 @@ class StoreClaim:
         text = io.BytesIO()
         with contextlib.suppress(ObjectNotFoundError):
             self._call('Reading', lambda: self._store.get(MARK, _emptied(text)))
-        return WriterMark.parse(text.getvalue()[:LONGEST])
+        return WriterMark.parse(text.getvalue()[:_LONGEST])
 
     def _call(self, what: str, attempt: Callable[[], T]) -> T:
         return self._retry.call(f'{what} {self._store.url}', attempt)
@@ -268,19 +336,16 @@ def _reclaim_temporary_folder(path: str) -> None:
         except FileNotFoundError:
             os.rmdir(path)  # noqa: PTH106 - refused unless it is empty: its writer was killed before it made the mark
             return
-        hold(handle)
-        try:
+        with held(handle):
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 return
             # The folder may be shared with machines whose locks cannot be seen here.
-            mark = WriterMark.parse(os.pread(handle, LONGEST, 0))
+            mark = WriterMark.parse(os.pread(handle, _LONGEST, 0))
             if mark is None or not mark.is_of_this_boot() or not try_lock_file(handle, path):
                 return
             for name in os.listdir(folder):  # noqa: PTH208 - a descriptor has no Path
                 if name in {MARK, INDEX} or _OURS.fullmatch(name):
                     os.unlink(name, dir_fd=folder)
             os.rmdir(path)  # noqa: PTH106
-        finally:
-            let_go(handle)
     finally:
         os.close(folder)

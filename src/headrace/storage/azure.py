@@ -38,7 +38,7 @@ from headrace.error_mapping import mapping_errors
 from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, ObjectNotFoundError, StorageError
 from headrace.storage.answers import UNREADABLE, error_of_status, not_found, unreadable, why_absent
 from headrace.storage.azure_account import SECRET_VARIABLES, Account, connect
-from headrace.storage.body import SourcePart, described, nothing_left, receive, version
+from headrace.storage.body import ReadRequest, SourcePart, described, version
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
@@ -124,29 +124,26 @@ class AzureStore:
         blob = self._blob(key)
         if size == 0:
             return ''
-        answer = self._open(blob, key, offset, size, etag)
+        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        answer = self._open(blob, key, wanted)
         if isinstance(answer, str):
             return answer
-        length, is_part = answer.headers.get('Content-Length'), answer.status_code == 206
+        is_part = answer.status_code == 206
         # The body as it is stored, also where its Content-Encoding says that it is compressed.
         body = answer.stream_download(None, decompress=False)
         with contextlib.closing(answer.internal_response):
-            found = version(f'{self.url}/{key}', answer.headers.get('ETag'), is_part=is_part)
-            return receive(
+            found = version(wanted.url, answer.headers.get('ETag'), is_part=is_part)
+            return wanted.receive(
                 lambda: next(body, b''),
                 out,
-                url=f'{self.url}/{key}',
                 etag=found,
-                wanted=etag,
-                expected=None if length is None else int(length),
-                offset=offset,
-                size=size,
+                length=answer.headers.get('Content-Length'),
                 is_part=is_part,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
             )
 
-    def _open(self, blob: Any, key: str, offset: int, size: int | None, etag: str | None) -> Any:
-        """The answer to a GET, whose body has not been read; the version if nothing is left of it from ``offset``.
+    def _open(self, blob: Any, key: str, wanted: ReadRequest) -> Any:
+        """The answer to a GET, whose body has not been read; the version if nothing is left from the offset.
 
         The SDK's own downloader keeps whole answers in memory, and repeats those that break off. Its hook for raw
         answers comes before that.
@@ -159,10 +156,10 @@ class AzureStore:
                 raise _AnsweredError(response.http_response)
 
         how: dict[str, Any] = {'raw_response_hook': take}
-        if offset or size is not None:
-            how.update(offset=offset, length=size)
-        if etag:
-            how.update(etag=f'"{etag}"', match_condition=MatchConditions.IfNotModified)
+        if wanted.range:
+            how.update(offset=wanted.offset, length=wanted.size)
+        if wanted.etag:
+            how.update(etag=f'"{wanted.etag}"', match_condition=MatchConditions.IfNotModified)
         with self._mapped_errors('Reading', key):
             try:
                 blob.download_blob(**how)
@@ -175,7 +172,7 @@ class AzureStore:
             except HttpResponseError as error:
                 if error.status_code != 416:
                     raise
-                return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
+                return wanted.nothing_left(self.head(key))
         raise AssertionError('the hook above is called for every answer')
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 from headrace.errors import ConfigError, StorageError
 from headrace.storage.answers import changed
@@ -14,17 +14,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable
 
-__all__ = [
-    'CHUNK',
-    'SourcePart',
-    'check_range',
-    'described',
-    'nothing_left',
-    'range_header',
-    'receive',
-    'truncated',
-    'version',
-]
+__all__ = ['CHUNK', 'ReadRequest', 'SourcePart', 'described', 'truncated', 'version']
 
 CHUNK: Final = 1 << 17
 """Bytes of a body that are read at a time. Fewer cost more calls; with more it is seen too late how far a download has
@@ -79,69 +69,102 @@ class SourcePart:
         return chunk
 
 
-def range_header(offset: int, size: int | None) -> str | None:
-    """The value of a Range header for what `Store.get` is asked for; None for the whole object."""
-    if not offset and size is None:
-        return None
-    return f'bytes={offset}-' + ('' if size is None else str(offset + size - 1))
+class ReadRequest(NamedTuple):
+    """The part of an object that `Store.get` is asked for."""
 
+    url: str
+    """Of the object."""
+    offset: int = 0
+    """The first byte."""
+    size: int | None = None
+    """Number of bytes; None: to the end."""
+    etag: str | None = None
+    """The version; None: any."""
 
-def receive(
-    read: Callable[[], bytes],
-    out: BinaryIO,
-    *,
-    url: str,
-    etag: str,
-    wanted: str | None,
-    expected: int | None,
-    offset: int,
-    size: int | None,
-    is_part: bool,
-    mapped_errors: Callable[[], contextlib.AbstractContextManager[None]],
-) -> str:
-    """Copy the body of an answer to a GET, once its headers are what was asked for.
+    @property
+    def range(self) -> str | None:
+        """The value of a Range header; None for the whole object."""
+        if not self.offset and self.size is None:
+            return None
+        return f'bytes={self.offset}-' + ('' if self.size is None else str(self.offset + self.size - 1))
 
-    Args:
-        read: The next bytes of the body, none at its end.
-        out: Receives them.
-        url: The object.
-        etag: The version that the answer is of; empty if it does not say.
-        wanted: The version that was asked for; None for any.
-        expected: Bytes of the body, as the answer says; None if it does not.
-        offset: First byte that was asked for.
-        size: Bytes that were asked for; None: to the end.
-        is_part: Whether the answer says that it is a range.
-        mapped_errors: Turns the network's errors into headrace's. Those of ``out`` are the caller's.
+    def receive(
+        self,
+        read: Callable[[], bytes],
+        out: BinaryIO,
+        *,
+        etag: str,
+        length: int | str | None,
+        is_part: bool,
+        mapped_errors: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> str:
+        """Copy the body of an answer to a GET, once its headers are what was asked for.
 
-    Returns:
-        ``etag``.
+        Args:
+            read: The next bytes of the body, none at its end.
+            out: Receives them.
+            etag: The version that the answer is of; empty if it does not say.
+            length: Bytes of the body, as the answer says; None if it does not.
+            is_part: Whether the answer says that it is a range.
+            mapped_errors: Turns the network's errors into headrace's. Those of ``out`` are the caller's.
 
-    Raises:
-        BrokenTransferError: The body broke off, or is of another version.
-        ConfigError: The object has no such range.
-        StorageError: The server ignored the range.
-    """
-    if wanted and wanted != etag:  # not every server knows conditions
-        raise changed(url)
-    if not is_part and (offset or (size is not None and expected is not None and expected > size)):
-        raise ignored_range(url)
-    if expected is None:
-        expected = size
-    elif size is not None and expected != size:
-        raise bad_range(url, offset, size, expected)
-    arrived = 0
-    while True:
-        with mapped_errors():
-            chunk = read()
-        if not chunk:
-            break
-        if expected is not None and arrived + len(chunk) > expected:  # an answer that does not say its length
-            raise ignored_range(url)
-        out.write(chunk)
-        arrived += len(chunk)
-    if expected not in {None, arrived}:
-        raise BrokenTransferError.at(f'{url} broke off after {arrived} of {expected} bytes.', etag=etag or None)
-    return etag
+        Returns:
+            ``etag``.
+
+        Raises:
+            BrokenTransferError: The body broke off, or is of another version.
+            ConfigError: The object has no such range.
+            StorageError: The server ignored the range.
+        """
+        expected = None if length is None else int(length)
+        if self.etag and self.etag != etag:  # not every server knows conditions
+            raise changed(self.url)
+        is_longer = self.size is not None and expected is not None and expected > self.size
+        if not is_part and (self.offset or is_longer):
+            raise ignored_range(self.url)
+        if expected is None:
+            expected = self.size
+        elif self.size is not None and expected != self.size:
+            raise bad_range(self, expected)
+        arrived = 0
+        while True:
+            with mapped_errors():
+                chunk = read()
+            if not chunk:
+                break
+            if expected is not None and arrived + len(chunk) > expected:  # an answer that does not say its length
+                raise ignored_range(self.url)
+            out.write(chunk)
+            arrived += len(chunk)
+        if expected not in {None, arrived}:
+            raise BrokenTransferError.at(
+                f'{self.url} broke off after {arrived} of {expected} bytes.', etag=etag or None
+            )
+        return etag
+
+    def nothing_left(self, info: ObjectInfo) -> str:
+        """What `Store.get` comes to after status 416, which also answers a range right at the end of an object.
+
+        Args:
+            info: The object, as the store describes it now.
+
+        Returns:
+            The version that has nothing from there on.
+
+        Raises:
+            BrokenTransferError: The object is another version, or has such a range by now.
+            ConfigError: The object has no such range.
+        """
+        if (self.etag and self.etag != info.etag) or self.check(info):
+            raise changed(self.url)
+        return info.etag
+
+    def check(self, info: ObjectInfo) -> int:
+        """The number of bytes that are wanted, or ``ConfigError`` if the object has fewer."""
+        left = info.size - self.offset
+        if self.offset < 0 or left < 0 or (self.size is not None and not 0 <= self.size <= left):
+            raise bad_range(self, max(left, 0))
+        return left if self.size is None else self.size
 
 
 def ignored_range(url: str) -> StorageError:
@@ -192,42 +215,12 @@ def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
     return ObjectInfo(key, int(str(size)), str(etag or '').strip('"'))
 
 
-def nothing_left(info: ObjectInfo, url: str, *, offset: int, size: int | None, wanted: str | None) -> str:
-    """What `Store.get` comes to after status 416, which a range right at the end of an object is answered with, too.
-
-    Args:
-        info: What the store says of the object now.
-        url: The object.
-        offset: First byte that was asked for.
-        size: Bytes that were asked for; None: to the end.
-        wanted: The version that was asked for; None for any.
-
-    Returns:
-        The version that has nothing from there on.
-
-    Raises:
-        BrokenTransferError: The object is another version, or has such a range by now.
-        ConfigError: The object has no such range.
-    """
-    if (wanted and wanted != info.etag) or check_range(info, url, offset, size):
-        raise changed(url)
-    return info.etag
-
-
-def bad_range(url: str, offset: int, size: int | None, found: int) -> ConfigError:
-    """The error for a range that its object does not have; ``found`` bytes are there from ``offset``."""
+def bad_range(wanted: ReadRequest, found: int) -> ConfigError:
+    """The error for a range that its object does not have; ``found`` bytes are there from its offset."""
     return ConfigError(
-        f'A range lies inside its object; got offset {offset}, size {size} of {url}, which has {found} bytes from '
-        f'there.'
+        f'A range lies inside its object; got offset {wanted.offset}, size {wanted.size} of {wanted.url}, which has '
+        f'{found} bytes from there.'
     )
-
-
-def check_range(info: ObjectInfo, url: str, offset: int, size: int | None) -> int:
-    """The number of bytes from ``offset`` that were asked for, or ``ConfigError`` if the object has fewer."""
-    left = info.size - offset
-    if offset < 0 or left < 0 or (size is not None and not 0 <= size <= left):
-        raise bad_range(url, offset, size, max(left, 0))
-    return left if size is None else size
 
 
 def truncated(url: str, missing: int, *, etag: str | None = None) -> BrokenTransferError:

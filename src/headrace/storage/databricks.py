@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from headrace.errors import ConfigError, StorageError
 from headrace.storage.answers import why_absent
-from headrace.storage.body import CHUNK, SourcePart, nothing_left, range_header, receive
+from headrace.storage.body import CHUNK, ReadRequest, SourcePart
 from headrace.storage.databricks_api import RefusedError, WorkspaceFolder, etag_of
 from headrace.storage.folders import walk
 from headrace.storage.protocol import ObjectInfo, StoreOptions
@@ -71,12 +71,12 @@ class VolumeStore(WorkspaceFolder):
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
-        path, url = self._path(key), f'{self.url}/{key}'
+        path, wanted = self._path(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
         if size == 0:
             return ''
         headers = {'Accept': 'application/octet-stream'}
-        if wanted := range_header(offset, size):
-            headers['Range'] = wanted
+        if wanted.range:
+            headers['Range'] = wanted.range
         if etag:
             headers['If-Unmodified-Since'] = email.utils.formatdate(int(etag.partition('-')[0], 16), usegmt=True)
         with self._refusals('Reading', key):
@@ -87,22 +87,18 @@ class VolumeStore(WorkspaceFolder):
                         expected = int(answer.headers['Content-Length'])
                         whole = int(answer.headers['Content-Range'].rpartition('/')[2]) if is_part else expected
                         found = _etag(answer, whole)
-                    return receive(
+                    return wanted.receive(
                         lambda: answer.raw.read(CHUNK),
                         out,
-                        url=url,
                         etag=found,
-                        wanted=etag,
-                        expected=expected,
-                        offset=offset,
-                        size=size,
+                        length=expected,
                         is_part=is_part,
                         mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
                     )
             except RefusedError as error:
                 if error.status != 416:
                     raise
-                return nothing_left(self.head(key), url, offset=offset, size=size, wanted=etag)
+                return wanted.nothing_left(self.head(key))
 
     def put(self, key: str, source: BinaryIO, *, size: int) -> None:
         """See `Store.put`. The service takes up to 5 GiB at once."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from headrace.errors import StorageError
 from headrace.storage.answers import changed, not_found, why_absent
-from headrace.storage.body import SourcePart, check_range, truncated
+from headrace.storage.body import ReadRequest, SourcePart, truncated
 from headrace.storage.databricks_api import RefusedError, WorkspaceFolder, etag_of
 from headrace.storage.folders import temporary_name, walk
 from headrace.storage.protocol import ObjectInfo, StoreOptions
@@ -41,7 +41,7 @@ class DbfsStore(WorkspaceFolder):
         info = self._status('Reading', key)
         if etag and etag != info.etag:
             raise changed(url)
-        left = check_range(info, url, offset, size)
+        left = ReadRequest(url, offset, size).check(info)
         if not left:
             return info.etag
         try:

@@ -34,7 +34,7 @@ from headrace.errors import (
     ObjectNotFoundError,
 )
 from headrace.storage.answers import UNREADABLE, error_of_status, unreadable, why_absent
-from headrace.storage.body import CHUNK, SourcePart, described, nothing_left, range_header, receive
+from headrace.storage.body import CHUNK, ReadRequest, SourcePart, described
 from headrace.storage.gcs_login import Connection, connect, describe
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, Store, StoreOptions, check_extra, count_option
@@ -101,13 +101,13 @@ class GCSStore:
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
-        name, url = self._names.of_key(key), f'{self.url}/{key}'
+        name, wanted = self._names.of_key(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
         if size == 0:
             return ''
         # Encoded objects are read as they are stored.
         headers = {'Accept-Encoding': 'gzip'}
-        if wanted := range_header(offset, size):
-            headers['Range'] = wanted
+        if wanted.range:
+            headers['Range'] = wanted.range
         parameters = {'alt': 'media'}
         with self._mapped_errors('Reading', key):
             connection = self._connection.get()
@@ -124,7 +124,7 @@ class GCSStore:
             )
         with contextlib.closing(answer):
             if answer.status_code == 416:
-                return nothing_left(self.head(key), url, offset=offset, size=size, wanted=etag)
+                return wanted.nothing_left(self.head(key))
             if answer.status_code not in {200, 206}:
                 with self._mapped_errors('Reading', key):
                     text = answer.text
@@ -132,16 +132,11 @@ class GCSStore:
             found = answer.headers.get('x-goog-generation', '')
             if etag and not found:  # emulators may say no generation, and ignore the condition on it
                 found = self.head(key).etag
-            length = answer.headers.get('Content-Length')
-            return receive(
+            return wanted.receive(
                 lambda: answer.raw.read(CHUNK, decode_content=False),
                 out,
-                url=url,
                 etag=found,
-                wanted=etag,
-                expected=None if length is None else int(length),
-                offset=offset,
-                size=size,
+                length=answer.headers.get('Content-Length'),
                 is_part=answer.status_code == 206,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found or None),
             )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit
 
 from headrace.errors import ConfigError, StorageError
-from headrace.storage.body import described, nothing_left, range_header, receive
+from headrace.storage.body import ReadRequest, described
 from headrace.storage.hub_http import LINKED_ETAG, UploadBody
 from headrace.storage.hub_repository import KINDS, HubRepository
 from headrace.storage.protocol import ObjectInfo, StoreOptions
@@ -61,25 +61,20 @@ class HFStore(HubRepository):
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
-        where, url = self._where(key), f'{self.url}/{key}'
+        where, wanted = self._where(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
         if size == 0:
             return ''
-        wanted = range_header(offset, size)
-        headers = {'Range': wanted} if wanted else {}
+        headers = {'Range': wanted.range} if wanted.range else {}
         with self._ask('Reading', key, 'GET', where, headers=headers, accepted={200, 206, 416}) as answer:
             if answer.status == 416:
-                return nothing_left(self.head(key), url, offset=offset, size=size, wanted=etag)
-            length, chunks = answer.headers.get('content-length'), answer.chunks()
-            return receive(
+                return wanted.nothing_left(self.head(key))
+            chunks = answer.chunks()
+            return wanted.receive(
                 lambda: next(chunks, b''),
                 out,
-                url=url,
                 # The name of a version is the hash of its bytes, so what a redirection leads to cannot be another one.
                 etag=answer.etag,
-                wanted=etag,
-                expected=None if length is None else int(length),
-                offset=offset,
-                size=size,
+                length=answer.headers.get('content-length'),
                 is_part=answer.status == 206,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=answer.etag or None),
             )

@@ -1,4 +1,8 @@
-"""A repository of the Hugging Face Hub: whose it is, what is asked of it, and what its answers mean."""
+"""A repository of the Hugging Face Hub: whose it is, what is asked of it, and what its answers mean.
+
+Commits are requests of our own: those of `HfApi.create_commit` have no time-outs, and some are repeated for half a
+minute before anybody hears of a failure.
+"""
 
 from __future__ import annotations
 

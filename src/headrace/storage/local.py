@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.error_mapping import mapping_errors
-from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
+from headrace.errors import AccessDeniedError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage.answers import changed
-from headrace.storage.body import CHUNK, check_range, truncated
+from headrace.storage.body import CHUNK, ReadRequest, SourcePart, truncated
 from headrace.storage.folders import is_temporary, temporary_name
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, check_prefix
 from headrace.storage.resolve import local_path
@@ -59,7 +59,7 @@ class LocalStore:
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
             if etag is not None and etag != _etag(info):
                 raise changed(str(path))
-            left = check_range(ObjectInfo(key, info.st_size, ''), str(path), offset, size)
+            left = ReadRequest(str(path), offset, size).check(ObjectInfo(key, info.st_size, ''))
             source.seek(offset)
             while left:
                 chunk = source.read(min(CHUNK, left))
@@ -77,16 +77,9 @@ class LocalStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with open(temporary, 'xb', buffering=0) as out:
-                    left = size
-                    while left:
-                        chunk = source.read(min(CHUNK, left))
-                        if not chunk:
-                            raise ConfigError(
-                                f'put() was told {size} bytes for {path}, but the source ended {left} bytes '
-                                f'early. Pass the number of bytes that are left in the source.'
-                            )
+                    part = SourcePart(source, size)
+                    while chunk := part.read(CHUNK):
                         _write_all(out, chunk)
-                        left -= len(chunk)
                     os.fsync(out.fileno())
                 temporary.replace(path)
             except BaseException:

@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, HeadraceError, MissingDependencyError, StorageError
 from headrace.storage.answers import UNREADABLE, error_of_status, unreadable, why_absent
-from headrace.storage.body import CHUNK, SourcePart, described, nothing_left, range_header, receive, version
+from headrace.storage.body import CHUNK, ReadRequest, SourcePart, described, version
 from headrace.storage.bounds import bound_session
 from headrace.storage.oci_login import log_in
 from headrace.storage.per_process import PerProcess
@@ -103,8 +103,9 @@ class OCIStore:
         if size == 0:
             return ''
         how: dict[str, str] = {}
-        if wanted := range_header(offset, size):
-            how['range'] = wanted
+        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        if wanted.range:
+            how['range'] = wanted.range
         if etag:
             how['if_match'] = etag
         client = self._client
@@ -116,20 +117,16 @@ class OCIStore:
             except ServiceError as error:
                 if error.status != 416:
                     raise
-                return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
-        length, is_part = answer.headers.get('Content-Length'), answer.status == 206
+                return wanted.nothing_left(self.head(key))
+        is_part = answer.status == 206
         with contextlib.closing(answer.data):
-            found = version(f'{self.url}/{key}', answer.headers.get('ETag'), is_part=is_part)
-            return receive(
+            found = version(wanted.url, answer.headers.get('ETag'), is_part=is_part)
+            return wanted.receive(
                 # The bytes as they are stored, also where their Content-Encoding says that they are compressed.
                 lambda: answer.data.raw.read(CHUNK, decode_content=False),
                 out,
-                url=f'{self.url}/{key}',
                 etag=found,
-                wanted=etag,
-                expected=None if length is None else int(length),
-                offset=offset,
-                size=size,
+                length=answer.headers.get('Content-Length'),
                 is_part=is_part,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
             )

@@ -25,7 +25,7 @@ from headrace.errors import (
     StorageError,
 )
 from headrace.storage.answers import UNREADABLE, error_of_status, not_found, unreadable, why_absent
-from headrace.storage.body import CHUNK, SourcePart, described, nothing_left, range_header, receive, version
+from headrace.storage.body import CHUNK, ReadRequest, SourcePart, described, version
 from headrace.storage.bounds import exceeded
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
@@ -112,26 +112,23 @@ class S3Store:
         where = self._where(key)
         if size == 0:
             return ''
-        if wanted := range_header(offset, size):
-            where['Range'] = wanted
+        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        if wanted.range:
+            where['Range'] = wanted.range
         if etag:
             where['IfMatch'] = f'"{etag}"'
         try:
             answer, connection = self._ask('Reading', key, lambda client: client.get_object(**where))
         except _NothingThereError:
-            return nothing_left(self.head(key), f'{self.url}/{key}', offset=offset, size=size, wanted=etag)
+            return wanted.nothing_left(self.head(key))
         is_part = answer['ResponseMetadata']['HTTPStatusCode'] == 206
         with contextlib.closing(answer['Body']) as body:
-            found = version(f'{self.url}/{key}', answer.get('ETag'), is_part=is_part)
-            return receive(
+            found = version(wanted.url, answer.get('ETag'), is_part=is_part)
+            return wanted.receive(
                 lambda: body.read(CHUNK),
                 out,
-                url=f'{self.url}/{key}',
                 etag=found,
-                wanted=etag,
-                expected=answer.get('ContentLength'),
-                offset=offset,
-                size=size,
+                length=answer.get('ContentLength'),
                 is_part=is_part,
                 mapped_errors=lambda: self._mapped_errors('Reading', key, connection, etag=found),
             )

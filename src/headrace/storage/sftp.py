@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 from headrace.errors import AccessDeniedError, ConfigError, MissingDependencyError, ObjectNotFoundError, StorageError
 from headrace.storage.answers import changed, not_found
-from headrace.storage.body import SourcePart, check_range, truncated
+from headrace.storage.body import ReadRequest, SourcePart, truncated
 from headrace.storage.folders import temporary_name, walk
 from headrace.storage.per_process import PerProcess
 from headrace.storage.protocol import ObjectInfo, StoreOptions, check_extra, check_key, count_option, is_blocking
@@ -116,7 +116,7 @@ class SftpStore:
                     found = info.etag
                     if etag and etag != found:
                         raise changed(url)
-                    left = check_range(info, url, offset, size)
+                    left = ReadRequest(url, offset, size).check(info)
                     for block in session.read(handle, offset, left):
                         out.write(block)
                         left -= len(block)

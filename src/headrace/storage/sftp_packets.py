@@ -42,12 +42,9 @@ class Kind(IntEnum):
     STAT = 17
     RENAME = 18
     STATUS = 101
-    HANDLE = 102
     DATA = 103
     NAME = 104
-    ATTRS = 105
     EXTENDED = 200
-    EXTENDED_REPLY = 201
 
 
 class Status(IntEnum):
