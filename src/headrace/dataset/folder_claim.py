@@ -41,7 +41,7 @@ _folders: weakref.WeakValueDictionary[Path, CachedStream] = weakref.WeakValueDic
 
 @contextlib.contextmanager
 def claimed_folder(stream: CachedStream) -> Generator[None]:
-    """Have a folder for a stream that is opened inside the block; one that fails has it no more, though it lives on."""
+    """Claim a folder for a stream that is opened inside the block. The claim of one that fails ends with the block."""
     folder = stream.folder.resolve()
     other = _folders.get(folder)
     if (

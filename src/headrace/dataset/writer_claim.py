@@ -2,8 +2,8 @@
 
 A file `MARK` stands in a folder, and at the prefix of a store, until the writer has finished the dataset. The writer
 holds a kernel lock on the folder's mark, which ends with its process. Both marks name the writer, its host and its
-folder. So the next writer knows three things: whether the dataset is unfinished, whether its writer still runs on this
-machine, and whether another writer has taken the prefix over meanwhile.
+folder. So the next writer knows whether the dataset is unfinished and whether its writer still runs on this machine. A
+writer knows whether another one has taken the prefix over.
 
 Only names that a writer makes are deleted, unless the caller asked for an empty `out`.
 """
@@ -227,7 +227,7 @@ class StoreClaim:
     """
 
     def __init__(self, store: Store, retry: Retry, *, exist_ok: bool) -> None:
-        """Look at what the prefix holds; changes nothing there. Removes the temporary folders of dead writers.
+        """List the prefix without a change. Removes the temporary folders of dead writers.
 
         Raises:
             FileExistsError: a writer on this machine writes to it. Without `exist_ok` also: it holds a finished dataset

@@ -143,7 +143,7 @@ class ReadRequest(NamedTuple):
         return etag
 
     def nothing_left(self, info: ObjectInfo) -> str:
-        """What `Store.get` comes to after status 416, which also answers a range right at the end of an object.
+        """The result of `Store.get` after status 416, which also answers an empty range at the end of an object.
 
         Args:
             info: The object, as the store describes it now.
@@ -197,7 +197,7 @@ def version(url: str, etag: object, *, is_part: bool) -> str:
 
 
 def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
-    """What the headers of an answer to a HEAD say.
+    """Describe an object by the headers of an answer to a HEAD.
 
     Args:
         key: The object.

@@ -9,8 +9,8 @@ by it. ``StoreOptions.endpoint_url`` is the workspace's address, instead of ``DA
 
 ``StoreOptions.extra``: ``profile`` (name of a profile).
 
-An etag is made of size and time of change in seconds, as the services tell no more: a file replaced within one second
-by one of the same size counts as the same version.
+An etag is made of size and time of change in seconds, which is all that the services tell. A file that replaces one of
+the same size within a second counts as the same version.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ MEANINGS: Final = {
     'TEMPORARILY_UNAVAILABLE': 503,
     'UNAUTHENTICATED': 401,
 }
-"""What Databricks' error codes mean as a status of HTTP, where the answer's own may be another."""
+"""The HTTP status that an error code of Databricks stands for; that of the answer may be another."""
 
 
 class RefusedError(Exception):
@@ -190,7 +190,7 @@ class WorkspaceFolder:
             ) from error
 
     def _why_absent(self, key: str) -> str:
-        """What of the way to an absent object is there."""
+        """The reason for the absence of an object, for messages."""
         raise NotImplementedError
 
     def _host(self) -> str:
@@ -239,7 +239,7 @@ def _own_version() -> str:
 
 
 def _without_settings(error: ValueError) -> str:
-    """What the SDK says, less the values of its configuration that it appends."""
+    """The message of the SDK without the values of its configuration, which it appends."""
     return str(error).partition('. Config:')[0].partition('. Env:')[0].rstrip('.')
 
 
@@ -268,5 +268,5 @@ def _refusal(answer: Any) -> RefusedError:
 
 
 def etag_of(modified: float, size: int) -> str:
-    """Of a time in seconds and a size: the services tell no more of a version."""
+    """The version of a file, made of its time of change in seconds and its size."""
     return f'{int(modified):x}-{size:x}'

@@ -31,8 +31,8 @@ def walk(prefix: str, children: Callable[[str], Iterable[ObjectInfo | str]]) -> 
 
     Args:
         prefix: Plain text.
-        children: What is in a folder, which it is given by its key, '' being the root: objects, and keys of folders.
-            None if there is no such folder, which may have been deleted meanwhile.
+        children: Returns the objects and the keys of folders in a folder. It takes the folder's key, '' for the root.
+            Nothing if there is no such folder, which may have been deleted meanwhile.
     """
     folder, _, _ = check_prefix(prefix).rpartition('/')
     folders, found = [folder], list[ObjectInfo]()

@@ -6,9 +6,9 @@ they are, other slashes as ``%2F``. Only a commit stays the same while somebody 
 The token is found as huggingface_hub finds it, anew for each request: ``HF_TOKEN`` (or ``HUGGING_FACE_HUB_TOKEN``),
 else the file that ``hf auth login`` wrote (``HF_TOKEN_PATH``, ``HF_HOME``); none if ``StoreOptions.anonymous``. The
 server is ``StoreOptions.endpoint_url``, else ``HF_ENDPOINT``. Bytes come over plain HTTP with ranges, through the
-session of huggingface_hub and its proxies; a version (etag) is the hash of the object's content, by git or LFS.
+session of huggingface_hub and its proxies. A version (etag) is the hash of the object's content, by git or LFS.
 
-`put` and `delete` make a commit each, of which the Hub allows about a hundred an hour: upload a dataset as a whole
+`put` and `delete` make a commit each. The Hub allows about a hundred commits an hour, so upload a dataset as a whole
 folder (``hf upload-large-folder``). There are no ``StoreOptions.extra``.
 """
 

@@ -83,7 +83,7 @@ class Answer:
                 yield chunk
 
     def read(self, limit: int | None = None) -> bytes:
-        """The body, or no more of it than about ``limit`` bytes."""
+        """The body, or its first ``limit`` bytes or a few more."""
         data = bytearray()
         for chunk in self.chunks():
             data += chunk
@@ -93,7 +93,7 @@ class Answer:
 
 
 def network_errors() -> tuple[type[Exception], ...]:
-    """What the session's library raises if the network fails."""
+    """The exceptions of the session's library for failures of the network."""
     from huggingface_hub import get_session
 
     # httpx gets renamed, and users make subclasses: the root of the classes tells whose they are.

@@ -1,4 +1,4 @@
-"""A repository of the Hugging Face Hub: whose it is, what is asked of it, and what its answers mean.
+"""A repository of the Hugging Face Hub: its address, requests to it, and the errors among its answers.
 
 Commits are requests of our own: those of `HfApi.create_commit` have no time-outs, and some are repeated for half a
 minute before anybody hears of a failure.
@@ -33,7 +33,7 @@ CONFLICTS: Final = {409, 412}
 
 
 class _Hub(NamedTuple):
-    """What a process needs to reach the server."""
+    """The server, as a process reaches it."""
 
     endpoint: str
     network_errors: tuple[type[Exception], ...]

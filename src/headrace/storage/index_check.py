@@ -42,7 +42,7 @@ class IndexCheck:
         self._lock = threading.Lock()
 
     def ask(self, store: Store, name: str) -> ObjectInfo | None:
-        """What a store says of its index; None, noted for the warning, if it says nothing in time."""
+        """The index, as a store describes it; None, with a note for the warning, without an answer in time."""
         if local_path(store.url) is not None:
             return self._attempt(store, name)
         server = '/'.join(store.url.split('/', 3)[:3])

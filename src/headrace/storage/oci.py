@@ -15,7 +15,7 @@ Credentials are those of ``extra['auth']`` or ``OCI_CLI_AUTH`` (``api_key``, ``s
 2. the resource principal, where ``OCI_RESOURCE_PRINCIPAL_VERSION`` is set;
 3. the instance principal, on machines of the cloud.
 
-What expires of principals is refreshed by the SDK.
+The SDK refreshes credentials of principals when they expire.
 
 ``StoreOptions.extra``: ``auth``, ``config_file``, ``profile`` and ``max_pool_connections`` (connections per process).
 ``requester_pays`` has no meaning here.

@@ -1,4 +1,4 @@
-"""With what requests to Oracle's cloud are signed: the settings of its command line, files of it, and principals."""
+"""Credentials of Oracle's cloud: settings and files of its command line, and principals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CHASSIS: Final = Path('/sys/class/dmi/id/chassis_asset_tag')
 
 
 class Login(NamedTuple):
-    """What the SDK's client is made from."""
+    """Configuration and signer for the SDK's client."""
 
     config: dict[str, Any]
     signer: Any
@@ -53,7 +53,7 @@ def log_in(url: str, options: StoreOptions) -> Login:
         options: Of the store.
 
     Raises:
-        ConfigError: What is configured breaks a rule.
+        ConfigError: The configuration breaks a rule.
         AccessDeniedError: Nothing is configured, or a principal has no credentials here.
     """
     if options.anonymous:
@@ -149,7 +149,7 @@ def _by_principal(auth: str) -> Login:
 
 
 def _unsigned() -> Any:
-    """What signs nothing; of the kind of signers that a client wants no other configuration with."""
+    """A signer that signs nothing. With a signer of its kind, a client needs no other configuration."""
     from oci.auth.signers import SecurityTokenSigner
 
     class Unsigned(SecurityTokenSigner):

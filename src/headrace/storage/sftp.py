@@ -1,17 +1,17 @@
 """Folders of SSH servers, through paramiko.
 
-A server is reached and trusted as the user's own ``ssh`` does it: aliases, ``User``, ``Port``, ``IdentityFile``,
-``IdentitiesOnly`` and ``UserKnownHostsFile`` of ``~/.ssh/config`` (no ``Include``, no proxies), keys of the ssh-agent
-and of ``~/.ssh``. Keys with a passphrase have to be in the agent. A password, where the server takes no keys, is read
-from ``HEADRACE_SFTP_PASSWORD``; a URL with one is refused, since URLs end up in logs and checkpoints. The server's host
-key must be known.
+headrace reaches and trusts a server as the user's own ``ssh`` does. It takes aliases, ``User``, ``Port``,
+``IdentityFile``, ``IdentitiesOnly`` and ``UserKnownHostsFile`` of ``~/.ssh/config`` (no ``Include``, no proxies), keys
+of the ssh-agent and of ``~/.ssh``. Keys with a passphrase have to be in the agent. A password, where the server takes
+no keys, is read from ``HEADRACE_SFTP_PASSWORD``. A URL with one is refused, since URLs end up in logs and checkpoints.
+The server's host key must be known.
 
 ``StoreOptions.extra``: ``key_file`` (a private key; else ``COMPOSER_SFTP_KEY_FILE``), ``known_hosts`` (the only file of
 host keys; else ``COMPOSER_SFTP_KNOWN_HOSTS_FILE``) and ``max_connections`` (per process; 4). ``connect_timeout`` bounds
 the connection and the handshake each, ``read_timeout`` every other wait for a byte.
 
-An etag is made of size and time of change in seconds, as SFTP tells no more: a file replaced within one second by one
-of the same size counts as the same version.
+An etag is made of size and time of change in seconds, which is all that SFTP tells. A file that replaces one of the
+same size within a second counts as the same version.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class SftpStore:
 class _Connections:
     """The connections of a process: each serves one thread at a time, the rest wait for their next use.
 
-    One of several is for what somebody waits for.
+    One of several is kept for urgent reads.
     """
 
     def __init__(self, login: Login, connect: Callable[[], SftpSession], limit: int) -> None:
@@ -318,7 +318,7 @@ def _exists(session: SftpSession, path: str) -> bool:
 
 
 def _target(session: SftpSession, path: str) -> Attributes:
-    """Of what a link points to; of something that is no file if it points to nothing."""
+    """Attributes of the target of a link; those of no file if there is no target."""
     try:
         return session.stat(path)
     except SftpStatusError:

@@ -37,12 +37,12 @@ LOG: Final = 'paramiko.headrace'
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Where to log in, as whom, and with what."""
+    """The server to log in to, the user and the credentials."""
 
     host: str
     """As the user names it."""
     address: str
-    """What that name stands for in ``~/.ssh/config``; the host itself where it stands for nothing."""
+    """Its HostName in ``~/.ssh/config``; the host itself if there is none."""
     port: int
     user: str
     key_files: tuple[str, ...]
@@ -73,7 +73,7 @@ class Login:
 
 
 def find_login(host: str, port: int | None, user: str | None, options: StoreOptions) -> Login:
-    """What the URL, the options, the environment and the configuration of OpenSSH say, in this order."""
+    """Settings of the URL, then the options, the environment and the configuration of OpenSSH."""
     config = _config_of(host)
     for name in ('proxycommand', 'proxyjump'):
         if config.get(name, 'none').lower() != 'none':
@@ -221,7 +221,7 @@ def _authenticate(client: paramiko.SSHClient, connection: socket.socket, login: 
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):
-    """What paramiko asks about a server that no file knows."""
+    """Refuses a server whose key is in no file of known hosts."""
 
     def __init__(self, login: Login) -> None:
         self._login = login

@@ -1,4 +1,4 @@
-"""What the packets of SFTP are made of, in version 3 of the protocol."""
+"""Fields, kinds and statuses of packets, in version 3 of SFTP."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SftpStatusError(Exception):
 
 
 class SftpConnectionError(Exception):
-    """The connection is of no more use."""
+    """The connection cannot be used any more."""
 
 
 @dataclass(frozen=True, slots=True)

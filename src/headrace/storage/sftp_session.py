@@ -1,7 +1,7 @@
 """The SFTP protocol, version 3, as far as a store needs it, over one channel of an SSH connection.
 
-Many requests are under way at once, in the thread of the caller and in bounded memory: with one at a time, each block
-would cost a round trip. paramiko's own client is no substitute. Its prefetch takes a thread for each read, which fails
+Many requests are under way at once, in the caller's thread and in bounded memory. With one at a time, each block would
+cost a round trip. paramiko's own client is no substitute. Its prefetch takes a thread for each read, which fails
 with a trace on stderr, and it reads several times slower. It also hides errors of writes, and codes of errors.
 """
 
@@ -49,8 +49,8 @@ RECEIVE: Final = 1 << 20
 class SftpSession:
     """One conversation with a server; for one thread at a time.
 
-    Methods raise `SftpStatusError` for what the server refuses, and `SftpConnectionError` if the connection breaks,
-    stalls, or brings something else than SFTP.
+    Methods raise `SftpStatusError` if the server refuses a request. They raise `SftpConnectionError` if the connection
+    breaks or stalls, or if the server does not speak SFTP.
     """
 
     def __init__(self, client: Any, channel: Any, timeout: float) -> None:
@@ -75,7 +75,7 @@ class SftpSession:
             raise self._break(f'it answered with packet type {kind}, not with its version of SFTP')
         fields.uint32()
         self.extensions: dict[str, bytes] = {}
-        """What the server can do besides the protocol."""
+        """Names and data of the server's extensions of the protocol."""
         while fields:
             name = fields.text()
             self.extensions[name] = fields.string()
@@ -101,7 +101,7 @@ class SftpSession:
         self._client.close()
 
     def stat(self, path: str) -> Attributes:
-        """Of a file, or of what a link points to."""
+        """Attributes of a file, or of the target of a link."""
         return self._call(Kind.STAT, packed(path))[1].attributes()
 
     def fstat(self, handle: bytes) -> Attributes:
