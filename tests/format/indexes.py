@@ -80,15 +80,15 @@ def dumped(shards: list[dict[str, Any]], **layout: Any) -> bytes:
     return json.dumps({'shards': shards, 'version': 2}, **layout).encode()
 
 
-def parsed(data: bytes, *, with_stencils: bool, **options: Any) -> ShardTable:
+def parsed(data: bytes, *, fast_path: bool, **options: Any) -> ShardTable:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index, 'LARGE', 0 if with_stencils else math.inf)
+        patch.setattr(index, 'LARGE', 0 if fast_path else math.inf)
         return parse_index(data, source='there/index.json', **({'allow_empty': True} | options))
 
 
-def outcome(data: bytes, *, with_stencils: bool) -> Any:
+def outcome(data: bytes, *, fast_path: bool) -> Any:
     """The shards' JSON objects, or the error."""
     try:
-        return [shard.entry() for shard in parsed(data, with_stencils=with_stencils)]
+        return [shard.entry() for shard in parsed(data, fast_path=fast_path)]
     except HeadraceError as error:
         return type(error), str(error)

@@ -20,7 +20,7 @@ from headrace.format import JSONEncoder, MDSEncoder, XSVEncoder, dump_index, par
 from headrace.format import index as index_module
 
 
-@pytest.fixture(autouse=True, scope='module', params=[math.inf, 0], ids=['one by one', 'with stencils'])
+@pytest.fixture(autouse=True, scope='module', params=[math.inf, 0], ids=['one by one', 'fast path'])
 def way(request: pytest.FixtureRequest) -> Iterator[None]:
     """Both ways to read an index follow the same rules."""
     with pytest.MonkeyPatch.context() as patch:

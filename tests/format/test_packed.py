@@ -20,7 +20,7 @@ KEY = IndexKey(bytes(range(16)), 12345, '0123456789abcdef')
 
 
 def table_of(shards: list[dict[str, Any]]) -> ShardTable:
-    return parsed(dumped(shards), with_stencils=False)
+    return parsed(dumped(shards), fast_path=False)
 
 
 def one(number: int, **change: Any) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def damaged(data: st.DataObject) -> bytes:
 def test_a_forged_file_says_no_more_than_an_index_could(data: st.DataObject) -> None:
     table = unpacked(damaged(data))
     if table is not None:
-        assert parsed(dump_index(table), with_stencils=False) == table
+        assert parsed(dump_index(table), fast_path=False) == table
 
 
 COLUMNS = {name: getattr(table_of(SHARDS), name) for name, _ in packed._COLUMNS}
@@ -175,7 +175,7 @@ def test_a_forged_column_is_refused(change: dict[str, Any]) -> None:
 
 def test_pickles_are_refused_unless_they_are_allowed() -> None:
     shards = [one(1, column_encodings=['pkl'], column_sizes=[None])]
-    table = parsed(dumped(shards), with_stencils=False, allow_unsafe_types=True)
+    table = parsed(dumped(shards), fast_path=False, allow_unsafe_types=True)
     data = pack_table(table, KEY) or b''
     assert unpack_table(data) is None
     assert unpack_table(data, allow_unsafe_types=True) == table

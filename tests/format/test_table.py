@@ -44,7 +44,7 @@ def test_a_table_is_what_the_json_says(shards: list[dict[str, Any]], layout: dic
     except UnicodeEncodeError:
         assume(False)
         raise
-    table = parsed(data, with_stencils=quick)
+    table = parsed(data, fast_path=quick)
     assert [shard.entry() for shard in table] == shards
     assert [table[i].entry() for i in range(-len(shards), 0)] == shards
     assert table.samples.tolist() == [shard['samples'] for shard in shards]
@@ -70,7 +70,7 @@ def test_a_damaged_index_is_read_or_refused_alike(shards: list[dict[str, Any]], 
             data[at : at + 1] = data[at : min(at + 9, end)]
         else:
             data[at:end] = data[at:end].replace(b'"bytes"', b'"samples"', 1)
-    assert outcome(bytes(data), with_stencils=True) == outcome(bytes(data), with_stencils=False)
+    assert outcome(bytes(data), fast_path=True) == outcome(bytes(data), fast_path=False)
 
 
 WRONG = [
@@ -102,8 +102,8 @@ WRONG = [
 def test_a_wrong_shard_among_many_is_refused_with_the_same_words(change: dict[str, Any], at: int) -> None:
     shards = numbered(20)
     shards[at] |= change
-    kind, message = outcome(dumped(shards), with_stencils=True)
-    assert (kind, message) == outcome(dumped(shards), with_stencils=False)
+    kind, message = outcome(dumped(shards), fast_path=True)
+    assert (kind, message) == outcome(dumped(shards), fast_path=False)
     assert 'Shard' in message
 
 
@@ -112,7 +112,7 @@ def test_the_first_wrong_shard_is_the_one_that_is_named() -> None:
     shards[4]['samples'] = 10**6
     shards[9]['version'] = 3
     shards[15]['samples'] = 10**6
-    assert 'Shard 4 ' in outcome(dumped(shards), with_stencils=True)[1]
+    assert 'Shard 4 ' in outcome(dumped(shards), fast_path=True)[1]
 
 
 def test_keys_that_are_there_twice_count_the_last_time() -> None:
@@ -123,9 +123,9 @@ def test_keys_that_are_there_twice_count_the_last_time() -> None:
         '"zip_data": {"bytes": 3}, "samples"',
     ):
         data = text.replace('"samples"', twice).encode()
-        assert outcome(data, with_stencils=True) == outcome(data, with_stencils=False) == numbered(9)
+        assert outcome(data, fast_path=True) == outcome(data, fast_path=False) == numbered(9)
     data = text.replace('"shards"', '"shards": [], "shards"').encode()
-    assert outcome(data, with_stencils=True) == numbered(9)
+    assert outcome(data, fast_path=True) == numbered(9)
 
 
 def test_most_shards_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,13 +138,13 @@ def test_most_shards_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
             return json.JSONDecoder().raw_decode(text, at)
 
         monkeypatch.setattr(stencil, 'decode', counted)
-        assert outcome(dumped(shards), with_stencils=True) == shards
+        assert outcome(dumped(shards), fast_path=True) == shards
         assert len(calls) == parses
 
 
 def test_an_index_of_shards_that_all_differ_is_read() -> None:
     shards = [shard | {'size_limit': 1 + i} for i, shard in enumerate(numbered(50))]
-    assert outcome(dumped(shards), with_stencils=True) == shards
+    assert outcome(dumped(shards), fast_path=True) == shards
 
 
 def test_runs_and_chunks_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,16 +152,16 @@ def test_runs_and_chunks_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     for run in (1, 7, 100):
         monkeypatch.setattr(stencil, '_RUN', run)
         monkeypatch.setattr('headrace.format.table_builder._CHUNK', 11)
-        assert outcome(dumped(shards), with_stencils=True) == shards
+        assert outcome(dumped(shards), fast_path=True) == shards
 
 
-def test_a_large_index_is_read_with_stencils_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_index_takes_the_fast_path_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index, '_one_by_one', None)
     assert len(parse_index(dumped(numbered(1000)), source='index')) == 1000
 
 
 def test_a_table_is_a_sequence() -> None:
-    table = parsed(dumped(numbered(10)), with_stencils=True)
+    table = parsed(dumped(numbered(10)), fast_path=True)
     assert len(table) == 10
     assert table[-1] == table[9]
     assert table[2:8:3] == [table[2], table[5]]
@@ -181,11 +181,11 @@ def test_a_table_is_a_sequence() -> None:
 def test_shards_of_several_tables() -> None:
     shards = numbered(10)
     parts = (shards[:4], [], shards[4:])
-    tables = [parsed(dumped(part), with_stencils=True) for part in parts]
+    tables = [parsed(dumped(part), fast_path=True) for part in parts]
     joined = JoinedShards(tables)
     assert [shard.entry() for shard in joined] == shards
     assert [joined[i].entry() for i in range(-10, 0)] == shards
-    assert joined == parsed(dumped(shards), with_stencils=False)
+    assert joined == parsed(dumped(shards), fast_path=False)
     assert joined[2:6] == list(joined)[2:6]
     assert len(JoinedShards([])) == 0
     with pytest.raises(IndexError):
@@ -194,24 +194,24 @@ def test_shards_of_several_tables() -> None:
 
 @pytest.mark.parametrize('name', ['', 'x' * 255, 'x' * 256, 'x' * 70_000, 'ü', '\ud800', 'a\0b', 'shard.00001.md'])
 def test_names_of_all_lengths_are_found(name: str) -> None:
-    table = parsed(dumped(numbered(3)), with_stencils=True)
+    table = parsed(dumped(numbered(3)), fast_path=True)
     assert table.find(name) is None
     if 'x' in name or name == 'ü':
         shards = numbered(3)
         shards[1]['raw_data']['basename'] = name
         for quick in (True, False):
-            assert parsed(dumped(shards), with_stencils=quick).find(name) == 1
+            assert parsed(dumped(shards), fast_path=quick).find(name) == 1
 
 
 def test_names_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr('headrace.format.names._hash_all', lambda names, starts: np.zeros(len(starts) - 1, np.uint64))
-    table = parsed(dumped(numbered(9)), with_stencils=True)
+    table = parsed(dumped(numbered(9)), fast_path=True)
     assert [table.find(f'shard.{i:05}.mds.zstd') for i in range(9)] == list(range(9))
     assert table.find('absent') is None
 
 
 def test_a_table_travels_as_arrays() -> None:
-    table = parsed(dumped(numbered(20_000)), with_stencils=True)
+    table = parsed(dumped(numbered(20_000)), fast_path=True)
     stored = sum(getattr(table, name).nbytes for name in ('samples', 'sizes', 'name_starts', 'names', 'digest_starts'))
     stored += table.kind_of.nbytes + table.digests.nbytes
     assert len(pickle.dumps(table)) < stored + 5000

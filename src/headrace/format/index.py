@@ -16,13 +16,13 @@ from headrace.format.entries import EntryParser, show
 from headrace.format.rules import keeps_the_rules
 from headrace.format.scan import Elements, NotAnObjectError, top_level
 from headrace.format.shards import ShardInfo
-from headrace.format.stencil import read_with_stencils
+from headrace.format.stencil import read_by_pattern
 from headrace.format.table import ShardTable
 from headrace.format.table_builder import TableBuilder
 
 __all__ = ['dump_index', 'parse_index']
 
-LARGE: Final = 1 << 16  # characters; in a smaller index, making a stencil costs more than it saves
+LARGE: Final = 1 << 16  # characters; in a smaller index, making a pattern costs more than it saves
 
 
 def dump_index(shards: Iterable[ShardInfo], *, version_first: bool = False) -> bytes:
@@ -72,7 +72,7 @@ def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, a
 def _quickly(text: str, source: str, allow_unsafe_types: bool) -> ShardTable | None:
     """The shards of an index that breaks no rule; None if it does or may do so."""
     try:
-        shards = _parse(text, source, allow_unsafe_types, read_with_stencils)
+        shards = _parse(text, source, allow_unsafe_types, read_by_pattern)
     except HeadraceError:
         return None
     return shards if keeps_the_rules(shards) else None

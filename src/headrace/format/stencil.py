@@ -1,12 +1,11 @@
 """Shards whose JSON texts differ in nothing but their own counts, names and digests, read by comparing texts.
 
 The objects of an index were written by one program with one configuration. After one of them has been parsed and
-checked, the text of the next is compared with it: a *stencil* is a regular expression that is the first one's text,
-with a hole for each value that is the shard's own. What it matches is the same JSON with other values in the holes,
-since a hole takes only what is one JSON number or one JSON text without escapes. That is several times faster than
-parsing.
+checked, the text of the next is compared with it: the *pattern* is a regular expression, the first one's text
+with a group for each value of the shard's own. A match is the same JSON with other values in the groups, since a group
+takes only one JSON number or one JSON text without escapes. That is several times faster than parsing.
 
-Nothing is refused here, and file names and sizes are not even looked at: see `rules`.
+This fast path refuses nothing, and checks neither file names nor sizes: see `rules`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from headrace.format.shards import ShardInfo
 from headrace.format.table import Kind, Row
 from headrace.format.table_builder import TableBuilder
 
-__all__ = ['read_with_stencils']
+__all__ = ['read_by_pattern']
 
 _NUMBER: Final = '(0|[1-9][0-9]{0,17})'  # fits an int64
 _TEXT: Final = r'"([^"\\\x00-\x1f]*)"'
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[ \t\n\r]+|[^ \t\n\r{}\[\],:"]+')
-_LONGEST: Final = 1 << 16  # characters of an object; a longer one is not made a stencil of
-_MOST: Final = 8  # stencils made for one list, and looked at for one object
+_LONGEST: Final = 1 << 16  # characters of an object; a longer one gets no pattern
+_MOST: Final = 8  # patterns made for one list, and looked at for one object
 _RUN: Final = 1 << 14  # shards taken at once
 
 
-def read_with_stencils(elements: Elements, parser: EntryParser, builder: TableBuilder) -> None:
+def read_by_pattern(elements: Elements, parser: EntryParser, builder: TableBuilder) -> None:
     """Read the list of shards.
 
     Raises:
@@ -44,14 +43,14 @@ def read_with_stencils(elements: Elements, parser: EntryParser, builder: TableBu
     if text[at : at + 1] == ']':
         elements.at = at + 1
         return
-    stencils: list[_Stencil] = []
+    patterns: list[_EntryPattern] = []
     tries, between = 0, ','
     while True:
-        for number, stencil in enumerate(stencils):
-            rows, end = stencil.run(text, at, between)
+        for number, pattern in enumerate(patterns):
+            rows, end = pattern.run(text, at, between)
             if rows:
-                builder.add_rows(stencil.kind, rows)
-                stencils.insert(0, stencils.pop(number))  # the next shards are most likely like these
+                builder.add_rows(pattern.kind, rows)
+                patterns.insert(0, patterns.pop(number))  # the next shards are most likely like these
                 break
         else:
             value, end = decode(text, at)
@@ -59,8 +58,8 @@ def read_with_stencils(elements: Elements, parser: EntryParser, builder: TableBu
             builder.add(info)
             if tries < _MOST and end - at <= _LONGEST:
                 tries += 1
-                stencil = _Stencil.of(text[at:end], info)
-                stencils += [] if stencil is None else [stencil]
+                pattern = _EntryPattern.of(text[at:end], info)
+                patterns += [] if pattern is None else [pattern]
         at = skip(text, end)
         if expect(text, at, ',]') == ']':
             break
@@ -69,33 +68,32 @@ def read_with_stencils(elements: Elements, parser: EntryParser, builder: TableBu
     elements.at = at + 1
 
 
-class _Stencil:
-    """The text of one shard's object, with holes."""
+class _EntryPattern:
+    """The text of one shard's object, with a group for each value of its own."""
 
-    def __init__(self, pattern: re.Pattern[str], groups: list[int], kind: Kind) -> None:
+    def __init__(self, expression: re.Pattern[str], groups: list[int], kind: Kind) -> None:
         self.kind = kind
-        self._match = pattern.match
-        self._groups = groups  # the hole of each value of a row
+        self._match = expression.match
+        self._groups = groups  # the group of each value of a row
 
     @classmethod
-    def of(cls, text: str, info: ShardInfo) -> _Stencil | None:
-        """The stencil of an object that was parsed; None if it has keys twice, or escapes where holes would be."""
+    def of(cls, text: str, info: ShardInfo) -> _EntryPattern | None:
+        """The pattern of an object that was parsed; None if it has keys twice, or escapes in a value of its own."""
         kind = Kind.of(info)
         wanted = set(kind.slots)
         parts: list[str] = []
-        holes: list[tuple[str | None, ...]] = []
+        slots: list[tuple[str | None, ...]] = []
         for token, path in _values(text):
             if path in wanted:
-                holes.append(path)
+                slots.append(path)
                 parts.append(_TEXT if token[0] == '"' else _NUMBER)
             else:
                 parts.append(re.escape(token))
-        if len(holes) != len(wanted) or set(holes) != wanted:
+        if len(slots) != len(wanted) or set(slots) != wanted:
             return None
-        pattern = re.compile(''.join(parts))
-        stencil = cls(pattern, [holes.index(slot) + 1 for slot in kind.slots], kind)
-        rows, _ = stencil.run(text, 0, ',')
-        return stencil if rows == [tuple(map(str, Kind.row(info)))] else None
+        pattern = cls(re.compile(''.join(parts)), [slots.index(slot) + 1 for slot in kind.slots], kind)
+        rows, _ = pattern.run(text, 0, ',')
+        return pattern if rows == [tuple(map(str, Kind.row(info)))] else None
 
     def run(self, text: str, at: int, between: str) -> tuple[list[Row], int]:
         """Match objects from position `at` on.
