@@ -1,24 +1,25 @@
-"""The prefetcher, with a store that answers when it is told to."""
+"""The prefetcher without threads, with a store that answers when it is told to; and as a user meets it."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from types import SimpleNamespace
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.concurrency import Concurrency
+from headrace.dataset.elsewhere import POLL
+from headrace.dataset.fetch_schedule import NO_ROOM_PAUSE, PATIENCE, Fetch
 from headrace.dataset.look_ahead import LookAhead, look_ahead
 from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.upcoming import UpcomingBatch
 from headrace.errors import ChecksumError, TransferError
 from headrace.storage import FetchResult, FetchStatus, Transfer
 from headrace.storage.local import LocalStore
-from waiting import until
 
 SIZE = 100
 PRESENT, ELSEWHERE, NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchStatus.ELSEWHERE, FetchStatus.NO_ROOM))
@@ -26,64 +27,70 @@ FAR = LookAhead(1000, math.inf)
 
 
 class Network:
-    """Shards come when `let` says so, with what `outcomes` has for them, which for those of `late` comes then, too."""
+    """Shards come when `let` says so, with what `outcomes` has for them, which for those of `late` comes then, too.
+
+    Nothing runs in a thread, and time passes when a test says so.
+    """
 
     def __init__(self) -> None:
+        self.now = 0.0
         self.begun: list[int] = []
-        self.how: dict[int, Transfer] = {}
         self.present: set[int] = set()
         self.outcomes: dict[int, list[FetchResult | Exception]] = {}
         self.late: set[int] = set()
-        self._waiting: set[int] = set()
+        self.urgent: set[int] = set()
+        self._under_way: dict[int, tuple[Prefetcher, Fetch, FetchResult | Exception]] = {}
         self._free: set[int] = set()
-        self._lock = threading.Condition()
-        self._prefetchers: list[Prefetcher] = []
+        self.prefetchers: list[Prefetcher] = []
 
-    def note(self, prefetcher: Prefetcher) -> None:
-        """Note what it begins, in the order in which it does; its threads may come to `fetch` in another one."""
-        take = prefetcher._queue.take
+    def clock(self) -> float:
+        return self.now
 
-        def noted() -> tuple[int, int]:
-            first, shard = take()
-            self.begun.append(shard)
-            return first, shard
+    def is_ready(self, shard: int) -> bool:
+        return shard in self.present
 
-        prefetcher._queue.take = noted
-        self._prefetchers.append(prefetcher)
+    def size_of(self, shard: int) -> int:
+        return SIZE
 
-    def fetch(self, shard: int, how: Transfer) -> FetchResult:
-        with self._lock:
-            self.how[shard] = how
-            outcomes = self.outcomes.get(shard)
-            outcome = outcomes.pop(0) if outcomes else PRESENT
-            if outcome == PRESENT or shard in self.late:
-                self._waiting.add(shard)
-                assert self._lock.wait_for(lambda: shard in self._free, timeout=100)
-                self._waiting.discard(shard)
-        if isinstance(outcome, Exception):
-            raise outcome
+    def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
+        raise AssertionError('no thread fetches')
+
+    def settle(self) -> None:
+        """Begin what may begin, and end what nothing holds up, until nothing changes."""
+        while any([self._begin(one) for one in self.prefetchers] + [self._end(shard) for shard in [*self._under_way]]):
+            pass
+
+    def _begin(self, prefetcher: Prefetcher) -> bool:
+        fetch = prefetcher.take(wait=False)
+        if fetch is None:
+            return False
+        shard = fetch.shard
+        assert shard not in self._under_way
+        self.begun.append(shard)
+        self.urgent.update([shard] if fetch.is_urgent else [])
+        outcomes = self.outcomes.get(shard)
+        self._under_way[shard] = prefetcher, fetch, outcomes.pop(0) if outcomes else PRESENT
+        return True
+
+    def _end(self, shard: int) -> bool:
+        prefetcher, fetch, outcome = self._under_way[shard]
+        if (outcome == PRESENT or shard in self.late) and shard not in self._free:
+            return False
+        del self._under_way[shard]
+        came = outcome == PRESENT and shard not in self.present
         if outcome == PRESENT:
             self.present.add(shard)
-        return outcome
+        prefetcher.ended(fetch, outcome, came=came)
+        return True
 
     def let(self, *shards: int) -> None:
-        with self._lock:
-            self._free.update(shards)
-            self._lock.notify_all()
+        self._free.update(shards)
+        self.settle()
 
     def has_begun(self, *shards: int) -> bool:
-        """Wait until fetches of these have begun, and see that no other does."""
-        self.wait_until_begun(len(shards))
-        time.sleep(0.05)
+        """Whether fetches of these have begun in this order, and no other does."""
+        self.settle()
         return self.begun == list(shards)
-
-    def wait_until_begun(self, count: int) -> None:
-        """Wait until so many fetches have begun, and those that nothing holds up have ended."""
-        until(lambda: len(self.begun) >= count and all(map(self._is_still, self._prefetchers)))
-
-    def _is_still(self, prefetcher: Prefetcher) -> bool:
-        with prefetcher._lock, self._lock:
-            return self._waiting - self._free >= set(prefetcher._running)
 
 
 @pytest.fixture
@@ -92,30 +99,15 @@ def network():
 
 
 @pytest.fixture
-def prefetcher(network, monkeypatch):
-    # Only what a test is about may come of time alone: a busy machine can take any.
-    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 1000.0)
-    monkeypatch.setattr('headrace.dataset.prefetch._NO_ROOM', 1000.0)
-    made = []
-
-    def make(batches, *, ahead=FAR, width=1, room=math.inf, of_node=None):
-        one = Prefetcher(
-            fetch=network.fetch,
-            is_present=network.present.__contains__,
-            size_of=lambda _: SIZE,
-            ahead=ahead,
-            room=room,
-        )
-        one._concurrency.width = width
-        network.note(one)
+def prefetcher(network):
+    def make(batches, *, ahead=FAR, width=1, room=math.inf, of_node=None, concurrency=None):
+        concurrency = concurrency or Concurrency(64, network.clock, width=width)
+        one = Prefetcher(network, ahead, room=room, concurrency=concurrency, threads=0, clock=network.clock)
         one.follow(upcoming(batches, of_node=of_node), first=0)
-        made.append(one)
+        network.prefetchers.append(one)
         return one
 
-    yield make
-    network.let(*range(1000))
-    for prefetcher in made:
-        prefetcher.close()
+    return make
 
 
 def upcoming(batches, first=0, of_node=None):
@@ -146,20 +138,20 @@ def test_nothing_begins_for_later_batches_while_the_readers_own_is_incomplete(ne
     assert network.has_begun(0, 1, 2)
     network.let(2)
     assert network.has_begun(0, 1, 2, 3)
-    assert [network.how[shard].urgent for shard in range(4)] == [True, True, False, False]
+    assert network.urgent == {0, 1}
 
 
 def test_the_next_shard_begins_as_the_last_bytes_of_the_one_before_come(network, prefetcher):
     one = prefetcher([[0], [1], [2]])
     one.advance(0)
     assert network.has_begun(0)
-    network.how[0].almost_done()
+    one.almost_done(0)
     assert network.has_begun(0, 1)
-    network.how[0].almost_done()
+    one.almost_done(0)
     network.let(0)
     one.wait(0)
     assert network.has_begun(0, 1)
-    network.how[0].almost_done()  # too late to matter
+    one.almost_done(0)  # too late to matter
     assert network.has_begun(0, 1)
 
 
@@ -176,50 +168,55 @@ def test_the_next_shard_begins_although_the_one_before_is_unpacked(network, pref
     one = prefetcher([[99], [0], [1], [2]])
     one.advance(0)
     assert network.has_begun(0)
-    network.how[0].almost_done()
+    one.almost_done(0)
     assert network.has_begun(0, 1)
 
 
-def test_a_shard_that_does_not_come_delays_others_for_a_while_only(network, prefetcher, monkeypatch):
-    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.2)
+def test_a_shard_that_does_not_come_delays_others_for_a_while_only(network, prefetcher):
     network.present.add(99)
     network.let(*range(1, 100))
     one = prefetcher([[99], *([shard] for shard in range(20))])
     one.advance(0)
-    network.has_begun(0)
-    time.sleep(0.5)
+    assert network.has_begun(0)
+    network.now += PATIENCE
     assert network.has_begun(*range(20))
 
 
 def test_more_at_once_are_tried_where_the_reader_waits(network, prefetcher):
     seconds = 0.0
-    one = prefetcher([])
-    one._concurrency = Concurrency(8, lambda: seconds)
+    concurrency = Concurrency(8, lambda: seconds)
+    one = prefetcher([], concurrency=concurrency)
     one.follow(upcoming([[shard] for shard in range(200)]), first=0, starved=lambda: seconds)
     widths = []
     for at in range(8):
         one.advance(at)
-        until(lambda at=at: at in network.begun)
+        network.settle()
+        assert at in network.begun
         seconds += 1.0
         network.let(at)
         one.wait(at)
         one.has_shard()
-        widths.append(one._concurrency.width)
+        widths.append(concurrency.width)
     assert widths == [1, 1, 1, 2, 2, 2, 2, 1]
 
 
-def test_the_reader_is_starved_for_as_long_as_it_waits(network, prefetcher, monkeypatch):
-    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
-    one = prefetcher([[0], [1]])
+def test_the_reader_is_starved_for_as_long_as_it_waits(network, prefetcher):
+    seconds = []
+
+    class Noted(Concurrency):
+        def begin(self, starved: float) -> None:
+            seconds.append(starved)
+            super().begin(starved)
+
+    one = prefetcher([[0], [1]], concurrency=Noted(1, network.clock))
     one.advance(0)
-    assert network.has_begun(0)
-    monkeypatch.setattr('headrace.dataset.prefetch.time', clock)
     network.let(0)
-    clock.seconds = 3.0
+    network.now = 3.0
     one.wait(0)
-    clock.seconds = 5.0
+    network.now = 5.0
     one.has_shard()
-    assert one._starved() == 2.0
+    one.follow(upcoming([[1]]), first=0)
+    assert seconds == [0.0, 2.0]
 
 
 def test_what_is_needed_next_begins_although_later_shards_are_under_way(network, prefetcher):
@@ -285,7 +282,6 @@ def test_under_a_limit_what_is_evicted_although_it_is_needed_soon_is_fetched_aga
     assert network.has_begun(0, 1, 2, 3, 2)
     one.advance(2)
     assert network.has_begun(0, 1, 2, 3, 2)
-    assert one._bytes == SIZE  # of shard 3, which comes next
 
 
 def test_under_a_limit_what_failed_ahead_and_was_evicted_after_the_reader_had_it_is_fetched_again(network, prefetcher):
@@ -310,7 +306,8 @@ def test_under_a_limit_bytes_ahead_are_bounded_also_of_what_was_there_before(net
     network.present.clear()
     one.advance(50)
     assert network.has_begun(50)
-    assert len(one._queue) + len(one._running) <= 4 + 16
+    network.let(*range(100))
+    assert len(network.begun) <= 4 + 16
 
 
 def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher):
@@ -320,36 +317,20 @@ def test_where_the_next_batches_are_all_that_fits_it_says_so(network, prefetcher
     assert prefetcher([[number] for number in range(9)]).fits  # without a limit
 
 
-def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network):
-    begun, let = [], threading.Event()
-
-    def fetch(shard: int, how: Transfer) -> FetchResult:
-        begun.append(shard)
-        if begun.count(9) == 1 and shard == 9:
-            let.wait(10)
-            return NO_ROOM
-        network.present.add(shard)
-        return PRESENT
-
-    one = Prefetcher(
-        fetch=fetch,
-        is_present=network.present.__contains__,
-        size_of=lambda _: SIZE,
-        ahead=FAR._replace(lag=0),
-        room=3 * SIZE,
-    )
-    one._concurrency.width = 8
-    one.follow(upcoming([[9]]), first=0)
+def test_what_was_refused_after_the_last_pass_is_in_nobodys_way(network, prefetcher):
+    network.late.add(9)
+    network.outcomes[9] = [NO_ROOM]
+    one = prefetcher([[9]], width=8, ahead=FAR._replace(lag=0), room=3 * SIZE)
     one.advance(0)
-    until(lambda: 9 in begun)
+    assert network.has_begun(9)
     one.follow(upcoming([[number] for number in range(10)]), first=0)
     one.advance(0)
-    until(lambda: {0, 1, 2} <= network.present)
-    let.set()
-    until(lambda: not one._running)
+    network.let(0, 1, 2)
+    assert network.present == {0, 1, 2}
+    network.let(9)
     one.advance(1)
-    until(lambda: {0, 1, 2, 3} <= network.present)
-    one.close()
+    network.let(3)
+    assert network.present == {0, 1, 2, 3}
 
 
 def test_under_a_limit_what_other_ranks_read_sooner_takes_room_too(network, prefetcher):
@@ -388,19 +369,18 @@ def test_what_another_process_fetches_delays_what_is_needed_after_it(network, pr
     one.advance(0)
     assert network.has_begun(1)
     network.present.add(1)
+    network.now += POLL
     assert network.has_begun(1, 2)
 
 
-def test_what_another_process_fetches_does_not_delay_for_ever(network, prefetcher, monkeypatch):
-    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.2)
+def test_what_another_process_fetches_does_not_delay_for_ever(network, prefetcher):
     network.outcomes[1] = [ELSEWHERE]
     network.present.add(0)
     one = prefetcher([[0], [1], [2], [3]])
     one.advance(0)
-    network.has_begun(1)
-    time.sleep(0.3)
-    network.has_begun(1, 2)
-    assert network.begun[:2] == [1, 2]
+    assert network.has_begun(1)
+    network.now += PATIENCE
+    assert network.has_begun(1, 2)
 
 
 def test_the_reader_fetches_by_itself_what_nobody_has_begun(network, prefetcher):
@@ -420,7 +400,7 @@ def test_nothing_begins_while_the_reader_fetches(network, prefetcher):
     one.advance(0)
     assert network.has_begun(0)
     one.wait(0)
-    one._no_room_until = 0.0
+    network.now += NO_ROOM_PAUSE
     assert network.has_begun(0)
     network.present.add(0)
     one.has_shard()
@@ -441,16 +421,17 @@ def test_without_room_nothing_is_tried_until_the_reader_moves_on(network, prefet
     assert network.has_begun(1, 1, 1, 2)
 
 
-def test_without_room_it_is_tried_again_also_while_the_reader_rests(network, prefetcher, monkeypatch):
+def test_without_room_it_is_tried_again_also_while_the_reader_rests(network, prefetcher):
     """As between two epochs."""
-    monkeypatch.setattr('headrace.dataset.prefetch._NO_ROOM', 0.2)
     network.present.add(0)
     network.outcomes[1] = [NO_ROOM, NO_ROOM]
     network.let(1, 2)
     one = prefetcher([[0], [1], [2]])
     one.advance(0)
-    until(lambda: {0, 1, 2} <= network.present)
-    assert network.begun == [1, 1, 1, 2]
+    for tries in range(1, 3):
+        assert network.has_begun(*[1] * tries)
+        network.now += NO_ROOM_PAUSE
+    assert network.has_begun(1, 1, 1, 2)
 
 
 def test_what_was_refused_and_is_needed_no_more_is_in_nobodys_way(network, prefetcher):
@@ -459,10 +440,9 @@ def test_what_was_refused_and_is_needed_no_more_is_in_nobodys_way(network, prefe
     network.let(*range(9))
     one = prefetcher([[0], [1], [2], [3], [4]])
     one.advance(0)
-    network.wait_until_begun(2)
+    assert network.has_begun(0, 1)
     one.advance(2)
-    until(lambda: {2, 3, 4} <= network.present)
-    assert network.begun == [0, 1, 2, 3, 4]
+    assert network.has_begun(0, 1, 2, 3, 4)
 
 
 def test_a_shard_is_asked_for_once_although_it_was_refused(network, prefetcher):
@@ -471,10 +451,8 @@ def test_a_shard_is_asked_for_once_although_it_was_refused(network, prefetcher):
     one = prefetcher([[0], [1], [2], [1], [3], [1]], width=8, room=9 * SIZE)
     for at in range(6):
         one.advance(at)
-        time.sleep(0.03)
-        assert len(set(one._queue._items)) == len(one._queue._shards) == len(one._queue)
-    network.wait_until_begun(7)
-    assert all(thread.is_alive() for thread in one._threads)
+        network.settle()
+    assert sorted(network.begun) == [0, 1, 1, 1, 1, 2, 3]
 
 
 def test_bytes_ahead_are_bounded_and_two_shards_always_may_be(network, prefetcher):
@@ -510,10 +488,7 @@ def test_a_failure_is_raised_where_the_shard_is_waited_for_and_the_next_call_tri
     one.wait(0)
 
 
-def test_a_failure_ahead_is_tried_again_later_and_is_never_the_readers(network, prefetcher, monkeypatch):
-    clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
-    monkeypatch.setattr('headrace.dataset.fetch_queue.time', clock)
-    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.05)
+def test_a_failure_ahead_is_tried_again_later_and_is_never_the_readers(network, prefetcher):
     network.present.add(9)
     network.let(*range(100))
     network.outcomes[0] = [KeyError('no luck')] * 3
@@ -524,11 +499,11 @@ def test_a_failure_ahead_is_tried_again_later_and_is_never_the_readers(network, 
     one.has_shard()
     one = prefetcher([[9]] * 20 + [[0], [1]])
     network.begun.clear()
-    for at, due in enumerate([1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3]):  # 0.1 s and 0.2 s after the failures
+    for at, due in enumerate([1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 3, 3]):  # 10 s and 20 s after the failures
         one.advance(at)
-        network.wait_until_begun(due)
+        network.settle()
         assert len(network.begun) == due
-        clock.seconds += 0.07
+        network.now += 1.4 * PATIENCE
     assert network.begun == [0, 0, 0]
     assert network.present >= {0, 1, 9}
 
@@ -544,14 +519,14 @@ def test_bad_data_are_fetched_once(network, prefetcher):
         one.wait(0)
 
 
-def test_what_fails_ahead_for_ever_is_left_to_the_reader(network, prefetcher, monkeypatch):
-    monkeypatch.setattr('headrace.dataset.prefetch._PATIENCE', 0.0)
+def test_what_fails_ahead_for_ever_is_left_to_the_reader(network, prefetcher):
     network.present.add(9)
     network.outcomes[0] = [KeyError('no luck')] * 100
     one = prefetcher([[9]] * 15 + [[0]])
     for at in range(14):
         one.advance(at)
-        network.wait_until_begun(min(at + 1, 6))
+        network.settle()
+        network.now += 100 * PATIENCE
     assert network.begun == [0] * 6
 
 
@@ -627,6 +602,29 @@ def test_a_shard_that_cannot_be_fetched_is_named_with_its_stream(make_dataset, t
     text = str(caught.value)
     assert f'Stream books ({remote}), shard {len(others)} ({lost.name})' in text
     assert str(lost) in text
+
+
+def test_the_reader_waits_for_a_shard_that_a_thread_fetches():
+    inside, go_on = threading.Event(), threading.Event()
+
+    class Threaded(Network):
+        def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
+            inside.set()
+            assert go_on.wait(100)
+            self.present.add(shard)
+            return PRESENT
+
+    network = Threaded()
+    one = Prefetcher(network, FAR)
+    one.follow(upcoming([[0]]), first=0)
+    one.advance(0)
+    assert inside.wait(100)
+    reader = threading.Thread(target=one.wait, args=[0])
+    reader.start()
+    go_on.set()
+    reader.join(100)
+    assert network.present == {0}
+    one.close()
 
 
 def test_a_worker_looks_as_far_as_all_workers_together():

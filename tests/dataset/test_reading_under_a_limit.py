@@ -11,7 +11,7 @@ import pytest
 
 from descriptors import open_descriptors
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
-from headrace.dataset import reading
+from headrace.dataset import dataset_shards
 from headrace.storage import keeping
 
 SAMPLES, IN_SHARD = 400, 20
@@ -21,13 +21,13 @@ SAMPLES, IN_SHARD = 400, 20
 def opened(monkeypatch):
     """How often each shard was opened."""
     counts = Counter[str]()
-    real = reading.open_shard
+    real = dataset_shards.open_shard
 
     def count(info, buffers, *, source, **how):
         counts[source] += 1
         return real(info, buffers, source=source, **how)
 
-    monkeypatch.setattr(reading, 'open_shard', count)
+    monkeypatch.setattr(dataset_shards, 'open_shard', count)
     monkeypatch.setattr(keeping, 'PERIOD', 1e9)
     keeping._of_process.forget()
     yield counts

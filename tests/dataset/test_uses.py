@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.dataset.uses import Frontier, Uses
+from headrace.dataset.uses import CacheWindow, NextUse
 
 pytestmark = pytest.mark.once
 
@@ -17,7 +17,7 @@ BATCHES = st.lists(st.lists(st.integers(0, 8), max_size=5, unique=True), min_siz
 
 @given(BATCHES, st.data())
 def test_uses_are_those_of_the_batches_in_sight(batches, data):
-    uses = Uses()
+    uses = NextUse()
     in_sight: dict[int, list[int]] = {}
     number = 0
     for shards in batches:
@@ -45,7 +45,7 @@ def test_uses_are_those_of_the_batches_in_sight(batches, data):
 @given(BATCHES, st.integers(0, 40), st.integers(0, 3), st.data())
 def test_the_frontier_is_the_last_batch_whose_shards_fit(batches, room, lag, data):
     sizes = [3, 1, 4, 1, 5, 9, 2, 6, 5]
-    frontier = Frontier(sizes.__getitem__, room)
+    frontier = CacheWindow(sizes.__getitem__, room)
     at = seen = 0
     expected = -1
     while at < len(batches):
@@ -65,7 +65,7 @@ def test_the_frontier_is_the_last_batch_whose_shards_fit(batches, room, lag, dat
 
 
 def test_the_batch_at_hand_and_the_next_one_are_within_however_small_the_room():
-    frontier = Frontier(lambda _: 100, 50)
+    frontier = CacheWindow(lambda _: 100, 50)
     for number, shards in enumerate([[0, 1], [2, 4], [3, 5], [3, 6]]):
         frontier.add(number, shards)
     reached = []
@@ -77,7 +77,7 @@ def test_the_batch_at_hand_and_the_next_one_are_within_however_small_the_room():
 
 def test_what_is_used_again_takes_room_once():
     asked = []
-    frontier = Frontier(lambda shard: asked.append(shard) or 10, 20)
+    frontier = CacheWindow(lambda shard: asked.append(shard) or 10, 20)
     for number in range(50):
         frontier.add(number, [0, 1])
     frontier.add(50, [2])

@@ -157,7 +157,7 @@ class BatchReader(Dataset[Any]):
             self._tolerant.begin_pass()
         # The other workers' batches, too, from the one on that is handed out first.
         first = key.number - key.number % workers
-        self._dataset.pool.prefetch(
+        self._dataset.pool.follow(
             self._upcoming(self._ids, first, ahead.batches, epoch + 1 if key.goes_on else None),
             first=first,
             ahead=ahead,

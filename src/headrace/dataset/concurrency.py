@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ['Concurrency']
+__all__ = ['Concurrency', 'Starvation']
 
 _SHORTEST: Final = 0.5  # seconds of a comparison
 _LONGEST: Final = 10.0  # seconds after which it begins anew
@@ -32,9 +32,9 @@ class Concurrency:
     What other processes fetched counts too: that they and this one take from each other is no gain.
     """
 
-    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Take the most that may be, and a clock in seconds."""
-        self.width = 1
+    def __init__(self, most: int, clock: Callable[[], float] = time.monotonic, *, width: int = 1) -> None:
+        """Take the most that may be, a clock in seconds, and how many may be at first."""
+        self.width = width
         """How many may be under way now."""
         self._most, self._clock = most, clock
         self._before: float | None = None  # bytes a second, with half as many, of a trial that goes on
@@ -88,3 +88,26 @@ class Concurrency:
             self._compare(starved)
         elif elapsed >= max(_LONGEST, a_shard / _STARVED):
             self._compare(starved)
+
+
+class Starvation:
+    """Seconds that batches came late, in all."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._waited = self._since = 0.0
+        self.source: Callable[[], float] | None = None
+        """Says so; None: batches came late as long as the reader waited for shards."""
+
+    @property
+    def seconds(self) -> float:
+        """How many until now."""
+        return self._waited if self.source is None else self.source()
+
+    def begin(self) -> None:
+        """The reader begins to wait for a shard."""
+        self._since = self._clock()
+
+    def end(self) -> None:
+        """The reader waits no more."""
+        self._waited += self._clock() - self._since

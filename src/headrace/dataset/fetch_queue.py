@@ -1,4 +1,4 @@
-"""Shards that are to be fetched ahead: which is next, and when one that was refused or failed is tried again."""
+"""The shards to fetch ahead, in order, and those that are tried again later."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import bisect
 import itertools
 import time
 from collections import deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 
-from headrace.dataset.uses import Uses
+from headrace.dataset.horizon import Horizon
 
 __all__ = ['FetchQueue']
 
@@ -18,19 +18,19 @@ _RETRIES = 5  # times that what failed ahead of its use is tried again, after tw
 class FetchQueue:
     """Shards in the order of their first use, and those that wait until they may be in it again.
 
-    What another process fetches, or had no room, was refused: it is tried again as the reader moves on. What failed is
-    tried again some time later; after some failures by the reader only. Needs a lock around each call.
+    A refused shard (another process fetches it, or it had no room) is tried again as the reader moves on. A failed
+    shard is tried again some time later; after some failures by the reader only.
 
     Args:
-        patience: seconds for which a shard that does not come delays those that are needed after it.
+        patience: Half of the seconds after which a failed shard is tried again for the first time.
+        clock: Seconds.
     """
 
-    def __init__(self, patience: float) -> None:
-        self._patience = patience
+    def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience, self._clock = patience, clock
         self._items: deque[tuple[int, int]] = deque()  # (first batch, shard)
         self._shards: set[int] = set()  # of these
         self._refused: list[tuple[int, int]] = []  # (first batch, shard)
-        self._elsewhere: dict[int, tuple[int, float]] = {}  # of these: first batch, and until when it delays others
         self._later: list[tuple[float, int, int]] = []  # (when, first batch, shard): failed
         self._failures: dict[int, int] = {}  # how many, of these
 
@@ -39,13 +39,18 @@ class FetchQueue:
         return len(self._items)
 
     def __contains__(self, shard: int) -> bool:
-        """Whether a shard will be, or is the reader's to fetch because it failed so often."""
+        """Whether a shard will be fetched, or is the reader's to fetch because it failed so often."""
         return shard in self._shards or shard in self._failures or any(shard == item[1] for item in self._refused)
 
     @property
     def first(self) -> int:
         """The first batch that uses the next one."""
         return self._items[0][0]
+
+    @property
+    def ready(self) -> Container[int]:
+        """The shards that may be taken now."""
+        return self._shards
 
     def due(self, batch: int, most: int) -> int:
         """How many of the next ones, up to so many, this batch uses or an earlier one."""
@@ -68,9 +73,10 @@ class FetchQueue:
             self._shards.remove(shard)
             self._items = deque(item for item in self._items if item[1] != shard)
             return True
-        return self._leave_refused(shard) or any(item[2] == shard for item in self._later)
+        return self.drop_refused(shard) or any(item[2] == shard for item in self._later)
 
-    def _leave_refused(self, shard: int) -> bool:
+    def drop_refused(self, shard: int) -> bool:
+        """Try a shard no more if it was refused; whether it was."""
         before = len(self._refused)
         self._refused = [item for item in self._refused if item[1] != shard]
         return len(self._refused) < before
@@ -82,7 +88,7 @@ class FetchQueue:
 
     def clear(self) -> None:
         """Forget all."""
-        for part in (self._items, self._shards, self._refused, self._elsewhere, self._later, self._failures):
+        for part in (self._items, self._shards, self._refused, self._later, self._failures):
             part.clear()
 
     # -- what was taken -------------------------------------------------------------------------------------------
@@ -90,57 +96,30 @@ class FetchQueue:
     def came(self, shard: int) -> None:
         """A shard that was taken is there."""
         self._failures.pop(shard, None)
-        self._elsewhere.pop(shard, None)
 
     def failed(self, first: int, shard: int) -> None:
         """A shard that was taken could not be fetched, ahead of its use."""
         failures = self._failures[shard] = self._failures.get(shard, 0) + 1
         if failures <= _RETRIES:
-            self._later.append((time.monotonic() + self._patience * 2**failures, first, shard))
+            self._later.append((self._clock() + self._patience * 2**failures, first, shard))
 
-    def refused(self, first: int, shard: int, *, elsewhere: bool) -> None:
+    def refused(self, first: int, shard: int) -> None:
         """A shard that was taken is being fetched by another process, or had no room."""
         self._refused.append((first, shard))
-        if elsewhere:
-            self._elsewhere.setdefault(shard, (first, time.monotonic() + self._patience))
 
-    def reorder(self, batch: int, uses: Uses, running: Container[int]) -> None:
-        """Put in again what was refused, or failed a while ago, and leave out what the reader needs no more.
+    def reorder(self, horizon: Horizon, running: Container[int]) -> None:
+        """Put in again what was refused, or failed a while ago, and drop what the reader needs no more.
 
         Args:
-            batch: The reader's.
-            uses: Of the batches from that on.
+            horizon: The batches in sight.
             running: What is being fetched.
         """
-        now = time.monotonic()
-        self._elsewhere = {shard: item for shard, item in self._elsewhere.items() if shard in uses}
+        now = self._clock()
         again = [item[1:] for item in self._later if item[0] <= now] + self._refused
-        if not again and not (self._items and self.first < batch):
+        if not again and not (self._items and self.first < horizon.at):
             return
         self._later = [item for item in self._later if item[0] > now]
         self._refused.clear()
         self._shards.update(shard for _, shard in again)
-        self._shards = {shard for shard in self._shards if shard in uses and shard not in running}
-        self._items = deque(sorted((int(uses.next_of(shard)), shard) for shard in self._shards))
-
-    # -- other processes ------------------------------------------------------------------------------------------
-
-    @property
-    def elsewhere(self) -> list[int]:
-        """Shards that other processes fetch, as far as is known."""
-        return list(self._elsewhere)
-
-    def came_elsewhere(self, shard: int) -> bool:
-        """Another process has fetched a shard; whether that is news."""
-        if self._elsewhere.pop(shard, None) is None:
-            return False
-        self._leave_refused(shard)
-        return True
-
-    def delayed_by(self) -> int:
-        """How many shards that other processes fetch are needed before the next one, and have not been too slow."""
-        now = time.monotonic()
-        return sum(
-            first <= self.first and now < until and shard not in self._shards
-            for shard, (first, until) in self._elsewhere.items()
-        )
+        self._shards = {shard for shard in self._shards if shard in horizon and shard not in running}
+        self._items = deque(sorted((int(horizon.next_own_use(shard)), shard) for shard in self._shards))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections import deque
 from typing import NamedTuple
 
-__all__ = ['LookAhead', 'look_ahead']
+__all__ = ['LookAhead', 'ShardsAhead', 'look_ahead']
 
 _SAMPLES = 1 << 16
 _BYTES = 512 << 20
+_FEWEST = 2  # shards ahead, however large they are
 
 
 class LookAhead(NamedTuple):
@@ -33,3 +36,34 @@ def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> Lo
     if predownload is None:
         return LookAhead(max(8, _SAMPLES // batch_size), _BYTES, lag)
     return LookAhead(math.ceil(predownload / batch_size) * workers, math.inf, lag)
+
+
+class ShardsAhead:
+    """The shards that were fetched ahead of the reader and not used yet."""
+
+    def __init__(self, most: float) -> None:
+        """Take the bytes that are enough."""
+        self._most = most
+        self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes)
+        self.bytes = 0
+        """Of all these shards."""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether no more shards need to be fetched ahead now."""
+        return self.bytes >= self._most and len(self._first_uses) >= _FEWEST
+
+    def add(self, first: int, size: int) -> None:
+        """Count a shard of so many bytes that batch `first` uses."""
+        bisect.insort(self._first_uses, (first, size))
+        self.bytes += size
+
+    def drop_until(self, batch: int) -> None:
+        """Forget the shards that this batch uses, or an earlier one."""
+        while self._first_uses and self._first_uses[0][0] <= batch:
+            self.bytes -= self._first_uses.popleft()[1]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._first_uses.clear()
+        self.bytes = 0

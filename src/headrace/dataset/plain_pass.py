@@ -36,7 +36,7 @@ def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
     is_marked = dataset.remainder == 'exact'
     if dataset.tolerant_reader is not None:
         dataset.tolerant_reader.begin_pass()
-    dataset.pool.prefetch(
+    dataset.pool.follow(
         upcoming_batches(dataset, plan, topology, plan.ids, first=0),
         first=0,
         ahead=look_ahead(dataset.predownload, plan.global_batch_size // topology.replicas, count),

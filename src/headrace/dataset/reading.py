@@ -6,8 +6,9 @@ import contextlib
 import math
 import time
 from collections.abc import Collection, Generator, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from torch.utils.data import default_collate
 from headrace.dataset.bad_sample import is_bad_sample
 from headrace.dataset.bad_shards import BadShards
 from headrace.dataset.columns import gathered_columns
+from headrace.dataset.dataset_shards import DatasetShards
 from headrace.dataset.look_ahead import LookAhead
 from headrace.dataset.prefetch import Prefetcher
 from headrace.dataset.progress import Progress
@@ -24,113 +26,85 @@ from headrace.dataset.room import fixed_bytes
 from headrace.dataset.sample_errors import Describe, collated, misfit
 from headrace.dataset.stream import Stream
 from headrace.dataset.upcoming import Upcoming
-from headrace.error_mapping import mapping_errors
-from headrace.errors import CacheError, CollateError, FormatError, HeadraceError, StorageError
-from headrace.format import ColumnBatch, Columns, ShardReader, open_shard
+from headrace.errors import CollateError
+from headrace.format import ColumnBatch, Columns, ShardReader
 from headrace.order import SampleMap
-from headrace.storage import DEFAULT, CacheEntry, FetchResult, FetchStatus, Lease, Transfer
+from headrace.storage import FetchResult, Lease
 from headrace.storage.keeping import CachedLease, LeaseCache, MapCache
 
-__all__ = ['ShardPool', 'collate_columns']
+__all__ = ['OpenShard', 'ShardPool', 'collate_columns']
+
+_Kept: TypeAlias = MapCache[ShardReader] | LeaseCache[ShardReader]
 
 _AHEAD = 0.75  # of a cache limit is for what is needed next; the rest for what is being fetched
 _SHORTEST_WAIT = 1_000_000  # nanoseconds; what is present takes a twentieth of it to open
 
 
+class OpenShard:
+    """A shard that is read inside a `with` block. A generator would cost more than to read a short sample."""
+
+    __slots__ = ('_held', '_kept', '_shard')
+
+    def __init__(self, shard: int, held: CachedLease[ShardReader], kept: _Kept) -> None:
+        self._shard, self._held, self._kept = shard, held, kept
+
+    def __enter__(self) -> ShardReader:
+        return self._held.value
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.keep(self._shard, self._held)
+
+
 class ShardPool:
-    """The shards that one process has mapped.
+    """The shards that one process reads: presence, fetching ahead, next use and leases.
 
     Under a cache limit a shard is held while rows are read from it, one at a time, and kept a little longer if batches
-    in sight need it: whoever needs the room waits for nobody who is himself waiting (for room, for his trainer, for
-    another rank), but for a fraction of a second.
+    in sight need it. A process that needs the room waits only for readers that wait for nothing, and briefly.
     """
 
     def __init__(self, streams: Sequence[Stream], sample_map: SampleMap, *, cache_limit: int | None) -> None:
-        self._streams = streams
+        self._shards = DatasetShards(streams)
         self._sample_map = sample_map
-        self._of_shard = np.repeat(np.arange(len(streams)), [len(stream.shards) for stream in streams])
-        self._limit = math.inf if cache_limit is None else cache_limit
+        limit = math.inf if cache_limit is None else cache_limit
+        self._room = partial(_room, streams, limit)
         self._kept: MapCache[ShardReader] | LeaseCache[ShardReader] = (
             MapCache() if cache_limit is None else LeaseCache()
         )
         self._prefetcher: Prefetcher | None = None
-        self.bad_shards = BadShards()
-        """Those that are not tried again; filled while `trying_once`."""
         self._is_trying_once = False
         self.shared, is_all = gathered_columns(streams)
         """The columns that all shards hold and store alike."""
         self.columns = self.shared if is_all else None
-        """What batches are gathered into; None where shards store their columns in different ways."""
+        """The columns of a batch; None where shards store their columns in different ways."""
+
+    # -- shards ----------------------------------------------------------------------------------------------------
+
+    @property
+    def bad_shards(self) -> BadShards:
+        """Shards that are not tried again; filled while `trying_once`."""
+        return self._shards.bad
 
     def place(self, shard: int) -> tuple[Stream, int]:
         """The stream of a shard, and the shard's number in it."""
-        stream = self._streams[self._of_shard[shard]]
-        return stream, shard - stream.first_shard
+        return self._shards.place(shard)
 
-    def describe(self, sample_id: int) -> str:
-        """Where a sample lies, for messages."""
-        shard, row = self._sample_map.locate_one(sample_id)
-        stream, local = self.place(shard)
-        file = stream.shards[local].files[0].raw.basename
-        return f'stream {stream.name!r}, shard {file!r}, row {row}, sample id {sample_id}'
-
-    def fetch(self, shard: int, how: Transfer = DEFAULT, *, wait: bool = True) -> FetchResult:
-        """Make a shard present in its cache, unless a cache limit leaves no room for it now.
-
-        Args:
-            shard: Its number.
-            how: As `ShardCache.fetch`.
-            wait: As `ShardCache.fetch`.
-        """
-        stream, local = self.place(shard)
-        with self._naming(shard):
-            return stream.cache().fetch(stream.entry(local), next_use=self._next_use, wait=wait, how=how)
-
-    def _fetch_ahead(self, shard: int, how: Transfer) -> FetchResult:
-        if shard in self.bad_shards:
-            return FetchResult(FetchStatus.PRESENT)
-        return self.fetch(shard, how, wait=False)
+    def fetch(self, shard: int) -> FetchResult:
+        """Make a shard present in its cache."""
+        return self._shards.fetch(shard, next_use=self._next_use)
 
     def is_present(self, shard: int) -> bool:
         """Whether a shard needs no fetching."""
-        stream, local = self.place(shard)
-        return stream.cache().is_present(stream.entry(local))
+        return self._shards.is_present(shard)
 
     def evict(self, shard: int) -> bool:
         """Give up a shard's place on disk; True if it was removed."""
         self._kept.drop([shard])
-        stream, local = self.place(shard)
-        return stream.cache().evict(stream.entry(local))
+        return self._shards.evict(shard)
 
-    def _size_of(self, shard: int) -> int:
-        """Bytes that a shard takes of the cache, once it is there."""
-        stream, local = self.place(shard)
-        return 0 if stream.is_local else stream.entry(local).size
+    def _next_use(self, shard: int) -> float:
+        return math.inf if self._prefetcher is None else self._prefetcher.next_use(shard)
 
-    @mapping_errors
-    def _naming(self, shard: int) -> Generator[None]:
-        """Have errors of storage and format say which stream and shard they are about.
-
-        What else a client raises is one of storage, too: that a shard could not be had says nothing of its samples.
-        """
-        try:
-            yield
-        except MemoryError:
-            raise
-        except Exception as error:
-            of_its_own = isinstance(error, HeadraceError)
-            if of_its_own and not isinstance(error, (StorageError, FormatError, CacheError)):
-                raise
-            stream, local = self.place(shard)
-            where = f'Stream {stream.title}, shard {local} ({stream.shards[local].files[0].raw.basename})'
-            if of_its_own:
-                raise type(error)(f'{where}: {error}') from error
-            raise StorageError(f'{where}: {type(error).__name__}: {error}') from error
-
-    def _next_use(self, entry: CacheEntry) -> float:
-        return math.inf if self._prefetcher is None else self._prefetcher.next_use(entry.id)
-
-    def prefetch(self, upcoming: Upcoming, *, first: int, ahead: LookAhead, progress: Progress | None = None) -> None:
+    def follow(self, upcoming: Upcoming, *, first: int, ahead: LookAhead, progress: Progress | None = None) -> None:
         """Fetch the shards of upcoming batches in the background.
 
         Args:
@@ -139,16 +113,10 @@ class ShardPool:
             ahead: How far to look.
             progress: Where the loader says how long its trainer waited; None: nobody says so.
         """
-        if all(stream.is_local for stream in self._streams):
+        if self._shards.are_local:
             return
         if self._prefetcher is None:
-            self._prefetcher = Prefetcher(
-                fetch=self._fetch_ahead,
-                is_present=lambda shard: shard in self.bad_shards or self.is_present(shard),
-                size_of=self._size_of,
-                ahead=ahead,
-                room=_AHEAD * (self._limit - fixed_bytes(self._streams)),
-            )
+            self._prefetcher = Prefetcher(self._shards, ahead, room=self._room())
         starved = None if progress is None else lambda: progress.seconds_stalled
         self._prefetcher.follow(upcoming, first=first, starved=starved)
 
@@ -161,7 +129,7 @@ class ShardPool:
                 self._kept.drop(out_of_sight)
 
     def rest(self) -> None:
-        """Fetch no more for now: who iterated has stopped."""
+        """Fetch no more for now: the iteration has stopped."""
         if self._prefetcher is not None:
             self._prefetcher.rest()
 
@@ -180,12 +148,12 @@ class ShardPool:
         finally:
             self._is_trying_once = False
 
-    def _hold(self, shard: int) -> CachedLease[ShardReader]:
-        """A shard's reader, to be given to `_kept.keep` when the caller has read from it."""
+    def open(self, shard: int) -> OpenShard:
+        """Read a shard inside a `with` block; it is fetched if it is absent."""
         held = self._kept.take(shard)
-        if held is not None:
-            return held
-        return CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
+        if held is None:
+            held = CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
+        return OpenShard(shard, held, self._kept)
 
     def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
         self.bad_shards.check(shard)
@@ -206,34 +174,32 @@ class ShardPool:
             raise
 
     def _open(self, shard: int) -> tuple[Lease, ShardReader]:
-        stream, local = self.place(shard)
-        info, cache = stream.shards[local], stream.cache()
         begin = time.perf_counter_ns()
         if self._prefetcher is not None:
             self._prefetcher.wait(shard)
         try:
-            with self._naming(shard):
-                lease = cache.acquire(stream.entry(local), next_use=self._next_use)
+            lease = self._shards.acquire(shard, next_use=self._next_use)
         finally:
             if self._prefetcher is not None:
                 self._prefetcher.has_shard()
         if (waited := time.perf_counter_ns() - begin) > _SHORTEST_WAIT:
-            cache.stats.add(waits=1, nanoseconds_waited=waited)
-        try:
-            source = f'{stream.title}: {info.files[0].raw.basename}'
-            return lease, open_shard(info, lease.buffers, source=source, columns=stream.columns)
-        except BaseException:
-            lease.release()
-            raise
+            self._shards.waited(shard, waited)
+        return lease, self._shards.reader(shard, lease)
+
+    # -- samples ---------------------------------------------------------------------------------------------------
+
+    def describe(self, sample_id: int) -> str:
+        """Where a sample lies, for messages."""
+        shard, row = self._sample_map.locate_one(sample_id)
+        stream, local = self.place(shard)
+        file = stream.shards[local].files[0].raw.basename
+        return f'stream {stream.name!r}, shard {file!r}, row {row}, sample id {sample_id}'
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         """One sample by its global id."""
         shard, row = self._sample_map.locate_one(sample_id)
-        held = self._hold(shard)
-        try:
-            return held.value.sample(row)
-        finally:
-            self._kept.keep(shard, held)
+        with self.open(shard) as reader:
+            return reader.sample(row)
 
     def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
@@ -291,11 +257,13 @@ class ShardPool:
     def _gather_of_shard(
         self, shard: int, rows: npt.NDArray[np.int64], out_rows: npt.NDArray[np.int64], columns: ColumnBatch
     ) -> None:
-        held = self._hold(shard)
-        try:
-            held.value.gather(rows, out_rows, columns)
-        finally:
-            self._kept.keep(shard, held)
+        with self.open(shard) as reader:
+            reader.gather(rows, out_rows, columns)
+
+
+def _room(streams: Sequence[Stream], limit: float) -> float:
+    """Bytes of a cache limit for shards that are needed next."""
+    return _AHEAD * (limit - fixed_bytes(streams))
 
 
 def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: Describe) -> dict[str, Any]:

@@ -346,10 +346,10 @@ class Stream:
                     size=file.raw.bytes,
                     packed_name=None if packed is None else packed.basename,
                     packed_size=None if packed is None else packed.bytes,
-                    verify=partial(_verify, info=file.raw, algorithm=self.validate_hash),
+                    verify=partial(verify_file, info=file.raw, algorithm=self.validate_hash),
                     verify_packed=None
                     if packed is None
-                    else partial(_verify, info=packed, algorithm=self.validate_hash),
+                    else partial(verify_file, info=packed, algorithm=self.validate_hash),
                     unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
                 )
             )
@@ -369,10 +369,6 @@ class Stream:
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """Samples stored in each shard, int64."""
         return self.shards.samples
-
-
-def _verify(path: Path, *, info: Any, algorithm: str | None) -> None:
-    verify_file(path, info, algorithm)
 
 
 def _missing_index(stream: Stream, index: Path) -> Exception:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.order import BatchPlan, Topology
-
-if TYPE_CHECKING:
-    from headrace.dataset.dataset import StreamingDataset
 
 __all__ = ['Upcoming', 'UpcomingBatch', 'knows_of_node', 'upcoming_batches']
 
@@ -28,17 +25,30 @@ class UpcomingBatch(NamedTuple):
     """Those that all ranks of the node read for it, which matters where the cache has a limit; None: the same."""
 
 
+class Located(Protocol):
+    """A dataset that knows the shards of its samples."""
+
+    @property
+    def cache_limit(self) -> int | None:
+        """Bytes that the shards may take on disk; None: any number."""
+        ...
+
+    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Shards of sample ids, and the samples' places in them."""
+        ...
+
+
 Upcoming = Iterator[UpcomingBatch]
 """In the order of their numbers."""
 
 
-def knows_of_node(dataset: StreamingDataset, topology: Topology) -> bool:
+def knows_of_node(dataset: Located, topology: Topology) -> bool:
     """Whether it matters what the other ranks of the node read: they share a cache with a limit."""
     return topology.replicas_per_node > 1 and dataset.cache_limit is not None
 
 
 def upcoming_batches(
-    dataset: StreamingDataset,
+    dataset: Located,
     plan: BatchPlan,
     topology: Topology,
     ids_of: Callable[[int], npt.NDArray[np.int64]],

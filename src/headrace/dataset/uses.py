@@ -1,4 +1,4 @@
-"""Which batches use a shard, of those in sight, and for how many of them a cache has room."""
+"""The next use of each shard by the batches in sight, and the batches for which a cache has room."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-__all__ = ['Frontier', 'Uses']
+__all__ = ['CacheWindow', 'NextUse']
 
 _FEWEST = 2  # shards: one is fetched while the other is read
 
 
-class Uses:
+class NextUse:
     """Shards of a sequence of batches, which enter at its end and leave at its front."""
 
     def __init__(self) -> None:
@@ -75,11 +75,11 @@ class Uses:
         self._of_shard.clear()
 
 
-class Frontier:
-    """How far ahead of its reader what a cache has room for goes, if nothing is fetched that is needed after it.
+class CacheWindow:
+    """The batches ahead of the reader whose shards fit the cache together.
 
-    Processes that share the cache agree on it where they are given the same batches: so none of them fills it with what
-    it needs late, which another one then evicts for what it needs soon.
+    Processes that share the cache and are given the same batches agree on the window. So none of them fetches a shard
+    that it needs late, in place of one that another process needs soon.
     """
 
     def __init__(self, size_of: Callable[[int], int], room: float) -> None:

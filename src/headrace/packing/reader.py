@@ -227,7 +227,7 @@ class PackedReader(BatchReader):
             packing = self._packed.packing
             ahead = look_ahead(self._dataset.predownload, max(self._rows * _BLOCK, packing.window))
             progress = self._dataset.progress
-            self._dataset.pool.prefetch(self._blocks(), first=block, ahead=ahead, progress=progress)
+            self._dataset.pool.follow(self._blocks(), first=block, ahead=ahead, progress=progress)
         self._dataset.pool.advance(block)
 
     def _blocks(self) -> Upcoming:
