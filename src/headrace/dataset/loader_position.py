@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
-from headrace.order import BatchPlan, Remainder, ResumeState
+from headrace.order import BatchPlan, Remainder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from headrace.dataset.dataset import StreamingDataset
+    from headrace.dataset.loader import StreamingDataLoader
 
 __all__ = ['GlobalBatches', 'LoaderPosition', 'TrackedBatches']
 
 _PLANS = 8
-
-
-class TrackedBatches(Protocol):
-    """A dataset in global batches. A `StreamingDataLoader` is one."""
-
-    @property
-    def dataset(self) -> StreamingDataset:
-        """The dataset that is read."""
-        ...
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples of a batch over all ranks."""
-        ...
-
-    @property
-    def remainder(self) -> Remainder:
-        """Handling of the samples after the last full global batch."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +25,9 @@ class GlobalBatches:
     dataset: StreamingDataset
     global_batch_size: int
     remainder: Remainder
+
+
+TrackedBatches: TypeAlias = 'StreamingDataLoader | GlobalBatches'
 
 
 class LoaderPosition:
@@ -100,19 +85,6 @@ class LoaderPosition:
         self.dataset.progress.load(epoch, start)
         self.forget_plans()
 
-    def load(self, state: ResumeState) -> None:
-        """Have the next pass begin where a state was taken.
-
-        Raises:
-            ResumeError: it belongs to other data, another mixture or another order.
-        """
-        self.dataset.load_resume_state(state, self.global_batch_size)
-        self.forget_plans()
-
-    def state(self, epoch: int, start: int) -> dict[str, int | str]:
-        """The state of a place."""
-        return self.dataset.resume_state(epoch, start, self.global_batch_size, self.remainder).to_dict()
-
     def plan(self, epoch: int, start: int) -> BatchPlan:
         """The batches from a place to the end of its epoch."""
         size, remainder = self.global_batch_size, self.remainder
@@ -122,7 +94,7 @@ class LoaderPosition:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
             plan = self._plans[key] = self.dataset.plan(
-                epoch=epoch, start=start, global_batch_size=size, remainder=remainder
+                epoch=epoch, start=start, global_batch_size=size or None, remainder=remainder
             )
         return plan
 

@@ -54,8 +54,7 @@ class PositionTracker:
     a batch of each, and a pass ends as `mode` says.
 
     Args:
-        loaders: the loader, or several by name. They may be anything with the properties `dataset`,
-            `global_batch_size` and `remainder`.
+        loaders: the loader, or several by name.
         mode: when a pass over several loaders ends: with the longest, while others begin anew ('max_size_cycle') or
             stop ('max_size'), or with the shortest ('min_size').
     """
@@ -155,7 +154,10 @@ class PositionTracker:
         """The position for a checkpoint: ints and strs, the same on every rank, valid at any time."""
         places, first_epochs, _ = self._here()
         entries = [
-            {'position': loader.state(*place), 'global_batch_size': loader.global_batch_size}
+            {
+                'position': loader.dataset.resume_state(*place, loader.global_batch_size, loader.remainder).to_dict(),
+                'global_batch_size': loader.global_batch_size,
+            }
             for loader, place in zip(self.loaders, places, strict=True)
         ]
         if len(entries) == 1:
@@ -222,7 +224,8 @@ class PositionTracker:
         entries = self._entries(state)
         resumes = [ResumeState.from_dict(entry['position']) for entry in entries]
         for loader, resume in zip(self.loaders, resumes, strict=True):
-            loader.load(resume)
+            loader.dataset.load_resume_state(resume, loader.global_batch_size)
+            loader.forget_plans()
         self._pass, self._first_epochs = None, None
         places = self.next()
         first_epochs = tuple(entry.get('first_epoch', epoch) for entry, (epoch, _) in zip(entries, places, strict=True))
