@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from headrace import MDSWriter, redaction
+from headrace.storage import resolve
 
 pytest_plugins = ['durations']
 
@@ -33,6 +34,12 @@ MakeDataset = Callable[..., Path]
 def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Passwords of one test, such as "another", are words in the messages of others in the same process."""
     monkeypatch.setattr(redaction, '_kept', set(redaction._kept))
+
+
+@pytest.fixture
+def own_stores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test registers with `register_store` is forgotten when it ends."""
+    monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
 
 
 @pytest.fixture

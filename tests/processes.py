@@ -250,5 +250,5 @@ def _send(pid: int, number: signal.Signals) -> None:
 
 
 def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors='replace')
+    # The program writes where this process' seek would put it.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors='replace')

@@ -29,12 +29,12 @@ outside()
 @pytest.mark.skipif(not Path('/proc/self/environ').exists(), reason='what descends from a program is found in /proc')
 def test_a_program_that_hangs_says_where_and_leaves_nothing():
     with Program([sys.executable, '-c', HANGS]) as program:
-        until(lambda: os.pread(program._output.fileno(), 20, 0).endswith(b'\n'))
+        until(lambda: program.output().endswith('\n'))
         with pytest.raises(AssertionError, match='still ran after 2 s') as failure:
             program.wait(2)
         assert 'in outside' in str(failure.value)
         assert 'in deep_inside' in str(failure.value)
-        assert not is_alive(int(os.pread(program._output.fileno(), 20, 0)))
+        assert not is_alive(int(program.output()))
 
 
 def test_leaving_the_block_ends_a_program():

@@ -119,7 +119,7 @@ def test_what_came_may_be_handed_on(part):
     assert not [name for name in open_descriptors() - before if 'memfd' in name]
 
 
-@pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.once)])
+@pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
 def test_batches_of_one_loader_are_the_data_of_another(make_dataset, method):
     data = StreamingDataset(local=str(make_dataset('data', 40)), batch_size=10)
     batches = list(StreamingDataLoader(data, num_workers=1))
@@ -213,7 +213,7 @@ def test_nothing_stays_open():
     assert not [name for name in open_descriptors() - before if 'memfd' in name]
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
+@pytest.mark.parametrize('method', ['fork', 'spawn', pytest.param('forkserver', marks=pytest.mark.slow)])
 @pytest.mark.once
 def test_batches_of_a_loader_have_no_names(make_dataset, method):
     data = StreamingDataset(local=str(make_dataset('data', 40)), batch_size=10)

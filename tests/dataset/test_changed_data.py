@@ -26,6 +26,7 @@ from headrace.errors import AccessDeniedError, CacheError, ConfigError, ResumeEr
 from headrace.storage import register_store
 from headrace.storage.local import LocalStore
 from headrace.testing.servers.s3 import moto_server
+from waiting import until
 
 processes = multiprocessing.get_context('fork')
 
@@ -442,8 +443,7 @@ def test_s3(server, tmp_path, caplog):
     write(remote, 0)
     assert ids(StreamingDataset(remote=remote, local=local)) == list(range(40))
     end = int(time.time()) + 1
-    while time.time() < end:
-        time.sleep(0.01)
+    until(lambda: time.time() >= end)
     write(remote, 1000)
     assert ids(StreamingDataset(remote=remote, local=local)) == list(range(1000, 1040))
     assert 'have changed' in caplog.text

@@ -147,9 +147,9 @@ def test_five_streams_saved_on_8_ranks_go_on_on_6_and_then_on_12(loaders) -> Non
     weights = {name: {'proportion': i + 1} for i, name in enumerate(FIVE)}
     make = loaders(weights, epoch_size=700)
     run = list(walk(make, World(ranks=8, nodes=2), epochs=3))
-    first = list(itertools.islice(walk(make, World(ranks=8, workers=4, nodes=2), epochs=3), 17))
-    second = list(itertools.islice(walk(make, World(ranks=6, workers=1, nodes=2), epochs=3, state=first[-1].state), 21))
-    third = list(walk(make, World(ranks=12, workers=3, nodes=3), epochs=2, state=second[-1].state))
+    first = list(itertools.islice(walk(make, World(ranks=8, workers=1, nodes=2), epochs=3), 17))
+    second = list(itertools.islice(walk(make, World(ranks=6, nodes=2), epochs=3, state=first[-1].state), 21))
+    third = list(walk(make, World(ranks=12, nodes=3), epochs=2, state=second[-1].state))
     played = [*first, *second, *third]
     whole = [step for step in run if step.rows == BATCH]  # the last ones are padded to equal ranks
     assert [step.ids for step in played if step.rows == BATCH] == [step.ids for step in whole][: len(played)]

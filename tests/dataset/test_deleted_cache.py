@@ -55,7 +55,7 @@ def test_shards_that_are_on_their_way_arrive(
     assert len(list(marks.iterdir())) == len(list(remote.glob('*.mds')))
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn'])
+@pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
 def test_workers_begin_an_epoch_after_it_was_deleted(
     make_dataset: Callable[..., Path], tmp_path: Path, method: str
 ) -> None:

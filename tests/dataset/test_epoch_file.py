@@ -81,7 +81,7 @@ def _hang(folder, ready):
     def hang(*arguments):
         (folder / epoch_file.FOLDER / f'{"ab" * 16}.int64.tmp').write_bytes(b'half')
         ready.set()
-        time.sleep(100)
+        signal.pause()
 
     epoch_file.fill_permutation = hang
     EpochFiles(folder).load(MIX, CONFIG, 0)

@@ -244,7 +244,7 @@ def test_no_object_is_made_for_each_shard(many, local, options, monkeypatch):
     assert len(made) < 100
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn'])
+@pytest.mark.parametrize('method', ['fork', pytest.param('spawn', marks=pytest.mark.slow)])
 def test_workers_get_the_table_as_arrays(many, local, method):
     dataset = StreamingDataset(remote=str(many), local=str(local), batch_size=4, predownload=8)
     assert len(pickle.dumps(dataset)) < 100 * SHARDS

@@ -23,6 +23,7 @@ from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import put_bytes
 from processes import Program, clean_environment, is_alive
+from waiting import until
 
 pytestmark = [
     pytest.mark.once,
@@ -179,17 +180,12 @@ def test_workers_end_with_their_rank(make_dataset, tmp_path, loader, method):
             command = [sys.executable, str(HERE / 'orphans.py'), str(remote), str(local), '2', doing, loader, method]
             programs.append(stack.enter_context(Program(command, cwd=tmp_path, environ=environ)))
         for doing, program in zip(('waiting', 'sending'), programs, strict=True):
-            log, until = tmp_path / f'{doing}.workers', time.monotonic() + 60
-            while not log.exists() or len(log.read_text().split()) < 2:
-                assert program.process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.02)
+            log = tmp_path / f'{doing}.workers'
+            until(lambda of=program, log=log: of.process.poll() or (log.exists() and len(log.read_text().split()) == 2))
+            assert program.process.poll() is None
             workers += map(int, log.read_text().split())
         time.sleep(1)  # until the pipes are full
         assert all(map(is_alive, workers))
         for program in programs:
             program.process.send_signal(signal.SIGKILL)
-        until = time.monotonic() + 20
-        while left := [*filter(is_alive, workers)]:
-            assert time.monotonic() < until, f'{left} of {workers} still run'
-            time.sleep(0.05)
+        until(lambda: not any(map(is_alive, workers)), 20)

@@ -112,8 +112,17 @@ def test_another_global_batch_cuts_the_rest_of_the_sequence_anew(mix, size):
     assert [len(batch) for batch in rest[:-1]] == [size] * (len(rest) - 1)
 
 
-@pytest.mark.parametrize('context', ['fork', 'spawn', 'forkserver'])
-@pytest.mark.parametrize('persistent', [False, True], ids=['fresh', 'persistent'])
+@pytest.mark.parametrize(
+    ('context', 'persistent'),
+    [
+        ('fork', False),
+        ('fork', True),
+        ('spawn', True),
+        ('forkserver', True),
+        pytest.param('spawn', False, marks=pytest.mark.slow),
+        pytest.param('forkserver', False, marks=pytest.mark.slow),
+    ],
+)
 def test_start_methods_and_persistence_change_nothing(mix, context, persistent):
     loader = mix(Topology(), 0)
     expected = [[batch['id'].tolist() for batch in loader] for _ in range(3)]

@@ -7,7 +7,6 @@ import itertools
 import json
 import pickle
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -357,12 +356,16 @@ def test_a_wait_that_sticks_out_is_a_stall(make_dataset, monkeypatch):
     assert loader.stats().seconds_waiting == pytest.approx(0.2 + 199 * 0.0001)
 
 
-def test_the_first_batch_of_a_pass_is_no_stall(make_dataset):
+def test_the_first_batch_of_a_pass_is_no_stall(make_dataset, monkeypatch):
+    seconds = 0.0
+
     class SlowStart(StreamingDataset):
         def __getitem__(self, at):
-            time.sleep(0.05)
+            nonlocal seconds
+            seconds += 0.05
             return super().__getitem__(at)
 
+    monkeypatch.setattr('headrace.dataset.statistics.time', SimpleNamespace(perf_counter=lambda: seconds))
     loader = StreamingDataLoader(SlowStart(local=str(make_dataset('data', 4)), batch_size=4))
     assert loader.stats().seconds_to_first_batch is None
     list(loader)

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from processes import run_well
+from waiting import until
 
 pytestmark = pytest.mark.skipif(not Path('/proc/self/smaps_rollup').exists(), reason='needs /proc of Linux')
 
@@ -83,10 +83,7 @@ def test_threads_end_with_the_dataset_that_needed_them(make_dataset, tmp_path):
         assert kept['id'].tolist() == list(range(10))
     assert during
     gc.collect()
-    end = time.monotonic() + 20
-    while threads() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not threads()
+    until(lambda: not threads())
 
 
 def test_more_shards_are_mapped_than_a_process_may_have_files_open(remote, tmp_path):

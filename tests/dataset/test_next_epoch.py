@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from waiting import until
 
 SAMPLES, IN_SHARD, BATCH = 400, 20, 8
 SHARDS = SAMPLES // IN_SHARD
@@ -64,10 +65,7 @@ def test_the_first_shards_of_the_next_epoch_are_there_when_it_begins(make, worke
         for batch in loader:
             got.append(batch['id'].tolist())
             if len(got) == len(this):
-                until = time.monotonic() + 20
-                while following and not is_there(loader, following[0] + following[1]):
-                    assert time.monotonic() < until
-                    time.sleep(0.01)
+                until(lambda after=following: not after or is_there(loader, after[0] + after[1]))
         assert got == this, epoch
 
 

@@ -13,6 +13,7 @@ from descriptors import open_descriptors
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.dataset import dataset_shards
 from headrace.storage import keeping
+from waiting import until
 
 SAMPLES, IN_SHARD = 400, 20
 
@@ -78,10 +79,7 @@ def test_random_reads_keep_what_they_read_for_a_moment(remote, tmp_path, opened,
         patch.setattr(keeping, 'time', SimpleNamespace(monotonic=lambda: begin))
         assert [dataset[number]['id'] for number in range(IN_SHARD)] == list(range(IN_SHARD))
         assert list(opened.values()) == [1]
-    until = time.monotonic() + 10
-    while open_descriptors(tmp_path):
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not open_descriptors(tmp_path))
 
 
 def test_a_cache_that_holds_two_shards_is_read_at_random_without_a_pause(remote, tmp_path, opened):

@@ -5,14 +5,13 @@ import pytest
 from headrace import StreamingDataset
 from headrace.dataset.stream import Stream
 from headrace.errors import ConfigError, StreamError
-from headrace.storage import StoreOptions, register_store, resolve
+from headrace.storage import StoreOptions, register_store
 from headrace.storage.local import LocalStore
 
 
 @pytest.fixture
-def opened(monkeypatch):
+def opened(own_stores):
     """The options of each store that was opened, by its URL; ``probe:///folder`` is the folder."""
-    monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
     found = {}
 
     def open_probe(url, options):

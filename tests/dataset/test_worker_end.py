@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace import StreamingDataLoader, StreamingDataset
-from headrace.storage import register_store, resolve
+from headrace.storage import register_store
 from headrace.storage.local import LocalStore
 from processes import end_well, run_program
 
@@ -120,8 +120,8 @@ class SlowStore(LocalStore):
 
 
 @pytest.mark.once
-def test_a_thread_that_is_waited_for_reads_on_as_its_process_ends(make_dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
+@pytest.mark.usefixtures('own_stores')
+def test_a_thread_that_is_waited_for_reads_on_as_its_process_ends(make_dataset, tmp_path):
     register_store('slow', lambda url, _: SlowStore(url.removeprefix('slow://')))
     remote, out = make_dataset('remote', 60, per_shard=5), tmp_path / 'read'
 

@@ -197,7 +197,7 @@ class TestLimit:
         def hold():
             lease = cache_of(remote, tmp_path / 'cache', limit=SIZE + 1000).acquire(remote.entries[0])
             reading.set()
-            time.sleep(100)
+            signal.pause()
             lease.release()
 
         child = FORK.Process(target=hold)
@@ -255,7 +255,7 @@ class TestKill:
             for entry in remote.entries:
                 cache.fetch(entry)
                 complete.value += 1
-            time.sleep(100)
+            signal.pause()
 
         child = FORK.Process(target=fetch_all)
         child.start()

@@ -11,6 +11,7 @@ from together import FORK, run_together
 from descriptors import open_descriptors
 from headrace.storage import CacheLimit, keeping
 from headrace.storage.keeping import CachedLease, LeaseCache, MapCache
+from waiting import until
 
 pytestmark = pytest.mark.once
 
@@ -71,15 +72,11 @@ def test_a_kept_lease_is_given_back_in_time_though_its_holder_does_nothing(remot
         just_after_a_gap()
         held = holding(cache, remote.entries[number])
         kept.keep(number, held)
-        while not is_evictable(cache, remote.entries[number]):
-            assert time.monotonic() < held.until + 10
-            time.sleep(0.005)
+        until(lambda entry=remote.entries[number]: is_evictable(cache, entry))
         assert time.monotonic() >= held.until
         assert kept.take(number) is None
         assert not open_descriptors(tmp_path / 'cache')
-        while kept._thread is not None:
-            assert time.monotonic() < held.until + 10
-            time.sleep(0.005)
+        until(lambda: kept._thread is None)
 
 
 def test_reading_on_and_on_does_not_prolong_it(remote, tmp_path, short):
@@ -87,9 +84,9 @@ def test_reading_on_and_on_does_not_prolong_it(remote, tmp_path, short):
     kept = LeaseCache()
     just_after_a_gap()
     held = holding(cache, remote.entries[0])
-    until = held.until
+    end = held.until
     while held is not None:
-        assert time.monotonic() < until + 10
+        assert time.monotonic() < end + 10
         kept.keep(0, held)
         time.sleep(0.002)
         held = kept.take(0)

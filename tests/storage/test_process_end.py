@@ -79,9 +79,7 @@ def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
     class Slow(CountingStore):
         def get(self, key, out, **how):
             inside[int(key.split('.')[1])].release()
-            until = time.monotonic() + 20
-            while not go_on.exists() and time.monotonic() < until:
-                time.sleep(0.001)
+            until(go_on.exists)
             return super().get(key, out, **how)
 
     def begin(number):
@@ -92,8 +90,7 @@ def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
 
     other = FORK.Process(target=begin, args=(1,))  # its thread is waited for
     other.start()
-    while not (tmp_path / 'cache/.headrace').exists():
-        time.sleep(0.001)
+    until((tmp_path / 'cache/.headrace').exists)
     leaving = FORK.Process(target=begin, args=(0,))
     leaving.start()
     leaving.join(60)
@@ -149,7 +146,7 @@ def test_a_child_removes_what_another_left_that_was_killed(tmp_path):
     assert (tmp_path / 'names').read_text().split() == ['shard.00000.mds', 'shard.00002.mds']
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn', 'forkserver'])
+@pytest.mark.parametrize('method', ['fork', 'spawn', pytest.param('forkserver', marks=pytest.mark.slow)])
 def test_nothing_is_left_of_a_child_that_was_given_a_cache(tmp_path, method):
     remote = make_remote(tmp_path / 'remote', 1)
     cache = ShardCache(tmp_path / 'cache', store=StuckStore(remote.folder))

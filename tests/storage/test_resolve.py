@@ -6,7 +6,7 @@ import pytest
 from headrace.errors import ConfigError
 from headrace.storage import StoreOptions, known_schemes, open_store, register_store, split_url
 from headrace.storage.local import LocalStore
-from headrace.storage.resolve import _factories, backends
+from headrace.storage.resolve import backends
 from headrace.storage.s3 import S3Store
 from optional_modules import SOURCES, modules_of_extra, optional_modules
 
@@ -48,8 +48,8 @@ def test_a_url_without_its_essential_part_is_refused(url):
         open_store(url)
 
 
-def test_a_registered_scheme_is_opened_with_url_and_options(tmp_path, monkeypatch):
-    monkeypatch.setattr('headrace.storage.resolve._factories', dict(_factories))
+@pytest.mark.usefixtures('own_stores')
+def test_a_registered_scheme_is_opened_with_url_and_options(tmp_path):
     seen = []
     register_store('mem', lambda url, options: seen.append((url, options)) or LocalStore(tmp_path))
     options = StoreOptions(region='r')

@@ -203,8 +203,7 @@ class TestConnections:
         threads = [threading.Thread(target=fetch, args=('x', len(DATA))) for _ in range(4)]
         for thread in threads:
             thread.start()
-        while len(proxy.requests) < 2:
-            time.sleep(0.01)
+        until(lambda: len(proxy.requests) >= 2)
         fetch('y', 1, urgent=True)
         assert all(thread.is_alive() for thread in threads)
         assert len(proxy.requests) == 3
@@ -391,10 +390,7 @@ class TestCredentials:
         monkeypatch.setenv('SSH_AUTH_SOCK', agent)
         process = subprocess.Popen(['ssh-agent', '-D', '-a', agent], stdout=subprocess.DEVNULL)
         try:
-            for _ in range(100):
-                if os.path.exists(agent):
-                    break
-                time.sleep(0.05)
+            until(lambda: os.path.exists(agent))
             with pytest.raises(AccessDeniedError, match='the keys of the ssh-agent'):
                 read_bytes(open_store(sshd.url(folder)), 'x')
             quietly('ssh-add', str(sshd.key_file))
