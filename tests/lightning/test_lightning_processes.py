@@ -219,6 +219,7 @@ def test_lightnings_launcher_needs_no_environment_and_survives_kill(mixes, tmp_p
     assert verdict.epochs == EPOCHS
 
 
+@pytest.mark.slow
 def test_a_killed_rank_goes_on_as_two(mixes, tmp_path, table):
     first = Run(name='first', out=str(tmp_path), streams=mixes['even'], every_steps=5, kill_at=13, workers=2)
     assert launch([first], tmp_path) == -signal.SIGKILL
@@ -272,6 +273,7 @@ def test_loaders_passed_by_hand_resume_between_batches(mixes, tmp_path, table):
     assert verdict.is_exact
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_share_their_samples(mixes, tmp_path, table):
     parallel = {'strategy': 'tensor_parallel', 'batch_size': 8}
     first = pair(mixes, tmp_path, 'first', every_steps=5, crash_at=7, **parallel)
