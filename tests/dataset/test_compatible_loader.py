@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.testing.golden_resume import write_streams
+from headrace.testing.golden.resume import write_streams
 
 SMALL = Path(__file__).parents[1] / 'testing' / 'golden_small' / 'order'
 CASES = {case['id']: case['args'] for case in json.loads((SMALL / 'manifest.json').read_text())['cases']}

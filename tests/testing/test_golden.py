@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.testing.golden import main
+from headrace.testing.golden.__main__ import main
 
 SMALL = Path(__file__).parent / 'golden_small'
 

@@ -1,24 +1,17 @@
-"""Run reference vectors: `python -m headrace.testing.golden order DIR`.
-
-DIR is a folder of recorded results of MosaicML Streaming: ``order/manifest.json`` with ``arrays.npz``, ``traces`` and
-``e2e.json``, ``pure/<function>.json``, ``resume/manifest.json``; whichever of them are there. Every vector that fails
-is printed; the last line is ``N passed, M failed``, and the exit status is 1 if any failed.
-"""
+"""Recorded cases and arrays, and how ours are compared with them."""
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ['Case', 'Outcome', 'array_problem', 'expect_error', 'main', 'read_arrays', 'read_json']
+__all__ = ['Case', 'Outcome', 'array_problem', 'expect_error', 'read_arrays', 'read_json']
 
 Case: TypeAlias = dict[str, Any]
 Outcome: TypeAlias = tuple[str, str]
@@ -68,38 +61,3 @@ def expect_error(case: Case, call: Callable[[], Any], *, instead: tuple[type[Exc
             return ''
         return f'{type(error).__name__} instead of {case["raises"]} ({case.get("reason")}): {error}'
     return f'no error, instead of {case["raises"]} ({case.get("reason")})'
-
-
-def _order(folder: Path) -> Iterable[Outcome]:
-    from headrace.testing import golden_order, golden_pure
-
-    yield from golden_order.run(folder)
-    yield from golden_pure.run(folder)
-    if (folder / 'resume' / 'manifest.json').exists():
-        from headrace.testing import golden_resume
-
-        yield from golden_resume.run(folder)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the vectors that the command line names; returns the exit status."""
-    parser = argparse.ArgumentParser(prog='python -m headrace.testing.golden', description=__doc__)
-    parser.add_argument('what', choices=['order'], help='which vectors')
-    parser.add_argument('folder', type=Path, help='a folder of the layout above')
-    chosen = parser.parse_args(arguments)
-    passed, failed = 0, 0
-    for name, problem in _order(chosen.folder):
-        if problem:
-            failed += 1
-            print(f'FAILED {name}: {problem}', flush=True)
-        else:
-            passed += 1
-    if not passed and not failed:
-        print(f'{chosen.folder} holds no vectors: it needs order/manifest.json, pure/*.json or resume/manifest.json')
-        failed = 1
-    print(f'{passed} passed, {failed} failed')
-    return 1 if failed else 0
-
-
-if __name__ == '__main__':
-    sys.exit(main())

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from headrace.testing.golden import Case, Outcome, read_json
+from headrace.testing.golden.case import Case, Outcome, read_json
 
 __all__ = ['run', 'write_streams']
 

@@ -17,7 +17,7 @@ from headrace.order.compatible import CompatibleOrder
 from headrace.order.partition import Partition
 from headrace.order.permutation import Draws
 from headrace.order.shuffle import PERMUTATIONS
-from headrace.testing.golden import Case, Outcome, array_problem, expect_error, read_arrays, read_json
+from headrace.testing.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
 
 __all__ = ['call_partitions', 'call_shuffle', 'mixture_of', 'resampled', 'run']
 

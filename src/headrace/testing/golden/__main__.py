@@ -1,0 +1,52 @@
+"""Run reference vectors: `python -m headrace.testing.golden order DIR`.
+
+DIR is a folder of recorded results of MosaicML Streaming: ``order/manifest.json`` with ``arrays.npz``, ``traces`` and
+``e2e.json``, ``pure/<function>.json``, ``resume/manifest.json``; whichever of them are there. Every vector that fails
+is printed; the last line is ``N passed, M failed``, and the exit status is 1 if any failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from headrace.testing.golden.case import Outcome
+
+__all__ = ['main']
+
+
+def _order(folder: Path) -> Iterable[Outcome]:
+    from headrace.testing.golden import order, pure
+
+    yield from order.run(folder)
+    yield from pure.run(folder)
+    if (folder / 'resume' / 'manifest.json').exists():
+        from headrace.testing.golden import resume
+
+        yield from resume.run(folder)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the vectors that the command line names; returns the exit status."""
+    parser = argparse.ArgumentParser(prog='python -m headrace.testing.golden', description=__doc__)
+    parser.add_argument('what', choices=['order'], help='which vectors')
+    parser.add_argument('folder', type=Path, help='a folder of the layout above')
+    chosen = parser.parse_args(arguments)
+    passed, failed = 0, 0
+    for name, problem in _order(chosen.folder):
+        if problem:
+            failed += 1
+            print(f'FAILED {name}: {problem}', flush=True)
+        else:
+            passed += 1
+    if not passed and not failed:
+        print(f'{chosen.folder} holds no vectors: it needs order/manifest.json, pure/*.json or resume/manifest.json')
+        failed = 1
+    print(f'{passed} passed, {failed} failed')
+    return 1 if failed else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
