@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -27,11 +27,24 @@ from headrace.packing import exchange_now_and_then
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
-    from headrace.lightning.datamodule import StreamingDataModule
+    from headrace.lightning.position import TrainPosition
 
 __all__ = ['PositionCallback']
 
 _RNG_KEY = 'headrace.rng'
+
+
+class HasPosition(Protocol):
+    """What the callback needs of a `StreamingDataModule`."""
+
+    @property
+    def position(self) -> TrainPosition | None:
+        """The position of the training loaders; None before there are any."""
+        ...
+
+    def bind(self, trainer: Trainer) -> None:
+        """Take the topology of a trainer."""
+        ...
 
 
 class PositionCallback(Callback):
@@ -45,7 +58,7 @@ class PositionCallback(Callback):
         save_rng: whether to save rank 0's random generators, and to restore them on every rank.
     """
 
-    def __init__(self, datamodule: StreamingDataModule, *, save_rng: bool = False) -> None:
+    def __init__(self, datamodule: HasPosition, *, save_rng: bool = False) -> None:
         self._datamodule = datamodule
         self._save_rng = save_rng
         self._random_state: dict[str, Any] | None = None
