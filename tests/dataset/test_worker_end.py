@@ -80,18 +80,21 @@ def test_a_run_without_standard_output_ends_without_a_word(make_dataset):
         pytest.param(2, 'forkserver', 'StreamingDataLoader', marks=pytest.mark.slow),
     ],
 )
-def test_what_is_fetched_ahead_as_they_end_leaves_nothing(make_dataset, tmp_path, workers, method, loader, end):
+def test_the_next_run_removes_what_was_fetched_ahead_as_they_ended(
+    make_dataset, tmp_path, workers, method, loader, end
+):
     remote = make_dataset('remote', 60)
     program = Path(__file__).with_name('leaving.py')
     given = [remote, tmp_path / 'local', workers, method, loader, end]
     done = run_program([sys.executable, str(program), *map(str, given)], cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {'.lock', '.raw'}
-    assert sorted(path.name for path in (tmp_path / 'local').iterdir()) == [
-        '.headrace-remote',
-        'index.json',
-        'shard.00000.mds',
-    ]
+    local = tmp_path / 'local'
+    there = {path.name for path in local.iterdir()} - {'.headrace'}
+    assert there == {'.headrace-remote', 'index.json', 'shard.00000.mds'}
+    dataset = StreamingDataset(remote=str(remote), local=str(local))
+    assert [dataset[number]['id'] for number in range(60)] == list(range(60))
+    assert {path.name for path in local.iterdir()} == {'.headrace-remote', *(path.name for path in remote.iterdir())}
 
 
 def test_idle_threads_of_an_executor_keep_no_worker(make_dataset, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What a process leaves in a cache folder that ends while its threads fetch: nothing, and nobody notices."""
+"""A process that ends while its threads fetch: the next fetch removes what is left, and others go on."""
 
 import itertools
 import multiprocessing
@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +14,6 @@ from shards import SIZE, StuckStore, cache_of, make_remote, names
 from together import FORK, as_somebody_waits, is_half_there
 
 from headrace.dataset import worker_end
-from headrace.storage import CacheEntry, ShardCache
-from headrace.storage.fetch_lock import FetchLock
 from headrace.testing.stores import CountingStore, FaultyStore
 from processes import clean_environment, end_well, run_program
 from waiting import until
@@ -26,7 +23,7 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.parametrize('moment', [1, 7, 15, 19])
 @pytest.mark.parametrize('packed', [False, True])
-def test_nothing_is_left_of_fetches_in_daemon_threads(tmp_path, packed, moment):
+def test_the_next_fetch_removes_what_daemon_threads_left(tmp_path, packed, moment):
     remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)
     state = tmp_path / 'cache/.headrace'
     steps, seen, begun = FORK.Semaphore(0), threading.Event(), itertools.count()
@@ -57,18 +54,24 @@ def test_nothing_is_left_of_fetches_in_daemon_threads(tmp_path, packed, moment):
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    assert all((tmp_path / 'cache' / name).read_bytes() == remote.data[name] for name in names(tmp_path / 'cache'))
-    assert not state.exists() or [path.name for path in state.iterdir()] == ['ledger']
+    there = [name for name in names(tmp_path / 'cache') if not name.startswith('.headrace')]
+    assert all((tmp_path / 'cache' / name).read_bytes() == remote.data[name] for name in there)
+    cache = cache_of(remote, tmp_path / 'cache', limit=9 * SIZE)
+    assert all(map(cache.fetch, remote.entries))
+    if len(there) < len(remote.data):  # else nothing had to be fetched
+        assert not state.exists() or [path.name for path in state.iterdir()] == ['ledger']
 
 
-def test_nothing_is_left_of_a_program(tmp_path):
+def test_the_next_fetch_removes_what_a_program_left(tmp_path):
     environ = clean_environment()
     environ['PYTHONPATH'] += f'{os.pathsep}{Path(__file__).parent}'
     done = run_program([sys.executable, '-c', PROGRAM, str(tmp_path)], environ=environ)
     assert done.returncode == 0, done.stderr
     # Who reads as the process ends still can.
     assert done.stdout.split() == ['.headrace', 'True']
-    assert names(tmp_path / 'cache') == ['shard.00001.mds', 'shard.00002.mds']
+    remote = make_remote(tmp_path / 'remote', 3)
+    assert cache_of(remote, tmp_path / 'cache').fetch(remote.entries[0])
+    assert names(tmp_path / 'cache') == sorted(remote.data)
     assert not (tmp_path / 'cache/.headrace').exists()
 
 
@@ -79,7 +82,9 @@ def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
     class Slow(CountingStore):
         def get(self, key, out, **how):
             inside[int(key.split('.')[1])].release()
-            until(go_on.exists)
+            until = time.monotonic() + 20
+            while not go_on.exists() and time.monotonic() < until:
+                time.sleep(0.001)
             return super().get(key, out, **how)
 
     def begin(number):
@@ -90,7 +95,8 @@ def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
 
     other = FORK.Process(target=begin, args=(1,))  # its thread is waited for
     other.start()
-    until((tmp_path / 'cache/.headrace').exists)
+    while not (tmp_path / 'cache/.headrace').exists():
+        time.sleep(0.001)
     leaving = FORK.Process(target=begin, args=(0,))
     leaving.start()
     leaving.join(60)
@@ -101,30 +107,6 @@ def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
     other.join(60)
     assert (leaving.exitcode, other.exitcode) == (0, 0)
     assert names(tmp_path / 'cache') == sorted(remote.data)
-
-
-def test_what_a_killed_child_left_is_removed_as_its_parent_ends(tmp_path):
-    remote = make_remote(tmp_path / 'remote', 1)
-
-    def parent():
-        cache = cache_of(remote, tmp_path / 'cache', store=StuckStore(remote.folder))
-        child = FORK.Process(target=cache.fetch, args=remote.entries)
-        child.start()
-        until(lambda: is_half_there(cache.folder))
-        child.kill()
-        child.join()
-        assert len(names(tmp_path / 'cache')) == 2
-
-    process = FORK.Process(target=parent)
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert not names(tmp_path / 'cache')
-
-
-def fetch_and_leave(cache, entry):
-    threading.Thread(target=cache.fetch, args=[entry], daemon=True).start()
-    until(lambda: is_half_there(cache.folder))
 
 
 def test_a_child_removes_what_another_left_that_was_killed(tmp_path):
@@ -146,125 +128,31 @@ def test_a_child_removes_what_another_left_that_was_killed(tmp_path):
     assert (tmp_path / 'names').read_text().split() == ['shard.00000.mds', 'shard.00002.mds']
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn', pytest.param('forkserver', marks=pytest.mark.slow)])
-def test_nothing_is_left_of_a_child_that_was_given_a_cache(tmp_path, method):
-    remote = make_remote(tmp_path / 'remote', 1)
-    cache = ShardCache(tmp_path / 'cache', store=StuckStore(remote.folder))
-    child = multiprocessing.get_context(method).Process(target=fetch_and_leave, args=(cache, remote.entries[0]))
-    child.start()
-    end_well([child], 60)
-    assert not names(tmp_path / 'cache')
-
-
-def test_a_child_that_fails_says_so_before_it_waits_for_its_threads(tmp_path):
-    remote = make_remote(tmp_path / 'remote', 1)
-    said, heard = tmp_path / 'said', tmp_path / 'heard'
-
-    def fail():
-        cache_of(remote, tmp_path / 'cache').fetch(remote.entries[0])
-        threading.Thread(target=until, args=[heard.exists]).start()
-        sys.stderr = said.open('w', buffering=1)
-        raise ValueError('no luck')
-
-    child = FORK.Process(target=fail)
-    child.start()
-    until(lambda: said.exists() and 'no luck' in said.read_text())
-    assert child.is_alive()
-    heard.touch()
-    child.join(30)
-    assert child.exitcode == 1
-
-
-def test_who_waits_for_what_comes_to_nothing_fetches_by_itself(tmp_path):
+def test_who_waits_for_a_process_that_ends_fetches_by_itself(tmp_path):
     remote = make_remote(tmp_path / 'remote', 1, parts=2)
-    waiting, ends = tmp_path / 'waiting', tmp_path / 'ends'
-    abandon = FetchLock.abandon
-
-    def abandon_late(lock):
-        ends.touch()
-        time.sleep(0.3)  # as if there were much to remove before
-        abandon(lock)
-
-    class Slow(CountingStore):
-        def get(self, key, out, **how):
-            until(ends.exists)
-            return super().get(key, out, **how)
+    waiting = tmp_path / 'waiting'
 
     def leave():
-        FetchLock.abandon = abandon_late
-        cache = cache_of(remote, tmp_path / 'cache', store=Slow(remote.store))
+        cache = cache_of(remote, tmp_path / 'cache', store=StuckStore(remote.folder))
         threading.Thread(target=cache.fetch, args=remote.entries, daemon=True).start()
         until(waiting.exists)
 
     child = FORK.Process(target=leave)
     child.start()
-    until(lambda: names(tmp_path / 'cache'))
+    until(lambda: is_half_there(tmp_path / 'cache'))
     as_somebody_waits(waiting.touch)
     cache = cache_of(remote, tmp_path / 'cache')
     with cache.acquire(remote.entries[0]) as lease:
         remote.check(lease)
-    assert cache.stats.seconds_waiting > 0.1
     end_well([child], 60)
     assert names(tmp_path / 'cache') == sorted(remote.data)
 
 
-@pytest.mark.parametrize('packed', [False, True])
-def test_what_comes_to_nothing_touches_nothing_of_others(tmp_path, packed):
-    remote = make_remote(tmp_path / 'remote', 1, packed=packed)
-    verifying, ended, halfway, late = (tmp_path / name for name in ('verifying', 'ended', 'halfway', 'late'))
-    (part,) = remote.entries[0].parts
-    which = 'verify_packed' if packed else 'verify'
-
-    def slow_verify(path):
-        getattr(part, which)(path)
-        verifying.touch()
-        until(halfway.exists)
-
-    def linger():
-        ended.touch()
-        until(halfway.exists)
-        time.sleep(0.3)  # in which the thread goes on
-        late.touch()
-
-    def leave():
-        slow = CacheEntry((replace(part, **{which: slow_verify}),), id=0)
-        threading.Thread(target=cache_of(remote, tmp_path / 'cache').fetch, args=[slow], daemon=True).start()
-        multiprocessing.util.Finalize(None, linger, exitpriority=-950)  # after fetches were ended
-        until(verifying.exists)
-
-    def slowly(data, out):
-        out.write(data[:1000])
-        halfway.touch()
-        until(late.exists)
-        assert not [name for name in names(tmp_path / 'cache') if not name.startswith('.headrace')]
-        out.write(data[1000:])
-
-    child = FORK.Process(target=leave)
-    child.start()
-    until(ended.exists)
-    cache = cache_of(remote, tmp_path / 'cache', store=FaultyStore(remote.store, [slowly]))
-    with cache.acquire(remote.entries[0]) as lease:
-        remote.check(lease)
-    assert cache.stats.retries == 0
-    end_well([child], 60)
-    assert names(tmp_path / 'cache') == sorted(remote.data)
-
-
-@pytest.mark.parametrize(
-    ('clearing', 'thread'), [('works', 'main'), ('works', 'daemon'), ('hangs', 'daemon'), ('fails', 'daemon')]
-)
-def test_an_orphan_ends_whatever_it_does(tmp_path, monkeypatch, clearing, thread):
+@pytest.mark.parametrize('thread', ['main', 'daemon'])
+def test_an_orphan_ends_whatever_it_does(tmp_path, monkeypatch, thread):
     remote = make_remote(tmp_path / 'remote', 1)
 
-    def hang(*_):
-        time.sleep(100)
-
-    def fail(*_):
-        raise OSError('stale')
-
     def work():
-        if clearing != 'works':
-            monkeypatch.setattr('headrace.storage.fetch_lock._remove_files', hang if clearing == 'hangs' else fail)
         monkeypatch.setattr(worker_end, '_GRACE', 0)
         monkeypatch.setattr(multiprocessing, 'parent_process', lambda: multiprocessing.Process())  # is not alive
 
@@ -283,7 +171,8 @@ def test_an_orphan_ends_whatever_it_does(tmp_path, monkeypatch, clearing, thread
     child.start()
     child.join(30)
     assert child.exitcode == 1
-    assert len(names(tmp_path / 'cache')) == (0 if clearing == 'works' else 2)
+    assert cache_of(remote, tmp_path / 'cache').fetch(remote.entries[0])
+    assert names(tmp_path / 'cache') == sorted(remote.data)
 
 
 PROGRAM = """

@@ -19,10 +19,7 @@ import os
 import sys
 import threading
 import time
-from functools import partial
 from typing import Final
-
-from headrace.storage.fetch_lock import end_fetches, end_threads
 
 __all__ = ['end_at_once', 'end_with_parent']
 
@@ -48,13 +45,7 @@ def _watch() -> None:
     while os.getppid() == parent and (rank is None or rank.is_alive()):
         time.sleep(_SECONDS)
     time.sleep(_GRACE)
-    try:
-        # In a thread, as the file system may not answer.
-        clearing = threading.Thread(target=partial(end_fetches, everywhere=True), daemon=True)
-        clearing.start()
-        clearing.join(_SECONDS)
-    finally:
-        os._exit(1)
+    os._exit(1)
 
 
 def end_at_once() -> None:
@@ -65,7 +56,8 @@ def end_at_once() -> None:
 def _end_at_once() -> None:
     if sys.exc_info()[0] is not None:
         return  # this process fails, and says so by its exit status
-    end_threads()
+    # Waits for this process' threads, as multiprocessing and the interpreter do; daemons excepted.
+    vars(threading)['_shutdown']()
     if multiprocessing.get_start_method() == 'spawn' or sys.version_info >= (3, 13):  # else they are the parent's
         atexit._run_exitfuncs()
     for stream in sys.stdout, sys.stderr:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.storage.cached_index import CachedIndex, IndexRequest
 from headrace.storage.entry import CacheEntry, CachePart
 from headrace.storage.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
-from headrace.storage.fetch_lock import FetchLock, ProcessEndsError, changing_files, leave_clean, reclaim_fetches
+from headrace.storage.fetch_lock import FetchLock, reclaim_fetches
 from headrace.storage.fetch_result import FetchResult, FetchStatus
 from headrace.storage.fetching import Fetcher, missing, same_folder, space_needed
 from headrace.storage.keeping import release_leases
@@ -96,8 +96,6 @@ class ShardCache:
         self._known: dict[str, CacheEntry] = {}
         since = self._since if self.verify_present else None
         self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
-        if self.store is not None:
-            leave_clean(self.folder)
         self._limited: LimitedFolder | None = None
         if self._limit is not None and self.store is not None:
             self._limited = LimitedFolder(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
@@ -135,10 +133,7 @@ class ShardCache:
         """
         self._note(entry)
         while self._files.absent(entry) or not self._files.verify(entry):
-            try:
-                result = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
-            except ProcessEndsError:  # it is left to a reader, should there be one
-                return FetchResult(FetchStatus.ELSEWHERE)
+            result = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
             if result.status is not FetchStatus.BLOCKED:
                 return result
             release_leases()
@@ -194,8 +189,7 @@ class ShardCache:
             return False
         if self._limited is not None:
             return evict(self._limited, entry)
-        with changing_files():
-            return not isinstance(delete_entry(self.folder, entry), Path)
+        return not isinstance(delete_entry(self.folder, entry), Path)
 
     def fetch_index(
         self,
@@ -338,9 +332,8 @@ class ShardCache:
         if not absent:
             return FetchResult(FetchStatus.PRESENT)
         if self._limit is not None and self._limited is not None:
-            with changing_files():
-                for part in absent:  # of the wrong size, if it is there at all
-                    delete_file(self.folder, part.name)
+            for part in absent:  # of the wrong size, if it is there at all
+                delete_file(self.folder, part.name)
             needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
             refusal = self._limit.admit(RoomRequest(self._limited, entry, needed, lock, next_use, ahead))
             if refusal is not None:

@@ -27,7 +27,6 @@ import xxhash
 from headrace.errors import CacheError, FormatError, StreamError
 from headrace.redaction import logger_of
 from headrace.storage.counting import drop_ledger
-from headrace.storage.fetch_lock import changing_files
 from headrace.storage.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
 from headrace.storage.mapped import delete_file
 from headrace.storage.origin import ORIGIN, check_origin, is_from, note_of
@@ -227,7 +226,7 @@ class CachedIndex:
             with _locked(path):
                 fetcher.publish(made, lock)
             return
-        with _locked(path), locked_folders([self._folder]), changing_files():
+        with _locked(path), locked_folders([self._folder]):
             removed = self._remove(request.unproven(path) if request.unproven else ())
             fetcher.publish(made, lock)
         _log.warning(

@@ -1,26 +1,22 @@
 """The right to fetch an entry of a cache folder, and what becomes of fetches that end in the middle.
 
-All that a fetch writes stands in ``.headrace`` until it gets its final name, beside a lock file that exists while the
-fetch runs. Nothing of it stays, however it ends. A fetch that fails removes its files. A process that ends removes
-those of its daemon threads, which end in the middle (`end_fetches`). What a killed process left is removed by the next
-one that fetches into the folder, runs short of room there, or ends.
+A fetch writes into ``.headrace`` until its files get their final names, beside a lock file that exists while the fetch
+runs. A fetch that fails removes its files. A process may end, or be killed, in the middle of a fetch. The next process
+that fetches into the folder, or runs short of room there, removes what is left (`reclaim_fetches`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing.util
 import os
-import sys
-import threading
 import time
 from hashlib import blake2b
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import CacheError, HeadraceError
 from headrace.storage.fetch_files import LEDGER, fetch_folder, read_failure, write_text
-from headrace.storage.locks import NO_ROOM, cannot_write, held, hold, let_go, lock_file, try_lock_file, unlock_file
+from headrace.storage.locks import NO_ROOM, cannot_write, held, hold, let_go, lock_file, try_lock_file
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -29,108 +25,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.control_folder import OpenFolder
 
-__all__ = [
-    'FetchLock',
-    'ProcessEndsError',
-    'changing_files',
-    'end_fetches',
-    'end_threads',
-    'leave_clean',
-    'reclaim_fetches',
-]
-
-_LATE: Final = -900
-"""After most that multiprocessing does at a process' end, and before `dataset.worker_end`, which is the end."""
-
-_folders: set[Path] = set()
-"""Cache folders that this process, or its parent, has used."""
-_under_way: set[FetchLock] = set()
-"""Fetches of this process."""
-_daemons_end = False
-_all_end = False
-_changing = threading.RLock()
-"""CachedLease by who changes a folder: who ends the process waits for that, and nothing is changed after it."""
-_PATIENCE: Final = 1.0
-"""Seconds for which who ends the process waits for a thread; it may hang in a file system that does not answer."""
-_finalizer: multiprocessing.util.Finalize | None = None
-"""This process' own; multiprocessing drops those that a child had before it began."""
-
-
-def _start_anew() -> None:
-    global _daemons_end, _all_end, _changing, _finalizer  # noqa: PLW0603 - they are the process' own
-    _under_way.clear()
-    _daemons_end = _all_end = False
-    _changing, _finalizer = threading.RLock(), None
-
-
-os.register_at_fork(after_in_child=_start_anew)
-
-
-class ProcessEndsError(SystemExit):
-    """Ends, without a word, a thread of a process that ends: what it fetches or is about to fetch comes to nothing."""
-
-
-def leave_clean(folder: Path) -> None:
-    """Have nothing left in a cache folder, as this process ends, of fetches that ended in the middle."""
-    global _finalizer  # noqa: PLW0603 - it is the process' own
-    _folders.add(folder)
-    if _finalizer is None or not _finalizer.still_active():
-        # Also run by workers, where nothing of `atexit` is; and in a trainer after its workers were made to end.
-        _finalizer = multiprocessing.util.Finalize(None, _at_end, exitpriority=_LATE)
-
-
-def _at_end() -> None:
-    try:
-        if sys.exc_info()[0] is None:  # else this process fails, and has yet to say so
-            end_threads()
-    finally:
-        end_fetches()
-
-
-def end_threads() -> None:
-    """Wait for this process' threads, as it ends; daemons excepted, and idle ones of executors, which are told to end.
-
-    It is what multiprocessing does in a child after its finalizers, and the interpreter before.
-    """
-    vars(threading)['_shutdown']()
-
-
-def end_fetches(*, everywhere: bool = False) -> None:
-    """Remove what stands in this process' cache folders of fetches that do not go on; its own among them.
-
-    For a process that ends, and with it its daemon threads, wherever they are: what they fetch comes to nothing, and
-    they begin nothing more. The main thread may still read, in exit functions.
-
-    Args:
-        everywhere: all threads are about to end so.
-    """
-    global _daemons_end, _all_end
-    _daemons_end, _all_end = True, everywhere
-    if _changing.acquire(timeout=_PATIENCE):
-        _changing.release()
-    for lock in list(_under_way):
-        if everywhere or lock.in_daemon:
-            lock.abandon()
-    for folder in list(_folders):
-        with contextlib.suppress(OSError, HeadraceError):
-            reclaim_fetches(folder)
-
-
-def _thread_ends() -> bool:
-    return _all_end or (_daemons_end and threading.current_thread().daemon)
-
-
-@contextlib.contextmanager
-def changing_files() -> Generator[None]:
-    """Make, rename or delete files of a cache folder inside the block, and count them, to the end or not at all.
-
-    Raises:
-        ProcessEndsError: this thread may end at any moment.
-    """
-    with _changing:
-        if _thread_ends():
-            raise ProcessEndsError
-        yield
+__all__ = ['FetchLock', 'reclaim_fetches']
 
 
 class FetchLock:
@@ -140,9 +35,6 @@ class FetchLock:
     the fetch failed, why. It is removed before it is unlocked. Whoever waited for it thus holds a file without a name
     and can read there how the fetch ended: a failure is raised in every waiter, so that 16 processes that wait for a
     dead server wait for it once and not one after the other. But who needs what was fetched ahead tries by itself.
-
-    What one fetch writes has other names than what any other does: one that was abandoned goes on in its thread, and
-    must meet nothing but files that are gone.
     """
 
     def __init__(self, folder: Path, key: str, *, ahead: bool = False) -> None:
@@ -154,12 +46,8 @@ class FetchLock:
         self._ahead = ahead
         self.waited = 0.0
         """Seconds spent waiting for another fetcher."""
-        self.in_daemon = threading.current_thread().daemon
-        """Whether the thread that fetches ends as the process does."""
         self._token = os.urandom(4).hex()
         self._handle = self._pid = -1
-        self._abandoned = False
-        self._removing = threading.Lock()
 
     def temporary(self, number: int, kind: str) -> Path:
         """A file of this fetch; whatever is left under such a name is removed with the lock."""
@@ -167,12 +55,12 @@ class FetchLock:
 
     def create(self, temporary: Path) -> BinaryIO:
         """Make a file of this fetch, in place of what its last attempt left."""
-        with changing_files(), self._state.opened() as state:
+        with self._state.opened() as state:
             return open(state.create(temporary.name), 'w+b', buffering=0)
 
     def delete(self, temporary: Path) -> None:
         """Remove a file of this fetch, if it is there."""
-        with changing_files(), contextlib.suppress(FileNotFoundError), self._state.opened() as state:
+        with contextlib.suppress(FileNotFoundError), self._state.opened() as state:
             state.delete(temporary.name)
 
     def publish(self, temporary: Path, final: Path) -> None:
@@ -187,39 +75,25 @@ class FetchLock:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.release(error)
-        if isinstance(error, Exception) and self._is_over:
-            raise ProcessEndsError from error
-
-    @property
-    def _is_over(self) -> bool:
-        return self._abandoned or _thread_ends()
 
     def acquire(self, *, wait: bool = True) -> bool:
         """Take the lock; raises what the fetch failed with that this one waited for.
 
         Args:
             wait: False returns False instead of waiting.
-
-        Raises:
-            ProcessEndsError: this is a daemon thread of a process that ends.
         """
         while True:
             with contextlib.ExitStack() as stack:
-                with changing_files():
-                    handle = self._open()
-                    hold(handle)
-                    stack.callback(let_go, handle)
-                    locked = try_lock_file(handle, self.path)
-                    taken = locked and self._take(handle)
-                if not locked:
+                handle = self._open()
+                hold(handle)
+                stack.callback(let_go, handle)
+                if not try_lock_file(handle, self.path):
                     if not wait:
                         return False
                     begin = time.monotonic()
                     lock_file(handle, self.path)
                     self.waited += time.monotonic() - begin
-                    with changing_files():
-                        taken = self._take(handle)
-                if taken:
+                if self._take(handle):
                     stack.pop_all()
                     return True
                 failure = read_failure(handle, ahead=self._ahead)
@@ -234,8 +108,6 @@ class FetchLock:
         except (FileNotFoundError, NotADirectoryError):
             return False
         self._handle, self._pid = handle, os.getpid()
-        leave_clean(self.folder)
-        _under_way.add(self)
         return True
 
     def release(self, error: BaseException | None = None) -> None:
@@ -243,37 +115,20 @@ class FetchLock:
         if os.getpid() != self._pid:
             self._handle = -1
             return  # forked while it was held: the lock is the parent's
-        with self._removing:
-            handle, self._handle = self._handle, -1
-            _under_way.discard(self)
-            try:
-                with self._opened() as state:
-                    if state is not None and _is_at(handle, state, self._name):
-                        _remove_files(state, self._digest)
-                    if isinstance(error, HeadraceError) and not self._is_over:  # which is no failure of the others'
-                        with contextlib.suppress(OSError):  # a full disk has no room for its own error
-                            note = {'failed': type(error).__name__, 'message': str(error)[:8000], 'ahead': self._ahead}
-                            write_text(handle, json.dumps(note))
-                    if state is not None and _is_at(handle, state, self._name):
-                        state.delete(self._name)
-                self._state.remove()  # with the last fetch
-            finally:
-                let_go(handle)
-
-    def abandon(self) -> None:
-        """Remove what the fetch has written so far, and unlock: it goes on in a thread, but comes to nothing."""
-        self._abandoned = True
-        if not self._removing.acquire(timeout=_PATIENCE):
-            return
+        handle, self._handle = self._handle, -1
         try:
-            with contextlib.suppress(OSError, CacheError), self._state.opened() as state:
-                if self._handle >= 0 and _is_at(self._handle, state, self._name):
+            with self._opened() as state:
+                if state is not None and _is_at(handle, state, self._name):
                     _remove_files(state, self._digest)
+                if isinstance(error, HeadraceError):
+                    with contextlib.suppress(OSError):  # a full disk has no room for its own error
+                        note = {'failed': type(error).__name__, 'message': str(error)[:8000], 'ahead': self._ahead}
+                        write_text(handle, json.dumps(note))
+                if state is not None and _is_at(handle, state, self._name):
                     state.delete(self._name)
-                    self._state.remove()
-                    unlock_file(self._handle)
+            self._state.remove()  # with the last fetch
         finally:
-            self._removing.release()
+            let_go(handle)
 
     def reserve(self, count: int) -> None:
         """Note that this fetch takes ``count`` bytes of the folder's limit while it runs."""

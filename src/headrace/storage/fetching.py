@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.errors import CacheError, ChecksumError, FormatError
-from headrace.storage.fetch_lock import FetchLock, changing_files
+from headrace.storage.fetch_lock import FetchLock
 from headrace.storage.locks import cannot_write
 from headrace.storage.mapped import check_inside, delete_file
 from headrace.storage.retry import Retry
@@ -70,16 +70,15 @@ class Fetcher:
 
     def publish(self, made: list[tuple[Path, Path]], lock: FetchLock) -> None:
         """Give the files their final names, the entry's first part last: it stands for the whole entry."""
-        with changing_files():
-            for temporary, final in reversed(made):
-                if final.parent != self.folder:
-                    try:
-                        final.parent.mkdir(parents=True, exist_ok=True)
-                    except OSError as error:
-                        raise cannot_write(final.parent, error) from error
-                    check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
-                lock.publish(temporary, final)
-            self.stats.add(fetches=1)
+        for temporary, final in reversed(made):
+            if final.parent != self.folder:
+                try:
+                    final.parent.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise cannot_write(final.parent, error) from error
+                check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
+            lock.publish(temporary, final)
+        self.stats.add(fetches=1)
 
     def produce_index(self, name: str, target: Path, lock: FetchLock, validate: Callable[[Path], None] | None) -> str:
         """Download a file that no index describes; returns its version, as `Store.get` names it."""
@@ -131,8 +130,7 @@ class Fetcher:
                     raise self._explained(part, error, times=1) from error
                 # A good one is in the store.
                 self.stats.add(retries=1)
-                with changing_files():
-                    delete_file(self.folder, part.packed_name)
+                delete_file(self.folder, part.packed_name)
             else:
                 if self.store is not None and not self.keep_packed:
                     delete_file(self.folder, part.packed_name)
@@ -151,7 +149,7 @@ class Fetcher:
             raise ChecksumError(f'The compressed file has {size} bytes, the index gives {part.packed_size}.')
         if part.verify_packed:
             part.verify_packed(packed)
-        lock.delete(raw)  # and see that this thread does not end: unpacking is about to make the file
+        lock.delete(raw)
         part.unpack(packed, raw, part.size)
         size = raw.stat().st_size
         if size != part.size:

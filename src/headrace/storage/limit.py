@@ -30,7 +30,7 @@ from headrace.storage.counting import (
     read_ledger,
     write_ledger,
 )
-from headrace.storage.fetch_lock import FetchLock, changing_files, reclaim_fetches
+from headrace.storage.fetch_lock import FetchLock, reclaim_fetches
 from headrace.storage.fetch_result import FetchResult, FetchStatus
 from headrace.storage.locks import cannot_write, held, locked_folders, open_to_lock, try_lock_file
 from headrace.storage.mapped import delete_file
@@ -256,15 +256,14 @@ class CacheLimit:
             if next_use is not None and when <= bound:
                 kept.append((rank, used, next(self._tie), item))
                 break
-            with changing_files():
-                outcome = delete_entry(item.limited.folder, item.entry)
-                if isinstance(outcome, Path):
-                    busy.append(outcome)
-                    kept.append((rank, used, next(self._tie), item))
-                elif outcome:
-                    freed += outcome
-                    add_to_ledger(item.limited.folder, -outcome)
-                    item.limited.stats.add(evictions=1)
+            outcome = delete_entry(item.limited.folder, item.entry)
+            if isinstance(outcome, Path):
+                busy.append(outcome)
+                kept.append((rank, used, next(self._tie), item))
+            elif outcome:
+                freed += outcome
+                add_to_ledger(item.limited.folder, -outcome)
+                item.limited.stats.add(evictions=1)
         for ranked in kept:
             heapq.heappush(heap, ranked)
         return freed, busy
@@ -281,7 +280,7 @@ def _last_use(path: Path) -> float:
 @contextlib.contextmanager
 def publishing(limited: LimitedFolder, size: int) -> Generator[None]:
     """Note ``size`` bytes that get their final names inside the block."""
-    with locked_folders([limited.folder]), changing_files():
+    with locked_folders([limited.folder]):
         # Before, so that a process which is killed in between has noted too much rather than too little.
         add_to_ledger(limited.folder, size)
         yield
@@ -289,7 +288,7 @@ def publishing(limited: LimitedFolder, size: int) -> Generator[None]:
 
 def evict(limited: LimitedFolder, entry: CacheEntry) -> bool:
     """Delete an entry, unless somebody has it in use."""
-    with locked_folders([limited.folder]), changing_files():
+    with locked_folders([limited.folder]):
         outcome = delete_entry(limited.folder, entry)
         if isinstance(outcome, Path):
             return False
