@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from headrace.order import Mixture, Order, OrderConfig, ResumeState, Schedule, StreamSize, make_order
+from headrace.order.resume import resume
 
 FILE = Path(__file__).parents[1] / 'data/order/native.json'
 THREE = {'web': [40, 0, 7, 90, 33], 'code': [25] * 6, 'math': [11]}
@@ -32,7 +33,7 @@ def changed() -> Mixture:
     config = OrderConfig(shuffle=True, num_canonical_nodes=4).resolve_defaults(before)
     state = ResumeState.of(config, before, epoch=1, sample_in_epoch=100)
     now = mixture({'code': {'repeat': 0.5}, 'math': {'repeat': 9}, 'web': {}})
-    return state.continued(config, now, may_change_mixture=True)[0]
+    return resume(state, config, now, may_change_mixture=True)[0]
 
 
 def few_streams() -> Iterator[tuple[str, Order, np.ndarray]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, make_order
+from headrace.order.resume import resume
 
 NAMES = 'abcde'
 
@@ -83,7 +84,7 @@ class Run:
         state = ResumeState.of(self.config, self.mix, epoch=epoch, sample_in_epoch=sample)
         state = ResumeState.from_dict(json.loads(json.dumps(state.to_dict())))
         mix = self.draw_mix()
-        self.mix, state = state.continued(self.config.resolve_defaults(mix), mix, may_change_mixture=True)
+        self.mix, state = resume(state, self.config.resolve_defaults(mix), mix, may_change_mixture=True)
         self.epoch, self.sample = state.epoch, state.sample_in_epoch
         assert self.mix.origin.begin_of(self.epoch, self.mix.epoch_size) + self.sample == self.drawn
 

@@ -13,6 +13,7 @@ from order_cases import mixture
 from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownNameError
 from headrace.order import OrderConfig, ResumeState, Topology, make_order, make_plan, resolved_from_state
 from headrace.order.partition import Partition
+from headrace.order.resume import resume
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.order.shuffle.py1e import stable_argsort
 
@@ -140,7 +141,7 @@ def test_mosaicmls_checkpoint_is_no_position_of_the_native_order():
     state = ResumeState.from_dict({'epoch': 0, 'sample_in_epoch': 8, 'num_canonical_nodes': 4, 'shuffle_seed': 1})
     config = resolved_from_state(OrderConfig(algorithm='native', shuffle=True), state)
     with pytest.raises(ResumeError, match="one of its orders, got shuffle_algo 'native'"):
-        state.continued(config, MIX)
+        resume(state, config, MIX)
 
 
 def test_a_state_without_a_key_says_which():

@@ -30,6 +30,7 @@ from headrace.order import (
     next_use,
     parse_skip,
 )
+from headrace.order.resume import resume
 
 PlanOf = Callable[[int], BatchPlan]
 
@@ -96,7 +97,7 @@ def changed_cases(draw: st.DrawFn) -> tuple[Mixture, OrderConfig, int]:
         sample = draw(st.integers(start, mix.epoch_size))
         state = ResumeState.of(config, mix, epoch=epoch, sample_in_epoch=sample)
         state = ResumeState.from_dict(json.loads(json.dumps(state.to_dict())))
-        mix, state = state.continued(config, draw(any_mixture()), may_change_mixture=True)
+        mix, state = resume(state, config, draw(any_mixture()), may_change_mixture=True)
         epoch, sample = state.epoch, state.sample_in_epoch
     return mix, config, epoch
 

@@ -15,6 +15,7 @@ from order_cases import relaxed, shard_lists, whole
 from headrace.errors import ConfigError, ResumeError, StreamError
 from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, make_order
 from headrace.order.origin import Origin
+from headrace.order.resume import resume
 
 CONFIG = OrderConfig(shuffle=True, num_canonical_nodes=4, block_size=300)
 
@@ -42,7 +43,7 @@ class Counter:
         config = self.config.resolve_defaults(mix)
         state = ResumeState.of(config, mix, epoch=epoch, sample_in_epoch=sample)
         state = ResumeState.from_dict(json.loads(json.dumps(state.to_dict())))
-        changed, state = state.continued(replace(config, global_batch_size=None), to, may_change_mixture=True)
+        changed, state = resume(state, replace(config, global_batch_size=None), to, may_change_mixture=True)
         return changed, state.epoch, state.sample_in_epoch
 
 
@@ -160,7 +161,7 @@ def test_a_change_is_refused_unless_it_is_asked_for_with_both_values_named() -> 
     state = ResumeState.of(CONFIG, mix, epoch=0, sample_in_epoch=50)
     config = CONFIG.resolve_defaults(mix)
     with pytest.raises(ResumeError) as caught:
-        state.continued(config, mix_of(data, a=1, b=1))
+        resume(state, config, mix_of(data, a=1, b=1))
     for text in (
         'epoch_size: 800 in the checkpoint, 410 now',
         "stream 'a' choose: 800 in the checkpoint, 400 now",
@@ -174,7 +175,7 @@ def test_what_is_no_mixture_is_refused_even_where_changes_are_wanted() -> None:
     mix = mix_of({'a': [40] * 10}, a=2)
     state = ResumeState.of(CONFIG, mix, epoch=0, sample_in_epoch=50)
     with pytest.raises(ResumeError, match=r'block_size: 300 in the checkpoint, 70 now.*Restore them, or start'):
-        state.continued(replace(CONFIG, block_size=70), mix_of({'a': [40] * 10}, a=1), may_change_mixture=True)
+        resume(state, replace(CONFIG, block_size=70), mix_of({'a': [40] * 10}, a=1), may_change_mixture=True)
 
 
 def test_a_state_after_a_change_continues_without_asking_again() -> None:
@@ -183,7 +184,7 @@ def test_a_state_after_a_change_continues_without_asking_again() -> None:
     changed, epoch, sample = run.change(mix_of(data, a=2), mix_of(data, a=1, b=1), 1, 300)
     config = CONFIG.resolve_defaults(changed)
     state = ResumeState.of(config, changed, epoch=epoch, sample_in_epoch=sample + 40)
-    again, _ = ResumeState.from_dict(state.to_dict()).continued(config, mix_of(data, a=1, b=1))
+    again, _ = resume(ResumeState.from_dict(state.to_dict()), config, mix_of(data, a=1, b=1))
     assert again.origin == changed.origin
     expected = make_order(changed, config, epoch).at(np.arange(340, 490))
     assert (make_order(again, config, epoch).at(np.arange(340, 490)) == expected).all()
@@ -200,7 +201,7 @@ def test_the_whole_of_an_epoch_is_the_same_before_and_after_a_change_of_nothing(
     config = CONFIG.resolve_defaults(mix)
     expected = whole(make_order(mix, config, 1))
     state = ResumeState.of(config, mix, epoch=1, sample_in_epoch=77)
-    same, _ = state.continued(config, mix_of(data, a=1, b=3), may_change_mixture=True)
+    same, _ = resume(state, config, mix_of(data, a=1, b=3), may_change_mixture=True)
     assert (whole(make_order(same, config, 1)) == expected).all()
 
 
@@ -238,7 +239,7 @@ def test_a_schedule_counts_the_samples_of_the_run_also_where_the_epochs_size_cha
             run.draw(changed, epoch, sample, end)
             # Through a state, which has to know.
             drawn, state = drawn + end - sample, ResumeState.of(CONFIG, changed, epoch=epoch, sample_in_epoch=end)
-            changed, state = ResumeState.from_dict(state.to_dict()).continued(CONFIG, mix(size))
+            changed, state = resume(ResumeState.from_dict(state.to_dict()), CONFIG, mix(size))
             epoch, sample = (epoch, end) if end < changed.epoch_size else (epoch + 1, 0)
         assert {name: counts.sum() for name, counts in run.counts.items()} == {'a': 500 - at, 'b': 500}, (size, at)
 
@@ -249,7 +250,7 @@ def test_a_position_from_before_the_mixture_took_over_is_refused() -> None:
     state = ResumeState.of(CONFIG, changed, epoch=3, sample_in_epoch=100)
     for epoch, sample in ((3, 99), (2, 300)):
         with pytest.raises(ResumeError, match=rf'sample 100 of epoch 3, got sample {sample} of epoch {epoch}'):
-            replace(state, epoch=epoch, sample_in_epoch=sample).continued(CONFIG, mix_of(data, a=1))
+            resume(replace(state, epoch=epoch, sample_in_epoch=sample), CONFIG, mix_of(data, a=1))
 
 
 @pytest.mark.parametrize('size', [1, 7])

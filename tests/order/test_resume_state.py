@@ -9,6 +9,7 @@ from order_cases import mixture
 
 from headrace.errors import ResumeError
 from headrace.order import OrderConfig, ResumeState, make_order, resolved_from_state
+from headrace.order.resume import resume
 
 MIX = mixture([10] * 30, [5] * 9, choose=[300, 90])
 CONFIG = OrderConfig(shuffle=True, seed=7, num_canonical_nodes=2)
@@ -80,16 +81,16 @@ def test_only_our_finished_epochs_roll_over() -> None:
 
 
 def test_the_same_data_and_config_pass_on_another_world() -> None:
-    STATE.continued(CONFIG, MIX)
-    STATE.continued(resolved_from_state(OrderConfig(shuffle=True), STATE), MIX)
+    resume(STATE, CONFIG, MIX)
+    resume(STATE, resolved_from_state(OrderConfig(shuffle=True), STATE), MIX)
     mosaicmls = ResumeState.from_dict(MOSAICML)
-    mosaicmls.continued(resolved_from_state(OrderConfig(num_canonical_nodes=4), mosaicmls), MIX)
+    resume(mosaicmls, resolved_from_state(OrderConfig(num_canonical_nodes=4), mosaicmls), MIX)
 
 
 def test_all_differences_are_named_with_both_values() -> None:
     grown = mixture([10] * 31, [5] * 9, choose=[300, 80])
     with pytest.raises(ResumeError) as caught:
-        STATE.continued(replace(CONFIG, seed=8, block_size=999, algorithm='other'), grown)
+        resume(STATE, replace(CONFIG, seed=8, block_size=999, algorithm='other'), grown)
     for text in (
         'shuffle_seed: 7 in the checkpoint, 8 now',
         'block_size: 2000000 in the checkpoint, 999 now',
@@ -106,12 +107,12 @@ def test_streams_that_came_and_went_are_named() -> None:
     with pytest.raises(
         ResumeError, match=r"\['s0', 's1'\] in the checkpoint, \['s0'\] now.*'s1' samples: 45.*'nothing'"
     ):
-        STATE.continued(CONFIG, mixture([10] * 30, choose=[300]))
+        resume(STATE, CONFIG, mixture([10] * 30, choose=[300]))
 
 
 def test_a_position_beyond_the_epoch_is_refused() -> None:
     with pytest.raises(ResumeError, match='391'):
-        replace(STATE, sample_in_epoch=391).continued(CONFIG, MIX)
+        resume(replace(STATE, sample_in_epoch=391), CONFIG, MIX)
 
 
 def test_a_state_decides_what_it_pins() -> None:

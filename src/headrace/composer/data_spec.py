@@ -183,7 +183,7 @@ class StreamingDataSpec(DataSpec):
             loader.counts_skipped = True
         if is_evaluation:
             loader.fixed_epoch = 0  # Composer leaves a pass after any batch, as after the first one of each `fit`
-            loader._hint = _PaddingSampler(self)
+            loader.trainers_sampler = _PaddingSampler(self)
         self.loader = loader
         self.is_evaluation = is_evaluation
         self.token_column = token_column

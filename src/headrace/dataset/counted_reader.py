@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import Dataset
 
-from headrace.dataset.batch_reader import BatchReader
+from headrace.dataset.reader import Reader
 from headrace.dataset.statistics import Delivery, ReadCounts
 from headrace.storage import CountTable
 
@@ -32,7 +32,7 @@ class CountedReader(Dataset[Any]):
     one of a pass repeats all that such deliveries may have said.
     """
 
-    def __init__(self, reader: BatchReader) -> None:
+    def __init__(self, reader: Reader[Any]) -> None:
         """Take the reader, which is copied into workers."""
         self._reader = reader
         self._process = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from headrace.dataset.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
 from headrace.dataset.batch_mark import BatchMark
+from headrace.dataset.batch_reader import BatchReader
 from headrace.dataset.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.columns import column_names, read_columns, refuse_different_columns
 from headrace.dataset.epoch_file import EpochFiles
@@ -19,6 +20,7 @@ from headrace.dataset.keywords import by_name
 from headrace.dataset.open_streams import open_streams
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.plain_pass import samples_of_pass
+from headrace.dataset.reader import Collate, Reader
 from headrace.dataset.reading import ShardPool
 from headrace.dataset.room import require_room, warn_without_room
 from headrace.dataset.samples import Samples
@@ -31,6 +33,7 @@ from headrace.order import (
     DEFAULT_SEED,
     BatchExplanation,
     BatchPlan,
+    BatchSpec,
     Exhaustion,
     Mixture,
     MixtureChange,
@@ -46,9 +49,6 @@ from headrace.order import (
 from headrace.redaction import warn
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.storage import CacheCounters
-
-if TYPE_CHECKING:
-    from headrace.dataset.batch_reader import BatchReader, Collate
 
 __all__ = ['StreamingDataset']
 
@@ -293,9 +293,9 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
                 stacklevel=4,
             )
 
-    def settle(self, global_batch_size: int | None = None) -> None:
-        """As `SampleSequence.settle`; warns of a `cache_limit` that is too low for the order, which is known now."""
-        super().settle(global_batch_size)
+    def freeze_defaults(self, global_batch_size: int | None = None) -> None:
+        """As `SampleSequence.freeze_defaults`; warns of a `cache_limit` that is too low for the order."""
+        super().freeze_defaults(global_batch_size)
         worker = get_worker_info()
         speaks = not self.topology.rank and (worker is None or worker.id == 0)
         if self.cache_limit is not None and speaks and not self._asked_for_room:
@@ -374,19 +374,9 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         """Remove a shard from the cache. One without a remote stays."""
         self.pool.evict(shard)
 
-    def reader(
-        self,
-        topology: Topology,
-        global_batch_size: int,
-        remainder: Remainder,
-        collate_fn: Collate | None,
-        *,
-        mark_streams: bool = False,
-    ) -> BatchReader:
+    def reader(self, batches: BatchSpec, collate_fn: Collate | None, *, mark_streams: bool = False) -> Reader[Any]:
         """What reads batches of one rank; arguments as `BatchReader`'s."""
-        from headrace.dataset.batch_reader import BatchReader
-
-        return BatchReader(self, topology, global_batch_size, remainder, collate_fn, mark_streams=mark_streams)
+        return BatchReader(self, batches, collate_fn, mark_streams=mark_streams)
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""

@@ -12,15 +12,15 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from headrace.dataset.batch_reader import BatchReader, Collate
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.progress import Progress
+from headrace.dataset.reader import Collate, Reader
 from headrace.dataset.statistics import Delivery, LoaderStats, Mix, StreamCount, Tally
 from headrace.dataset.stream_mark import STREAM_MARK
 from headrace.dataset.worker_feed import WorkerFeed
 from headrace.errors import ConfigError
-from headrace.order import BatchPlan, Remainder, ResumeState, Topology
+from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
 
 __all__ = ['StreamingDataLoader']
 
@@ -159,12 +159,14 @@ class StreamingDataLoader(DataLoader[Any]):
         self.mark_streams = mark_streams
         self.counts_skipped = False
         """Whether `len` is `longest_epoch`, for a trainer that asks once and caps a number of batches by it."""
-        self._hint: object = _EpochHint(dataset.progress)
+        self.trainers_sampler: object = _EpochHint(dataset.progress)
+        """The `sampler` that trainers see; the loader never asks it."""
         self._feed: WorkerFeed | None = None
         self._feed_key: object = None
         self._position: tuple[int, int] | None = None
-        self._remainder: Remainder | None = remainder
-        vars(self)['remainder'] = remainder  # where trainers look that make a loader anew; the property goes before it
+        # An attribute, since trainers that make a loader anew look for the arguments of its class among those.
+        self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
+        """What happens to the samples after the last full global batch."""
         self._handed_out: tuple[BatchPlan, int] | None = None
         self._epoch_under_way: int | None = None
         names = [stream.name or '' for stream in dataset.streams]
@@ -174,7 +176,7 @@ class StreamingDataLoader(DataLoader[Any]):
     @property
     def sampler(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Takes Lightning's and Fabric's word on the epoch, where nothing better is known."""
-        return self._hint
+        return self.trainers_sampler
 
     @sampler.setter
     def sampler(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -183,28 +185,17 @@ class StreamingDataLoader(DataLoader[Any]):
     # -- sizes -----------------------------------------------------------------------------------------------------
 
     @property
-    def remainder(self) -> Remainder:
-        """What happens to the samples after the last full global batch."""
-        return 'drop' if self.drop_last else self._remainder or self.dataset.remainder or 'repeat'
-
-    @property
     def global_batch_size(self) -> int:
         """Samples of a batch over all ranks."""
-        assert self.batch_size is not None
-        return self.batch_size * self.dataset.topology.replicas
+        return self._batches.global_batch_size
 
-    def _reader(self) -> BatchReader:
-        return self.dataset.reader(
-            self.dataset.topology,
-            self.global_batch_size,
-            self.remainder,
-            self._collate,
-            mark_streams=self.mark_streams,
-        )
+    @property
+    def _batches(self) -> BatchSpec:
+        return self.dataset.batch_spec(batch_size=self.batch_size, remainder=self.remainder)
 
     def plan(self, epoch: int | None = None, start: int = 0) -> BatchPlan:
         """Which samples make up each batch of an epoch, by default of the current one from its start."""
-        return self._reader().plan(self._current()[0] if epoch is None else epoch, start)
+        return self.dataset.run.plan(self._current()[0] if epoch is None else epoch, start, self._batches)
 
     @property
     def longest_epoch(self) -> int:
@@ -234,52 +225,49 @@ class StreamingDataLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of the one that was loaded. Nothing happens before the first."""
         self._check_fixed_epoch()
-        self.dataset.settle(self.global_batch_size)
-        reader = self._reader()
-        progress, rank = self.dataset.progress, self.dataset.topology.rank
-        if progress.next(rank=rank) != self.next_pass():
-            progress.load(*self.next_pass())
-        epoch, start = progress.begin(rank=rank, worker=0)
-        self._position = epoch, start
-        plan = reader.plan(epoch, start)
-        tally = self._tally
-        tally.begin_pass(new_processes=not self.persistent_workers)
-        running: list[Iterator[Any]] = []
-
-        def feed(keys: Iterator[Any]) -> Iterator[Delivery]:
-            running.append(self._workers(reader, keys) if self.num_workers else self._here(reader, keys))
-            for delivery in running[-1]:
-                tally.receive(delivery)
-                yield delivery
-
-        batches = reader.deliveries(plan, epoch, start, feed, goes_on=self._goes_on_after(epoch))
-        if reader.packs_here or not self.num_workers:  # else workers' batches are pinned by PyTorch's thread
-            batches = self._pinned(batches)
-        owner, last = os.getpid(), plan.num_batches - 1
+        cut = self._batches
+        reader = self.dataset.reader(cut, self._collate, mark_streams=self.mark_streams)
+        self._position = self.next_pass()
+        plan = self.dataset.begin_pass(cut, place=self._position)
+        epoch = plan.order.epoch
+        self._tally.begin_pass(new_processes=not self.persistent_workers)
+        owner, last, source = os.getpid(), plan.num_batches - 1, None
         self._epoch_under_way = epoch
         try:
+            keys, pack = reader.begin(plan, goes_on=self._goes_on_after(epoch))
+            source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
+            batches = self._tally.receive_all(source)
+            if pack is not None:
+                batches = pack(batches)
+            if pack is not None or not self.num_workers:  # else workers' batches are pinned by PyTorch's thread
+                batches = self._pinned(batches)
             for number, delivery in enumerate(batches):
-                self._position = epoch, plan.end(number)
-                self._handed_out = plan, number
-                self._mix.reach(plan, number)
                 own_samples = delivery.rows  # only an epoch's last batch has padding
                 if number == last:
                     self._epoch_under_way = None
                     own_samples = plan.own_samples(number)
-                progress.seconds_stalled += tally.hand_out(delivery, own_samples)
-                yield delivery.batch
-                tally.ask()
+                yield self._hand_out(plan, number, delivery, own_samples)
+                self._tally.ask()
         finally:
             # A pass that was left is copied into workers that are forked afterwards; it is not theirs to end.
             if owner == os.getpid():
-                self.dataset.progress.end(epoch)
-                self._epoch_under_way = None
-                if not self.num_workers:
-                    self.dataset.pool.rest()
-            if not self.persistent_workers and owner == os.getpid():
-                # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
-                for iterator in running:
-                    getattr(iterator, '_shutdown_workers', lambda: None)()
+                self._end_pass(epoch, source)
+
+    def _hand_out(self, plan: BatchPlan, number: int, delivery: Delivery, own_samples: int) -> Any:
+        self._position = plan.order.epoch, plan.end(number)
+        self._handed_out = plan, number
+        self._mix.reach(plan, number)
+        self.dataset.progress.seconds_stalled += self._tally.hand_out(delivery, own_samples)
+        return delivery.batch
+
+    def _end_pass(self, epoch: int, source: Iterator[Delivery] | None) -> None:
+        self.dataset.progress.end(epoch)
+        self._epoch_under_way = None
+        if not self.num_workers:
+            self.dataset.pool.rest()
+        if not self.persistent_workers:
+            # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
+            getattr(source, '_shutdown_workers', lambda: None)()
 
     @property
     def handed_out(self) -> tuple[BatchPlan, int] | None:
@@ -348,17 +336,14 @@ class StreamingDataLoader(DataLoader[Any]):
                 'end. Set `sequences_per_epoch` in its `packing`.'
             )
 
-    def _here(self, reader: BatchReader, keys: Iterator[Any]) -> Iterator[Delivery]:
-        return map(reader.__getitem__, keys)
-
     def _pinned(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
         if not (self.pin_memory and torch.cuda.is_available()):
             return deliveries
         return map(torch.utils.data._utils.pin_memory.pin_memory, deliveries)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _workers(self, reader: BatchReader, keys: Iterator[Any]) -> Iterator[Delivery]:
+    def _workers(self, reader: Reader[Any], keys: Iterator[Any]) -> Iterator[Delivery]:
         # A state may bring another order, which persistent workers do not know.
-        key = (self.dataset.topology, self.dataset.order_key, self.batch_size, self.remainder)
+        key = self._batches, self.dataset.order_key
         if self._feed is None or self._feed_key != key:
             self._feed, self._feed_key = WorkerFeed(reader, self), key
             self._tally.begin_pass(new_processes=True)

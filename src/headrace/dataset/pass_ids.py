@@ -18,11 +18,11 @@ _FEWEST_CHUNKS = 4
 class PassIds:
     """Ids of one rank's batches."""
 
-    def __init__(self, plan: BatchPlan, rows: int, ahead: int) -> None:
-        """Take a plan, the samples of a batch on this rank, and how many batches are looked ahead."""
+    def __init__(self, plan: BatchPlan, ahead: int) -> None:
+        """Take a plan, and how many batches are looked ahead."""
         self.plan = plan
         """Of the pass."""
-        self._rows = rows
+        self._rows = plan.batch_size
         self._most_chunks = _FEWEST_CHUNKS + ahead // _CHUNK
         self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
 

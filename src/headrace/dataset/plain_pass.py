@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
@@ -11,35 +11,38 @@ from headrace.dataset.bad_sample import BAD_SAMPLE_MARK
 from headrace.dataset.look_ahead import look_ahead
 from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.randomness import drawing_for
+from headrace.dataset.reader import SampleSource
 from headrace.dataset.sample_errors import read_each
 from headrace.dataset.upcoming import upcoming_batches
 from headrace.dataset.worker_end import end_with_parent
-
-if TYPE_CHECKING:
-    from headrace.dataset.dataset import StreamingDataset
+from headrace.order import BatchPlan
 
 __all__ = ['samples_of_pass']
 
 
-def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
+class _PassSource(SampleSource, Protocol):
+    def begin_pass(self, *, worker: int = 0) -> BatchPlan:
+        """Begin the next pass."""
+        ...
+
+
+def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
     """This worker's samples of the dataset's next epoch: those of each batch that a worker of its number makes.
 
     A plain loader of PyTorch's deals batches to its workers in turn.
     """
-    dataset.settle()
-    topology, worker = dataset.topology, get_worker_info()
+    worker = get_worker_info()
     number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
     if worker is not None:
         end_with_parent()
-    epoch, start = dataset.progress.begin(rank=topology.rank, worker=number)
-    plan = dataset.plan(epoch=epoch, start=start, topology=topology)
-    is_marked = dataset.remainder == 'exact'
+    plan = dataset.begin_pass(worker=number)
+    epoch, is_marked = plan.order.epoch, plan.remainder == 'exact'
     if dataset.tolerant_reader is not None:
         dataset.tolerant_reader.begin_pass()
     dataset.pool.follow(
-        upcoming_batches(dataset, plan, topology, plan.ids, first=0),
+        upcoming_batches(dataset, plan, plan.ids, first=0),
         first=0,
-        ahead=look_ahead(dataset.predownload, plan.global_batch_size // topology.replicas, count),
+        ahead=look_ahead(dataset.predownload, plan.batch_size, count),
     )
     try:
         for k in range(number, plan.num_batches, count):
@@ -52,7 +55,7 @@ def samples_of_pass(dataset: StreamingDataset) -> Iterator[Any]:
         dataset.progress.end(epoch)
 
 
-def _samples(dataset: StreamingDataset, epoch: int, ids: list[int]) -> Iterator[Any]:
+def _samples(dataset: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
     """The samples of one batch."""
 
     def read(sample_id: int) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.progress import Progress
 from headrace.errors import ConfigError, TopologyError
-from headrace.order import ResumeState
+from headrace.order import BatchSpec, ResumeState
 
 if TYPE_CHECKING:
     from headrace.order import BatchPlan, Mixture, Order, OrderConfig, Remainder, Run, Topology
@@ -109,7 +109,7 @@ class SampleSequence:
     def _devices(self, global_batch_size: int | None = None) -> tuple[int, int | None]:
         """Nodes, and samples of a global batch if known, as far as the order depends on them; ranks may come later."""
         if self.run.needs_batch_size and global_batch_size is None and self.batch_size is not None:
-            global_batch_size = self.batch_size * self.topology.replicas
+            global_batch_size = self.batch_spec().global_batch_size
         return self.topology.nodes if self.run.needs_nodes else 1, global_batch_size
 
     @property
@@ -140,13 +140,59 @@ class SampleSequence:
         """Nodes that the run began on."""
         return self.run.initial_nodes(self.topology.nodes)
 
-    def settle(self, global_batch_size: int | None = None) -> None:
+    def freeze_defaults(self, global_batch_size: int | None = None) -> None:
         """Let defaults that depend on the topology or the batch size be what they are now, for the rest of the run."""
-        self.run.settle(self.topology.nodes, self._devices(global_batch_size)[1])
+        self.run.freeze_defaults(self.topology.nodes, self._devices(global_batch_size)[1])
 
     def order(self, epoch: int, global_batch_size: int | None = None) -> Order:
         """The global sequence of an epoch."""
         return self.run.order(epoch, *self._devices(global_batch_size))
+
+    def batch_spec(
+        self,
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        remainder: Remainder | None = None,
+        topology: Topology | None = None,
+    ) -> BatchSpec:
+        """How the sequence is cut into batches; this is where all its defaults are filled in.
+
+        Args:
+            batch_size: samples of a batch on each rank; by default the dataset's.
+            global_batch_size: samples of a batch over all ranks, in place of `batch_size`.
+            remainder: see the class; by default the dataset's, else 'repeat'.
+            topology: for which rank; by default this one.
+
+        Raises:
+            ConfigError: no batch size is known.
+        """
+        topology = topology or self.topology
+        if global_batch_size is None:
+            batch_size = self.batch_size if batch_size is None else batch_size
+            if batch_size is None:
+                raise ConfigError(
+                    'Please pass `batch_size` to StreamingDataset: the order in which ranks and workers take samples '
+                    'depends on it, and it is None.'
+                )
+            global_batch_size = batch_size * topology.replicas
+        return BatchSpec(global_batch_size, topology, remainder or self.remainder or 'repeat')
+
+    def begin_pass(
+        self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0
+    ) -> BatchPlan:
+        """Begin a pass, and freeze the defaults for the rest of the run.
+
+        Args:
+            batches: how the sequence is cut; by default as `batch_spec` says.
+            place: the epoch and the position to begin at; by default where the last pass or a state left off.
+            worker: number of the worker process that begins it.
+        """
+        self.freeze_defaults(None if batches is None else batches.global_batch_size)
+        rank = self.topology.rank
+        if place is not None and place != self._progress.next(rank=rank):
+            self._progress.load(*place)
+        return self.run.plan(*self._progress.begin(rank=rank, worker=worker), batches or self.batch_spec())
 
     def plan(
         self,
@@ -169,21 +215,8 @@ class SampleSequence:
         Raises:
             ValueError: no batch size is known, or it does not divide by the number of ranks.
         """
-        topology = topology or self.topology
-        if global_batch_size is None:
-            if self.batch_size is None:
-                raise ConfigError(
-                    'Please pass `batch_size` to StreamingDataset: the order in which ranks and workers take samples '
-                    'depends on it, and it is None.'
-                )
-            global_batch_size = self.batch_size * topology.replicas
-        return self.run.plan(
-            epoch,
-            start,
-            topology,
-            global_batch_size=global_batch_size,
-            remainder=remainder or self.remainder or 'repeat',
-        )
+        spec = self.batch_spec(global_batch_size=global_batch_size, remainder=remainder, topology=topology)
+        return self.run.plan(epoch, start, spec)
 
     def check_batches(self, label: str, global_batch_size: int, remainder: Remainder) -> None:
         """Check that an epoch has a batch, unless ``skip`` leaves it out.
@@ -236,10 +269,10 @@ class SampleSequence:
             global_batch_size: samples of a batch over all ranks; by default as in the last plan.
             remainder: see the class; by default the dataset's.
         """
-        size = self._devices(global_batch_size)[1]
-        batches = None if global_batch_size is None else (global_batch_size, remainder or self.remainder or 'repeat')
-        if batches is None and self.skip and self.run.last_batches is None and self.batch_size is not None:
-            batches = self.batch_size * self.topology.replicas, remainder or self.remainder or 'repeat'
+        size, batches = self._devices(global_batch_size)[1], None
+        is_unknown = self.skip and self.run.last_batches is None and self.batch_size is not None
+        if global_batch_size is not None or is_unknown:
+            batches = self.batch_spec(global_batch_size=global_batch_size, remainder=remainder)
         return self.run.state(epoch, sample_in_epoch, self.topology.nodes, size, batches)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:

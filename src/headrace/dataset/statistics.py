@@ -218,6 +218,12 @@ class Tally:
         self._asked = time.perf_counter()
         self._busy.append(self._asked - self._handed_out)
 
+    def receive_all(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
+        """Count deliveries as they come."""
+        for delivery in deliveries:
+            self.receive(delivery)
+            yield delivery
+
     def receive(self, delivery: Delivery) -> None:
         """Something came from where it was read."""
         if delivery.read is not None:

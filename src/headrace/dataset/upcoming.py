@@ -42,15 +42,14 @@ Upcoming = Iterator[UpcomingBatch]
 """In the order of their numbers."""
 
 
-def knows_of_node(dataset: Located, topology: Topology) -> bool:
+def knows_of_node(source: Located, topology: Topology) -> bool:
     """Whether it matters what the other ranks of the node read: they share a cache with a limit."""
-    return topology.replicas_per_node > 1 and dataset.cache_limit is not None
+    return topology.replicas_per_node > 1 and source.cache_limit is not None
 
 
 def upcoming_batches(
-    dataset: Located,
+    source: Located,
     plan: BatchPlan,
-    topology: Topology,
     ids_of: Callable[[int], npt.NDArray[np.int64]],
     *,
     first: int,
@@ -58,19 +57,18 @@ def upcoming_batches(
     """The shards of a rank's batches, with those of its node's where that matters.
 
     Args:
-        dataset: where samples are.
+        source: where samples are.
         plan: the pass.
-        topology: the rank.
         ids_of: the rank's sample ids of a batch; int64.
         first: the batch to begin with.
     """
-    step = max(1, _CHUNK // topology.replicas_per_node)
+    step = max(1, _CHUNK // plan.topology.replicas_per_node)
     for begin in range(first, plan.num_batches, step):
         numbers = range(begin, plan.num_batches)[:step]
         of_node: Iterator[npt.NDArray[np.int64] | None] = itertools.repeat(None)
-        if knows_of_node(dataset, topology):
+        if knows_of_node(source, plan.topology):
             positions = [plan.node_positions(number) for number in numbers]
-            shards, _ = dataset.locate(plan.order.at(np.concatenate(positions)))
+            shards, _ = source.locate(plan.order.at(np.concatenate(positions)))
             of_node = iter(np.split(shards, np.cumsum([len(part) for part in positions])[:-1]))
         for number, shards in zip(numbers, of_node, strict=False):
-            yield UpcomingBatch(number, dataset.locate(ids_of(number))[0], shards)
+            yield UpcomingBatch(number, source.locate(ids_of(number))[0], shards)

@@ -13,9 +13,9 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from headrace.dataset.batch_memory import hand_on_without_names
-from headrace.dataset.batch_reader import BatchReader
 from headrace.dataset.counted_reader import CountedKey, CountedReader
 from headrace.dataset.fork_context import worker_context
+from headrace.dataset.reader import Reader
 from headrace.dataset.statistics import Delivery
 from headrace.dataset.worker_copies import refusal
 from headrace.dataset.worker_end import end_at_once, end_with_parent
@@ -27,7 +27,7 @@ __all__ = ['WorkerFeed']
 class WorkerFeed:
     """The workers of one reader; from pass to pass the same, if they are to persist."""
 
-    def __init__(self, reader: BatchReader, like: DataLoader[Any]) -> None:
+    def __init__(self, reader: Reader[Any], like: DataLoader[Any]) -> None:
         """Take what reads, and a loader whose settings for workers hold."""
         self._keys = _Keys()
         self._passes = 0

@@ -279,8 +279,8 @@ class StreamingDataModule(HookedDataModule):
     def _batches_of(self, source: LoaderSource) -> GlobalBatches:
         dataset = _opened(source)
         dataset.batch_size = batch_size = self._batch_size_of(source)
-        remainder = 'drop' if source.options['drop_last'] else dataset.remainder or 'repeat'
-        return GlobalBatches(dataset, batch_size * dataset.topology.replicas, remainder)
+        batches = dataset.batch_spec(batch_size=batch_size, remainder='drop' if source.options['drop_last'] else None)
+        return GlobalBatches(dataset, batches.global_batch_size, batches.remainder)
 
     def _batch_size_of(self, source: LoaderSource) -> int:
         is_only_train = [source] == self._sources['train']

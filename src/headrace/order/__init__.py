@@ -10,7 +10,7 @@
    `skip` says which positions a plan leaves out.
 4. `locate`: a `SampleMap` finds shard and row of the ids; `kept` says which rows a stream with a selection offers.
 5. `state`: a `ResumeState` is a position of the sequence and what the sequence was made from; `origin` is where one
-   mixture took over from another.
+   mixture took over from another; `resume` goes on from a state.
 6. `explain` says which samples make up a batch, and when a sample is seen next; `steps`, which batch a trainer's step
    is, and which samples of the run it takes; `promise`, what the mixture promises of each stream.
 7. `run`: a `Run` holds all this together for one dataset.
@@ -30,10 +30,11 @@ from headrace.order.permutation import fill_permutation, permutation_key
 from headrace.order.plan import Plan
 from headrace.order.promise import Promise
 from headrace.order.protocols import BatchPlan, Order
+from headrace.order.resume import resolved_from_state
 from headrace.order.run import MixtureChange, Run
 from headrace.order.schedule import Schedule, SchedulePoint
 from headrace.order.skip import Skip, SkipRange, parse_skip, with_more
-from headrace.order.state import ResumeState, find_state, resolved_from_state
+from headrace.order.state import ResumeState, find_state
 from headrace.order.steps import PlanOf, batches_after, batches_before, find_batch, run_range
 from headrace.order.topology import Topology
 

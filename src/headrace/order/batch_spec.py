@@ -26,6 +26,11 @@ class BatchSpec:
     remainder: Remainder
     """What becomes of the samples after the last full batch."""
 
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch of one replica."""
+        return self.global_batch_size // self.topology.replicas
+
 
 def check_batch_size(size: int, topology: Topology) -> None:
     """Check that the replicas can share a global batch of ``size`` samples equally.

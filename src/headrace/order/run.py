@@ -9,19 +9,19 @@ from headrace.errors import ConfigError, ResumeError
 from headrace.order.config import DefaultSeed
 from headrace.order.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.order import left_out, make_order, make_plan
+from headrace.order.resume import resolved_from_state, resume
 from headrace.order.skip import without
-from headrace.order.state import ResumeState, resolved_from_state
+from headrace.order.state import ResumeState
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.order.batch_spec import Remainder
+    from headrace.order.batch_spec import BatchSpec
     from headrace.order.config import OrderConfig
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.schedule import Schedule
     from headrace.order.skip import Ranges, Skip
-    from headrace.order.topology import Topology
 
 __all__ = ['MixtureChange', 'Run']
 
@@ -32,8 +32,8 @@ MixtureChange: TypeAlias = Literal['refuse', 'continue']
 class Run:
     """Gives the orders, plans and states of a dataset's streams.
 
-    Defaults that depend on the topology are final with the first pass (`settle`), or with the state that is resumed;
-    until then they follow the topology that is asked for.
+    Defaults that depend on the topology are final with the first pass (`freeze_defaults`), or with the state that is
+    resumed. Until then they follow the topology that is asked for.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Run:
         self._settled: OrderConfig | None = None
         self._initial_nodes: int | None = None
         self._start: tuple[Ranges, ResumeState] | None = None  # a state of this run, but for the position
-        self.last_batches: tuple[int, Remainder] | None = None  # of the last plan: size and remainder
+        self.last_batches: BatchSpec | None = None  # of the last plan
         self._unchecked: Ranges = ()  # what a checkpoint's run left out, to be compared when batches are known
         self._order: tuple[object, Order] | None = None
 
@@ -113,7 +113,7 @@ class Run:
         """Nodes that the run began on, or begins on."""
         return nodes if self._initial_nodes is None else self._initial_nodes
 
-    def settle(self, nodes: int, global_batch_size: int | None) -> None:
+    def freeze_defaults(self, nodes: int, global_batch_size: int | None) -> None:
         """Let defaults be what they are now, for the rest of the run; arguments as `config`'s."""
         if self._settled is None:
             self._settled, self._initial_nodes = self.config(nodes, global_batch_size), nodes
@@ -137,40 +137,34 @@ class Run:
             self._order = (config, epoch), make_order(self.mixture, config, epoch)
         return self._order[1]
 
-    def plan(
-        self,
-        epoch: int,
-        start: int,
-        topology: Topology,
-        *,
-        global_batch_size: int,
-        remainder: Remainder,
-    ) -> BatchPlan:
-        """The global batches of an epoch from a position on, and this rank's rows of them; arguments as `make_plan`'s.
+    def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
+        """The global batches of an epoch from a position on, and one rank's rows of them.
 
         Raises:
             ConfigError: as `make_plan`; or stratified batches shall have another size in the middle of the run.
             ResumeError: the checkpoint's run left out what this one does not.
         """
+        size = batches.global_batch_size
         settled = None if self._settled is None else self._settled.global_batch_size
-        if (epoch, start) != (0, 0) and settled not in (None, global_batch_size):
+        if (epoch, start) != (0, 0) and settled not in (None, size):
             raise ConfigError(
                 f'with stratified batching the global batch keeps its size during a run, which began with {settled}, '
-                f"but got {global_batch_size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
+                f"but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
             )
         plan = make_plan(
-            self.order(epoch, topology.nodes, global_batch_size),
-            topology,
-            global_batch_size=global_batch_size,
+            self.order(epoch, batches.topology.nodes, size),
+            batches.topology,
+            global_batch_size=size,
             start=start,
-            remainder=remainder,
+            remainder=batches.remainder,
             initial_nodes=self._initial_nodes,
             skip=self._skip,
             epoch=epoch,
         )
         if self._unchecked:
-            _check_left_out(self._unchecked, left_out(self._skip, self.mixture, global_batch_size, remainder))
-        self._unchecked, self.last_batches = (), (global_batch_size, remainder)
+            now = left_out(self._skip, self.mixture, size, batches.remainder)
+            _check_left_out(self._unchecked, now)
+        self._unchecked, self.last_batches = (), batches
         return plan
 
     def state(
@@ -179,7 +173,7 @@ class Run:
         sample: int,
         nodes: int,
         global_batch_size: int | None,
-        batches: tuple[int, Remainder] | None = None,
+        batches: BatchSpec | None = None,
     ) -> ResumeState:
         """The state that continues at a position of an epoch.
 
@@ -188,7 +182,7 @@ class Run:
             sample: the position in it.
             nodes: as `config`'s.
             global_batch_size: as `config`'s.
-            batches: samples of a global batch, and what becomes of the remainder; None: as in the last plan.
+            batches: how the sequence is cut into batches; None: as in the last plan.
         """
         ranges = self._left_out(self.mixture, batches or self.last_batches) or ()
         if self._start is not None and self._start[0] == ranges:
@@ -205,11 +199,13 @@ class Run:
             self._start = ranges, state
         return state
 
-    def _left_out(self, mixture: Mixture, batches: tuple[int, Remainder] | None) -> Ranges | None:
+    def _left_out(self, mixture: Mixture, batches: BatchSpec | None) -> Ranges | None:
         """The positions of the run that are left out; None: that depends on batches, which are not known."""
         if batches is None and any(bound.unit == 'ba' for bounds in self._skip for bound in bounds):
             return None
-        return left_out(self._skip, mixture, *(batches or (1, 'repeat')))
+        if batches is None:
+            return left_out(self._skip, mixture, 1, 'repeat')
+        return left_out(self._skip, mixture, batches.global_batch_size, batches.remainder)
 
     def forget_topology(self) -> None:
         """Have the next state ask the topology again."""
@@ -231,7 +227,7 @@ class Run:
         config = resolved_from_state(self._asked, state)
         if config.batching == 'stratified' and not config.is_compatible:
             config = replace(config, global_batch_size=global_batch_size or state.pinned.get('global_batch_size'))
-        mixture, state = state.continued(config, self._mix(config), may_change_mixture=self._may_change_mixture)
+        mixture, state = resume(state, config, self._mix(config), may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:
             _warn_of_overruled(self._asked, config)
         ranges = self._left_out(mixture, None)

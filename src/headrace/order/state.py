@@ -7,23 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-import numpy as np
-
 from headrace.errors import MissingStateKeyError, ResumeError
-from headrace.order.config import MAX_CANONICAL_NODES, DefaultSeed
-from headrace.order.mixture import Mixture, StreamSize
+from headrace.order.config import MAX_CANONICAL_NODES
 from headrace.order.origin import Origin
 from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, broken_rules, is_count, read_pinned, short
-from headrace.order.schedule import Schedule
 from headrace.order.shuffle import PERMUTATIONS
-from headrace.order.shuffle.native import NativeOrder
 from headrace.order.skip import merged
 
 if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
+    from headrace.order.mixture import Mixture
     from headrace.order.skip import Ranges
 
-__all__ = ['STATE_VERSION', 'ResumeState', 'find_state', 'pinned_config', 'resolved_from_state']
+__all__ = ['STATE_VERSION', 'ResumeState', 'find_state', 'pinned_config']
 
 STATE_VERSION = 1
 
@@ -97,6 +93,11 @@ class ResumeState:
         return {} if self.config is None else json.loads(self.config)
 
     @property
+    def origin(self) -> Origin:
+        """Where the mixture took over from another one."""
+        return Origin.of(self.pinned.get('origin'))
+
+    @property
     def has_mosaicmls_order(self) -> bool:
         """Whether this is a position of one of MosaicML Streaming's orders, whoever wrote it."""
         return self.version is None or self.pinned.get('algorithm') in PERMUTATIONS
@@ -107,7 +108,7 @@ class ResumeState:
         pinned = self.pinned
         if 'skip' not in pinned:
             return ()
-        at = Origin.of(pinned.get('origin')).begin_of(self.epoch, self.epoch_size or 0) + self.sample_in_epoch
+        at = self.origin.begin_of(self.epoch, self.epoch_size or 0) + self.sample_in_epoch
         return merged((max(begin, at), end) for begin, end in pinned['skip'])
 
     def to_dict(self) -> dict[str, int | str]:
@@ -187,29 +188,22 @@ class ResumeState:
             return self
         return replace(self, epoch=self.epoch + 1, sample_in_epoch=0)
 
-    def continued(
-        self, config: OrderConfig, mixture: Mixture, *, may_change_mixture: bool = False
-    ) -> tuple[Mixture, ResumeState]:
-        """Go on from this state: with the mixture it was written under, or, where that is wanted, with another one.
-
-        Under another mixture, streams that are in both go on where they were, with the sample after their last.
+    def check(self, config: OrderConfig, mixture: Mixture, *, may_change_mixture: bool = False) -> bool:
+        """Refuse a config and a mixture that cannot continue from this state.
 
         Args:
-            config: the one from `resolved_from_state`.
+            config: the one from `resolved_from_state`, with its defaults filled in.
             mixture: resolved with that config's seed.
             may_change_mixture: whether streams, their weights, the schedule, the epoch's size, and with stratified
                 batching the global batch size may differ from the state's.
 
         Returns:
-            The mixture, which knows now where it took over; and the state's position in its terms.
+            Whether the mixture differs from the state's.
 
         Raises:
             ResumeError: config and mixture do not give the sequence that this state is a position of; every field
                 that differs is named with both values. MosaicML's states pin nothing but seed and canonical nodes.
         """
-        if self.is_stale:
-            return mixture, self
-        config = config.resolve_defaults(mixture)
         if self.version is None and not config.is_compatible:
             raise ResumeError(
                 f'a checkpoint of MosaicML Streaming is a position of one of its orders, got shuffle_algo '
@@ -227,26 +221,17 @@ class ResumeState:
                 f'a run continues only with the data, mixture and order that it began with; '
                 f'different are {"; ".join(differing.values())}. Restore them, {fix or "or start a new run"}.'
             )
-        origin = Origin.of(self.pinned.get('origin'))
         # The compatible orders count repeats, so that an epoch may end beyond its size; their plans check it.
         then = self.epoch_size
         if then is not None and not config.is_compatible and self.sample_in_epoch > then:
             raise ResumeError(f'sample_in_epoch must not exceed the epoch size {then}, got {self.sample_in_epoch}.')
+        origin = self.origin
         if (self.epoch, self.sample_in_epoch) < (origin.epoch, origin.sample):
             raise ResumeError(
                 f'the mixture of the checkpoint took over at sample {origin.sample} of epoch {origin.epoch}, got '
                 f'sample {self.sample_in_epoch} of epoch {self.epoch}. Resume from a checkpoint of that time.'
             )
-        if not differing:
-            return replace(mixture, origin=origin), self
-        assert then is not None
-        before = replace(self._mixture(), origin=origin)
-        origin = NativeOrder(before, self._config(config), self.epoch).origin_at(self.sample_in_epoch)
-        state = self
-        if self.sample_in_epoch > mixture.epoch_size or self.sample_in_epoch == then < mixture.epoch_size:
-            state = replace(self, epoch=self.epoch + 1, sample_in_epoch=0)
-            origin = replace(origin, epoch=state.epoch, sample=0, begin=origin.begin + self.sample_in_epoch)
-        return replace(mixture, origin=origin), state
+        return bool(differing)
 
     def _differing(self, config: OrderConfig, mixture: Mixture) -> dict[str, str]:
         """What differs between this state and a config and mixture, by key, as text with both values."""
@@ -269,27 +254,6 @@ class ResumeState:
             for key in keys
             if then.get(key, absent) != now.get(key, absent)
         }
-
-    def _config(self, config: OrderConfig) -> OrderConfig:
-        """The config that this state was written under, given one that differs in the mixture only."""
-        return replace(config, global_batch_size=self.pinned.get('global_batch_size'))
-
-    def _mixture(self) -> Mixture:
-        """The mixture that this state was written under, without its shards, which turns do not depend on."""
-        pinned = self.pinned
-        streams = [
-            StreamSize(name=s['name'], shard_sizes=np.array([s['samples']]), fingerprint=s['fingerprint'])
-            for s in pinned['streams']
-        ]
-        choose = tuple(s['choose'] for s in pinned['streams'])
-        return Mixture(
-            streams=tuple(streams),
-            choose=choose,
-            proportions=tuple(c / max(sum(choose), 1) for c in choose),
-            epoch_size=self.epoch_size or 0,
-            stages=tuple(map(tuple, pinned.get('stages', [choose]))),
-            schedule=Schedule.of(pinned['schedule']) if 'schedule' in pinned else None,
-        )
 
 
 def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -346,30 +310,6 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> s
 
 def _is_of_mixture(key: str) -> bool:
     return key in ('epoch_size', 'global_batch_size', 'stages', 'schedule', 'streams') or key.startswith('stream ')
-
-
-def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
-    """Let a state decide what was not given: seed, canonical nodes, algorithm and block size.
-
-    `ResumeState.continued` refuses those that were given and differ. In MosaicML's orders a state decides seed and
-    canonical nodes in any case: so do MosaicML's states, and a run that began with one restarts with its own. Their
-    default algorithm py1e takes the place of one that was not given.
-    """
-    if state.is_stale:
-        return config
-    pinned = state.pinned
-    decides = state.has_mosaicmls_order
-    algorithm = 'py1e' if state.version is None else pinned.get('algorithm')
-    return replace(
-        config,
-        seed=state.shuffle_seed if decides or isinstance(config.seed, DefaultSeed) else config.seed,
-        num_canonical_nodes=(decides and state.num_canonical_nodes)
-        or config.num_canonical_nodes
-        or state.num_canonical_nodes
-        or None,
-        algorithm=config.algorithm or algorithm,
-        block_size=config.block_size or pinned.get('block_size'),
-    )
 
 
 def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:

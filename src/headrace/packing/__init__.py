@@ -13,8 +13,9 @@
 
 from __future__ import annotations
 
-from headrace.packing.dataset import DocumentCount, PackedDataset
+from headrace.packing.dataset import PackedDataset
 from headrace.packing.exchange import exchange_now_and_then
+from headrace.packing.packer import DocumentCount
 from headrace.packing.rows import batch_of, flat_cu_seqlens
 from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import load_tokenizer

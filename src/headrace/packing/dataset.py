@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from headrace.dataset import StreamingDataset
 from headrace.dataset.columns import column_names
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig, Run, parse_skip
+from headrace.packing.packer import DocumentCount
+from headrace.packing.reader import PackedReader
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import fingerprint
 
 if TYPE_CHECKING:
-    from headrace.dataset.batch_reader import BatchReader, Collate
-    from headrace.order import BatchExplanation, BatchPlan, Remainder, SkipRange, Topology
+    from headrace.dataset.reader import Collate, Reader
+    from headrace.order import BatchExplanation, BatchPlan, BatchSpec, SkipRange
 
-__all__ = ['DocumentCount', 'PackedDataset']
-
-
-class DocumentCount(NamedTuple):
-    """What was taken from a stream."""
-
-    documents: int
-    """Documents that were taken."""
-    tokens: int
-    """Their tokens."""
-    left_out: int = 0
-    """Those of them that could not be read, and have none; see `on_bad_sample`."""
+__all__ = ['PackedDataset']
 
 
 class PackedDataset(StreamingDataset):
@@ -137,29 +128,19 @@ class PackedDataset(StreamingDataset):
         """
         self.run.lanes.exchange(gather)
 
-    def reader(
-        self,
-        topology: Topology,
-        global_batch_size: int,
-        remainder: Remainder,
-        collate_fn: Collate | None,
-        *,
-        mark_streams: bool = False,
-    ) -> BatchReader:
+    def reader(self, batches: BatchSpec, collate_fn: Collate | None, *, mark_streams: bool = False) -> Reader[Any]:
         """What reads batches of one rank.
 
         Raises:
             ConfigError: sequences are neither collated nor of one stream.
         """
-        from headrace.packing.reader import PackedReader
-
         if collate_fn is not None or mark_streams:
             name = '`mark_streams`' if collate_fn is None else '`collate_fn`'
             raise ConfigError(
                 f'{name} is not to be had with packing: its batches are tensors of packed sequences, whose documents '
                 f'may be of several streams. Leave it out.'
             )
-        return PackedReader(self, topology, global_batch_size, remainder)
+        return PackedReader(self, batches)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add what was taken from streams, by their numbers."""

@@ -15,7 +15,7 @@ from headrace.packing.lanes import Lanes
 from headrace.packing.settings import Packing, lanes_rule
 
 if TYPE_CHECKING:
-    from headrace.order import BatchPlan, Remainder, Topology
+    from headrace.order import BatchPlan, BatchSpec
     from headrace.order.skip import Skip
 
 __all__ = ['PackedRun']
@@ -74,16 +74,14 @@ class PackedRun(Run):
             raise ConfigError(f'Packing breaks its rules: {lanes_rule(size, count)}.')
         return Lanes(self.packing, count, self._num_documents)
 
-    def settle(self, nodes: int, global_batch_size: int | None) -> None:
-        """As `Run.settle`; the lanes are what they are from now on."""
+    def freeze_defaults(self, nodes: int, global_batch_size: int | None) -> None:
+        """As `Run.freeze_defaults`; the lanes are what they are from now on."""
         if self._lanes is None and global_batch_size is not None:
             self._lanes = self._make_lanes(global_batch_size)
-        self.documents.settle(nodes, self.lane_count)
-        super().settle(nodes, global_batch_size)
+        self.documents.freeze_defaults(nodes, self.lane_count)
+        super().freeze_defaults(nodes, global_batch_size)
 
-    def plan(
-        self, epoch: int, start: int, topology: Topology, *, global_batch_size: int, remainder: Remainder
-    ) -> BatchPlan:
+    def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
         """As `Run.plan`, in sequences.
 
         Raises:
@@ -95,14 +93,15 @@ class PackedRun(Run):
                 f'packing without `sequences_per_epoch` has one epoch, which does not end, got epoch {epoch}: a pass '
                 f'was left and another one began. Go on from a checkpoint, or set `sequences_per_epoch`.'
             )
-        plan = super().plan(epoch, start, topology, global_batch_size=global_batch_size, remainder=remainder)
-        lanes = self._make_lanes(global_batch_size) if self._lanes is None else self._lanes
-        if lanes.count % topology.replicas:
+        plan = super().plan(epoch, start, batches)
+        lanes = self._make_lanes(batches.global_batch_size) if self._lanes is None else self._lanes
+        replicas = batches.topology.replicas
+        if lanes.count % replicas:
             raise TopologyError(
                 f'the ranks that share a global batch must divide the {lanes.count} lanes of the packing, got '
-                f'{topology.replicas}. The lanes are those that the run began with; go on with another number of ranks.'
+                f'{replicas}. The lanes are those that the run began with; go on with another number of ranks.'
             )
-        ranges = self._left_out(self.mixture, (global_batch_size, remainder)) or ()
+        ranges = self._left_out(self.mixture, batches) or ()
         if any(bound % lanes.count for bounds in ranges for bound in bounds):
             found = ', '.join(f'[{begin}, {end}]' for begin, end in ranges)
             raise ConfigError(
@@ -117,7 +116,7 @@ class PackedRun(Run):
         sample: int,
         nodes: int,
         global_batch_size: int | None,
-        batches: tuple[int, Remainder] | None = None,
+        batches: BatchSpec | None = None,
     ) -> ResumeState:
         """As `Run.state`, with what documents and lanes are pinned to, and the cuts to take lanes up from."""
         rows = super().state(epoch, sample, 1, global_batch_size, batches)

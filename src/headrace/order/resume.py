@@ -1,0 +1,96 @@
+"""From a state to the config, the mixture and the position that a run goes on with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.order.config import DefaultSeed
+from headrace.order.mixture import Mixture, StreamSize
+from headrace.order.schedule import Schedule
+from headrace.order.shuffle.native import NativeOrder
+
+if TYPE_CHECKING:
+    from headrace.order.config import OrderConfig
+    from headrace.order.state import ResumeState
+
+__all__ = ['resolved_from_state', 'resume']
+
+
+def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
+    """Let a state decide what was not given: seed, canonical nodes, algorithm and block size.
+
+    `ResumeState.check` refuses those that were given and differ. In MosaicML's orders a state decides seed and
+    canonical nodes in any case: so do MosaicML's states, and a run that began with one restarts with its own. Their
+    default algorithm py1e takes the place of one that was not given.
+    """
+    if state.is_stale:
+        return config
+    pinned = state.pinned
+    decides = state.has_mosaicmls_order
+    algorithm = 'py1e' if state.version is None else pinned.get('algorithm')
+    return replace(
+        config,
+        seed=state.shuffle_seed if decides or isinstance(config.seed, DefaultSeed) else config.seed,
+        num_canonical_nodes=(decides and state.num_canonical_nodes)
+        or config.num_canonical_nodes
+        or state.num_canonical_nodes
+        or None,
+        algorithm=config.algorithm or algorithm,
+        block_size=config.block_size or pinned.get('block_size'),
+    )
+
+
+def resume(
+    state: ResumeState, config: OrderConfig, mixture: Mixture, *, may_change_mixture: bool = False
+) -> tuple[Mixture, ResumeState]:
+    """Go on from a state: with the mixture it was written under, or, if that is allowed, with another one.
+
+    Under another mixture, streams that are in both go on where they were, with the sample after their last.
+
+    Args:
+        state: says where.
+        config: as `ResumeState.check`'s.
+        mixture: as `ResumeState.check`'s.
+        may_change_mixture: as `ResumeState.check`'s.
+
+    Returns:
+        The mixture, which knows now where it took over; and the state's position in its terms.
+
+    Raises:
+        ResumeError: as `ResumeState.check`.
+    """
+    if state.is_stale:
+        return mixture, state
+    config = config.resolve_defaults(mixture)
+    if not state.check(config, mixture, may_change_mixture=may_change_mixture):
+        return replace(mixture, origin=state.origin), state
+    assert state.epoch_size is not None  # else nothing can differ
+    then = replace(config, global_batch_size=state.pinned.get('global_batch_size'))
+    order = NativeOrder(_mixture_of(state), then, state.epoch)
+    origin, sample = order.origin_at(state.sample_in_epoch), state.sample_in_epoch
+    if sample > mixture.epoch_size or sample == state.epoch_size < mixture.epoch_size:
+        state = replace(state, epoch=state.epoch + 1, sample_in_epoch=0)
+        origin = replace(origin, epoch=state.epoch, sample=0, begin=origin.begin + sample)
+    return replace(mixture, origin=origin), state
+
+
+def _mixture_of(state: ResumeState) -> Mixture:
+    """The mixture that a state was written under, without its shards, which turns do not depend on."""
+    pinned = state.pinned
+    streams = [
+        StreamSize(name=s['name'], shard_sizes=np.array([s['samples']]), fingerprint=s['fingerprint'])
+        for s in pinned['streams']
+    ]
+    choose = tuple(s['choose'] for s in pinned['streams'])
+    return Mixture(
+        streams=tuple(streams),
+        choose=choose,
+        proportions=tuple(c / max(sum(choose), 1) for c in choose),
+        epoch_size=state.epoch_size or 0,
+        stages=tuple(map(tuple, pinned.get('stages', [choose]))),
+        schedule=Schedule.of(pinned['schedule']) if 'schedule' in pinned else None,
+        origin=state.origin,
+    )

@@ -1,0 +1,177 @@
+"""Chunks of tokenised documents become batches of sequences, in the process that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.padding import marked
+from headrace.dataset.statistics import Delivery
+from headrace.dataset.tolerant_reader import BadRows
+from headrace.packing.lane import Document
+from headrace.packing.rows import batch_of
+
+if TYPE_CHECKING:
+    from headrace.order import BatchPlan
+    from headrace.packing.lanes import Lanes
+    from headrace.packing.settings import Packing
+
+__all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer']
+
+_MOST_DOCUMENTS = 512  # of a chunk
+_EAGERNESS = 1.5  # tokens received for each one handed out, while lanes have less than they should
+
+
+class DocumentCount(NamedTuple):
+    """What was taken from a stream."""
+
+    documents: int
+    """Documents that were taken."""
+    tokens: int
+    """Their tokens."""
+    left_out: int = 0
+    """Those of them that could not be read, and have none; see `on_bad_sample`."""
+
+
+class ChunkKey(NamedTuple):
+    """Documents of one lane, by their numbers there."""
+
+    row: int
+    """The sequence of the run that the pass begins with."""
+    lane: int
+    numbers: tuple[int, ...]
+
+
+class Chunk(NamedTuple):
+    """These documents, end to end."""
+
+    key: ChunkKey
+    tokens: npt.NDArray[np.int32]
+    labels: npt.NDArray[np.int32] | None
+    lengths: npt.NDArray[np.int32]
+    """int32[documents]."""
+    bad: BadRows | None
+    """bool[documents], True for one that could not be read, and has no tokens; None: all could."""
+
+    def documents(self) -> list[Document]:
+        """One by one."""
+        ends = np.cumsum(self.lengths)[:-1]
+        tokens = np.split(self.tokens, ends)
+        if self.labels is None:
+            return [Document(found) for found in tokens]
+        return [Document(*found) for found in zip(tokens, np.split(self.labels, ends), strict=True)]
+
+
+class Packer:
+    """Lanes of one rank in one pass: asks for documents, and hands out batches of sequences.
+
+    Args:
+        plan: the batches of the pass.
+        packing: how documents are packed.
+        lanes: all of the run.
+        own: numbers of this rank's lanes.
+        count: told what was taken from streams, by their numbers.
+    """
+
+    def __init__(
+        self,
+        plan: BatchPlan,
+        packing: Packing,
+        lanes: Lanes,
+        own: range,
+        count: Callable[[Mapping[int, DocumentCount]], None],
+    ) -> None:
+        self._plan = plan
+        self._packing = packing
+        self._add = count
+        self._first = plan.order.epoch * len(plan.order)  # the sequence of the run that the epoch begins with
+        self._row = row = self._first + plan.start
+        self._count = lanes.count
+        self._lanes = lanes.take_up(own, row)
+        self._window = lanes.window
+        self._asked = {number: lane.received for number, lane in self._lanes.items()}
+        self._is_missing = {number for number, lane in self._lanes.items() if lane.missing}
+        self._documents, self._tokens = 1, packing.sequence_length // 4  # until they are known
+        self._supplies = {number: self._supply(number) for number in self._lanes}
+        self._enough = len(own) * packing.sequence_length * (lanes.window + 1)
+        self._left_out = 0  # documents that could not be read, since the last batch
+
+    def keys(self) -> Iterator[ChunkKey]:
+        """What lanes want, those first that will run out first."""
+        while True:
+            number = min(self._supplies, key=self._supplies.__getitem__)
+            lane = self._lanes[number]
+            if number in self._is_missing:
+                self._is_missing.remove(number)
+                self._supplies[number] = self._supply(number)
+                yield ChunkKey(self._row, number, lane.missing)
+                continue
+            first = self._asked[number]
+            mean = max(self._tokens / self._documents, 1)
+            rows = max(self._window // 4, 2)
+            count = min(max(round(rows * self._packing.sequence_length / mean), 1), _MOST_DOCUMENTS)
+            self._asked[number] = first + count
+            self._supplies[number] = self._supply(number)
+            yield ChunkKey(self._row, number, tuple(range(first, first + count)))
+
+    def batches(self, chunks: Iterator[Delivery]) -> Iterator[Delivery]:
+        """The batches of the pass, made of chunks that come in the order of `keys`."""
+        plan, packing = self._plan, self._packing
+        for number in range(plan.num_batches):
+            numbers = plan.positions(number) + self._first
+            # A row that only fills up the last batch would be another rank's; it has no tokens here.
+            own = plan.own_samples(number)
+            rows = self._rows(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
+            batch = batch_of(rows, packing.sequence_length, packing.pad_token_id)
+            if plan.remainder == 'exact':
+                batch = marked(batch, rows=len(rows), own_samples=own)
+            left_out, self._left_out = self._left_out, 0
+            yield Delivery(batch, len(rows), None, left_out=left_out)
+
+    def _supply(self, number: int) -> float:
+        """Sequences that a lane will have when all has come that was asked for."""
+        if number in self._is_missing:
+            return -1
+        lane = self._lanes[number]
+        coming = (self._asked[number] - lane.received) * self._tokens / self._documents
+        windows = (lane.pending_tokens + coming) / lane.window_tokens
+        return lane.rows_ahead + (int(windows) + windows / 1000) * self._window
+
+    def _rows(self, numbers: list[int], chunks: Iterator[Delivery]) -> list[Any]:
+        """Sequences of the run, by their numbers."""
+        received, rows = 0, list[Any]()
+        for number in numbers:
+            lane, row = self._lanes[number % self._count], number // self._count
+            while not lane.has(row):
+                received += self._receive(next(chunks))
+            rows.append(lane.take(row))
+            self._supplies[number % self._count] = self._supply(number % self._count)
+        wanted = _EAGERNESS * len(numbers) * self._packing.sequence_length
+        while received < wanted and self._tokens_ahead() < self._enough:
+            received += self._receive(next(chunks))
+        return rows
+
+    def _tokens_ahead(self) -> int:
+        return sum(lane.tokens_ahead for lane in self._lanes.values())
+
+    def _receive(self, delivery: Delivery) -> int:
+        chunk: Chunk = delivery.batch
+        tokens = len(chunk.tokens)
+        self._lanes[chunk.key.lane].receive(chunk.key.numbers, chunk.documents())
+        self._documents += len(chunk.lengths)
+        self._tokens += tokens
+        self._supplies[chunk.key.lane] = self._supply(chunk.key.lane)
+        assert delivery.streams is not None
+        bad = np.zeros(len(chunk.lengths), np.bool_) if chunk.bad is None else chunk.bad
+        self._left_out += int(bad.sum())
+        self._add(
+            {
+                stream: DocumentCount(int(is_of.sum()), int(chunk.lengths[is_of].sum()), int((is_of & bad).sum()))
+                for stream in np.unique(delivery.streams).tolist()
+                for is_of in [delivery.streams == stream]
+            }
+        )
+        return tokens
