@@ -1,4 +1,4 @@
-"""What reads batches or parts of them by keys, and what it needs of a dataset."""
+"""The interface of batch readers, and the part of a dataset that they know."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Reader(Dataset[Delivery], ABC, Generic[Key]):
 
     @property
     def counters(self) -> CacheCounters:
-        """What this process has read of each stream."""
+        """Counters of the data that this process has read, for each stream."""
         return self._source.cache_counters
 
     def _sample(self, epoch: int, sample_id: int) -> Any:

@@ -26,12 +26,12 @@ from headrace.lightning.sources import (
     Configuration,
     LoaderSource,
     Sources,
-    loader_options,
     sources_of_config,
     sources_of_section,
 )
 from headrace.lightning.topology import TopologyOverride, topology_of, with_replication
 from headrace.lightning.train_checks import check_training
+from headrace.mixing.build import loader_options
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer

@@ -11,6 +11,7 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning.topology import with_replication
 from headrace.mixing import Config, LoaderConfig, build_dataset, load_config
+from headrace.mixing.build import loader_options
 from headrace.packing import PackedDataset
 
 if TYPE_CHECKING:
@@ -46,8 +47,6 @@ else:
     Configuration = str | Mapping[str, Any]
 
 SECTIONS = ('train', 'val', 'test', 'predict')
-
-_OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocessing_context')
 
 
 @dataclasses.dataclass(slots=True)
@@ -170,11 +169,6 @@ def sources_of_section(
             'that share one share its position. Make it a second time.'
         )
     return [LoaderSource(section, name, cast('Source', value), options, dataset_class) for name, value in named.items()]
-
-
-def loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a loader, without those that concern only workers if it has none."""
-    return {name: value for name, value in options.items() if options['num_workers'] or name not in _OF_WORKERS}
 
 
 def _is_source(value: object) -> bool:

@@ -13,7 +13,7 @@ from headrace.mixing.streams import SelectionConfig, StreamConfig
 from headrace.mixing.validate import field_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.dataset.stream import Stream
     from headrace.order.topology import Topology
 
-__all__ = ['build_dataset', 'build_loader']
+__all__ = ['build_dataset', 'build_loader', 'loader_options']
 
 _SOURCE = ('streams', 'remote', 'local', 'split')
 _OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocessing_context')
@@ -101,9 +101,7 @@ def build_loader(
 
     dataset = build_dataset(config, topology=topology, dataset_class=dataset_class)
     workers = config.loader
-    options = {field.name: getattr(workers, field.name) for field in dataclasses.fields(workers)}
-    if workers.num_workers == 0:
-        options = {name: value for name, value in options.items() if name not in _OF_WORKERS}
+    options = loader_options({field.name: getattr(workers, field.name) for field in dataclasses.fields(workers)})
     return StreamingDataLoader(
         dataset,
         batch_size=dataset.batch_size,
@@ -112,6 +110,11 @@ def build_loader(
         generator=generator,
         **options,
     )
+
+
+def loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a loader, without those that concern only workers if it has none."""
+    return {name: value for name, value in options.items() if options['num_workers'] or name not in _OF_WORKERS}
 
 
 def _broken_rules(config: LoaderConfig) -> Iterator[str]:

@@ -24,7 +24,7 @@ class BatchSpec:
     topology: Topology
     """Which rank of how many reads."""
     remainder: Remainder
-    """What becomes of the samples after the last full batch."""
+    """The fate of the samples after the last full batch."""
 
     @property
     def batch_size(self) -> int:

@@ -103,7 +103,7 @@ class BatchPlan(Protocol):
 
     @property
     def remainder(self) -> Remainder:
-        """What becomes of the samples after the last full batch."""
+        """The fate of the samples after the last full batch."""
         ...
 
     @property

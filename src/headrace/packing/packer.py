@@ -26,7 +26,7 @@ _EAGERNESS = 1.5  # tokens received for each one handed out, while lanes have le
 
 
 class DocumentCount(NamedTuple):
-    """What was taken from a stream."""
+    """Documents and tokens that were taken from a stream."""
 
     documents: int
     """Documents that were taken."""
@@ -100,7 +100,7 @@ class Packer:
         self._left_out = 0  # documents that could not be read, since the last batch
 
     def keys(self) -> Iterator[ChunkKey]:
-        """What lanes want, those first that will run out first."""
+        """Chunks that lanes want; the lane that runs out first comes first."""
         while True:
             number = min(self._supplies, key=self._supplies.__getitem__)
             lane = self._lanes[number]
