@@ -244,7 +244,7 @@ def prepare(contender: str) -> Any:
         if 'WORLD_SIZE' in os.environ:  # else it would make a process group, and end it again, several times
             dist.init_process_group('gloo')
         return mosaicml_loader
-    import headrace.storage.s3  # noqa: F401
+    import headrace.storage.stores.s3  # noqa: F401
 
     return headrace_loader
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import StreamingDataset
-from headrace.dataset.index_file import KEPT, IndexFile
+from headrace.dataset.cache_files.index_table import KEPT, IndexFile
 
 INDEX = 'index.json'
 

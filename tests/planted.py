@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 import pytest
 
 from headrace.storage import StoreOptions, register_store, resolve
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 
 PASSWORD = 'pl4nted/p@ss'
 """As it is after unquoting; AWS's keys have slashes, too."""

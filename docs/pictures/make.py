@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from headrace.order import Mixture, OrderConfig, Schedule, StreamSize, make_order
-from headrace.order.mixture import IntArray
+from headrace.order.mixture.mixture import IntArray
 from headrace.testing.order_quality import node_use, sequence_of
 
 ALGORITHMS = ('native', 'py1e', 'py1br', 'py1b', 'py1s', 'naive')

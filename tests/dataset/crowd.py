@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from headrace import StreamingDataset
 from headrace.storage import StoreOptions, register_store
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 
 
 class LoggedStore(LocalStore):

@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
-from headrace.dataset import stream
-from headrace.storage import counting, register_store
-from headrace.storage.control_folder import OpenFolder
-from headrace.storage.local import LocalStore
+from headrace.dataset.streams import stream
+from headrace.storage import register_store
+from headrace.storage.cache import disk_usage
+from headrace.storage.cache.control_folder import OpenFolder
+from headrace.storage.stores.local import LocalStore
 from processes import is_alive, states_of
 from resume_oracle import Trained, judge_chain
 
@@ -162,7 +163,7 @@ def train(chain: Chain, leg: Leg, rank: int, together: Barrier) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(leg.ranks), LOCAL_WORLD_SIZE=str(leg.ranks))
     cache = Path(chain.folder, 'cache')
     dawdle(cache)
-    counting.CHEAP = -1.0 if chain.ledger and leg.last_epoch is None else 1e9  # type: ignore[misc]
+    disk_usage.CHEAP = -1.0 if chain.ledger and leg.last_epoch is None else 1e9  # type: ignore[misc]
     dataset = StreamingDataset(
         remote=chain.remote,
         local=str(cache),

@@ -16,7 +16,7 @@ import torch.utils.data
 
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.storage import StoreOptions, known_schemes, register_store
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 
 
 class BreakingStore(LocalStore):

@@ -16,13 +16,14 @@ import sys
 from pathlib import Path
 
 from headrace import StreamingDataLoader, StreamingDataset
-from headrace.dataset import prefetch
-from headrace.storage import keeping, transfer
+from headrace.dataset.prefetch import prefetcher as prefetch
+from headrace.storage.cache import lease_cache
+from headrace.storage.transfer import download as transfer
 from waiting import until
 
 # So that the first epoch has as many as there ever are, and one moment about as many as another.
-keeping.MAPPED_SHARDS = 256
-keeping.LEASED_SHARDS = 4
+lease_cache.MAPPED_SHARDS = 256
+lease_cache.LEASED_SHARDS = 4
 prefetch._THREADS = 2
 transfer.REQUESTS = 1  # type: ignore[misc]
 

@@ -17,7 +17,7 @@ import torch.utils.data
 
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.storage import StoreOptions, register_store
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 
 LARGE = 1 << 18  # bytes; a pipe takes a quarter of that
 

@@ -26,7 +26,7 @@ from headrace import (
     StreamingDataset,
     Topology,
 )
-from headrace.dataset.bad_sample import is_bad_sample
+from headrace.dataset.batch_keys.bad_sample import is_bad_sample
 from headrace.errors import (
     AccessDeniedError,
     CacheError,
@@ -39,7 +39,7 @@ from headrace.errors import (
     TransferError,
 )
 from headrace.mixing import build_loader, load_config
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 
 
 @pytest.fixture(scope='module')
@@ -88,7 +88,7 @@ def test_an_outage_raises(remote, tmp_path, monkeypatch, error, workers):
         return get(self, key, *args, **kwargs)
 
     monkeypatch.setattr(LocalStore, 'get', failing)
-    monkeypatch.setattr('headrace.storage.retry.time.sleep', lambda seconds: None)
+    monkeypatch.setattr('headrace.storage.transfer.retry.time.sleep', lambda seconds: None)
     for cls in (StreamingDataset, Own):
         loader = make(remote, tmp_path / cls.__name__, workers=workers, cls=cls, download_retry=0)
         with pytest.raises(StorageError if error is RuntimeError else error, match='out of order'):

@@ -13,7 +13,7 @@ import pytest
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import CacheError, StorageError
 from headrace.storage import register_store
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore
 
 SAMPLES = 300

@@ -19,7 +19,7 @@ import pytest
 from headrace import MDSWriter, StreamingDataset
 from headrace.errors import StorageError, TransferError
 from headrace.storage import open_store, register_store
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 from headrace.testing.servers.s3 import moto_server
 
 MARK = '.headrace-writing'

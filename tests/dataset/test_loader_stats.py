@@ -19,11 +19,11 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from headrace import PADDING, STREAM, LoaderStats, Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.dataset.prefetch import Prefetcher
+from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.statistics import Delivery, ReadCounts
 from headrace.errors import ConfigError
-from headrace.storage import limit
-from headrace.storage.local import LocalStore
+from headrace.storage.cache import limit
+from headrace.storage.stores.local import LocalStore
 from waiting import until
 
 SIZES = {'a': 60, 'b': 80, 'c': 30}
@@ -219,7 +219,7 @@ def test_who_waits_for_a_shard_says_of_which_stream(make_dataset, tmp_path, monk
     monkeypatch.setattr(LocalStore, 'get', slow_get)
     monkeypatch.setattr(Prefetcher, 'wait', wait_and_say)
     turned = SimpleNamespace(perf_counter=lambda: clock.seconds, perf_counter_ns=lambda: round(clock.seconds * 1e9))
-    monkeypatch.setattr('headrace.dataset.reading.time', turned)
+    monkeypatch.setattr('headrace.dataset.reading.shard_pool.time', turned)
     monkeypatch.setattr('headrace.dataset.statistics.time', turned)
     loader = StreamingDataLoader(data)
     list(loader)

@@ -20,8 +20,9 @@ import torch
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import CacheError
-from headrace.storage import keeping, register_store
-from headrace.storage.local import LocalStore
+from headrace.storage import register_store
+from headrace.storage.cache import lease_cache
+from headrace.storage.stores.local import LocalStore
 from headrace.testing.proxy import FaultProxy
 from headrace.testing.servers.s3 import moto_server
 from headrace.testing.stores import CountingStore, put_bytes
@@ -193,7 +194,7 @@ def test_ranks_that_share_a_small_cache_do_not_take_the_room_of_what_the_node_ne
     make_dataset, tmp_path, ranks, workers, kind, monkeypatch
 ):
     """Twice the shards are fetched else."""
-    monkeypatch.setattr(keeping, 'GAP', keeping.PERIOD)  # this epoch would take as long as a lease is kept
+    monkeypatch.setattr(lease_cache, 'GAP', lease_cache.PERIOD)  # this epoch would take as long as a lease is kept
     samples = 1800
     remote = make_dataset('remote', samples, per_shard=6)
     sizes = [path.stat().st_size for path in remote.glob('*.mds')]

@@ -11,8 +11,8 @@ import pytest
 
 from descriptors import open_descriptors
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
-from headrace.dataset import dataset_shards
-from headrace.storage import keeping
+from headrace.dataset.reading import dataset_shards
+from headrace.storage.cache import lease_cache
 from waiting import until
 
 SAMPLES, IN_SHARD = 400, 20
@@ -29,11 +29,11 @@ def opened(monkeypatch):
         return real(info, buffers, source=source, **how)
 
     monkeypatch.setattr(dataset_shards, 'open_shard', count)
-    monkeypatch.setattr(keeping, 'PERIOD', 1e9)
-    keeping._of_process.forget()
+    monkeypatch.setattr(lease_cache, 'PERIOD', 1e9)
+    lease_cache._of_process.forget()
     yield counts
-    keeping._of_process.get().close_all()
-    keeping._of_process.forget()
+    lease_cache._of_process.get().close_all()
+    lease_cache._of_process.forget()
 
 
 @pytest.fixture(scope='module')
@@ -73,10 +73,10 @@ def test_a_shard_is_opened_once_while_batches_in_sight_need_it(remote, tmp_path,
 
 def test_random_reads_keep_what_they_read_for_a_moment(remote, tmp_path, opened, monkeypatch):
     dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'l'), cache_limit='10mb', batch_size=8)
-    monkeypatch.setattr(keeping, 'PERIOD', 2.0)
-    begin = time.monotonic() // keeping.PERIOD * keeping.PERIOD  # nothing is kept across the end of a period
+    monkeypatch.setattr(lease_cache, 'PERIOD', 2.0)
+    begin = time.monotonic() // lease_cache.PERIOD * lease_cache.PERIOD  # nothing is kept across the end of a period
     with monkeypatch.context() as patch:
-        patch.setattr(keeping, 'time', SimpleNamespace(monotonic=lambda: begin))
+        patch.setattr(lease_cache, 'time', SimpleNamespace(monotonic=lambda: begin))
         assert [dataset[number]['id'] for number in range(IN_SHARD)] == list(range(IN_SHARD))
         assert list(opened.values()) == [1]
     until(lambda: not open_descriptors(tmp_path))

@@ -3,10 +3,10 @@
 import pytest
 
 from headrace import StreamingDataset
-from headrace.dataset.stream import Stream
+from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError, StreamError
 from headrace.storage import StoreOptions, register_store
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 
 
 @pytest.fixture

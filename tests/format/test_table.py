@@ -12,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from indexes import dumped, entries, layouts, outcome, parsed
 
-from headrace.format import JoinedShards, ShardTable, index, parse_index, stencil
+from headrace.format import JoinedShards, ShardTable, index, parse_index
+from headrace.format import fast_path as stencil
 
 
 def numbered(count: int, **change: Any) -> list[dict[str, Any]]:

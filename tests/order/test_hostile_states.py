@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
-from headrace.dataset.stream import Stream
+from headrace.dataset.streams.stream import Stream
 from headrace.errors import HeadraceError, ResumeError
 from headrace.order import ResumeState
 from headrace.packing import PackedDataset, Packing

@@ -14,7 +14,7 @@ from order_cases import relaxed, shard_lists, whole
 
 from headrace.errors import ConfigError, ResumeError, StreamError
 from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, make_order
-from headrace.order.origin import Origin
+from headrace.order.mixture.takeover import Origin
 from headrace.order.resume import resume
 
 CONFIG = OrderConfig(shuffle=True, num_canonical_nodes=4, block_size=300)

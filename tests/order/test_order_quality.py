@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from order_cases import mixture, shuffled, whole
 
-from headrace.order.hashing import hashes, keyed_order
-from headrace.order.permute import column_bits, permute, unpermute
+from headrace.order.random.feistel import column_bits, permute, unpermute
+from headrace.order.random.hashing import hashes, keyed_order
 from headrace.testing.order_quality import bits, node_use, sequence_of
 
 

@@ -12,7 +12,7 @@ from order_cases import mixture, relaxed, shuffled, whole
 
 from headrace.errors import ConfigError
 from headrace.order import OrderConfig, Plan, Topology, make_order, make_plan, parse_skip
-from headrace.order.origin import Origin
+from headrace.order.mixture.takeover import Origin
 from headrace.order.skip import KeptPositions, Ranges, Skip, merged, skipped_in_epoch, skipped_in_run, without
 
 shapes = st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 3, 2), (8, 2, 2), (12, 4, 1)])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packed_model import documents_of_lane, pieces_of_rows
 
 from headrace import BAD_SAMPLE, PADDING, MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology, sample_rng
-from headrace.dataset.prefetch import Prefetcher
+from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.errors import ChecksumError
 from headrace.packing import PackedDataset, Packing
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.dataset import stream
+from headrace.dataset.streams import stream
 
 
 @pytest.fixture(autouse=True)

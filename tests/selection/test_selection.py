@@ -203,10 +203,10 @@ def mix(data: Path, tmp_path: Path):
 @pytest.fixture(autouse=True)
 def _no_tokens(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Arrays of differing lengths do not stack into a batch; no test here looks at them."""
-    from headrace.dataset import reading
+    from headrace.dataset.reading import shard_pool
 
-    collate = reading.collate_columns
-    monkeypatch.setattr(reading, 'collate_columns', lambda batch, *rest: collate(_without(batch, 'tokens'), *rest))
+    collate = shard_pool.collate_columns
+    monkeypatch.setattr(shard_pool, 'collate_columns', lambda batch, *rest: collate(_without(batch, 'tokens'), *rest))
 
 
 def _without(batch: Any, name: str) -> Any:

@@ -157,7 +157,7 @@ def place(item):
 
 def main():
     results = Results()
-    files = [str(path) for path in sorted(HERE.glob('test_*.py')) if re.search('Contract\\)', path.read_text())]
+    files = [str(path) for path in sorted(HERE.rglob('test_*.py')) if re.search('Contract\\)', path.read_text())]
     options = ['-q', '-p', 'no:cacheprovider', '-p', 'no:randomly', '-W', 'ignore::pytest.PytestWarning']
     status = pytest.main([*options, *sys.argv[2:], *files], plugins=[results])
     tables = results.markdown()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headrace.errors import ChecksumError, FormatError
 from headrace.storage import CacheEntry, CachePart, ShardCache
-from headrace.storage.local import LocalStore
+from headrace.storage.stores.local import LocalStore
 
 SIZE = 40_000
 

@@ -16,8 +16,9 @@ from shards import SIZE, StuckStore, cache_of, disk_use, make_remote, names
 from together import FORK, as_somebody_waits, frozen_disk_use, is_half_there, run_together
 
 from headrace.errors import ConfigError, TransferError
-from headrace.storage import CacheLimit, Retry, ShardCache, counting, stats
-from headrace.storage.counting import LimitedFolder, count_files
+from headrace.storage import CacheLimit, Retry, ShardCache, stats
+from headrace.storage.cache import disk_usage
+from headrace.storage.cache.disk_usage import LimitedFolder, count_files
 from headrace.storage.stats import CacheStats
 from headrace.testing.stores import CountingStore, FaultyStore
 from waiting import until
@@ -78,7 +79,7 @@ def test_sixteen_processes_fetch_one_index_once(tmp_path):
 def counts(request, monkeypatch):
     """Large folders keep their counts in a ledger; here small ones do as well."""
     if request.param == 'remembering':
-        monkeypatch.setattr('headrace.storage.counting.CHEAP', -1.0)
+        monkeypatch.setattr('headrace.storage.cache.disk_usage.CHEAP', -1.0)
 
 
 @pytest.mark.usefixtures('counts')
@@ -430,7 +431,7 @@ def test_soak_under_a_limit_with_kills(tmp_path):
 
 def test_a_count_that_was_held_up_once_is_not_good_for_long(tmp_path, monkeypatch):
     clock = SimpleNamespace(seconds=0.0, monotonic=lambda: clock.seconds)
-    monkeypatch.setattr(counting, 'time', clock)
+    monkeypatch.setattr(disk_usage, 'time', clock)
 
     def find(name):
         clock.seconds += 0.2 if name == 'late' else 0.01
@@ -451,14 +452,14 @@ class TestLedger:
 
     @pytest.fixture
     def cache(self, tmp_path, monkeypatch):
-        monkeypatch.setattr('headrace.storage.counting.CHEAP', -1.0)
-        monkeypatch.setattr('headrace.storage.counting.SHARE', 1e6)
+        monkeypatch.setattr('headrace.storage.cache.disk_usage.CHEAP', -1.0)
+        monkeypatch.setattr('headrace.storage.cache.disk_usage.SHARE', 1e6)
         self.remote = make_remote(tmp_path / 'remote', 6)
         self.folder = tmp_path / 'cache'
         return cache_of(self.remote, self.folder, limit=3 * SIZE)
 
     def test_where_nothing_could_go_what_is_there_is_looked_at_again(self, cache, monkeypatch):
-        monkeypatch.setattr('headrace.storage.counting.SURE', 0)
+        monkeypatch.setattr('headrace.storage.cache.disk_usage.SURE', 0)
         entries, uses = self.remote.entries, dict(enumerate([1.0, 2.0, 9.0, 1.5, 3.0, 4.0]))
         next_use = lambda entry: uses[entry.id]  # noqa: E731
         for number in (0, 1, 2, 3):

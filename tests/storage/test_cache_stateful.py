@@ -20,7 +20,7 @@ from shards import cache_of, disk_use, make_remote, names
 from together import run_alone
 
 from descriptors import open_descriptors
-from headrace.storage import counting
+from headrace.storage.cache import disk_usage
 from headrace.testing.stores import CountingStore
 
 COUNT = 5
@@ -39,8 +39,8 @@ class CacheMachine(RuleBasedStateMachine):
         keep_packed=st.booleans(),
     )
     def start(self, kind, room, keep_packed):
-        self.cheap = counting.CHEAP
-        counting.CHEAP = -1.0 if self.remembers else math.inf  # however long a count takes here
+        self.cheap = disk_usage.CHEAP
+        disk_usage.CHEAP = -1.0 if self.remembers else math.inf  # however long a count takes here
         self.folder = Path(tempfile.mkdtemp(prefix='cache-machine-'))
         self.remote = make_remote(self.folder / 'remote', COUNT, size=2000, **kind)
         per_shard = 2000 * kind.get('parts', 1) + (2100 if kind.get('packed') else 0)
@@ -151,7 +151,7 @@ class CacheMachine(RuleBasedStateMachine):
                 self.leases.pop().release()
             assert open_descriptors() == self.descriptors
             shutil.rmtree(self.folder)
-            counting.CHEAP = self.cheap
+            disk_usage.CHEAP = self.cheap
 
 
 class RememberingCacheMachine(CacheMachine):

@@ -13,7 +13,7 @@ import pytest
 from shards import SIZE, StuckStore, cache_of, make_remote, names
 from together import FORK, as_somebody_waits, is_half_there
 
-from headrace.dataset import worker_end
+from headrace.dataset.workers import shutdown
 from headrace.testing.stores import CountingStore, FaultyStore
 from processes import clean_environment, end_well, run_program
 from waiting import until
@@ -153,14 +153,14 @@ def test_an_orphan_ends_whatever_it_does(tmp_path, monkeypatch, thread):
     remote = make_remote(tmp_path / 'remote', 1)
 
     def work():
-        monkeypatch.setattr(worker_end, '_GRACE', 0)
+        monkeypatch.setattr(shutdown, '_GRACE', 0)
         monkeypatch.setattr(multiprocessing, 'parent_process', lambda: multiprocessing.Process())  # is not alive
 
         cache = cache_of(remote, tmp_path / 'cache', store=StuckStore(remote.folder))
 
         def watch():
             until(lambda: is_half_there(cache.folder))
-            worker_end._watch()
+            shutdown._watch()
 
         threading.Thread(target=watch, daemon=True).start()
         fetching = threading.Thread(target=cache.acquire, args=remote.entries, daemon=True)

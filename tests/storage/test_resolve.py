@@ -5,9 +5,9 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.storage import StoreOptions, known_schemes, open_store, register_store, split_url
-from headrace.storage.local import LocalStore
 from headrace.storage.resolve import backends
-from headrace.storage.s3 import S3Store
+from headrace.storage.stores.local import LocalStore
+from headrace.storage.stores.s3 import S3Store
 from optional_modules import SOURCES, modules_of_extra, optional_modules
 
 

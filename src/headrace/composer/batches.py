@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from headrace.dataset.rows import cut_rows, has_rows, outline, possible_rows
+from headrace.dataset.batch_keys.rows import cut_rows, has_rows, outline, possible_rows
 from headrace.errors import ConfigError
 
 __all__ = ['count_rows', 'count_tokens', 'first_rows', 'split_rows']

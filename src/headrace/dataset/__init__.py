@@ -1,18 +1,18 @@
 """Streams, datasets, loaders and writers: what joins format, storage and order."""
 
-from headrace.dataset.bad_sample import BAD_SAMPLE
+from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
+from headrace.dataset.batch_keys.padding import PADDING, without_padding
+from headrace.dataset.batch_keys.stream_number import STREAM
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.local import LocalDataset
 from headrace.dataset.mesh import topology_of_mesh
-from headrace.dataset.padding import PADDING, without_padding
-from headrace.dataset.randomness import sample_rng
+from headrace.dataset.sample_rng import sample_rng
 from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
-from headrace.dataset.stream import Stream
-from headrace.dataset.stream_mark import STREAM
+from headrace.dataset.streams.stream import Stream
 from headrace.dataset.tracker import PositionTracker
-from headrace.dataset.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
+from headrace.dataset.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
 
 __all__ = [
     'BAD_SAMPLE',

@@ -9,24 +9,24 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.dataset.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
-from headrace.dataset.batch_mark import BatchMark
-from headrace.dataset.batch_reader import BatchReader
-from headrace.dataset.changed_data import OnChangedData, parse_on_changed_data
-from headrace.dataset.columns import column_names, read_columns, refuse_different_columns
-from headrace.dataset.epoch_file import EpochFiles
+from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
+from headrace.dataset.batch_keys.key import BatchMark
+from headrace.dataset.batch_keys.padding import PADDING_MARK
+from headrace.dataset.cache_files.epoch_permutation import EpochFiles
 from headrace.dataset.items import SamplesById
+from headrace.dataset.iterate import samples_of_pass
 from headrace.dataset.keywords import by_name
-from headrace.dataset.open_streams import open_streams
-from headrace.dataset.padding import PADDING_MARK
-from headrace.dataset.plain_pass import samples_of_pass
-from headrace.dataset.reader import Collate, Reader
-from headrace.dataset.reading import ShardPool
-from headrace.dataset.room import require_room, warn_without_room
-from headrace.dataset.samples import Samples
+from headrace.dataset.prefetch.cache_sizing import require_room, warn_without_room
+from headrace.dataset.reading.batch_reader import BatchReader
+from headrace.dataset.reading.protocol import Collate, Reader
+from headrace.dataset.reading.samples import Samples
+from headrace.dataset.reading.shard_pool import ShardPool
+from headrace.dataset.reading.skipping_reader import TolerantReader
 from headrace.dataset.sequence import SampleSequence
-from headrace.dataset.stream import Stream
-from headrace.dataset.tolerant_reader import TolerantReader
+from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
+from headrace.dataset.streams.columns import column_names, read_columns, refuse_different_columns
+from headrace.dataset.streams.open_streams import open_streams
+from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (

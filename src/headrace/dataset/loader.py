@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, default_collate
 
+from headrace.dataset.batch_keys.padding import PADDING_MARK
+from headrace.dataset.batch_keys.stream_number import STREAM_MARK
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.padding import PADDING_MARK
 from headrace.dataset.progress import Progress
-from headrace.dataset.reader import Collate, Reader
+from headrace.dataset.reading.protocol import Collate, Reader
 from headrace.dataset.statistics import Delivery, LoaderStats, Mix, StreamCount, Tally
-from headrace.dataset.stream_mark import STREAM_MARK
-from headrace.dataset.worker_feed import WorkerFeed
+from headrace.dataset.workers.worker_pool import WorkerFeed
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
 

@@ -1,8 +1,8 @@
 """Samples to bytes of shards and back; no network, no torch.
 
-1. ``parse_index`` checks an ``index.json`` (``index``; ``entries`` shard by shard, ``stencil`` and ``rules`` many at
+1. ``parse_index`` checks an ``index.json`` (``index``; ``entries`` shard by shard, ``fast_path`` and ``rules`` many at
    once) and gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``). ``pack_table`` and
-   ``unpack_table`` (``packed``) keep a large one as bytes.
+   ``unpack_table`` (``table_bytes``) keep a large one as bytes.
 2. The cache checks files with ``verify_file`` (``checksum``) and unpacks them with ``unpack_file`` (``compression``).
 3. ``open_shard`` gives the reader of a shard's mapped files (``reader``; ``mds``, ``jsonl``, ``xsv``).
 4. ``info.schema.allocate(n)`` makes room for a batch, ``reader.gather`` fills rows of it, ``reader.sample`` gives one.
@@ -30,14 +30,14 @@ from headrace.format.encodings import (
     mds_encode,
     register_encoding,
 )
+from headrace.format.human_size import bytes_to_int, number_abbrev_to_int
 from headrace.format.index import dump_index, parse_index
 from headrace.format.jsonl import JSONEncoder, JSONReader
 from headrace.format.mds import MDSEncoder, MDSReader
-from headrace.format.packed import IndexKey, key_of_packed, pack_table, unpack_table
 from headrace.format.reader import ShardReader, open_shard
 from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
-from headrace.format.size_text import bytes_to_int, number_abbrev_to_int
 from headrace.format.table import JoinedShards, ShardTable
+from headrace.format.table_bytes import IndexKey, key_of_packed, pack_table, unpack_table
 from headrace.format.xsv import XSVEncoder, XSVReader
 
 __all__ = [

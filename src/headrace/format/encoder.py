@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Final
 from headrace.errors import ConfigError
 from headrace.format.checksum import get_hash, is_hash
 from headrace.format.compression import compress, get_compression_extension
+from headrace.format.human_size import bytes_to_int
 from headrace.format.shards import FileInfo, Schema, ShardFile, ShardInfo
-from headrace.format.size_text import bytes_to_int
 from headrace.notes import add_note
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError
 from headrace.format.entries import EntryParser, show
+from headrace.format.fast_path import read_by_pattern
 from headrace.format.rules import keeps_the_rules
 from headrace.format.scan import Elements, NotAnObjectError, top_level
 from headrace.format.shards import ShardInfo
-from headrace.format.stencil import read_by_pattern
 from headrace.format.table import ShardTable
 from headrace.format.table_builder import TableBuilder
 

@@ -2,12 +2,13 @@
 
 1. `datamodule.StreamingDataModule` reads its arguments or a YAML file (`sources`), and takes the ranks from the
    trainer (`topology`).
-2. Its loaders (`loaders`) say when a pass over the data begins. `position` is a `headrace.PositionTracker` that
-   asks Lightning's counters what was trained. A subclass may make other samples of the batches (`hooks`).
-3. `callbacks.PositionCallback` puts the position into every checkpoint. At a resume it makes Lightning's loop counters
-   agree with it (`loop_progress`), and may restore the random generators (`rng`).
+2. Its loaders (`loaders`) say when a pass over the data begins. `position.train_position` is a
+   `headrace.PositionTracker` that asks Lightning's counters for the trained batches. A subclass may change the samples
+   of batches (`hooks`).
+3. `position.callback.PositionCallback` puts the position into every checkpoint. At a resume it sets Lightning's loop
+   counters to it (`position.loop_progress`), and may restore the random generators (`position.rng`).
 4. `requeue` has SLURM's signals wait for the end of a batch.
-5. `position_file` writes the position beside each checkpoint, for people.
+5. `position.position_file` writes the position beside each checkpoint, for people.
 6. `statistics.DataStatistics` logs what loaders count, by way of `headrace.metrics`; `spikes.LossSpikes` writes
    beside the checkpoints what a loss spike was trained on, and what leaves it out.
 
@@ -26,9 +27,9 @@ except ImportError as error:
         'Programs that import `pytorch_lightning` change that import to `lightning.pytorch`.'
     ) from error
 
-from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.datamodule import StreamingDataModule
 from headrace.lightning.fabric import FabricLoader, FabricLoaders, setup
+from headrace.lightning.position.callback import PositionCallback
 from headrace.lightning.spikes import LossSpikes
 from headrace.lightning.statistics import DataStatistics
 

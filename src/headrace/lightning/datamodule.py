@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, get_args
 from lightning.pytorch.trainer.states import TrainerFn
 from typing_extensions import override
 
+from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.loader_position import GlobalBatches
 from headrace.dataset.tracker import TrainMode
 from headrace.errors import ConfigError
-from headrace.lightning.callbacks import PositionCallback
 from headrace.lightning.hooks import HookedDataModule, SampleHooks
 from headrace.lightning.hparams import hyperparameters
 from headrace.lightning.loaders import TrackedLoader, TrackedLoaders
-from headrace.lightning.position import TrainPosition, is_position
-from headrace.lightning.position_file import write_position_files
+from headrace.lightning.position.callback import PositionCallback
+from headrace.lightning.position.position_file import write_position_files
+from headrace.lightning.position.train_checks import check_training
+from headrace.lightning.position.train_position import TrainPosition, is_position
 from headrace.lightning.requeue import act_on_signals_between_batches
 from headrace.lightning.sources import (
     SECTIONS,
@@ -30,8 +32,6 @@ from headrace.lightning.sources import (
     sources_of_section,
 )
 from headrace.lightning.topology import TopologyOverride, topology_of, with_replication
-from headrace.lightning.train_checks import check_training
-from headrace.mixing.build import loader_options
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer

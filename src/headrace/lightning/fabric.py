@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, overload
 
+from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.sources import Configuration, LoaderSource, source_of_loader, sources_of_config
 from headrace.lightning.topology import TopologyOverride, topology_of_fabric, with_replication
 from headrace.mixing import LoaderConfig
-from headrace.mixing.build import loader_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import default_collate
 
-from headrace.dataset.randomness import each_row
+from headrace.dataset.sample_rng import each_row
 
 if TYPE_CHECKING:
-    from headrace.dataset.batch_reader import Collate
+    from headrace.dataset.reading.batch_reader import Collate
 
 __all__ = ['HookedDataModule', 'SampleHooks']
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from headrace.dataset.dataset import StreamingDataset
     from headrace.dataset.tracker import PositionListener, TrainMode
-    from headrace.lightning.position import TrainPosition
+    from headrace.lightning.position.train_position import TrainPosition
     from headrace.order import Remainder
 
 __all__ = ['TrackedLoader', 'TrackedLoaders']

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
 from headrace.errors import ConfigError
 from headrace.lightning.topology import with_replication
 from headrace.mixing import Config, LoaderConfig, build_dataset, load_config
-from headrace.mixing.build import loader_options
 from headrace.packing import PackedDataset
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from typing_extensions import override
 
 from headrace.errors import ConfigError
-from headrace.lightning.position_file import write_text
+from headrace.lightning.position.position_file import write_text
 from headrace.lightning.statistics import logged_steps, streaming_loaders
 from headrace.metrics import LossSpike, SpikeDetector, SpikeReports, TrainedBatch
 from headrace.redaction import redact

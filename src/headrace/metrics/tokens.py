@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headrace.dataset.bad_sample import BAD_SAMPLE
-from headrace.dataset.rows import has_rows
+from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
+from headrace.dataset.batch_keys.rows import has_rows
 
 __all__ = ['count_tokens']
 

@@ -10,7 +10,7 @@ from headrace.errors import ConfigError
 from headrace.order.shuffle import PERMUTATIONS
 
 if TYPE_CHECKING:
-    from headrace.order.mixture import Mixture
+    from headrace.order.mixture.mixture import Mixture
 
 __all__ = ['DEFAULT_ALGORITHM', 'DEFAULT_SEED', 'MAX_CANONICAL_NODES', 'DefaultSeed', 'OrderConfig']
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.order.explanation import BatchExplanation
-from headrace.order.locate import SampleMap
+from headrace.order.sample_map import SampleMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

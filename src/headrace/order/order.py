@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.batch_spec import Remainder, check_batch_size
-from headrace.order.compatible import CompatibleOrder, CompatiblePlan
+from headrace.order.mosaicml.order import CompatibleOrder, CompatiblePlan
+from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Plan
 from headrace.order.shuffle import ALGORITHMS
-from headrace.order.shuffle.native import NativeOrder
 from headrace.order.skip import Ranges, Skip, skipped_in_epoch, skipped_in_run
 
 if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
-    from headrace.order.mixture import Mixture
+    from headrace.order.mixture.mixture import Mixture
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.topology import Topology
 

@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from headrace.errors import ConfigError
 from headrace.order.config import MAX_CANONICAL_NODES
-from headrace.order.schedule import Schedule
+from headrace.order.mixture.schedule import Schedule
 from headrace.order.shuffle import ALGORITHMS
 
 __all__ = ['MAX_EPOCH_SIZE', 'MAX_SEED', 'are_ranges', 'broken_rules', 'is_count', 'read_pinned', 'short']

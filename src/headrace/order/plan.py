@@ -15,8 +15,8 @@ from headrace.order.skip import KeptPositions, Ranges, merged
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.explanation import BatchExplanation
-    from headrace.order.locate import SampleMap
     from headrace.order.protocols import Order
+    from headrace.order.sample_map import SampleMap
     from headrace.order.topology import Topology
 
 __all__ = ['Plan']

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from headrace.order.batch_spec import Remainder
     from headrace.order.config import OrderConfig
     from headrace.order.explanation import BatchExplanation
-    from headrace.order.locate import SampleMap
-    from headrace.order.mixture import Mixture
+    from headrace.order.mixture.mixture import Mixture
+    from headrace.order.sample_map import SampleMap
     from headrace.order.topology import Topology
 
 __all__ = ['BatchPlan', 'LoadPermutation', 'Order']

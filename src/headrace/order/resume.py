@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.order.config import DefaultSeed
-from headrace.order.mixture import Mixture, StreamSize
-from headrace.order.schedule import Schedule
-from headrace.order.shuffle.native import NativeOrder
+from headrace.order.mixture.mixture import Mixture, StreamSize
+from headrace.order.mixture.schedule import Schedule
+from headrace.order.native.order import NativeOrder
 
 if TYPE_CHECKING:
     from headrace.order.config import OrderConfig

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError
 from headrace.order.config import DefaultSeed
-from headrace.order.mixture import Exhaustion, Mixture, StreamSize
+from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.order import left_out, make_order, make_plan
 from headrace.order.resume import resolved_from_state, resume
 from headrace.order.skip import without
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from headrace.order.batch_spec import BatchSpec
     from headrace.order.config import OrderConfig
+    from headrace.order.mixture.schedule import Schedule
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
-    from headrace.order.schedule import Schedule
     from headrace.order.skip import Ranges, Skip
 
 __all__ = ['MixtureChange', 'Run']

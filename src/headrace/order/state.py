@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import MissingStateKeyError, ResumeError
 from headrace.order.config import MAX_CANONICAL_NODES
-from headrace.order.origin import Origin
+from headrace.order.mixture.takeover import Origin
 from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, broken_rules, is_count, read_pinned, short
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.skip import merged
 
 if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
-    from headrace.order.mixture import Mixture
+    from headrace.order.mixture.mixture import Mixture
     from headrace.order.skip import Ranges
 
 __all__ = ['STATE_VERSION', 'ResumeState', 'find_state', 'pinned_config']

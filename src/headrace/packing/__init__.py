@@ -2,7 +2,7 @@
 
 1. `tokenizers`: values of a column become documents, arrays of tokens, by whichever library.
 2. `lane`: documents go round to lanes, by their positions in the order; a `Lane` packs its own, window by window, by
-   the algorithms of `fit`, and knows the cuts from which it can be worked out again.
+   the algorithms of `bin_packing`, and knows the cuts from which it can be worked out again.
 3. `lanes`: all lanes of a run, as far as this rank knows them.
 4. `run`: a `PackedRun` has sequences for positions, and puts the lanes' cuts into states.
 5. `reader`: workers read and tokenise chunks of documents; the process that trains packs them, and `rows` makes them a

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.dataset import StreamingDataset
-from headrace.dataset.columns import column_names
+from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig, Run, parse_skip
 from headrace.packing.packer import DocumentCount
@@ -16,7 +16,7 @@ from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import fingerprint
 
 if TYPE_CHECKING:
-    from headrace.dataset.reader import Collate, Reader
+    from headrace.dataset.reading.protocol import Collate, Reader
     from headrace.order import BatchExplanation, BatchPlan, BatchSpec, SkipRange
 
 __all__ = ['PackedDataset']

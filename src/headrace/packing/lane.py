@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import EmptyDatasetError, ResumeError
-from headrace.packing.fit import best_fit, concatenate
+from headrace.packing.bin_packing import best_fit, concatenate
 from headrace.packing.settings import Packing
 
 __all__ = ['START', 'Cut', 'Document', 'Lane', 'Piece']

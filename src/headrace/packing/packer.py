@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.padding import marked
+from headrace.dataset.batch_keys.padding import marked
+from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import Delivery
-from headrace.dataset.tolerant_reader import BadRows
 from headrace.packing.lane import Document
 from headrace.packing.rows import batch_of
 

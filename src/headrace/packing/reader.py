@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.dataset.look_ahead import look_ahead
-from headrace.dataset.reader import Pass, Reader, SampleSource
-from headrace.dataset.sample_errors import naming_samples, read_each
+from headrace.dataset.prefetch.distance import look_ahead
+from headrace.dataset.prefetch.upcoming_batch import Upcoming, UpcomingBatch, knows_of_node
+from headrace.dataset.reading.protocol import Pass, Reader, SampleSource
+from headrace.dataset.reading.sample_errors import naming_samples, read_each
+from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import Delivery
-from headrace.dataset.tolerant_reader import BadRows
-from headrace.dataset.upcoming import Upcoming, UpcomingBatch, knows_of_node
 from headrace.notes import add_note
 from headrace.packing.lane import Document
 from headrace.packing.lanes import place_of

@@ -3,7 +3,7 @@
 1. `selection` reads `subset`, `fraction` and `where`, in Python or from a file, into values that say what they select.
 2. `predicate` evaluates a `where` on the columns of a shard.
 3. `bitmap_file` keeps what it found, once per machine.
-4. `order.kept`, one layer below, finds the stored rows of what is kept.
+4. `order.row_selection`, one layer below, finds the stored rows of what is kept.
 """
 
 from __future__ import annotations

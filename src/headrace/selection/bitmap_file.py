@@ -5,8 +5,8 @@ A file of ``.headrace-selections`` is, all little-endian::
     'hrbitmap' | u32 version | u32 bytes of a count | u64 samples | u64 words | digest of what it is of, 16 bytes
     | digest of the rest and of the above, 16 bytes | u64 word[words] | count[words + 1]
 
-and `order.kept.KeptBits` says what words and counts are. It is believed if both digests are right. While one process
-makes it, under the subfolder's lock, the others wait in the kernel; a process that is killed leaves a temporary file,
+and `order.row_selection.KeptBits` explains words and counts. It is valid if both digests are right. One process makes
+it, under the subfolder's lock, and the others wait in the kernel. A process that is killed leaves a temporary file,
 which the next maker removes. Finished files stay until somebody deletes the subfolder: they cost an evaluation of all
 samples, and less than 2 bits for each.
 """
@@ -29,9 +29,9 @@ from typing_extensions import Buffer
 
 from headrace.errors import CacheError
 from headrace.order import KeptBits, count_bits
-from headrace.storage.control_folder import ControlFolder, OpenFolder
-from headrace.storage.locks import cannot_write, lock_file
-from headrace.storage.machine_file import publish
+from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
+from headrace.storage.cache.locks import cannot_write, lock_file
+from headrace.storage.cache.shared_file import publish
 
 __all__ = ['BitmapFile']
 

@@ -9,14 +9,14 @@ Imports the standard library and numpy only; a cloud's SDK is imported by its ba
 
 from __future__ import annotations
 
-from headrace.storage.cache import CacheEntry, CacheLimit, CachePart, CacheStats, Lease, ShardCache
-from headrace.storage.entry import LazyEntry
-from headrace.storage.fetch_result import FetchResult, FetchStatus
+from headrace.storage.cache.entry import LazyEntry
+from headrace.storage.cache.fetch_result import FetchResult, FetchStatus
+from headrace.storage.cache.shard_cache import CacheEntry, CacheLimit, CachePart, CacheStats, Lease, ShardCache
 from headrace.storage.protocol import ObjectInfo, Store, StoreOptions
 from headrace.storage.resolve import known_schemes, local_path, open_store, register_store, split_url
-from headrace.storage.retry import Retry
 from headrace.storage.stats import CacheCounters, CacheCounts, CountTable
-from headrace.storage.transfer import DEFAULT, Transfer, download
+from headrace.storage.transfer.download import DEFAULT, Transfer, download
+from headrace.storage.transfer.retry import Retry
 
 __all__ = [
     'DEFAULT',

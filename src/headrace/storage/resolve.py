@@ -46,7 +46,7 @@ class Backend:
         """The store; see `StoreFactory`."""
         if not self.takes_credentials:
             _refuse_credentials(url)
-        module = importlib.import_module(f'headrace.storage.{self.module}')
+        module = importlib.import_module(f'headrace.storage.stores.{self.module}')
         return getattr(module, f'open_{self.module}_store')(url, options)
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import pytest
 
 from headrace.errors import AccessDeniedError, ObjectNotFoundError, TransferError
-from headrace.storage.retry import BrokenTransferError, Retry
-from headrace.storage.transfer import download
+from headrace.storage.transfer.download import download
+from headrace.storage.transfer.retry import BrokenTransferError, Retry
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.stores import put_bytes, read_bytes
 

@@ -20,7 +20,7 @@ import pytest
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, TransferError
 from headrace.storage.protocol import ObjectInfo, Store
-from headrace.storage.retry import BrokenTransferError
+from headrace.storage.transfer.retry import BrokenTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

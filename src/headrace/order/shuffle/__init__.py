@@ -1,7 +1,7 @@
-"""The shuffle algorithms, by name: one file each.
+"""MosaicML Streaming's shuffle algorithms, by name: one file each.
 
-An algorithm is a way to make the sequence of an epoch (`native`), or a permutation of the positions of what an epoch
-draws (the compatible ones), which `headrace.order.compatible` makes a sequence of.
+An algorithm permutes the positions of the samples that an epoch draws. `headrace.order.mosaicml.order` makes the
+epoch's sequence from it. The native order (`headrace.order.native`) has another form, and a name beside them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class Permutation(Protocol):
 
 def _permutations() -> dict[str, Permutation]:
     """The function ``shuffle_NAME`` of each module NAME of this folder that has one."""
-    helpers = {'lanes', 'line', 'native', 'rows', 'spans'}
-    names = sorted(module.name for module in iter_modules(__path__) if module.name not in helpers)
+    names = sorted(module.name for module in iter_modules(__path__) if module.name != 'spans')
     return {name: getattr(import_module(f'{__name__}.{name}'), f'shuffle_{name}') for name in names}
 
 

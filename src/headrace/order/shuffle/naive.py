@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.order.generators import random_stream
+from headrace.order.random.numpy_streams import random_stream
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray

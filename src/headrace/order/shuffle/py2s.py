@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.order.generators import random_stream
+from headrace.order.random.numpy_streams import random_stream
 from headrace.order.shuffle.spans import Spans, divide_spans, write_spans
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.order.generators import RandomStream, random_stream
+from headrace.order.random.numpy_streams import RandomStream, random_stream
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from headrace.errors import ConfigError
 from headrace.format import number_abbrev_to_int
 from headrace.order import BatchPlan, Mixture, OrderConfig, StreamSize, Topology, make_order, make_plan
-from headrace.order.batching import Devices
-from headrace.order.compatible import CompatibleOrder
-from headrace.order.partition import Partition
-from headrace.order.permutation import Draws
+from headrace.order.mosaicml.batching import Devices
+from headrace.order.mosaicml.epoch_permutation import Draws
+from headrace.order.mosaicml.order import CompatibleOrder
+from headrace.order.mosaicml.partition import Partition
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.testing.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
 

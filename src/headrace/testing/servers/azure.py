@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import MissingDependencyError
-from headrace.storage.azure import AzureStore
 from headrace.storage.protocol import StoreOptions
+from headrace.storage.stores.azure import AzureStore
 from headrace.testing.servers.process import free_port, running, wait_for_port
 
 if TYPE_CHECKING:

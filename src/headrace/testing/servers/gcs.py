@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from headrace.errors import MissingDependencyError
-from headrace.storage.gcs import GCSStore
 from headrace.storage.protocol import StoreOptions
+from headrace.storage.stores.gcs import GCSStore
 from headrace.testing.servers.in_process import Handler, serving
 from headrace.testing.servers.process import free_port, running, wait_for_http
 

@@ -20,8 +20,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from headrace.storage.oci import OCIStore
 from headrace.storage.protocol import StoreOptions
+from headrace.storage.stores.oci import OCIStore
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import MissingDependencyError
 from headrace.storage.protocol import StoreOptions
-from headrace.storage.s3 import S3Store
+from headrace.storage.stores.s3 import S3Store
 from headrace.testing.servers.process import START_TIMEOUT, free_port, quietly, running, wait_for_http, wait_until
 
 if TYPE_CHECKING:

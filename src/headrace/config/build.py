@@ -1,0 +1,179 @@
+"""From a loader's configuration to the dataset and the loader that it describes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from headrace.config.packing import packing_of
+from headrace.config.problems import refuse
+from headrace.config.schema import DatasetConfig, LoaderConfig
+from headrace.config.streams import SelectionConfig, StreamConfig
+from headrace.config.validate import field_types
+from headrace.errors import TopologyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import torch
+
+    from headrace.dataset.dataset import StreamingDataset
+    from headrace.dataset.loader import StreamingDataLoader
+    from headrace.dataset.streams.stream import Stream
+    from headrace.order.topology import Topology
+
+__all__ = ['build_dataset', 'build_loader', 'loader_options']
+
+_SOURCE = ('streams', 'remote', 'local', 'split')
+_OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocessing_context')
+
+
+def build_dataset(
+    config: LoaderConfig,
+    *,
+    topology: Topology | None = None,
+    dataset_class: Callable[..., StreamingDataset] | None = None,
+) -> StreamingDataset:
+    """The dataset of one loader's configuration.
+
+    Args:
+        config: The configuration of the loader, such as ``load_config(path).train``.
+        topology: This rank's place among all. None: a ``device_batch_size`` leaves it to the dataset's first use; a
+            ``global_batch_size`` needs it at once, from torch.distributed or the launcher's environment.
+        dataset_class: What to make in place of `StreamingDataset`, or of `PackedDataset` where the configuration has
+            `packing`; it takes the same keywords.
+
+    Raises:
+        ConfigError: The configuration, made in Python rather than by `load_config`, breaks a rule; or its tokenizer
+            cannot be loaded.
+        MissingDependencyError: The tokenizer's library is not installed.
+        TopologyError: The ranks do not divide the global batch size, or replication is given twice.
+    """
+    from headrace.dataset.dataset import StreamingDataset
+    from headrace.packing import PackedDataset
+
+    refuse([f'{config.name or "loader"}: {rule}' for rule in _broken_rules(config)])
+    make = dataset_class or (StreamingDataset if config.packing is None else PackedDataset)
+    topology = _with_replication(config, topology)
+    batch_size, replicas = _device_batch_size(config, topology)
+    arguments = {
+        name: getattr(config, name)
+        for name in field_types(DatasetConfig)
+        if name not in field_types(SelectionConfig) and name not in _SOURCE
+    }
+    if config.loader.drop_last:
+        arguments['remainder'] = 'drop'
+    arguments['schedule'] = [dataclasses.asdict(point) for point in config.schedule]
+    if config.shuffle_seed is None:
+        del arguments['shuffle_seed']  # the dataset's default is a number
+    if config.packing is not None:
+        arguments['packing'] = packing_of(config.packing)
+    dataset = make(streams=_streams(config), batch_size=batch_size, topology=topology, **arguments)
+    if topology is None and replicas is not None:
+        dataset.expect_replicas(replicas)
+    return dataset
+
+
+def build_loader(
+    config: LoaderConfig,
+    *,
+    topology: Topology | None = None,
+    dataset_class: Callable[..., StreamingDataset] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    worker_init_fn: Callable[[int], None] | None = None,
+    generator: torch.Generator | None = None,
+) -> StreamingDataLoader:
+    """The loader of one loader's configuration, over the dataset that `build_dataset` makes.
+
+    Args:
+        config: As in `build_dataset`.
+        topology: As in `build_dataset`.
+        dataset_class: As in `build_dataset`.
+        collate_fn: As in ``torch.utils.data.DataLoader``.
+        worker_init_fn: As in ``torch.utils.data.DataLoader``.
+        generator: As in ``torch.utils.data.DataLoader``.
+
+    Raises:
+        ConfigError: As in `build_dataset`.
+        TopologyError: As in `build_dataset`.
+    """
+    from headrace.dataset.loader import StreamingDataLoader
+
+    dataset = build_dataset(config, topology=topology, dataset_class=dataset_class)
+    workers = config.loader
+    options = loader_options({field.name: getattr(workers, field.name) for field in dataclasses.fields(workers)})
+    return StreamingDataLoader(
+        dataset,
+        batch_size=dataset.batch_size,
+        collate_fn=collate_fn,
+        worker_init_fn=worker_init_fn,
+        generator=generator,
+        **options,
+    )
+
+
+def loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a loader, without those that concern only workers if it has none."""
+    return {name: value for name, value in options.items() if options['num_workers'] or name not in _OF_WORKERS}
+
+
+def _broken_rules(config: LoaderConfig) -> Iterator[str]:
+    if config.global_batch_size is None and config.device_batch_size is None:
+        yield 'has no batch size; give `global_batch_size` or `device_batch_size`'
+    yield from (broken.rule for broken in config.broken_rules())
+    if config.packing is not None:
+        yield from (f'packing: {broken.rule}' for broken in config.packing.broken_rules())
+    for stream in config.streams:
+        yield from (f'stream {stream.name}: {broken.rule}' for broken in stream.broken_rules())
+
+
+def _streams(config: LoaderConfig) -> list[Stream]:
+    """The streams; what they do not say of transfers and of their selection, the loader says for them."""
+    from headrace.dataset.streams.stream import Stream
+
+    single = StreamConfig(remote=config.remote, local=config.local, split=config.split)
+    streams: list[Stream] = []
+    for stream in config.streams or (single,):
+        arguments: dict[str, Any] = {field.name: getattr(stream, field.name) for field in dataclasses.fields(stream)}
+        for name in field_types(SelectionConfig):
+            if arguments[name] is None:
+                arguments[name] = getattr(config, name)
+        arguments['name'] = stream.name or None  # the dataset names a single stream
+        streams.append(Stream(**arguments))
+    return streams
+
+
+def _with_replication(config: LoaderConfig, topology: Topology | None) -> Topology | None:
+    if topology is None or config.replication is None or topology.replication == config.replication:
+        return topology
+    if topology.replication > 1:
+        raise TopologyError(
+            f'The topology has replication={topology.replication}, but {config.name or "the loader"} says '
+            f'replication: {config.replication}. Remove the key: the trainer knows it.'
+        )
+    return dataclasses.replace(topology, replication=config.replication)
+
+
+def _device_batch_size(config: LoaderConfig, topology: Topology | None) -> tuple[int, int | None]:
+    """Samples per device, and the number of replicas that it was worked out for, if it was."""
+    if config.device_batch_size is not None:
+        return config.device_batch_size, None
+    from headrace.dataset.detect import detect_topology
+
+    assert config.global_batch_size is not None
+    topology = topology or detect_topology(replication=config.replication or 1)
+    batch_size, rest = divmod(config.global_batch_size, topology.replicas)
+    if rest:
+        ranks = f'{topology.world_size} ranks'
+        if topology.replication > 1:
+            ranks += f' with replication {topology.replication} make {topology.replicas} replicas, which'
+        raise TopologyError(
+            f'{ranks} must divide the global batch size of {config.name or "the loader"}, but it is '
+            f'{config.global_batch_size}. The nearest that they divide: {_nearest_multiples(config, topology)}.'
+        )
+    return batch_size, topology.replicas
+
+
+def _nearest_multiples(config: LoaderConfig, topology: Topology) -> str:
+    below = (config.global_batch_size or 0) // topology.replicas * topology.replicas
+    return f'{below} and {below + topology.replicas}' if below else str(topology.replicas)

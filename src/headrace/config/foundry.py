@@ -1,0 +1,350 @@
+"""From the data sections of LLM Foundry's YAML to a `Config` that gives the same batches.
+
+The dataclasses here list Foundry's keys, as `schema` lists ours. Keys of MosaicML Streaming are translated, with the
+defaults that they have there. Keys of token pipelines (tokenising, masking, packing) are refused where they ask for
+something that a loader of headrace does not do, and named in a warning where nothing comes of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
+from headrace.config.problems import Path, Problem, dotted, shown
+from headrace.config.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
+from headrace.config.streams import StreamConfig
+from headrace.config.validate import Validator, field_types, unwrap
+from headrace.config.yaml_source import Document
+from headrace.format import get_hashes
+from headrace.order.shuffle import PERMUTATIONS
+from headrace.redaction import warn
+from headrace.selection import Mistake
+
+__all__ = ['config_of_foundry']
+
+_KINDS = ('text', 'finetuning', 'contrastive_pairs')
+_LOADERS = ('train_loader', 'eval_loader')
+
+
+def config_of_foundry(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+) -> Config:
+    """The configuration that gives the batches of an LLM Foundry YAML: ``train_loader``, ``eval_loader``.
+
+    The rest of the file is for the trainer, and not looked at. The order is MosaicML Streaming's, with the defaults of
+    LLM Foundry, so that batches hold the same samples in the same order. Samples come as they are stored.
+
+    Args:
+        source: Path of a YAML file for training, or its content as a mapping or an OmegaConf one.
+        overrides: As in `load_config`, with Foundry's keys: ``train_loader.num_workers=8``.
+
+    Returns:
+        The configuration, as `load_config` returns it: ``train`` from ``train_loader``, ``eval`` from ``eval_loader``,
+        a list of evaluation loaders named by their labels.
+
+    Raises:
+        ConfigError: With one line for everything that is wrong or that headrace does not do: file and line, key,
+            value, rule.
+    """
+    document = Document(source, overrides)
+    validator = Validator(document.written)
+    problems = validator.problems
+    for key in document.keys:
+        is_clear = key in _LOADERS or len(str(key)) > 2 * len(_LOADERS[0])
+        meant = () if is_clear else difflib.get_close_matches(str(key), _LOADERS, n=1, cutoff=0.8)
+        problems += [Problem((str(key),), f'unknown key; did you mean "{name}"?') for name in meant]
+    plain = document.plain(problems, (*_LOADERS, *field_types(_BatchSizes)))
+    sizes = validator.read(_BatchSizes, {key: value for key, value in plain.items() if key not in _LOADERS})
+    sections = list(_sections(plain, problems))
+    if not sections and not problems:
+        problems.append(Problem((), 'names no loader; give `train_loader`, `eval_loader`, or both'))
+    for section in sections:
+        section.read(validator, sizes)
+    document.refuse(problems)
+    without_effect = [dotted(path) for section in sections for path in section.keys_without_effect()]
+    if without_effect:
+        warn(
+            'headrace hands out samples as they are stored: it does not tokenise, truncate, pad or pack them. So '
+            f'{", ".join(without_effect)} have no effect; do what is needed in your `dataset_class` or `collate_fn`.',
+            stacklevel=2,
+        )
+    packed = [dotted((*section.path, 'dataset', 'packing_ratio')) for section in sections if section.packing_ratio > 1]
+    if packed:
+        warn(
+            f'By {", ".join(packed)}, batches have the samples that LLM Foundry would pack into one, each rank for '
+            f'itself: do so in your `collate_fn`. Or leave the ratio out for `packing`, which resumes on any ranks.',
+            stacklevel=2,
+        )
+    evaluations = tuple(section.config(sizes) for section in sections if not section.is_training)
+    return Config(
+        train=next((section.config(sizes) for section in sections if section.is_training), None), eval=evaluations
+    )
+
+
+def _lacks(what: str, *nothing: object, instead: str = '') -> Parsed:
+    """Mark of a key that asks for what is not there, unless its value is one that asks for nothing."""
+
+    def read(value: object, mistakes: list[Mistake]) -> None:
+        if value not in nothing:
+            rule = f'asks for {what}, which headrace does not have; remove the key'
+            mistakes.append(Mistake((), value, f'{rule}{instead and ", and "}{instead}'))
+
+    return Parsed(read, what)
+
+
+def _read_packing_ratio(value: object, mistakes: list[Mistake]) -> float | None:
+    """The samples that Foundry packs into as many sequences as the batch has, for each of these."""
+    if value == 'auto':
+        rule = (
+            'asks for a ratio that is found out anew, which headrace does not have; remove the key, or give the number'
+        )
+        mistakes.append(Mistake((), value, rule))
+    elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < float('inf'):
+        mistakes.append(Mistake((), value, 'must be a number of at least 1'))
+    else:
+        return float(value)
+    return None
+
+
+_WITHOUT_EFFECT = Parsed(lambda value, _: value, 'any value')
+"""Mark of a key that may have any value, and that nothing comes of."""
+
+_IN_CODE = 'do it in your `dataset_class` or `collate_fn`'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BatchSizes:
+    """The keys of the top level that batches depend on."""
+
+    global_train_batch_size: Annotated[int, AtLeast(1)] | None = None
+    device_eval_batch_size: Annotated[int, AtLeast(1)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Transfer:
+    download_retry: Annotated[int, AtLeast(0)] | None = None
+    download_timeout: Annotated[float, MoreThan(0)] | None = None
+    validate_hash: Annotated[str, OneOf(tuple(sorted(get_hashes())))] | None = None
+    keep_zip: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stream(_Transfer):
+    """One of ``streams``."""
+
+    name: str = ''
+    remote: str | None = None
+    local: str | None = None
+    split: str | None = None
+    proportion: Annotated[float, AtLeast(0)] | None = None
+    repeat: Annotated[float, AtLeast(0)] | None = None
+    choose: Annotated[int, Count(least=0)] | None = None
+
+    def config(self, split: str | None = None) -> StreamConfig:
+        """Our stream; `split` is the dataset's."""
+        values: dict[str, Any] = {name: getattr(self, name) for name in field_types(_Stream)}
+        values['split'] = self.split or split
+        return StreamConfig(**values)
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """Those of our stream, whose keys have the same names."""
+        return self.config().broken_rules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dataset(_Transfer):
+    """The section ``dataset``. Defaults that are no None differ from ours, or are to stay whatever ours become."""
+
+    streams: Annotated[tuple[_Stream, ...], Named('stream')] = ()
+    remote: str | None = None
+    local: str | None = None
+    split: str | None = None
+    epoch_size: Annotated[int, Count()] | None = None
+    predownload: Annotated[int, AtLeast(0)] | None = None
+    cache_limit: Annotated[int, Bytes()] | None = None
+    sampling_method: Literal['balanced', 'fixed'] = 'balanced'
+    sampling_granularity: Annotated[int, AtLeast(1)] = 1
+    partition_algo: Literal['orig', 'relaxed'] = 'relaxed'
+    num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
+    shuffle: bool = False
+    shuffle_algo: Annotated[str, OneOf(tuple(PERMUTATIONS))] = 'py1e'
+    shuffle_seed: Annotated[int, AtLeast(0)] | None = None
+    shuffle_block_size: Annotated[float, AtLeast(1)] | None = None
+    batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
+    allow_unsafe_types: bool = False
+    replication: Annotated[int, AtLeast(1)] | None = None
+
+    max_seq_len: Annotated[object, _WITHOUT_EFFECT] = None
+    decoder_only_format: Annotated[object, _WITHOUT_EFFECT] = None
+    token_encoding_type: Annotated[object, _WITHOUT_EFFECT] = None
+    allow_pad_trimming: Annotated[object, _WITHOUT_EFFECT] = None
+    auto_packing_replication: Annotated[object, _WITHOUT_EFFECT] = None
+    max_leftover_bins_to_keep: Annotated[object, _WITHOUT_EFFECT] = None
+    override_eos_token_id_mismatch_error: Annotated[object, _WITHOUT_EFFECT] = None
+    override_bos_token_id_mismatch_error: Annotated[object, _WITHOUT_EFFECT] = None
+    safe_load: Annotated[object, _WITHOUT_EFFECT] = None
+
+    packing_ratio: Annotated[float, Parsed(_read_packing_ratio, 'a number of at least 1')] | None = None
+    pad_to_longest: Annotated[object, _lacks('padding', False, instead=_IN_CODE)] = None
+    mlm_probability: Annotated[object, _lacks('masked tokens', instead=_IN_CODE)] = None
+    eos_token_id: Annotated[object, _lacks('`sequence_id` in the batch', instead=_IN_CODE)] = None
+    bos_token_id: Annotated[object, _lacks('`sequence_id` in the batch', instead=_IN_CODE)] = None
+    target_prompts: Annotated[object, _lacks('labels made of turns', 'none', instead=_IN_CODE)] = None
+    target_responses: Annotated[object, _lacks('labels made of turns', 'last', instead=_IN_CODE)] = None
+    seq_parallel_replication: Annotated[object, _lacks('sequence parallelism', 1)] = None
+    hf_name: Annotated[object, _lacks('a Hugging Face dataset', instead='write it as MDS')] = None
+    hf_kwargs: Annotated[object, _lacks('a Hugging Face dataset', instead='write it as MDS')] = None
+    preprocessing_fn: Annotated[object, _lacks('preprocessing by name', instead=_IN_CODE)] = None
+    stream_name: Annotated[object, _lacks('registered classes of streams', 'stream')] = None
+    stream_config: Annotated[object, _lacks('registered classes of streams', {})] = None
+    max_hard_negatives: Annotated[object, _lacks('contrastive pairs', instead=_IN_CODE)] = None
+    prepend_query: Annotated[object, _lacks('contrastive pairs', '', instead=_IN_CODE)] = None
+    prepend_passage: Annotated[object, _lacks('contrastive pairs', '', instead=_IN_CODE)] = None
+    append_eos_token: Annotated[object, _lacks('contrastive pairs', False, instead=_IN_CODE)] = None
+    append_token: Annotated[object, _lacks('contrastive pairs', '', instead=_IN_CODE)] = None
+    shuffle_hard_negatives: Annotated[object, _lacks('contrastive pairs', False, instead=_IN_CODE)] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """What our loader has in the place of this section."""
+        values = {name: getattr(self, name) for name in field_types(_Dataset) if name in field_types(DatasetConfig)}
+        if self.shuffle_block_size is not None:
+            values['shuffle_block_size'] = int(self.shuffle_block_size)  # Foundry, too, cuts a fraction off
+        if self.streams:
+            values['streams'] = tuple(stream.config(self.split) for stream in self.streams)
+            values['split'] = None  # it is the streams' that have none of their own
+        return values
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """Those of our loader, whose keys have the same names."""
+        return DatasetConfig(**self.arguments()).broken_rules()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Loader:
+    """``train_loader`` or one of ``eval_loader``, but for the kind and the label. The defaults are Foundry's."""
+
+    dataset: _Dataset | None = None
+    drop_last: bool = False
+    num_workers: Annotated[int, AtLeast(0)] = 0
+    pin_memory: bool = True
+    prefetch_factor: Annotated[int, AtLeast(1)] | None = None
+    persistent_workers: bool = True
+    timeout: Annotated[float, AtLeast(0)] = 0
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """A loader reads something."""
+        if self.dataset is None:
+            yield BrokenRule(('dataset',), 'names no data; give `dataset`')
+
+
+class _Section:
+    """One loader of a file: where it stands, and what was read there."""
+
+    def __init__(self, path: Path, raw: Mapping[Any, Any], name: str) -> None:
+        self.path, self.name = path, name
+        self._raw, self._loader = raw, _Loader()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is ``train_loader``."""
+        return self.path[0] == 'train_loader'
+
+    def read(self, validator: Validator, sizes: _BatchSizes) -> None:
+        """Read it; what is wrong becomes problems of the validator."""
+        own = ('name',) if self.is_training else ('name', 'label')
+        raw = {key: _with_named_streams(value) for key, value in self._raw.items() if key not in own}
+        kind, problems = self._raw.get('name'), validator.problems
+        if kind is not None and kind not in _KINDS:
+            problems.append(Problem((*self.path, 'name'), f'must be one of {", ".join(_KINDS)}', shown(kind)))
+        self._loader = validator.read(_Loader, raw, self.path, also_known=own)
+        key = 'global_train_batch_size' if self.is_training else 'device_eval_batch_size'
+        size, replication = getattr(sizes, key), self._replication
+        if size is None and not any(problem.path == (key,) for problem in problems):
+            problems.append(Problem(self.path, f'has no batch size; give `{key}` at the top level'))
+        elif self.is_training and size is not None and size % replication:
+            rule = f'must be a multiple of `replication` of the training data, {replication}'
+            problems.append(Problem((key,), rule, shown(size)))
+        elif self.is_training and size is not None and size // replication * self.packing_ratio % 1:
+            rule = f'must give a whole number of samples for a global batch of {size // replication}'
+            problems.append(Problem((*self.path, 'dataset', 'packing_ratio'), rule, shown(self.packing_ratio)))
+
+    def keys_without_effect(self) -> list[Path]:
+        """Keys that are given, and nothing comes of."""
+        hints = field_types(_Dataset)
+        ineffective = [name for name, hint in hints.items() if unwrap(hint)[1] is _WITHOUT_EFFECT]
+        given = [name for name in ineffective if getattr(self._loader.dataset, name) is not None]
+        return [(*self.path, 'dataset', name) for name in given]
+
+    def config(self, sizes: _BatchSizes) -> LoaderConfig:
+        """Our loader."""
+        assert self._loader.dataset is not None
+        workers = {
+            name: getattr(self._loader, name) for name in field_types(WorkerConfig) if name in field_types(_Loader)
+        }
+        # Foundry cuts a fraction off, of each device's samples.
+        size: dict[str, Any] = {'device_batch_size': int((sizes.device_eval_batch_size or 0) * self.packing_ratio)}
+        if self.is_training:
+            # Foundry divides by all ranks, those that get the same samples too; we count these once.
+            sequences = (sizes.global_train_batch_size or 0) // self._replication
+            size = {'global_batch_size': int(sequences * self.packing_ratio)}
+        return LoaderConfig(name=self.name, loader=WorkerConfig(**workers), **size, **self._loader.dataset.arguments())
+
+    @property
+    def packing_ratio(self) -> float:
+        """Samples for each sequence of a batch."""
+        return (self._loader.dataset and self._loader.dataset.packing_ratio) or 1
+
+    @property
+    def _replication(self) -> int:
+        return (self._loader.dataset and self._loader.dataset.replication) or 1
+
+
+def _sections(plain: Mapping[Any, Any], problems: list[Problem]) -> Iterator[_Section]:
+    """The loaders of a file."""
+    named: set[str] = set()
+    for key in _LOADERS:
+        value = plain.get(key)
+        is_list = key == 'eval_loader' and isinstance(value, list)
+        for index, item in enumerate(cast('list[Any]', value) if is_list else [] if value is None else [value]):
+            path: Path = (key, index) if is_list else (key,)
+            if not isinstance(item, Mapping):
+                problems.append(Problem(path, 'must be a mapping with the keys of a loader', shown(item)))
+                continue
+            raw = cast('Mapping[Any, Any]', item)
+            name = key.removesuffix('_loader')
+            if key == 'eval_loader' and (is_list or raw.get('label') is not None):
+                name = _label(raw.get('label'), path, named, problems)
+            yield _Section(path, raw, name)
+
+
+def _label(label: object, path: Path, others: set[str], problems: list[Problem]) -> str:
+    """The name of an evaluation loader; what is wrong with it is noted."""
+    rule = None
+    if not isinstance(label, str) or not label:
+        rule = 'must be text: each evaluation loader of a list has a label'
+    elif label in others:
+        rule = 'is the label of another evaluation loader too; labels must differ'
+    elif label in field_types(LoaderConfig):
+        rule = 'is a key of a loader of headrace, which cannot be the name of one; choose another'
+    if rule is not None:
+        problems.append(Problem((*path, 'label'), rule, None if label is None else shown(label)))
+    others.add(str(label))
+    return str(label)
+
+
+def _with_named_streams(dataset: Any) -> Any:
+    """The section ``dataset``; streams in a list get names, which Foundry has no use for."""
+    if not isinstance(dataset, Mapping) or not isinstance(cast('Mapping[Any, Any]', dataset).get('streams'), list):
+        return dataset
+    section = cast('Mapping[Any, Any]', dataset)
+    streams = [
+        {'name': f'stream_{index}', **cast('Mapping[Any, Any]', stream)} if isinstance(stream, Mapping) else stream
+        for index, stream in enumerate(cast('list[Any]', section['streams']))
+    ]
+    return {**section, 'streams': streams}

@@ -1,0 +1,94 @@
+"""What a configuration says of packing, and the `Packing` that it describes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from headrace.config.constraints import AtLeast, BrokenRule, Count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.packing import Packing
+
+__all__ = ['PackingConfig', 'TokenizerConfig', 'packing_of']
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerConfig:
+    """Which tokenizer makes tokens of texts."""
+
+    library: Literal['tokenizers', 'transformers', 'tiktoken'] = 'tokenizers'
+    """The library that it is of."""
+
+    path: str | None = None
+    """Of `tokenizers`, a `tokenizer.json`; of `transformers`, a folder, or what `AutoTokenizer` takes; of `tiktoken`,
+    the name of an encoding."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """A tokenizer is somewhere."""
+        if self.path is None:
+            yield BrokenRule((), 'names no tokenizer; give `path`')
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingConfig:
+    """How documents are packed into sequences of tokens."""
+
+    sequence_length: Annotated[int, AtLeast(2)] | None = None
+    """Tokens of a sequence, padding included."""
+
+    tokenizer: TokenizerConfig | None = None
+    """What makes tokens of texts. Left out: the column holds tokens."""
+
+    column: str | None = None
+    """The column of the documents. Left out: `text` with a tokenizer, `tokens` without."""
+
+    token_dtype: Literal['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64'] | None = None
+    """What the bytes are, where the column holds tokens as bytes."""
+
+    method: Literal['best_fit', 'concatenate'] = 'best_fit'
+    """Combine whole documents so that little is left to pad, or lay them end to end and cut."""
+
+    bos_token_id: Annotated[int, AtLeast(0)] | None = None
+    """A token to put before each document. Left out: none."""
+
+    eos_token_id: Annotated[int, AtLeast(0)] | None = None
+    """A token to put after each document. Left out: none."""
+
+    pad_token_id: Annotated[int, AtLeast(0)] = 0
+    """What sequences are filled up with."""
+
+    lanes: Annotated[int, AtLeast(1)] | None = None
+    """Sequences of documents that are packed side by side; ranks must divide them. Left out: those of a global batch
+    when the run begins."""
+
+    sequences_per_epoch: Annotated[int, Count()] | None = None
+    """Sequences that make an epoch, a multiple of the lanes, such as `64k`. Left out: it does not end."""
+
+    window: Annotated[int, AtLeast(1)] = 32
+    """Sequences that `best_fit` fills at a time in a lane."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between these keys that do not hold."""
+        if self.sequence_length is None:
+            yield BrokenRule((), 'needs `sequence_length`, the tokens of a sequence')
+        if self.lanes and self.sequences_per_epoch and self.sequences_per_epoch % self.lanes:
+            yield BrokenRule(('sequences_per_epoch', 'lanes'), f'must be a multiple of the {self.lanes} `lanes`')
+
+
+def packing_of(config: PackingConfig) -> Packing:
+    """The packing that is described, with its tokenizer.
+
+    Raises:
+        ConfigError: the tokenizer cannot be loaded.
+        MissingDependencyError: its library is not installed.
+    """
+    from headrace.packing import Packing, load_tokenizer
+
+    values: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    if config.tokenizer is not None:
+        values['tokenizer'] = load_tokenizer(config.tokenizer.library, config.tokenizer.path or '')
+    return Packing(**values)

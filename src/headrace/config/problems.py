@@ -1,0 +1,82 @@
+"""Problems of a configuration with their places, and the one error that lists them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from headrace.config.similar import LONGEST_NAME
+from headrace.errors import ConfigError
+from headrace.redaction import HIDDEN, redact_value
+
+__all__ = ['MAX_LINES', 'Path', 'Problem', 'as_line', 'dotted', 'refusal', 'refuse', 'shown']
+
+Path = tuple[str | int, ...]
+"""Where a value stands: the keys from the root, an integer for an item of a list."""
+
+MAX_LINES: Final = 200
+"""Of an error: what is wrong beyond them is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong with a configuration."""
+
+    path: Path
+    rule: str
+    got: str | None = None
+    """The value received, as text; None where there is none."""
+    meant: tuple[str, ...] = ()
+    """The keys that the last of the path may have meant."""
+
+
+def dotted(path: Path) -> str:
+    """``('train', 'streams', 0, 'local')`` as ``train.streams[0].local``."""
+    text = ''
+    for part in path:
+        if isinstance(part, int):
+            text += f'[{part}]'
+            continue
+        name = part if len(part) <= LONGEST_NAME else f'{part[: LONGEST_NAME - 3]}...'
+        if not name or re.search(r'[.\[\]=]', part):
+            text += f'[{name}]'  # as OmegaConf writes a key that itself holds a dot
+        else:
+            text += f'.{name}' if text else name
+    return text
+
+
+def shown(value: object, *, key: str = '') -> str:
+    """A value for a message: short, and without secrets. An interpolation is none."""
+    if not (isinstance(value, str) and value.startswith('${')):
+        value = redact_value(value, key)
+    if value == HIDDEN:
+        return '(hidden)'
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return f'a {type(value).__name__} of too many digits'
+    # true and null are YAML's words; the rest reads the same in Python and in YAML.
+    text = {'True': 'true', 'False': 'false', 'None': 'null'}.get(text, text)
+    return text if len(text) <= 80 else text[:77] + '...'
+
+
+def refuse(lines: list[str], *, count: int | None = None) -> None:
+    """Raise one ConfigError for all the lines; do nothing if there are none. The count is that of all, if given."""
+    if (left := (count or len(lines)) - MAX_LINES) > 0:
+        raise refusal(*lines[:MAX_LINES], f'... and {left:,} more', count=count or len(lines))
+    if lines:
+        raise refusal(*lines)
+
+
+def refusal(*lines: str, count: int | None = None) -> ConfigError:
+    """One error for everything that is wrong; the count is that of the lines, unless some are left out."""
+    count = count or len(lines)
+    errors = 'one error' if count == 1 else f'{count} errors'
+    return ConfigError(f'{errors} in the configuration:\n' + '\n'.join(f'  {line}' for line in lines))
+
+
+def as_line(problem: Problem) -> str:
+    """A problem without its file: the key, the value received, the rule."""
+    got = '' if problem.got is None else f'got {problem.got}; '
+    return f'{dotted(problem.path) or "(top level)"}: {got}{problem.rule}'

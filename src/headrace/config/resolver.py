@@ -1,0 +1,322 @@
+"""Values for interpolations (``${...}``), each evaluated once; the only module that knows OmegaConf.
+
+Texts without ``${`` are left as they are. Texts made of references such as ``${train.local}``, and of variables of the
+environment such as ``${oc.env:NAME}``, are put together here; OmegaConf evaluates each different variable once.
+All others, with other resolvers or relative references, are left to OmegaConf. In the tree that it works on, each text
+with an interpolation stands for a call back to here. So nothing is evaluated twice, and the limits hold however texts
+refer to each other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from contextvars import ContextVar
+from typing import Any, Final, NamedTuple, cast
+
+from omegaconf import AnyNode, DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from headrace.config.problems import Path, Problem, shown
+from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError
+
+__all__ = ['is_omegaconf', 'plain_omegaconf', 'raw_whole', 'resolve', 'yaml_text']
+
+_MAX_TEXT: Final = 4096  # characters of a text with an interpolation
+_MAX_REFERENCES: Final = 64  # in one text
+_MAX_RESULT: Final = 16_384  # characters of a text that comes of one
+_MAX_CHARACTERS: Final = 1 << 24  # of all these texts together
+_MAX_PARSED: Final = 1 << 19  # characters of the texts that OmegaConf parses, at up to 60 us each
+
+_REFERENCE = re.compile(r'\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}', re.ASCII)
+_ENVIRONMENT = re.compile(r'\$\{oc\.env:[^${}\\]*\}')
+_PIECE = re.compile(r'(\$\{(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|oc\.env:[^${}\\]*)\})', re.ASCII)
+_ONCE: Final = 'headrace.once'
+_UNRESOLVED: Any = object()
+_OPEN: Any = object()
+
+
+def resolve(values: dict[Any, Any], problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
+    """Plain values of some keys, or all but `variables`, their interpolations resolved.
+
+    A value without a resolution is omitted, and a problem noted.
+
+    Raises:
+        YamlError: Interpolations exceed a limit.
+    """
+    resolver = _Resolver(values)
+    wanted = [key for key in values if key != 'variables' and (keys is None or key in keys)]
+    plain = {key: resolver.read(values[key], (key,), (key,), problems) for key in wanted}
+    return {key: value for key, value in plain.items() if value is not _UNRESOLVED}
+
+
+class _Failure(NamedTuple):
+    """In the place of a value that cannot be had."""
+
+    rule: str
+
+
+class _UnresolvableError(Exception):
+    """An interpolation has no value; the message is the rule that it breaks."""
+
+
+class _Resolver:
+    """Evaluates the interpolations of one tree of raw values."""
+
+    def __init__(self, values: dict[Any, Any]) -> None:
+        self._values = values
+        self._budget = Budget()
+        self._known: dict[Path, Any] = {}
+        self._characters = self._parsed = self._depth = 0
+        self._tree: DictConfig | None = None
+        self._variables: dict[str, Any] = {}  # of the environment, by their interpolations
+        self._places: list[Path] = []  # of the texts that the tree calls back for
+        self._containers: dict[int, Any] = {}  # what came of those that refer to mappings and lists
+
+    def read(self, raw: Any, at: Path, path: Path, problems: list[Problem]) -> Any:
+        """The value of what stands at a place, or is referred to from `path`, where problems are noted."""
+        self._budget.charge(1)
+        if len(path) > MAX_DEPTH:
+            rule = 'cannot be resolved: nested too deeply: does an interpolation refer to a mapping around itself?'
+            problems.append(Problem(path, rule, shown(raw, key=str(path[-1]))))
+            return _UNRESOLVED
+        if isinstance(raw, dict):
+            mapping = cast('dict[Any, Any]', raw)
+            items = {key: self.read(item, (*at, key), (*path, str(key)), problems) for key, item in mapping.items()}
+            return {key: item for key, item in items.items() if item is not _UNRESOLVED}
+        if isinstance(raw, list):
+            listed = [
+                self.read(item, (*at, index), (*path, index), problems)
+                for index, item in enumerate(cast('list[Any]', raw))
+            ]
+            return _UNRESOLVED if any(item is _UNRESOLVED for item in listed) else listed
+        if raw == '???':
+            problems.append(Problem(path, 'must be set; here, or by an override', "'???'"))
+            return _UNRESOLVED
+        if not isinstance(raw, str) or '${' not in raw:
+            return raw
+        whole = _REFERENCE.fullmatch(raw)
+        if whole is not None and isinstance(target := self._find(whole[1]), (dict, list)):
+            # The mapping is read at its own place, so that what is wrong within it is told with a path.
+            place = tuple(whole[1].split('.'))
+            if at[: len(place)] != place:
+                return self.read(target, place, path, problems)
+        try:
+            return self._evaluated(raw, at)
+        except _UnresolvableError as error:
+            problems.append(Problem(path, str(error), shown(raw, key=str(path[-1]))))
+            return _UNRESOLVED
+
+    def _evaluated(self, text: str, at: Path) -> Any:
+        """The value of a text with an interpolation that stands at a place."""
+        value = self._known.get(at, _UNRESOLVED)
+        if value is _OPEN:
+            raise _UnresolvableError('cannot be resolved: Recursive interpolation detected')
+        if isinstance(value, _Failure):
+            raise _UnresolvableError(value.rule)
+        if value is not _UNRESOLVED:
+            return value
+        self._known[at] = _OPEN
+        self._depth += 1
+        try:
+            value = self._known[at] = self._made(text, at)
+        except _UnresolvableError as error:
+            self._known[at] = _Failure(str(error))
+            raise
+        finally:
+            self._depth -= 1
+        return value
+
+    def _made(self, text: str, at: Path) -> Any:
+        if len(text) > _MAX_TEXT or text.count('${') > _MAX_REFERENCES:
+            raise _UnresolvableError(
+                f'a text with interpolations has at most {_MAX_TEXT:,} characters and {_MAX_REFERENCES} interpolations'
+            )
+        if self._depth > MAX_DEPTH:
+            raise _UnresolvableError(f'cannot be resolved: more than {MAX_DEPTH} interpolations refer to each other')
+        value = self._of_pieces(text, at)
+        if value is _UNRESOLVED:
+            value = self._by_omegaconf(text, at)
+        if isinstance(value, str):
+            self._characters += len(value)
+            if len(value) > _MAX_RESULT:
+                raise _UnresolvableError(f'gives a text of {len(value):,} characters; at most {_MAX_RESULT:,} may come')
+            if self._characters > _MAX_CHARACTERS:
+                raise YamlError(f'interpolations give texts of more than {_MAX_CHARACTERS:,} characters; write fewer')
+        return value
+
+    def _of_pieces(self, text: str, at: Path) -> Any:
+        """The value of a text whose interpolations are references by full path, and variables of the environment."""
+        parts: list[Any] = _PIECE.split(text)
+        if text.count('${') != len(parts) // 2 or '\\' in text:
+            return _UNRESOLVED
+        if parts[1] == text:
+            return self._of_piece(text, at)
+        parts[1::2] = [self._of_piece(piece, at) for piece in parts[1::2]]
+        return _UNRESOLVED if any(part is _UNRESOLVED for part in parts) else ''.join(map(str, parts))
+
+    def _of_piece(self, piece: str, at: Path) -> Any:
+        """The value of one interpolation; unresolved where that is for OmegaConf to say."""
+        reference = _REFERENCE.fullmatch(piece)
+        if reference is not None:
+            return self._scalar(reference[1])
+        if piece not in self._variables:
+            try:
+                self._variables[piece] = self._by_omegaconf(piece, at)
+            except _UnresolvableError as error:
+                self._variables[piece] = _Failure(str(error))
+        value = self._variables[piece]
+        if isinstance(value, _Failure):
+            raise _UnresolvableError(value.rule)
+        return value
+
+    def _scalar(self, reference: str) -> Any:
+        """The value that is referred to; unresolved where that is for OmegaConf to say."""
+        value = self._find(reference)
+        if isinstance(value, str) and '${' in value:
+            return self._evaluated(value, tuple(reference.split('.')))
+        return _UNRESOLVED if value is _UNRESOLVED or value == '???' or isinstance(value, (dict, list)) else value
+
+    def _find(self, reference: str) -> Any:
+        """The raw value that a reference points to, if no interpolation is on the way."""
+        value: Any = self._values
+        for part in reference.split('.'):
+            value = cast('dict[Any, Any]', value).get(part, _UNRESOLVED) if isinstance(value, dict) else _UNRESOLVED
+        return value
+
+    # -- what is left to OmegaConf ---------------------------------------------------------------------------------
+
+    def _by_omegaconf(self, text: str, at: Path) -> Any:
+        self._parsed += len(text)
+        if self._parsed > _MAX_PARSED:
+            raise YamlError(
+                f'texts with interpolations other than ${{path.of.a.key}} have at most {_MAX_PARSED:,} characters '
+                f'together, each different ${{oc.env:NAME}} counted once, and these have more; put what they share '
+                f'into `variables`, and refer to it'
+            )
+        token = _CURRENT.set(self)
+        try:
+            parent: Any = OmegaConf.create({})
+            if text.count('${') != len(_ENVIRONMENT.findall(text)):
+                parent = self._whole()
+                for part in at[:-1]:
+                    parent = parent[part]
+            # Of OmegaConf's private names the only one: the value that a text has at a place, without standing there.
+            node: Any = AnyNode(text, key=at[-1], parent=parent)._dereference_node()
+            return self._plain(node if isinstance(node, (DictConfig, ListConfig)) else node._value(), 0)
+        except (OmegaConfBaseException, RecursionError, ValueError, TypeError, KeyError, IndexError) as error:
+            raise _UnresolvableError(_rule(error)) from None
+        finally:
+            _CURRENT.reset(token)
+
+    def _whole(self) -> DictConfig:
+        """The tree for OmegaConf, in which texts with interpolations call back."""
+        if self._tree is None:
+            _register()
+            self._tree = cast('DictConfig', OmegaConf.create(self._calling_back(self._values, ())))
+        return self._tree
+
+    def _calling_back(self, raw: Any, at: Path) -> Any:
+        if isinstance(raw, dict):
+            mapping = cast('dict[Any, Any]', raw)
+            return {key: self._calling_back(item, (*at, key)) for key, item in mapping.items() if key is not None}
+        if isinstance(raw, list):
+            return [self._calling_back(item, (*at, index)) for index, item in enumerate(cast('list[Any]', raw))]
+        if isinstance(raw, str) and '${' in raw:
+            self._places.append(at)
+            return f'${{{_ONCE}:{len(self._places) - 1}}}'
+        return raw
+
+    def call_back(self, number: int) -> Any:
+        """The value of a text of the tree."""
+        if number in self._containers:
+            return self._containers[number]
+        at = self._places[number]
+        raw: Any = self._values
+        for part in at:
+            raw = raw[part]
+        value = self._evaluated(raw, at)
+        if isinstance(value, (dict, list)):
+            value = self._containers[number] = OmegaConf.create(_escaped(value))
+        return value
+
+    def _plain(self, value: Any, depth: int) -> Any:
+        """A value of OmegaConf's as a plain one."""
+        self._budget.charge(1)
+        if depth > MAX_DEPTH:
+            raise _UnresolvableError('cannot be resolved: nested too deeply')
+        if isinstance(value, DictConfig):
+            return {key: self._plain(value[key], depth + 1) for key in value}
+        if isinstance(value, ListConfig):
+            return [self._plain(value[index], depth + 1) for index in range(len(value))]
+        return value
+
+
+_CURRENT: ContextVar[_Resolver] = ContextVar('resolver')
+
+
+def _register() -> None:
+    # OmegaConf 2.4 has another name for it, and warns of the old one.
+    register: Any = getattr(OmegaConf, 'register_resolver', None) or OmegaConf.register_new_resolver
+    register(_ONCE, _call_back, replace=True)
+
+
+def _call_back(number: int) -> Any:
+    return _CURRENT.get().call_back(number)
+
+
+def _rule(error: BaseException) -> str:
+    """The rule that an error of OmegaConf's breaks, or the one of ours that it wraps."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, _UnresolvableError):
+            return str(cause)
+        if isinstance(cause, YamlError):
+            raise cause
+        if isinstance(cause, RecursionError):
+            return 'cannot be resolved: too many interpolations refer to each other'
+        cause = cause.__cause__ or cause.__context__
+    text = str(error).strip().split('\n', 1)[0] or type(error).__name__
+    if match := re.search(r"Environment variable '(.+?)' not found", text):
+        name = match[1]
+        return f'environment variable {name} is not set; set it, or write a default: ${{oc.env:{name},default}}'
+    return f'cannot be resolved: {text[:200]}'
+
+
+# -- mappings of OmegaConf, and YAML -----------------------------------------------------------------------------------
+
+
+def is_omegaconf(source: object) -> bool:
+    """Whether a configuration is given as OmegaConf's mapping."""
+    return isinstance(source, DictConfig)
+
+
+def raw_whole(source: Any) -> object:
+    """The raw values of what OmegaConf's mapping is a part of, if it is one."""
+    return None if source._get_parent() is None else OmegaConf.to_container(source._get_root())
+
+
+def plain_omegaconf(source: Any) -> dict[Any, Any]:
+    """The raw values of OmegaConf's mapping; of a part of a larger one, which it refers to, the resolved values.
+
+    Raises:
+        YamlError: They cannot be had.
+    """
+    try:
+        return cast('dict[Any, Any]', OmegaConf.to_container(source, resolve=source._get_parent() is not None))
+    except (OmegaConfBaseException, RecursionError, ValueError) as error:
+        raise YamlError(str(error).strip().split('\n', 1)[0][:200] or type(error).__name__) from None
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """Plain values as YAML that is read back as equal ones."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(values)))
+
+
+def _escaped(value: Any) -> Any:
+    """Text that happens to look like an interpolation, such that it is read back as text."""
+    if isinstance(value, dict):
+        return {key: _escaped(item) for key, item in cast('dict[str, Any]', value).items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in cast('list[Any]', value)]
+    return value.replace('${', '\\${') if isinstance(value, str) else value

@@ -1,0 +1,328 @@
+"""What a configuration may say: the keys, their types, their bounds, and the rules between them.
+
+A key has the name of the argument that it becomes: of ``StreamingDataset`` in a loader, of ``Stream`` in a stream, of
+``torch.utils.data.DataLoader`` under ``loader``. None means that the key was left out, unless its text says more.
+``docs/configuration.md`` is generated from the annotations and from the text beneath each field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, Named, OneOf, Parsed, read_skip
+from headrace.config.packing import PackingConfig
+from headrace.config.streams import SOURCE_NAMES, SchedulePointConfig, SelectionConfig, StreamConfig
+from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
+from headrace.redaction import redacted_repr
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = [
+    'Config',
+    'DatasetConfig',
+    'LoaderConfig',
+    'WorkerConfig',
+]
+
+
+@redacted_repr
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetConfig(SelectionConfig):
+    """What `StreamingDataset` takes: the streams, the order of their samples, and the cache."""
+
+    streams: Annotated[tuple[StreamConfig, ...], Named('stream')] = ()
+    """The streams: a mapping from name to stream, or a list of streams with `name`. Files merge mappings, not lists."""
+
+    remote: str | None = None
+    """In place of `streams`, where there is one stream: its `remote`."""
+
+    local: str | None = None
+    """In place of `streams`, where there is one stream: its `local`."""
+
+    split: str | None = None
+    """In place of `streams`, where there is one stream: its `split`."""
+
+    epoch_size: Annotated[int, Count()] | None = None
+    """Samples per epoch, such as `1m`; not with `repeat` or `choose`. Left out: as many as the streams hold."""
+
+    predownload: Annotated[int, AtLeast(0)] | None = None
+    """Samples ahead of its reading for which each worker has shards fetched. Left out: 65,536, or 8
+    batches if those are more, and 512 MiB at most."""
+
+    cache_limit: Annotated[int, Bytes()] | None = None
+    """Bytes that shards and indexes may take in the cache folders of this machine, such as `100gb`; bitmaps of
+    selections and files of epochs come on top. Left out: no limit."""
+
+    sampling_method: Literal['balanced', 'fixed'] = 'balanced'
+    """Which samples of a stream taken in part: others in each epoch (`balanced`) or the same (`fixed`)."""
+
+    sampling_granularity: Annotated[int, AtLeast(1)] = 1
+    """Neighbouring samples that are picked together where a stream is taken in part."""
+
+    partition_algo: Literal['orig', 'relaxed'] = 'relaxed'
+    """How shards are dealt to nodes; for the algorithms of MosaicML Streaming."""
+
+    num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
+    """Parts that the order is made of, whatever the number of machines. Left out: the checkpoint's that is resumed, or
+    chosen by the algorithm."""
+
+    shuffle: bool = False
+    """Whether samples are shuffled."""
+
+    shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] | None = None
+    """How samples are shuffled. Left out: `native`, or what the checkpoint says that is resumed."""
+
+    shuffle_seed: Annotated[int, AtLeast(0)] | None = None
+    """Seed of the order. Left out: the top level's `shuffle_seed`, the checkpoint's that is resumed, or 9176."""
+
+    shuffle_block_size: Annotated[int, Count()] | None = None
+    """Samples among which the block algorithms and the native one shuffle. Left out: chosen by the algorithm."""
+
+    batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
+    """How streams mix in a batch: at random, by their proportions, one stream per global batch or per device's."""
+
+    schedule: tuple[SchedulePointConfig, ...] = ()
+    """Proportions that change in the course of the run, in the place of the streams' weights: a list of points."""
+
+    when_exhausted: Literal['repeat', 'stop', 'drop_stream'] = 'repeat'
+    """When an epoch has had every sample of a stream: go on with its next pass, end the epoch, or go on without it."""
+
+    on_mixture_change: Literal['refuse', 'continue'] = 'refuse'
+    """A checkpoint of another mixture: an error that names the differences, or go on, each stream where it was."""
+
+    allow_unsafe_types: bool = False
+    """Read columns that hold pickles. They run code of whoever wrote them: for your own data only."""
+
+    replication: Annotated[int, AtLeast(1)] | None = None
+    """Neighbouring ranks that get the same samples, such as the tensor-parallel degree. Left out: 1."""
+
+    remainder: Literal['repeat', 'exact', 'drop'] | None = None
+    """Samples after the last full global batch: hand them out, repeating a few so that ranks get as many; the same, and
+    mark the repeats in the batch (`exact`); or drop. Left out: `repeat`; for evaluation under Lightning `exact`."""
+
+    skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
+    """Ranges of the run's global sequence to leave out, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the
+    run's beginning, or global batches of the present size; the end is the first that is kept."""
+
+    on_bad_sample: Literal['raise', 'skip'] = 'raise'
+    """A sample that cannot be read: an error, or log it, put another in its row, and mark the row in the batch as
+    `is_bad_sample`."""
+
+    @staticmethod
+    def other_names() -> Mapping[str, tuple[str, ...]]:
+        """What other programs call these keys."""
+        return {**SOURCE_NAMES, 'seed': ('shuffle_seed',)}
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between this loader's keys that do not hold, its streams' own excepted."""
+        yield from self._broken_source_rules()
+        proportional = [stream.proportion is not None for stream in self.streams]
+        if any(proportional) and not all(proportional):
+            others = ', '.join(stream.name for stream in self.streams if stream.proportion is None)
+            rule = f'either all streams have `proportion` or none has; without it: {others}'
+            yield BrokenRule(('streams',), rule, inner=('proportion',))
+        elif any(proportional) and not any(stream.proportion for stream in self.streams):
+            yield BrokenRule(('streams',), 'all proportions are 0; one must be greater', inner=('proportion',))
+        absolute = ', '.join(stream.name for stream in self.streams if (stream.repeat, stream.choose) != (None, None))
+        if self.epoch_size is not None and absolute:
+            rule = f'`epoch_size` needs proportions, or no weights; `repeat` or `choose` is given by: {absolute}'
+            yield BrokenRule(('epoch_size', 'streams'), rule, inner=('proportion', 'repeat', 'choose'))
+        yield from self._broken_schedule_rules()
+
+    def _broken_schedule_rules(self) -> Iterator[BrokenRule]:
+        if not self.schedule:
+            return
+        at, inner = [point.at for point in self.schedule], ('at', 'proportions', 'change')
+        if at[0] or self.schedule[0].change != 'step':
+            yield BrokenRule(('schedule',), 'the first point is at 0, and no ramp', inner=inner)
+        elif any(after <= before for before, after in pairwise(at)):
+            yield BrokenRule(('schedule',), f'points stand in the order of rising `at`; they are at {at}', inner=inner)
+        names = {stream.name for stream in self.streams}
+        unknown = sorted({name for point in self.schedule for name in point.proportions} - names)
+        if unknown:
+            rule = f'names streams that do not exist: {", ".join(unknown)}; there are: {", ".join(sorted(names))}'
+            yield BrokenRule(('schedule', 'streams'), rule, inner=('proportions', 'name'))
+        weights = [stream.name for stream in self.streams if stream.has_weight]
+        if weights:
+            rule = f'a schedule is in the place of weights, which are given by: {", ".join(weights)}; remove them'
+            yield BrokenRule(('schedule', 'streams'), rule, inner=('proportion', 'repeat', 'choose'))
+        if self.when_exhausted != 'repeat':
+            yield BrokenRule(('when_exhausted', 'schedule'), 'is `repeat` with a schedule; keep one of the two')
+
+    def _broken_source_rules(self) -> Iterator[BrokenRule]:
+        single = any(value is not None for value in (self.remote, self.local, self.split))
+        if self.streams and single:
+            rule = '`streams` and `remote`, `local`, `split` exclude each other; move them into the streams'
+            yield BrokenRule(('remote', 'local', 'split', 'streams'), rule)
+        if not self.streams and self.remote is None and self.local is None:
+            rule = 'names no data; give `streams`, or `remote` and `local` of a single stream'
+            yield BrokenRule(('streams', 'remote', 'local'), rule)
+        folders: dict[tuple[str, str | None], StreamConfig] = {}
+        for stream in self.streams:
+            if stream.local is None or stream.remote in (None, stream.local):
+                continue  # no folder, or no cache but the data itself
+            first = folders.setdefault((stream.local, stream.split), stream)
+            if first.remote != stream.remote:
+                rule = (
+                    f'streams {first.name} and {stream.name} would share the folder {stream.local}; give each its own'
+                )
+                yield BrokenRule(('streams',), rule, inner=('remote', 'local', 'split'))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """What `torch.utils.data.DataLoader` takes, and `mark_streams`. With no workers, what concerns them is ignored."""
+
+    num_workers: Annotated[int, AtLeast(0)] = 0
+    """Processes that read, per rank. 0: the training process reads."""
+
+    prefetch_factor: Annotated[int, AtLeast(1)] | None = None
+    """Batches that each worker holds ready. Left out: 2."""
+
+    persistent_workers: bool = False
+    """Keep the workers from one epoch to the next. Under `cache_limit` they also fetch what the next one begins with,
+    where the trainer says how many epochs there are: Lightning by `max_epochs`, Composer by a `max_duration` in epochs,
+    a loop of your own by the loader's `max_epochs`."""
+
+    pin_memory: bool = False
+    """Copy batches into page-locked memory, for faster transfers to a GPU."""
+
+    timeout: Annotated[float, AtLeast(0)] = 0
+    """Seconds to wait for a worker's batch before giving up. 0: for ever."""
+
+    multiprocessing_context: Literal['fork', 'spawn', 'forkserver'] | None = None
+    """How workers start. Left out: as the platform does."""
+
+    drop_last: bool = False
+    """The same as `remainder: drop`, by its name in PyTorch."""
+
+    mark_streams: bool = False
+    """Put the number of each row's stream into the batch, as `stream_number`, for metrics by stream."""
+
+
+@redacted_repr
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderConfig(DatasetConfig):
+    """One loader: a dataset, the batch size, and the processes that read."""
+
+    name: str = ''
+    """Name of the loader: the key that it stands at. It is not written inside."""
+
+    global_batch_size: Annotated[int, AtLeast(1)] | None = None
+    """Samples per step over all ranks, replicas counted once; the ranks must divide it."""
+
+    device_batch_size: Annotated[int, AtLeast(1)] | None = None
+    """Samples per step of one rank; then the global batch depends on the number of ranks."""
+
+    packing: PackingConfig | None = None
+    """How samples, which are documents then, are packed into sequences of tokens; batches count sequences."""
+
+    loader: WorkerConfig = WorkerConfig()
+    """The processes that read."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between this loader's keys that do not hold, its streams' own excepted."""
+        yield from DatasetConfig.broken_rules(self)
+        yield from _broken_batch_size_rules(self)
+        if self.remainder == 'exact' and self.loader.drop_last:
+            rule = '`remainder: exact` and `drop_last: true` exclude each other; keep one'
+            yield BrokenRule(('remainder', 'loader'), rule, inner=('drop_last',))
+        if self.packing is not None:
+            yield from self._broken_packing_rules()
+
+    def _broken_packing_rules(self) -> Iterator[BrokenRule]:
+        if self.shuffle_algo in PERMUTATIONS:
+            yield BrokenRule(('shuffle_algo', 'packing'), 'is `native` with packing; remove one of the two')
+        if self.on_mixture_change != 'refuse':
+            rule = 'is `refuse` with packing, whose lanes are at different documents; remove it'
+            yield BrokenRule(('on_mixture_change', 'packing'), rule)
+        if self.loader.mark_streams:
+            rule = '`mark_streams` is not to be had with packing: a sequence may hold documents of several streams'
+            yield BrokenRule(('loader', 'packing'), rule, inner=('mark_streams',))
+
+
+@redacted_repr
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """A whole file: the loaders, and what they share."""
+
+    global_batch_size: Annotated[int, AtLeast(1)] | None = None
+    """`global_batch_size` of the loaders that give no batch size."""
+
+    device_batch_size: Annotated[int, AtLeast(1)] | None = None
+    """`device_batch_size` of the loaders that give no batch size."""
+
+    shuffle_seed: Annotated[int, AtLeast(0)] | None = None
+    """`shuffle_seed` of the loaders that give none. Left out: the checkpoint's that is resumed, or 9176."""
+
+    train: LoaderConfig | None = None
+    """The training loader."""
+
+    eval: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
+    """Loaders for evaluation and validation: one loader, or a mapping from name to loader."""
+
+    test: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
+    """Loaders for testing: one loader, or a mapping from name to loader."""
+
+    predict: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
+    """Loaders for prediction: one loader, or a mapping from name to loader."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between the top level's keys that do not hold, and those that inheriting from it breaks."""
+        yield from _broken_batch_size_rules(self)
+        sections = ('train', 'eval', 'test', 'predict')
+        if self.train is None and not (self.eval or self.test or self.predict):
+            yield BrokenRule(sections, f'names no loader; give at least one of {", ".join(sections)}')
+        if self.global_batch_size is None and self.device_batch_size is None:
+            for section in sections:
+                if any(_has_no_batch_size(loader) for loader in _loaders(self, section)):
+                    rule = (
+                        'has no batch size; give `global_batch_size` or `device_batch_size`, here or at the top level'
+                    )
+                    sizes = ('global_batch_size', 'device_batch_size')
+                    yield BrokenRule((section, *sizes), rule, inner=sizes)
+
+    def inherited(self) -> Config:
+        """This configuration with the top level's batch size and seed written into the loaders that give none."""
+        changes: dict[str, object] = {'train': self.train and self._inherit(self.train)}
+        for section in ('eval', 'test', 'predict'):
+            changes[section] = tuple(self._inherit(loader) for loader in _loaders(self, section))
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+    def _inherit(self, loader: LoaderConfig) -> LoaderConfig:
+        if _has_no_batch_size(loader):
+            sizes = {'global_batch_size': self.global_batch_size, 'device_batch_size': self.device_batch_size}
+            loader = dataclasses.replace(loader, **sizes)
+        seed = self.shuffle_seed if loader.shuffle_seed is None else loader.shuffle_seed
+        return dataclasses.replace(loader, shuffle_seed=seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileDirectives:
+    """What a file says about its own reading; used up by it, and no part of the configuration."""
+
+    defaults: tuple[str, ...] = ()
+    """Files to read first, relative to this one. A later file wins over an earlier one, this file over all."""
+
+    variables: Mapping[str, object] | None = None
+    """Values of any shape for interpolation, `${variables.root}`; no key here is checked."""
+
+
+def _has_no_batch_size(config: LoaderConfig) -> bool:
+    return config.global_batch_size is None and config.device_batch_size is None
+
+
+def _loaders(config: Config, section: str) -> tuple[LoaderConfig, ...]:
+    value: tuple[LoaderConfig, ...] | LoaderConfig | None = getattr(config, section)
+    return (value,) if isinstance(value, LoaderConfig) else value or ()
+
+
+def _broken_batch_size_rules(config: LoaderConfig | Config) -> Iterator[BrokenRule]:
+    if config.global_batch_size is not None and config.device_batch_size is not None:
+        rule = '`global_batch_size` and `device_batch_size` exclude each other; keep one'
+        yield BrokenRule(('global_batch_size', 'device_batch_size'), rule)

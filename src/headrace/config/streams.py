@@ -1,0 +1,145 @@
+"""What a configuration may say of streams: their data, how it is fetched, what of it is offered, and their shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal
+
+from headrace.config.constraints import AtLeast, BrokenRule, Count, MoreThan, OneOf, Parsed
+from headrace.format import get_hashes
+from headrace.redaction import redacted_repr
+from headrace.selection import Conditions, Fraction, Subset
+
+__all__ = ['SOURCE_NAMES', 'SchedulePointConfig', 'SelectionConfig', 'StreamConfig', 'TransferConfig']
+
+SOURCE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(('path', 'data', 'source', 'root'), ('remote', 'local')),
+    **dict.fromkeys(('url', 'uri', 'bucket'), ('remote',)),
+    **dict.fromkeys(('folder', 'dir', 'directory', 'cache', 'cache_dir', 'data_dir', 'data_path'), ('local',)),
+}
+"""What other programs call `remote` and `local`."""
+
+
+@redacted_repr
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferConfig:
+    """How shards get from the store to the cache; of one stream, or of all streams of a loader that do not say."""
+
+    download_retry: Annotated[int, AtLeast(0)] | None = None
+    """Further attempts after a failed download, or more, for half a minute; 0: none. Left out: 2."""
+
+    download_timeout: Annotated[float, MoreThan(0)] | None = None
+    """Seconds without a byte after which an attempt has failed. Left out: 60."""
+
+    validate_hash: Annotated[str, OneOf(tuple(sorted(get_hashes())))] | None = None
+    """Hash to verify shards with; it must be one that the shards were written with. Left out: sizes only."""
+
+    keep_zip: bool | None = None
+    """Keep the compressed file beside the unpacked one. Left out: false."""
+
+    endpoint_url: str | None = None
+    """Address of the store's server, such as `http://localhost:9000`. Left out: the cloud's own."""
+
+    region: str | None = None
+    """Region of the bucket. Left out: what the cloud's own configuration says."""
+
+    anonymous: bool | None = None
+    """Send requests without credentials, for public buckets. Left out: false."""
+
+    requester_pays: bool | None = None
+    """Agree to pay for the requests, where a bucket's owner asks for it. Left out: false."""
+
+    store_options: Mapping[str, object] | None = None
+    """Options of this kind of store, and time-outs that all have: `docs/stores.md` lists them. Left out: none."""
+
+    on_changed_data: Literal['refresh', 'refuse'] | None = None
+    """If the remote's data have changed since they were cached: take the new ones, or raise. Left out: `refresh`."""
+
+
+@redacted_repr
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectionConfig(TransferConfig):
+    """Which stored samples are offered, and their columns; of one stream, or of all streams that do not say."""
+
+    subset: Annotated[Subset, Parsed(Subset.read, 'a list of ranges')] | None = None
+    """Ranges of the stored samples: `[[0, 1m], [5m, null]]`, the stop exclusive, null the end. Left out: all."""
+
+    fraction: Annotated[Fraction, Parsed(Fraction.read, 'two numbers from 0 to 1')] | None = None
+    """Random part of each shard: `[0, 0.95]` to train with, `[0.95, 1]` to validate. Left out: all."""
+
+    fraction_seed: Annotated[int, AtLeast(0)] | None = None
+    """Which random parts; parts of one split have the same. Left out: 0."""
+
+    where: Annotated[Conditions, Parsed(Conditions.read, 'a mapping from columns to tests')] | None = None
+    """Tests that a sample must pass: `{lang: [de, fr], tokens: {at_least: 512}}`. Left out: none."""
+
+    columns: tuple[str, ...] | None = None
+    """Columns to read, such as `[text, id]`; no other is decoded. Left out: all."""
+
+
+@redacted_repr
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamConfig(SelectionConfig):
+    """One stream: where its shards are, and how much of it an epoch takes.
+
+    A weight is one of `proportion`, `repeat`, `choose`; a stream without one is taken once.
+    """
+
+    name: str = ''
+    """Name of the stream: its key in the mapping, or this key in a list. The order of samples depends on it."""
+
+    remote: str | None = None
+    """URL or folder of the shards, without the split: `s3://bucket/code`. Left out: the shards are in `local`."""
+
+    local: str | None = None
+    """Cache folder, relative to the working directory. Left out: a folder of the system's temporary one."""
+
+    split: str | None = None
+    """Folder under `remote` and `local` that holds this split. Left out: none."""
+
+    proportion: Annotated[float, AtLeast(0)] | None = None
+    """Share of the epoch, relative to the sum over all streams; all streams of a loader have one, or none has."""
+
+    repeat: Annotated[float, AtLeast(0)] | None = None
+    """Times that the stream is taken per epoch: 0.5 is half of it, 2 is all of it twice."""
+
+    choose: Annotated[int, Count(least=0)] | None = None
+    """Samples taken per epoch, such as `100k`."""
+
+    @staticmethod
+    def other_names() -> Mapping[str, tuple[str, ...]]:
+        """What other programs call these keys."""
+        return {**SOURCE_NAMES, 'weight': ('proportion', 'repeat'), 'ratio': ('proportion',), 'share': ('proportion',)}
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether a weight is given."""
+        return (self.proportion, self.repeat, self.choose) != (None, None, None)
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between this stream's keys that do not hold."""
+        if self.remote is None and self.local is None:
+            yield BrokenRule(('remote', 'local'), 'a stream needs `remote`, `local`, or both')
+        if sum(weight is not None for weight in (self.proportion, self.repeat, self.choose)) > 1:
+            rule = 'a stream has at most one of `proportion`, `repeat` and `choose`; keep one'
+            yield BrokenRule(('proportion', 'repeat', 'choose'), rule)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulePointConfig:
+    """Proportions from one point of the run on."""
+
+    at: Annotated[int, Count(least=0)] = 0
+    """Samples that all ranks have had since the begin of the run, over all epochs, such as `10m`; the first is 0."""
+
+    proportions: Mapping[str, Annotated[float, AtLeast(0)]] = field(default_factory=dict[str, float])
+    """Shares of the streams by name, relative to their sum; a stream that is not named has none."""
+
+    change: Literal['step', 'linear'] = 'step'
+    """How these proportions are reached: at once, or along a line from those of the point before."""
+
+    def broken_rules(self) -> Iterator[BrokenRule]:
+        """The rules between this point's keys that do not hold."""
+        if not sum(self.proportions.values()):
+            yield BrokenRule(('proportions',), 'a point needs `proportions`, one of them above 0')

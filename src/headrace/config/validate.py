@@ -1,0 +1,344 @@
+"""From raw values to frozen dataclasses, or to the list of everything that is wrong with them.
+
+The dataclasses are the only list of keys: names, types, bounds and choices are read from their annotations.
+The annotations understood are ``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, ``X | None``, another
+dataclass, ``Mapping[str, X]``, and ``Annotated[...]`` with one of `marks`. ``null`` in a file means that the
+key is left out.
+
+Rules between keys belong to the dataclass: an optional method ``broken_rules`` yields those that do not hold. A rule
+is dropped when one of its keys is itself wrong or misspelt, so that one mistake gives one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
+from headrace.config.problems import Path, Problem, dotted, shown
+from headrace.config.similar import LONGEST_NAME, closest, did_you_mean
+from headrace.errors import ConfigError
+from headrace.format import bytes_to_int, number_abbrev_to_int
+from headrace.selection import Mistake
+
+__all__ = ['Validator', 'choices_of', 'describe_number', 'field_types', 'unwrap']
+
+T = TypeVar('T')
+
+
+_INVALID: Any = object()
+_SUGGESTIONS: Final = 200  # wrong keys for which similar ones are looked for, which takes milliseconds each
+_YAML_SCALAR = re.compile(r'[-+]?[\d.]+(e[-+]?\d+)?|true|false', re.IGNORECASE)
+_DECODE_HINT = '; the value is text: write it without quotes, or, from the environment, ${oc.decode:${oc.env:NAME}}'
+
+
+class Validator:
+    """Reads raw values into dataclasses and collects what is wrong on the way.
+
+    Args:
+        written: Gives what a file has in the place of a value, for messages: an interpolation, not what it resolves
+            to. Called with the value's path and the value.
+    """
+
+    def __init__(self, written: Callable[[Path, object], object] = lambda _, value: value) -> None:
+        self.problems: list[Problem] = []
+        self._written = written
+        self._outer: list[_Outer] = []  # the dataclasses around the value being read
+        self._earlier: dict[Path, list[Problem]] | None = None  # those from before, by each section around them
+
+    def read(self, cls: type[T], raw: Mapping[Any, Any], path: Path = (), *, also_known: tuple[str, ...] = ()) -> T:
+        """The dataclass that `raw` describes; where a value is wrong, a problem is noted and the default stands.
+
+        Args:
+            cls: A dataclass all of whose fields have defaults.
+            raw: Plain values, interpolations resolved.
+            path: Where `raw` stands.
+            also_known: Keys that are not fields but that a misspelt key may have meant.
+        """
+        hints = field_types(cls)
+        values: dict[str, Any] = {}
+        if 'name' in hints and path and isinstance(path[-1], str):
+            values['name'] = path[-1]
+        if self._earlier is None:
+            self._earlier = {}
+            for problem in self.problems:
+                for size in range(len(problem.path)):
+                    self._earlier.setdefault(problem.path[:size], []).append(problem)
+        before = len(self.problems)
+        self._outer.append(_Outer(path, cls, raw))
+        for key, value in raw.items():
+            if key not in hints:
+                meant = self._suggest(str(key), (*hints, *also_known))
+                rule = f'unknown key{did_you_mean(meant)}'
+                where = (*path, str(key))
+                self.problems.append(Problem(where, rule, self._shown(where, value), tuple(meant)))
+            elif key == 'name' and 'name' in values:
+                if value is not None and value != values['name']:
+                    rule = f"the name is the key that it stands at, '{values['name']}'; remove `name`"
+                    self.problems.append(Problem((*path, key), rule, self._shown((*path, key), value)))
+            elif value is not None:
+                values[key] = self._value(hints[key], value, (*path, key))
+        self._outer.pop()
+        result = cls(**{key: value for key, value in values.items() if value is not _INVALID})
+        inside = [*self._earlier.get(path, ()), *self.problems[before:]]
+        self._check(result, path, raw, inside, invalid={key for key, value in values.items() if value is _INVALID})
+        return result
+
+    def _check(
+        self, config: object, path: Path, given: Mapping[Any, Any], inside: list[Problem], *, invalid: set[str]
+    ) -> None:
+        """Note the rules between keys that `config` breaks, but for those about a key that is wrong by itself.
+
+        Args:
+            config: What was read.
+            path: Where it stands.
+            given: What it was read from.
+            inside: The problems of its keys and of those within them.
+            invalid: Keys whose values cannot be used.
+        """
+        wrong, wrong_inside = set[object](invalid), set[object]()
+        for problem in inside:
+            here = len(problem.path) == len(path) + 1
+            (wrong if here else wrong_inside).update(problem.path[-1:], problem.meant)
+        for broken in cast('_HasRules', config).broken_rules() if hasattr(config, 'broken_rules') else ():
+            if wrong.isdisjoint(broken.keys) and wrong_inside.isdisjoint(broken.inner):
+                at = next(((key,) for key in broken.keys if given.get(key) is not None), ())
+                self.problems.append(Problem((*path, *at), broken.rule, self._got(given, broken.keys, path)))
+
+    def _value(self, hint: Any, value: Any, path: Path) -> Any:
+        hint, mark = unwrap(hint)
+        if isinstance(mark, Named):
+            return self._named(hint, mark, value, path)
+        if isinstance(mark, (Count, Bytes)):
+            return self._sized(mark, value, path)
+        if isinstance(mark, Parsed):
+            return self._parsed(mark, value, path)
+        if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
+            if not isinstance(value, Mapping):
+                return self._wrong(path, value, f'must be a mapping of keys{_how_to_write(hint, value)}')
+            mapping = cast('Mapping[Any, Any]', value)
+            return (
+                self._mapping(hint, mapping, path)
+                if get_origin(hint)
+                else self.read(cast('type[Any]', hint), mapping, path)
+            )
+        if get_origin(hint) is tuple:
+            if not isinstance(value, list):
+                return self._wrong(path, value, 'must be a list')
+            item_hint = get_args(hint)[0]
+            items = [self._value(item_hint, item, (*path, i)) for i, item in enumerate(cast('list[Any]', value))]
+            return _INVALID if _INVALID in items else tuple(items)
+        choices = choices_of(hint, mark)
+        if choices:
+            if value in choices:
+                return value
+            suggestions = closest(str(value), choices)
+            return self._wrong(path, value, f'must be one of {", ".join(choices)}{did_you_mean(suggestions)}')
+        if hint is bool:
+            return value if isinstance(value, bool) else self._wrong(path, value, 'must be true or false', scalar=True)
+        if hint is str:
+            if not isinstance(value, str) or not value:
+                return self._wrong(path, value, 'must be text that is not empty')
+            return value
+        return self._number(hint, mark, value, path)
+
+    def _mapping(self, hint: Any, value: Mapping[Any, Any], path: Path) -> Any:
+        item_hint = get_args(hint)[1]
+        if item_hint is object:
+            return value
+        items = {str(key): self._value(item_hint, item, (*path, str(key))) for key, item in value.items()}
+        return _INVALID if _INVALID in items.values() else items
+
+    def _number(self, hint: Any, mark: AtLeast | MoreThan | None, value: Any, path: Path) -> Any:
+        rule = f'must be {describe_number(hint, mark)}'
+        if not _is_number(value, int if hint is int else (int, float)):
+            return self._wrong(path, value, rule, scalar=True)
+        if (isinstance(mark, AtLeast) and value < mark.bound) or (isinstance(mark, MoreThan) and value <= mark.bound):
+            return self._wrong(path, value, rule)
+        return hint(value)
+
+    def _sized(self, mark: Count | Bytes, value: Any, path: Path) -> Any:
+        number = value
+        if isinstance(value, str):
+            with contextlib.suppress(ConfigError):
+                number = bytes_to_int(value) if isinstance(mark, Bytes) else number_abbrev_to_int(value)
+        # YAML reads 1e6 as a float; a number with a fraction is a mistake.
+        if not _is_number(number, (int, float)) or number < mark.least or number != int(number):
+            return self._wrong(path, value, f'must be {describe_number(int, mark)}')
+        return int(number)
+
+    def _parsed(self, mark: Parsed, value: Any, path: Path) -> Any:
+        mistakes: list[Mistake] = []
+        made = mark.read(value, mistakes)
+        for mistake in mistakes:
+            self._wrong((*path, *mistake.path), mistake.value, mistake.rule)
+        return _INVALID if mistakes else made
+
+    def _named(self, hint: Any, mark: Named, value: Any, path: Path) -> Any:
+        item_type: type[Any] = get_args(hint)[0]
+        if isinstance(value, Mapping):
+            mapping = cast('Mapping[Any, Any]', value)
+            if mark.or_single and _is_single(mapping, tuple(field_types(item_type))):
+                return (self.read(item_type, mapping, path),)
+            for key in mapping:
+                if not isinstance(key, str) or not key:
+                    self._wrong((*path, str(key)), key, f'the name of a {mark.what} must be text: quote it')
+            items = [((*path, key), item) for key, item in mapping.items() if isinstance(key, str) and key]
+        elif isinstance(value, list) and not mark.or_single:
+            items = [((*path, index), item) for index, item in enumerate(cast('list[Any]', value))]
+        else:
+            expected = 'one loader, or a mapping from names' if mark.or_single else 'a mapping from names, or a list,'
+            written = _how_to_write(item_type, value) if mark.or_single else ''
+            return self._wrong(path, value, f'must be {expected} to {mark.what}s{written}')
+        if not value:
+            return self._wrong(path, value, f'holds no {mark.what}; name at least one')
+        results: list[Any] = []
+        names: dict[str, int] = {}
+        for where, item in items:
+            if not isinstance(item, Mapping):
+                written = _how_to_write(item_type, item)
+                self._wrong(where, item, f'must be a mapping with the keys of a {mark.what}{written}')
+            else:
+                results.append(self.read(item_type, cast('Mapping[Any, Any]', item), where))
+                self._check_name(results[-1].name, len(results) - 1, names, where, mark)
+        return tuple(results) if len(results) == len(cast('Mapping[Any, Any] | list[Any]', value)) else _INVALID
+
+    def _check_name(self, name: str, number: int, others: dict[str, int], where: Path, mark: Named) -> None:
+        if not name:
+            rule = f'must be set: each {mark.what} of a list says its name'
+            if not any(problem.path == (*where, 'name') for problem in self.problems[-len(where) :]):
+                self.problems.append(Problem((*where, 'name'), rule))
+        elif (other := others.setdefault(name, number)) != number:
+            rule = f'is the name of {dotted((*where[:-1], other))} too; names must differ'
+            self.problems.append(Problem((*where, 'name'), rule, self._shown((*where, 'name'), name)))
+
+    def _wrong(self, path: Path, value: object, rule: str, *, scalar: bool = False) -> Any:
+        if scalar and isinstance(value, str) and _YAML_SCALAR.fullmatch(value.strip()):
+            rule += _DECODE_HINT
+        self.problems.append(Problem(path, rule, self._shown(path, value)))
+        return _INVALID
+
+    def _shown(self, path: Path, value: object) -> str:
+        return shown(self._written(path, value), key=str(path[-1]) if path else '')
+
+    def _got(self, given: Mapping[Any, Any], keys: tuple[str, ...], path: Path) -> str | None:
+        scalars = {key: given[key] for key in keys if isinstance(given.get(key), (str, int, float))}
+        return ', '.join(f'{key}: {self._shown((*path, key), value)}' for key, value in scalars.items()) or None
+
+    def _suggest(self, key: str, here: tuple[str, ...]) -> list[str]:
+        """What an unknown key may have meant, all of it keys that may stand there.
+
+        First this section's key that other programs call so, then a key of that name in a section within or around,
+        then the most similar ones.
+        """
+        if len(self.problems) >= _SUGGESTIONS or len(key) > LONGEST_NAME:
+            return []
+        path, cls, raw = self._outer[-1]
+        other_names = cast('_HasOtherNames', cls).other_names() if hasattr(cls, 'other_names') else {}
+        if called_so := other_names.get(key.lower(), ()):
+            return [name for name in called_so if name in here]
+        elsewhere = [(*path, *inner) for inner in _inner_keys(cls, raw)]
+        for outer in reversed(self._outer[:-1]):
+            elsewhere += [(*outer.path, name) for name in field_types(outer.cls) if name != 'name']
+        by_name = {str(other[-1]): dotted(other) for other in reversed(elsewhere)}
+        if key in by_name:
+            return [by_name[key]]
+        return closest(key, here) or [by_name[name] for name in closest(key, tuple(by_name))]
+
+
+class _Outer(NamedTuple):
+    """A section that is being read."""
+
+    path: Path
+    cls: type
+    raw: Mapping[Any, Any]
+
+
+def _how_to_write(cls: Any, value: object) -> str:
+    """What to write in place of a text where a section is expected."""
+    names = field_types(cls) if dataclasses.is_dataclass(cls) and isinstance(cls, type) else {}
+    if not isinstance(value, str) or not names:
+        return ''
+    if 'remote' in names:
+        return '; write a folder as `{local: FOLDER}`, a URL as `{remote: URL}`'
+    return f'; its keys are {", ".join(names)}'
+
+
+class _HasOtherNames(Protocol):
+    def other_names(self) -> Mapping[str, tuple[str, ...]]: ...
+
+
+class _HasRules(Protocol):
+    def broken_rules(self) -> Iterator[BrokenRule]: ...
+
+
+def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    # The order counts in 64 bits; the comparison is false for nan, and for infinities.
+    return isinstance(value, kinds) and not isinstance(value, bool) and -(2**63) < value < 2**63
+
+
+@functools.cache
+def field_types(cls: type) -> dict[str, Any]:
+    """The fields of a dataclass and their resolved annotations, marks included."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def choices_of(hint: Any, mark: Any) -> tuple[str, ...]:
+    """The texts that a value must be one of; none where it is not bound to a list."""
+    return mark.names if isinstance(mark, OneOf) else get_args(hint) if get_origin(hint) is Literal else ()
+
+
+def describe_number(hint: Any, mark: AtLeast | MoreThan | Count | Bytes | None) -> str:
+    """``an integer of at least 1``, ``a number greater than 0``."""
+    noun = 'an integer' if hint is int else 'a number'
+    return noun if mark is None else f'{noun} {mark}'
+
+
+def unwrap(hint: Any) -> tuple[Any, Any]:
+    """An annotation without ``| None`` and ``Annotated``, and the mark of the latter or None."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
+    return get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
+
+
+def _inner_keys(cls: type, raw: Mapping[Any, Any]) -> Iterator[tuple[str, ...]]:
+    """The keys of the sections within, of those that are given or always there."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for name, hint in field_types(cls).items():
+        inner, mark = unwrap(hint)
+        given = raw.get(name)
+        is_there = isinstance(given, Mapping) or fields[name].default is not None
+        if dataclasses.is_dataclass(inner) and not isinstance(mark, Parsed) and is_there:
+            inner_cls = cast('type', inner)
+            inside = cast('Mapping[Any, Any]', given) if isinstance(given, Mapping) else {}
+            yield from ((name, key) for key in field_types(inner_cls) if key != 'name')
+            yield from ((name, *rest) for rest in _inner_keys(inner_cls, inside))
+
+
+def _is_single(value: Mapping[Any, Any], keys: tuple[str, ...]) -> bool:
+    """Whether a mapping is one item rather than a mapping from names to items, misspelt keys allowed for."""
+    inner = [cast('Mapping[Any, Any]', item) for item in value.values() if isinstance(item, Mapping)]
+    if len(inner) < len(value) or not value.keys().isdisjoint(keys):
+        return True
+    if any(not item.keys().isdisjoint(keys) for item in inner):
+        return False
+    return any(closest(str(key), keys) for key in list(value)[:_SUGGESTIONS])

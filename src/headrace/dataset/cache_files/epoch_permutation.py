@@ -1,0 +1,136 @@
+"""The permutations of the compatible orders, computed once per machine and mapped by all its processes.
+
+``.headrace-epochs`` of the cache folder holds one file for each permutation in use, int64 in the machine's byte order.
+It is written under a temporary name, while an exclusive lock on the subfolder has the other processes wait in the
+kernel, and then renamed. Who maps a file holds a shared lock on it; files that nobody has mapped are removed when the
+next one is written. Locks end with their processes, so kill -9 leaves nothing but files, and those are reused or
+removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import CacheError
+from headrace.order import Mixture, OrderConfig, fill_permutation, permutation_key
+from headrace.redaction import warn
+from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
+from headrace.storage.cache.locks import held, lock_file, try_lock_file
+from headrace.storage.cache.shared_file import claim_private_folder, private_folder, publish
+
+__all__ = ['EpochFiles']
+
+FOLDER = '.headrace-epochs'
+_NAMES = re.compile(r'[0-9a-f]{32}\.int64(\.tmp)?')
+IN_MEMORY = 65_536  # positions; below, every process computes them faster than it would open a file
+
+
+class EpochFiles:
+    """The permutations of one dataset."""
+
+    def __init__(self, folder: Path, *, is_private: bool = False) -> None:
+        """Take the folder that holds the subfolder; nothing is made there before it is needed.
+
+        Args:
+            folder: a cache folder.
+            is_private: whether it lies where anybody may make folders, and must belong to this user.
+        """
+        self._place = ControlFolder(folder, FOLDER, _NAMES)
+        self.folder = self._place.path
+        self._is_private = is_private
+
+    @classmethod
+    def beside(cls, caches: list[Path]) -> EpochFiles:
+        """The permutations of a dataset, in the cache folder of the first of its streams that has a remote.
+
+        Args:
+            caches: folders of the streams that have a remote. Folders without one are the user's own: a dataset that
+                has only such keeps its permutations in a folder of temporary files.
+        """
+        if caches:
+            return cls(caches[0])
+        return cls(private_folder(), is_private=True)
+
+    def load(self, mixture: Mixture, config: OrderConfig, epoch: int) -> npt.NDArray[np.int64]:
+        """Return the sample ids of an epoch's positions, int64[epoch size], read-only.
+
+        Raises:
+            ConfigError: the order does not exist for this data.
+        """
+
+        def fill(out: npt.NDArray[np.int64]) -> None:
+            fill_permutation(mixture, config, epoch, out)
+
+        if mixture.epoch_size < IN_MEMORY:
+            return _in_memory(mixture.epoch_size, fill)
+        name = f'{permutation_key(mixture, config, epoch)}.int64'
+        try:
+            if self._is_private:
+                claim_private_folder(self.folder.parent)
+            ids = self._find(name, mixture.epoch_size)
+            return self._make(name, mixture.epoch_size, fill) if ids is None else ids
+        except (OSError, CacheError) as error:
+            warn(
+                f'The order of an epoch cannot be kept in {self.folder} ({error}): every process computes it for '
+                f'itself, and holds {mixture.epoch_size * 8 >> 20} MiB. Name a writable `local`.',
+                stacklevel=2,
+            )
+            return _in_memory(mixture.epoch_size, fill)
+
+    def _find(self, name: str, size: int) -> npt.NDArray[np.int64] | None:
+        """Map a file; None if there is none."""
+        try:
+            with self._place.opened(only_read=True) as folder:
+                return self._map(folder, name, size)
+        except FileNotFoundError:
+            return None
+
+    def _map(self, folder: OpenFolder, name: str, size: int) -> npt.NDArray[np.int64] | None:
+        try:
+            handle = folder.open_file(name, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            lock_file(handle, folder.path / name, shared=True)
+            if os.fstat(handle).st_size != size * 8:
+                return None
+            # The map keeps a duplicate of the descriptor, and with it the lock, as long as the array is used.
+            return np.frombuffer(mmap.mmap(handle, size * 8, access=mmap.ACCESS_READ), np.int64)
+        finally:
+            os.close(handle)
+
+    def _make(self, name: str, size: int, fill: Callable[[npt.NDArray[np.int64]], None]) -> npt.NDArray[np.int64]:
+        """Compute a file, unless another process has done so in the meantime, and map it."""
+        with self._place.opened(make=True) as folder:
+            lock_file(folder.handle, self.folder)
+            ids = self._map(folder, name, size)
+            if ids is not None:
+                return ids
+            self._clear(folder)
+            ids = _in_memory(size, fill)
+            publish(folder, name, [ids.data])
+            mapped = self._map(folder, name, size)
+            return ids if mapped is None else mapped
+
+    def _clear(self, folder: OpenFolder) -> None:
+        """Remove what nobody has mapped: earlier epochs, and what was left by processes that were killed."""
+        for name in folder.names():
+            with contextlib.suppress(OSError, CacheError):
+                handle = folder.open_file(name, os.O_RDONLY)
+                with held(handle):
+                    if try_lock_file(handle, folder.path / name):
+                        folder.delete(name)
+
+
+def _in_memory(size: int, fill: Callable[[npt.NDArray[np.int64]], None]) -> npt.NDArray[np.int64]:
+    ids = np.empty(size, np.int64)
+    fill(ids)
+    return ids

@@ -1,0 +1,93 @@
+"""Whether a cache limit leaves room: for any shard, and for those that a shuffled order reads side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from headrace.dataset.streams.stream import Stream
+from headrace.errors import ConfigError
+from headrace.order import Mixture, OrderConfig
+from headrace.redaction import warn
+from headrace.storage.cache.fetch import space_needed
+
+__all__ = ['bytes_side_by_side', 'fixed_bytes', 'require_room', 'warn_without_room']
+
+_LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
+
+
+def fixed_bytes(streams: Sequence[Stream]) -> int:
+    """Bytes of the streams' caches that are never evicted, such as those of indexes; each folder counts once."""
+    sizes: dict[Path, int] = {}
+    for stream in streams:
+        cache = stream.cache()
+        sizes[cache.folder] = max(cache.fixed_size, sizes.get(cache.folder, 0))
+    return sum(sizes.values())
+
+
+def require_room(limit: int, streams: Sequence[Stream]) -> None:
+    """See that the largest shard that is offered can be fetched, before any is: it may come late in the epoch.
+
+    Args:
+        limit: bytes.
+        streams: the streams, opened.
+
+    Raises:
+        ConfigError: the limit does not hold it beside what is never evicted.
+    """
+    fixed = fixed_bytes(streams)
+    for stream in streams:
+        if stream.is_local:  # it takes no room
+            continue
+        stored = np.add.reduceat(stream.shards.sizes, stream.shards.first_files[:-1])
+        entry = stream.entry(int(np.argmax(np.where(np.asarray(stream.size().shard_sizes) > 0, stored, -1))))
+        needed = fixed + space_needed(stream.folder, list(entry.parts), keep_packed=bool(stream.keep_zip))
+        if needed > limit and not stream.cache().is_present(entry):
+            raise ConfigError(
+                f'Minimum cache usage ({needed} bytes) is larger than the cache limit ({limit} bytes): fetching '
+                f'{entry.key} of stream {stream.title} takes that much, with its compressed file and what must stay. '
+                f'Increase the `cache_limit` to at least {needed} bytes.'
+            )
+
+
+def bytes_side_by_side(streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> int:
+    """Bytes of the shards that one node reads in turn, about; 0 where it reads one after the other.
+
+    A canonical node spreads the samples of a shard over ``block_size`` samples of its sequence, so it reads as many
+    shards in turn as have that many samples; a node reads its share of the canonical nodes side by side.
+
+    Args:
+        streams: the streams, opened.
+        mixture: what an epoch takes of them.
+        config: how samples are ordered.
+        nodes: nodes of the parallel world.
+    """
+    if not config.shuffle or config.block_size is None or config.num_canonical_nodes is None:
+        return 0
+    window = config.block_size * math.ceil(config.num_canonical_nodes / nodes)
+    shares = np.asarray(mixture.choose, np.float64) / max(1, sum(mixture.choose))
+    total = 0.0
+    for stream, share in zip(streams, shares.tolist(), strict=True):
+        if stream.is_local:  # it takes no room
+            continue
+        some = np.unique(np.linspace(0, len(stream.shards) - 1, _LOOKED_AT).astype(np.int64)).tolist()
+        samples = max(1, int(stream.shard_sizes()[some].sum()))
+        a_sample = sum(stream.entry(shard).size for shard in some) / samples
+        total += a_sample * min(window * share, int(stream.shard_sizes().sum()))
+    return int(total)
+
+
+def warn_without_room(limit: int, streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
+    """Warn if shards are going to be evicted before all of their samples are read; arguments as above."""
+    needed = bytes_side_by_side(streams, mixture, config, nodes)
+    if needed > limit:
+        warn(
+            f'`cache_limit` is {limit:,} bytes, but the order reads from some {needed:,} bytes of shards in turn: '
+            f'shuffle_block_size of {config.block_size:,} samples x {config.num_canonical_nodes} canonical nodes / '
+            f'{nodes} nodes. Shards will be downloaded again and again. Raise `cache_limit` to {needed * 5 // 4:,}, or '
+            f'lower `shuffle_block_size` or `num_canonical_nodes`.',
+            stacklevel=4,
+        )

@@ -1,0 +1,146 @@
+"""The batches in sight of a reader: the shards to fetch for them, and when each shard is needed next."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from headrace.dataset.prefetch.distance import LookAhead, ShardsAhead
+from headrace.dataset.prefetch.next_use import CacheWindow, NextUse
+from headrace.dataset.prefetch.upcoming_batch import Upcoming, UpcomingBatch
+
+__all__ = ['Horizon']
+
+_SCAN = 64  # batches looked at in one call at most, so that no single batch waits for the whole look-ahead
+_NEAR = 16  # shards needed next that are looked at again: a limit evicts by what it knew of their uses a while ago
+
+
+class Horizon:
+    """The batches in sight of one reader.
+
+    All workers of a rank look along the rank's batches, and not only along their own. So the shards of the next batch
+    are fetched before those of later ones, whoever reads it. Only the reader's thread moves the horizon; any thread may
+    ask `next_use`.
+
+    Args:
+        ahead: How far to look.
+        size_of: Bytes that a shard takes in the cache.
+        room: Bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
+    """
+
+    def __init__(self, ahead: LookAhead, size_of: Callable[[int], int], room: float = math.inf) -> None:
+        self.at = -1
+        """The reader's batch."""
+        self._ahead, self._size_of, self._is_limited = ahead, size_of, room < math.inf
+        self._upcoming: Upcoming | None = None
+        self._seen = -1  # last batch that was looked at
+        self._fetched = ShardsAhead(ahead.bytes)
+        self._lock = threading.Lock()
+        self._uses = NextUse()  # from the reader's batch on
+        self._node_uses = NextUse()  # by all ranks of the node, where the cache has a limit
+        self._window = CacheWindow(size_of, room)
+        self._beyond: deque[tuple[int, list[int]]] = deque()  # own shards of the batches beyond the window
+
+    def follow(self, upcoming: Upcoming, *, first: int) -> None:
+        """Look along another sequence of batches, which begins with number `first`."""
+        self.clear()
+        self._upcoming = upcoming
+        self._seen = first - 1
+
+    def clear(self) -> None:
+        """Forget all batches."""
+        with self._lock:
+            self._uses.clear()
+            self._node_uses.clear()
+        self._window.clear()
+        self._beyond.clear()
+        self._fetched.clear()
+        self._upcoming = None
+
+    def advance(self, batch: int) -> list[int]:
+        """Move the reader to `batch`; returns the shards of earlier batches that none in sight used again."""
+        self._fetched.drop_until(batch)
+        with self._lock:
+            self.at = batch
+            self._node_uses.drop_before(batch - self._ahead.lag)
+            return self._uses.drop_before(batch)
+
+    def scan(self) -> Iterator[tuple[int, int]]:
+        """Shards that may have to be fetched, each with the first batch that uses it. Looks further ahead.
+
+        The caller says of each, by `count`, whether it will be fetched.
+        """
+        if self._is_limited:
+            yield from self._entering()
+            for shard in self._uses.soonest(_NEAR, after=self.at, until=self._window.batch):
+                yield int(self._uses.next_of(shard)), shard
+        for _ in range(_SCAN):
+            if self._upcoming is None or self._seen >= self.at + self._ahead.batches or self._fetched.is_enough:
+                return
+            batch = next(self._upcoming, None)
+            if batch is None:
+                self._upcoming = None
+                return
+            held_all = self._window.holds_all
+            new = self._add(batch)
+            if not self._is_limited:
+                yield from ((batch.number, shard) for shard in new)
+            elif held_all:
+                yield from self._entering()
+
+    def _add(self, batch: UpcomingBatch) -> list[int]:
+        """Append a batch; returns its shards that no earlier one uses."""
+        self._seen = batch.number
+        own = list(dict.fromkeys(batch.shards.tolist()))
+        with self._lock:
+            new = self._uses.add(batch.number, own)
+            if self._is_limited:
+                of_node = own if batch.of_node is None else list(dict.fromkeys(batch.of_node.tolist()))
+                self._node_uses.add(batch.number, of_node)
+                self._window.add(batch.number, of_node)
+                self._beyond.append((batch.number, own))
+        return new
+
+    def _entering(self) -> Iterator[tuple[int, int]]:
+        """Shards of the batches that the window takes in: some that were present may have been evicted since."""
+        self._window.move(self.at - self._ahead.lag, self.at)
+        while self._beyond and self._beyond[0][0] <= self._window.batch:
+            if self._fetched.is_enough and self._beyond[0][0] > self.at + 1:
+                return
+            first, shards = self._beyond.popleft()
+            yield from ((first, shard) for shard in shards if self._uses.next_of(shard) == first)
+
+    def count(self, first: int, shard: int) -> None:
+        """Count a shard that is fetched ahead for batch `first`."""
+        self._fetched.add(first, self._size_of(shard))
+
+    @property
+    def bytes_ahead(self) -> int:
+        """Bytes of the shards that were fetched ahead and not used yet."""
+        return self._fetched.bytes
+
+    @property
+    def until(self) -> float:
+        """The last batch for which shards may be fetched now, besides the reader's own."""
+        return self._window.batch if self._is_limited else math.inf
+
+    @property
+    def fits(self) -> bool:
+        """Whether the cache has room for more than what the next batches read."""
+        return self._window.holds_all or self._window.batch > self.at + 1
+
+    def __contains__(self, shard: int) -> bool:
+        with self._lock:
+            return shard in self._uses
+
+    def next_own_use(self, shard: int) -> float:
+        """Number of the reader's next batch that uses a shard; inf: none in sight."""
+        with self._lock:
+            return self._uses.next_of(shard)
+
+    def next_use(self, shard: int) -> float:
+        """Number of the next batch that uses a shard, of this rank or another of its node; inf: none in sight."""
+        with self._lock:
+            return min(self._uses.next_of(shard), self._node_uses.next_of(shard))

@@ -1,0 +1,167 @@
+"""Which shard is fetched ahead next, and when its fetch may begin. No thread, no network, no disk."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from headrace.dataset.batch_keys.bad_sample import is_bad_sample
+from headrace.dataset.prefetch.concurrency import Concurrency
+from headrace.dataset.prefetch.elsewhere import POLL, Elsewhere
+from headrace.dataset.prefetch.horizon import Horizon
+from headrace.dataset.prefetch.queue import FetchQueue
+from headrace.dataset.prefetch.slots import FetchSlots
+from headrace.storage import FetchResult, FetchStatus
+
+__all__ = ['NO_ROOM_PAUSE', 'PATIENCE', 'Fetch', 'FetchSchedule']
+
+PATIENCE = 5.0
+"""Seconds for which a shard that does not come delays those that are needed after it."""
+NO_ROOM_PAUSE = 0.5
+"""Seconds after which a shard without room is tried again, if the reader does not move on before."""
+_WIDEST = 64  # shards that the processes of a rank have under way at most
+
+
+class Fetch(NamedTuple):
+    """A fetch ahead that may begin."""
+
+    shard: int
+    first: int
+    """The first batch that uses the shard."""
+    is_urgent: bool
+    """The reader is at that batch."""
+    of_pass: int
+
+
+class FetchSchedule:
+    """Chooses the next fetch. The caller holds a lock around each call.
+
+    The shards of the reader's own batch are fetched at once. Those of later batches follow in order, as many at a time
+    as `FetchSlots` allows. Fetches of other processes count where they are needed sooner.
+
+    Args:
+        horizon: The batches in sight.
+        concurrency: How many fetches may be under way.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self, horizon: Horizon, concurrency: Concurrency | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._horizon, self._clock = horizon, clock
+        self.queue = FetchQueue(PATIENCE, clock)
+        self.elsewhere = Elsewhere(PATIENCE, clock)
+        self.slots = FetchSlots(PATIENCE, concurrency or Concurrency(_WIDEST, clock), clock)
+        self._failed: dict[int, Exception] = {}
+        self._no_room_until = 0.0  # when to try again what had no room; 0: there is room, as far as is known
+        self._pass = 0  # how many sequences were followed
+
+    def begin_pass(self) -> None:
+        """Forget all but the fetches under way: their shards may be of no use to the next sequence."""
+        self._pass += 1
+        self.queue.clear()
+        self.elsewhere.clear()
+        self._failed.clear()
+
+    def advance(self) -> None:
+        """The reader has moved on: there may be room, and other shards are needed."""
+        self.slots.reader_fetches = False
+        self._try_again()
+
+    def _try_again(self) -> None:
+        self._no_room_until = 0.0
+        self.elsewhere.keep(self._horizon)
+        self.queue.reorder(self._horizon, self.slots)
+
+    def add(self, first: int, shard: int) -> bool:
+        """Have a shard fetched that batch `first` uses; False if that was known."""
+        if shard in self.queue or shard in self.slots or shard in self._failed:
+            return False
+        self.queue.add(first, shard)
+        return True
+
+    def take(self) -> Fetch | None:
+        """The fetch that begins now; None if none may."""
+        if 0 < self._no_room_until <= self._clock():
+            self._try_again()
+        if not self._may_begin():
+            return None
+        first, shard = self.queue.take()
+        self.slots.begin(shard)
+        return Fetch(shard, first, first <= self._horizon.at, self._pass)
+
+    def _may_begin(self) -> bool:
+        if not self.queue or self._no_room_until:
+            return False
+        first = self.queue.first
+        if first <= self._horizon.at:
+            return True
+        return first <= self._horizon.until and self.slots.is_free(self.elsewhere.delays(first, self.queue.ready))
+
+    def seconds_to_wait(self) -> float | None:
+        """Seconds after which something may begin although nobody says so; None: nothing may."""
+        if self._no_room_until:
+            return max(0.0, self._no_room_until - self._clock())
+        if not self.queue:
+            return None
+        return POLL if self.elsewhere else PATIENCE
+
+    def ended(self, fetch: Fetch, result: FetchResult | Exception, *, size: int = 0, starved: float = 0.0) -> None:
+        """Note the end of a fetch.
+
+        Args:
+            fetch: The fetch.
+            result: What it returned or raised.
+            size: Bytes that came by it; 0 if the shard was there before.
+            starved: Seconds that batches have come late until now, in all.
+        """
+        self.slots.end(fetch.shard)
+        is_current = fetch.of_pass == self._pass
+        first = fetch.first if is_current else self._horizon.next_own_use(fetch.shard)
+        if first == math.inf:
+            return
+        if isinstance(result, Exception):
+            if is_current and (fetch.is_urgent or is_bad_sample(result)):
+                self._failed[fetch.shard] = result
+            else:
+                self.queue.failed(int(first), fetch.shard)
+        elif result:
+            self.queue.came(fetch.shard)
+            self.elsewhere.discard(fetch.shard)
+            if size:
+                self.slots.concurrency.arrived(size, starved)
+        else:
+            self.queue.refused(int(first), fetch.shard)
+            if result.status is FetchStatus.ELSEWHERE:
+                self.elsewhere.add(int(first), fetch.shard)
+            else:
+                # For shards that are needed later, there is none either. The reader may rest, as between two epochs.
+                self._no_room_until = self._clock() + NO_ROOM_PAUSE
+
+    def came_elsewhere(self, shard: int, size: int, starved: float) -> None:
+        """Another process has fetched a shard of so many bytes; `starved` as in `ended`."""
+        if self.elsewhere.discard(shard):
+            self.queue.drop_refused(shard)
+            self.slots.concurrency.arrived(size, starved)
+
+    def leave(self, shard: int) -> None:
+        """Leave a shard to the reader, which needs it now, unless its fetch is under way."""
+        self.slots.reader_fetches = self.queue.drop(shard)
+
+    def take_failure(self, shard: int) -> Exception | None:
+        """What the fetch of a shard raised for the reader, if it did. The shard may be fetched ahead again."""
+        self.queue.forgive(shard)
+        return self._failed.pop(shard, None)
+
+    def wanted_threads(self, most: int) -> int:
+        """How many threads, up to so many, could have something to do."""
+        # One more begins while the last bytes of another's shard come, or it is unpacked.
+        wanted = len(self.slots) + self.queue.due(self._horizon.at, most) + self.slots.concurrency.width + 1
+        return min(most, wanted) if self.queue else 0
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        self.queue.clear()
+        self._failed.clear()

@@ -1,0 +1,1 @@
+"""Samples and batches from mapped shards, in one process."""

@@ -1,0 +1,135 @@
+"""The interface of batch readers, and the part of a dataset that they know."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from headrace.dataset.sample_rng import drawing_for
+from headrace.dataset.statistics import Delivery
+
+if TYPE_CHECKING:
+    from headrace.dataset.progress import Progress
+    from headrace.dataset.reading.shard_pool import ShardPool
+    from headrace.dataset.reading.skipping_reader import TolerantReader
+    from headrace.order import BatchPlan, BatchSpec, Run
+    from headrace.storage import CacheCounters
+
+__all__ = ['Collate', 'Pass', 'Reader', 'SampleSource']
+
+Collate = Callable[[list[Any]], Any]
+Key = TypeVar('Key')
+
+
+class SampleSource(Protocol):
+    """A dataset, as far as its readers know it."""
+
+    @property
+    def run(self) -> Run:
+        """Makes the plan of each pass."""
+        ...
+
+    @property
+    def pool(self) -> ShardPool:
+        """This process' mapped shards."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """Says how long the trainer has waited."""
+        ...
+
+    @property
+    def cache_counters(self) -> CacheCounters:
+        """Counts what this process has read, for each stream."""
+        ...
+
+    @property
+    def tolerant_reader(self) -> TolerantReader | None:
+        """Reads on after bad samples; None: they are errors."""
+        ...
+
+    @property
+    def is_columnar(self) -> bool:
+        """Whether batches can be read column by column."""
+        ...
+
+    @property
+    def shuffle_seed(self) -> int:
+        """Key of the order."""
+        ...
+
+    @property
+    def predownload(self) -> int | None:
+        """Samples to look ahead; None: the default."""
+        ...
+
+    @property
+    def cache_limit(self) -> int | None:
+        """Bytes of the cache; None: no limit."""
+        ...
+
+    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the shards of sample ids, and the samples' places in them."""
+        ...
+
+    def __getitem__(self, at: int, /) -> Any:
+        """Return one sample."""
+        ...
+
+
+class Pass(NamedTuple):
+    """The keys of a pass, in order, and how its batches are made of what is read."""
+
+    keys: Iterator[Any]
+    pack: Callable[[Iterator[Delivery]], Iterator[Delivery]] | None = None
+    """Makes batches of deliveries, in the process that iterates; None: deliveries are batches."""
+
+
+class Reader(Dataset[Delivery], ABC, Generic[Key]):
+    """Reads what its keys name, for one rank: in the main process, or in workers, which get a copy.
+
+    Args:
+        source: the dataset that is read.
+        batches: how its sequence is cut into batches.
+        collate_fn: a user's; None: columns, or `default_collate`.
+    """
+
+    def __init__(self, source: SampleSource, batches: BatchSpec, collate_fn: Collate | None = None) -> None:
+        self._source = source
+        self._batches = batches
+        self._collate_fn = collate_fn
+        self._is_columnar = collate_fn is None and source.is_columnar
+        self._tolerant = source.tolerant_reader
+
+    @abstractmethod
+    def begin(self, plan: BatchPlan, *, goes_on: bool = False) -> Pass:
+        """Begin a pass, in the process that iterates.
+
+        Args:
+            plan: its batches.
+            goes_on: whether the processes that read it read the next epoch, too.
+        """
+
+    @abstractmethod
+    def __getitem__(self, key: Key) -> Delivery:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return what a key names, in the process that reads."""
+
+    @property
+    def sent_to_workers(self) -> dict[str, Any]:
+        """The objects of users that workers get, by their names."""
+        return {'collate_fn': self._collate_fn, 'dataset': self._source}
+
+    @property
+    def counters(self) -> CacheCounters:
+        """Counters of the data that this process has read, for each stream."""
+        return self._source.cache_counters
+
+    def _sample(self, epoch: int, sample_id: int) -> Any:
+        with drawing_for(self._source.shuffle_seed, epoch, sample_id):
+            return self._source[sample_id]

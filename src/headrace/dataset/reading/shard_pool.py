@@ -1,0 +1,295 @@
+"""Samples and batches out of mapped shards, in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Collection, Generator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from headrace.dataset.batch_keys.bad_sample import is_bad_sample
+from headrace.dataset.prefetch.cache_sizing import fixed_bytes
+from headrace.dataset.prefetch.distance import LookAhead
+from headrace.dataset.prefetch.prefetcher import Prefetcher
+from headrace.dataset.prefetch.upcoming_batch import Upcoming
+from headrace.dataset.progress import Progress
+from headrace.dataset.reading.bad_shards import BadShards
+from headrace.dataset.reading.dataset_shards import DatasetShards
+from headrace.dataset.reading.sample_errors import Describe, collated, misfit
+from headrace.dataset.streams.columns import gathered_columns
+from headrace.dataset.streams.stream import Stream
+from headrace.errors import CollateError
+from headrace.format import ColumnBatch, Columns, ShardReader
+from headrace.order import SampleMap
+from headrace.storage import FetchResult, Lease
+from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
+
+__all__ = ['OpenShard', 'ShardPool', 'collate_columns']
+
+_Kept: TypeAlias = MapCache[ShardReader] | LeaseCache[ShardReader]
+
+_AHEAD = 0.75  # of a cache limit is for what is needed next; the rest for what is being fetched
+_SHORTEST_WAIT = 1_000_000  # nanoseconds; what is present takes a twentieth of it to open
+
+
+class OpenShard:
+    """A shard that is read inside a `with` block. A generator would cost more than to read a short sample."""
+
+    __slots__ = ('_held', '_kept', '_shard')
+
+    def __init__(self, shard: int, held: CachedLease[ShardReader], kept: _Kept) -> None:
+        self._shard, self._held, self._kept = shard, held, kept
+
+    def __enter__(self) -> ShardReader:
+        return self._held.value
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.keep(self._shard, self._held)
+
+
+class ShardPool:
+    """The shards that one process reads: presence, fetching ahead, next use and leases.
+
+    Under a cache limit a shard is held while rows are read from it, one at a time, and kept a little longer if batches
+    in sight need it. A process that needs the room waits only for readers that wait for nothing, and briefly.
+    """
+
+    def __init__(self, streams: Sequence[Stream], sample_map: SampleMap, *, cache_limit: int | None) -> None:
+        self._shards = DatasetShards(streams)
+        self._sample_map = sample_map
+        limit = math.inf if cache_limit is None else cache_limit
+        self._room = partial(_room, streams, limit)
+        self._kept: MapCache[ShardReader] | LeaseCache[ShardReader] = (
+            MapCache() if cache_limit is None else LeaseCache()
+        )
+        self._prefetcher: Prefetcher | None = None
+        self._is_trying_once = False
+        self.shared, is_all = gathered_columns(streams)
+        """The columns that all shards hold and store alike."""
+        self.columns = self.shared if is_all else None
+        """The columns of a batch; None where shards store their columns in different ways."""
+
+    # -- shards ----------------------------------------------------------------------------------------------------
+
+    @property
+    def bad_shards(self) -> BadShards:
+        """Shards that are not tried again; filled while `trying_once`."""
+        return self._shards.bad
+
+    def place(self, shard: int) -> tuple[Stream, int]:
+        """The stream of a shard, and the shard's number in it."""
+        return self._shards.place(shard)
+
+    def fetch(self, shard: int) -> FetchResult:
+        """Make a shard present in its cache."""
+        return self._shards.fetch(shard, next_use=self._next_use)
+
+    def is_present(self, shard: int) -> bool:
+        """Whether a shard needs no fetching."""
+        return self._shards.is_present(shard)
+
+    def evict(self, shard: int) -> bool:
+        """Give up a shard's place on disk; True if it was removed."""
+        self._kept.drop([shard])
+        return self._shards.evict(shard)
+
+    def _next_use(self, shard: int) -> float:
+        return math.inf if self._prefetcher is None else self._prefetcher.next_use(shard)
+
+    def follow(self, upcoming: Upcoming, *, first: int, ahead: LookAhead, progress: Progress | None = None) -> None:
+        """Fetch the shards of upcoming batches in the background.
+
+        Args:
+            upcoming: The batches and their shards.
+            first: Number of the first one.
+            ahead: How far to look.
+            progress: Where the loader says how long its trainer waited; None: nobody says so.
+        """
+        if self._shards.are_local:
+            return
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._shards, ahead, room=self._room())
+        starved = None if progress is None else lambda: progress.seconds_stalled
+        self._prefetcher.follow(upcoming, first=first, starved=starved)
+
+    def advance(self, batch: int) -> None:
+        """Say that `batch` is read next."""
+        if self._prefetcher is not None:
+            out_of_sight = self._prefetcher.advance(batch)
+            if isinstance(self._kept, LeaseCache):
+                self._kept.has_room = self._prefetcher.fits
+                self._kept.drop(out_of_sight)
+
+    def rest(self) -> None:
+        """Fetch no more for now: the iteration has stopped."""
+        if self._prefetcher is not None:
+            self._prefetcher.rest()
+
+    def close(self) -> None:
+        """Let go of every map, and fetch no more."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._kept.close()
+
+    @contextlib.contextmanager
+    def trying_once(self) -> Generator[None]:
+        """While this lasts, a shard whose data are bad is remembered, and is not fetched again for its next sample."""
+        self._is_trying_once = True
+        try:
+            yield
+        finally:
+            self._is_trying_once = False
+
+    def open(self, shard: int) -> OpenShard:
+        """Read a shard inside a `with` block; it is fetched if it is absent."""
+        held = self._kept.take(shard)
+        if held is None:
+            held = CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
+        return OpenShard(shard, held, self._kept)
+
+    def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
+        self.bad_shards.check(shard)
+        try:
+            return self._open(shard)
+        except Exception as error:
+            if not is_bad_sample(error):
+                raise
+            # Of the right size, and yet no shard? What the cache holds may be damaged where the object is not.
+            if not self.evict(shard):
+                self.bad_shards.add(shard, error)
+                raise
+        try:
+            return self._open(shard)
+        except Exception as error:
+            if is_bad_sample(error):
+                self.bad_shards.add(shard, error)
+            raise
+
+    def _open(self, shard: int) -> tuple[Lease, ShardReader]:
+        begin = time.perf_counter_ns()
+        if self._prefetcher is not None:
+            self._prefetcher.wait(shard)
+        try:
+            lease = self._shards.acquire(shard, next_use=self._next_use)
+        finally:
+            if self._prefetcher is not None:
+                self._prefetcher.has_shard()
+        if (waited := time.perf_counter_ns() - begin) > _SHORTEST_WAIT:
+            self._shards.waited(shard, waited)
+        return lease, self._shards.reader(shard, lease)
+
+    # -- samples ---------------------------------------------------------------------------------------------------
+
+    def describe(self, sample_id: int) -> str:
+        """Where a sample lies, for messages."""
+        shard, row = self._sample_map.locate_one(sample_id)
+        stream, local = self.place(shard)
+        file = stream.shards[local].files[0].raw.basename
+        return f'stream {stream.name!r}, shard {file!r}, row {row}, sample id {sample_id}'
+
+    def sample(self, sample_id: int) -> dict[str, Any]:
+        """One sample by its global id."""
+        shard, row = self._sample_map.locate_one(sample_id)
+        with self.open(shard) as reader:
+            return reader.sample(row)
+
+    def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
+        if self.columns is None:
+            samples = [self.sample(sample_id) for sample_id in ids.tolist()]
+            return collated(samples, ids.tolist(), self.describe)
+        return collate_columns(self.gather(self.columns, ids), ids, self.describe)
+
+    def values(self, ids: npt.NDArray[np.int64], column: str) -> Sequence[Any] | npt.NDArray[Any]:
+        """What the samples of `ids` have in a column, as it is stored, of any shape."""
+        if column not in self.shared.arrays:
+            return [self.sample(sample_id)[column] for sample_id in ids.tolist()]
+        return self.gather(self.shared, ids, [column]).columns[column]
+
+    def gather(
+        self,
+        into: Columns,
+        ids: npt.NDArray[np.int64],
+        names: Collection[str] | None = None,
+        *,
+        failed: dict[int, Exception] | None = None,
+    ) -> ColumnBatch:
+        """The samples of `ids` in columns.
+
+        Args:
+            into: columns of all shards.
+            ids: the samples.
+            names: the ones to read; None: all.
+            failed: takes the errors of bad samples by row, whose values are then of no use; None: they are raised.
+        """
+        columns = into.allocate(len(ids), names)
+        shards, rows = self._sample_map.locate(ids)
+        # Rows of one shard are read together; the order of shards inside a batch is free.
+        by_shard = np.argsort(shards, kind='stable')
+        sorted_shards = shards[by_shard]
+        cuts = [0, *(np.flatnonzero(np.diff(sorted_shards)) + 1).tolist(), len(ids)]
+        for begin, end in pairwise(cuts):
+            out_rows = by_shard[begin:end]
+            shard = int(sorted_shards[begin])
+            try:
+                self._gather_of_shard(shard, rows[out_rows], out_rows, columns)
+                continue
+            except Exception as error:
+                if failed is None or not is_bad_sample(error):
+                    raise
+            for out_row in out_rows.tolist():  # to see which of them it was
+                try:
+                    self._gather_of_shard(shard, rows[[out_row]], np.array([out_row]), columns)
+                except Exception as error:  # noqa: PERF203 - each sample may be bad by itself
+                    if not is_bad_sample(error):
+                        raise
+                    failed[out_row] = error
+        return columns
+
+    def _gather_of_shard(
+        self, shard: int, rows: npt.NDArray[np.int64], out_rows: npt.NDArray[np.int64], columns: ColumnBatch
+    ) -> None:
+        with self.open(shard) as reader:
+            reader.gather(rows, out_rows, columns)
+
+
+def _room(streams: Sequence[Stream], limit: float) -> float:
+    """Bytes of a cache limit for shards that are needed next."""
+    return _AHEAD * (limit - fixed_bytes(streams))
+
+
+def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: Describe) -> dict[str, Any]:
+    """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections.
+
+    Args:
+        batch: the columns.
+        ids: the samples, for messages.
+        describe: where a sample lies, for messages.
+
+    Raises:
+        CollateError: the values of a column do not stack; it names the first sample that does not go with the others.
+    """
+    out: dict[str, Any] = {}
+    for name, column in batch.columns.items():
+        if isinstance(column, np.ndarray):
+            out[name] = torch.from_numpy(column)
+        elif isinstance(column[0], (str, bytes)):
+            out[name] = column
+        else:
+            try:
+                out[name] = default_collate(column)
+            except (TypeError, RuntimeError) as error:
+                raise CollateError(
+                    f'Column {name!r} cannot be made into a batch: {error}. The first value that does not fit is of '
+                    f'{misfit(column, ids.tolist(), describe)}. Pass `collate_fn` to the loader, or '
+                    f'override `get_item` to turn it into tensors of one shape.'
+                ) from error
+    return out

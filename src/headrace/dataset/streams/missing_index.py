@@ -1,0 +1,57 @@
+"""The error for a folder without index.json, which says what is in it instead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from headrace.dataset.writing.claim import MARK
+
+__all__ = ['in_its_place']
+
+_INDEX: Final = 'index.json'
+_SHARDS: Final = ('.mds', '.json', '.csv', '.tsv', '.xsv')
+_MOST: Final = 1000  # entries that are looked at
+
+
+def in_its_place(folder: Path) -> str:
+    """The likely reason why a folder has no index, and the fix. Reads names only."""
+    try:
+        with os.scandir(folder) as found:
+            entries = [entry for entry, _ in zip(found, range(_MOST), strict=False)]
+    except FileNotFoundError:
+        return f'There is no folder {folder}. {_nearest_parent(folder)}'
+    except OSError as error:
+        return f'The folder {folder} cannot be listed: {error.strerror}.'
+    splits = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, _INDEX)))  # noqa: PTH110, PTH118
+    if splits:
+        return f'Its sub-folders {_some(splits)} have one: set `split={splits[0]!r}`.'
+    names = sorted(entry.name for entry in entries)
+    if MARK in names or any(name.startswith('shard.') and _is_shard(name) for name in names):
+        return (
+            'It holds shards without an index: its writer has not finished. Call `finish`, or write inside `with '
+            'MDSWriter(...)`. After a crash, start the writer again.'
+        )
+    files = [name for name in names if not name.startswith('.')]
+    if not files:
+        return 'The folder is empty. Check the path.'
+    return (
+        f'It holds {_some(files)}, and no shards. A folder of images, texts or tables is no dataset yet: write its '
+        f'samples with an `MDSWriter`.'
+    )
+
+
+def _is_shard(name: str) -> bool:
+    return any(f'{ending}.' in f'{name}.' for ending in _SHARDS)
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f' and {len(names) - 3} more' if len(names) > 3 else ''
+    return ', '.join(names[:3]) + more
+
+
+def _nearest_parent(folder: Path) -> str:
+    there = next((parent for parent in folder.absolute().parents if parent.is_dir()), None)
+    return 'Check the path.' if there is None else f'Of its path, {there} is there.'

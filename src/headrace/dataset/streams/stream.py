@@ -1,0 +1,381 @@
+"""One stream: where its shards are, and how much of it an epoch takes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.cache_files.index_table import INDEX, IndexFile
+from headrace.dataset.keywords import by_name
+from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
+from headrace.dataset.streams.columns import column_names, read_columns
+from headrace.dataset.streams.folder_claim import claimed_folder
+from headrace.dataset.streams.missing_index import in_its_place
+from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
+from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
+from headrace.order import Kept, StreamSize
+from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
+from headrace.storage import (
+    CacheEntry,
+    CacheLimit,
+    CachePart,
+    LazyEntry,
+    Retry,
+    ShardCache,
+    StoreOptions,
+    local_path,
+    open_store,
+)
+from headrace.storage.cache.index_check import IndexCheck
+from headrace.storage.cache.shared_file import claim_private_folder, private_folder, refuse_strangers, temporary_folder
+
+__all__ = ['Stream']
+
+PATIENCE = 30.0  # seconds without progress, for which a download is tried again however often it fails
+
+
+class Stream:
+    """A dataset's folder of shards, local, remote or both, and its weight in a mixture.
+
+    At most one of `proportion`, `repeat` and `choose` may be given. Arguments left at None are filled in by the
+    `StreamingDataset` that the stream is given to.
+
+    Args:
+        remote: URL or path of the folder that holds `split/index.json`; None for a local-only stream.
+        local: folder to keep shards in. By default one in the system's temporary folder, named after `remote`.
+        split: sub-folder of both, such as `train`.
+        proportion: share of the epoch's samples, relative to the other streams' proportions.
+        repeat: how often each sample is seen in an epoch; 0.5 takes half of the samples.
+        choose: how many samples of this stream an epoch takes.
+        download_retry: attempts after the first for a download that fails, or more, for half a minute, as long as the
+            store cannot be reached or answers that it is busy; 0: none.
+        download_timeout: seconds without a byte after which a download counts as failed.
+        validate_hash: name of a hash of the index to check files against: when they are downloaded, and those that
+            were there before when a process first opens them. Sizes are always checked.
+        keep_zip: keep the compressed files beside the unpacked ones.
+        name: what the stream is called in errors, metrics and checkpoints.
+        endpoint_url: address of the store's server, where it is not the cloud's own.
+        region: region of the store.
+        anonymous: send requests unsigned.
+        requester_pays: accept that the requester is billed.
+        store_options: options of this kind of store, which ``docs/stores.md`` lists, such as ``{'profile': 'x'}``; and
+            ``connect_timeout``, the seconds until an attempt to connect is given up, 10 by default. And
+            ``request_timeout``, the seconds of a request besides 1 s for each KiB of its answer, 300 by default.
+        subset: ranges of the stream's samples in stored order, ``[[0, 1000], [5000, None]]``: only these are offered.
+        fraction: ``[low, high]``, a random part of each shard, from 0 to 1; parts that only touch share no sample.
+        fraction_seed: which random parts; streams that split the same data must have the same. 0 by default.
+        where: tests of columns, ``{'lang': 'de', 'length': {'at_least': 512}}``, or a `Where`: only samples that pass
+            are offered. All samples of `subset` are read for it, once per machine.
+        columns: names of the columns to read, ``['text']``; no other is decoded. None: all.
+        on_changed_data: what happens if the remote's data have changed since they were cached: 'refresh' takes the new
+            ones, and removes cached shards that may differ; 'refuse' raises.
+
+    Raises:
+        StreamError: more than one weight, a negative weight, neither `remote` nor `local`, or a `subset`, `fraction`,
+            `where` or `columns` that is none.
+    """
+
+    @by_name
+    def __init__(
+        self,
+        *,
+        remote: str | None = None,
+        local: str | None = None,
+        split: str | None = None,
+        proportion: float | None = None,
+        repeat: float | None = None,
+        choose: int | None = None,
+        download_retry: int | None = None,
+        download_timeout: float | None = None,
+        validate_hash: str | None = None,
+        keep_zip: bool | None = None,
+        name: str | None = None,
+        endpoint_url: str | None = None,
+        region: str | None = None,
+        anonymous: bool | None = None,
+        requester_pays: bool | None = None,
+        store_options: Mapping[str, Any] | None = None,
+        subset: Subset | Sequence[Sequence[int | str | None]] | None = None,
+        fraction: Fraction | Sequence[float | str] | None = None,
+        fraction_seed: int | None = None,
+        where: Predicate | Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
+        on_changed_data: OnChangedData | None = None,
+    ) -> None:
+        weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
+        given = {key: value for key, value in weights.items() if value is not None}
+        if len(given) > 1:
+            raise StreamError(f'A stream takes at most one of proportion, repeat and choose, but got {given}.')
+        for key, value in given.items():
+            if value < 0:
+                raise StreamError(f'The {key} of a stream must not be negative, but is {value}.')
+        if not remote and not local:
+            raise StreamError('A stream needs `remote`, `local` or both, but got neither.')
+        self.remote = None if remote is None else str(remote)
+        self._given_local = None if local is None else str(local)
+        self.split = split
+        self.proportion = proportion
+        self.repeat = repeat
+        self.choose = choose
+        self.download_retry = download_retry
+        self.download_timeout = download_timeout
+        self.validate_hash = validate_hash
+        self.keep_zip = keep_zip
+        self.name = name
+        self.endpoint_url = endpoint_url
+        self.region = region
+        self.anonymous = anonymous
+        self.requester_pays = requester_pays
+        self.store_options = store_options
+        self.subset, self.fraction, self.fraction_seed, self.where = subset, fraction, fraction_seed, where
+        self.on_changed_data = parse_on_changed_data(on_changed_data)
+        self._read_selection()
+        self.columns = read_columns(columns)
+        self.shards = ShardTable.empty()
+        self.kept: Kept | None = None  # which rows of the shards are offered; None: all
+        self.fingerprint = ''
+        self.first_shard = 0  # number of this stream's first shard in the dataset
+        self._cache: ShardCache | None = None
+        self._make_entry = self._entry_of_id  # one object for all entries that keep it
+
+    @property
+    def local(self) -> str:
+        """The folder that shards are kept in, without the split of a given `local`."""
+        if self._given_local is not None:
+            return self._given_local
+        return os.path.join(temporary_folder(self.remote or ''), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
+
+    @property
+    def folder(self) -> Path:
+        """Where the stream's index.json and shards are kept."""
+        return Path(self.local) / (self.split or '')
+
+    @property
+    def url(self) -> str | None:
+        """Where they come from, or None for a local-only stream."""
+        if self.remote is None:
+            return None
+        return f'{self.remote.rstrip("/")}/{self.split}' if self.split else self.remote
+
+    @property
+    def title(self) -> str:
+        """What errors call the stream."""
+        place = self.url or str(self.folder)
+        return f'{self.name} ({place})' if self.name else place
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing has to be fetched: no remote, or a remote that is the local folder itself."""
+        if self.url is None:
+            return True
+        path = local_path(self.url)
+        return path is not None and Path(path).resolve() == self.folder.resolve()
+
+    def fill_in(self, defaults: dict[str, Any]) -> None:
+        """Take the dataset's values for the arguments that were left at None."""
+        for key, value in defaults.items():
+            if getattr(self, key) is None:
+                setattr(self, key, value)
+
+    def open(
+        self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None, check: IndexCheck | None = None
+    ) -> None:
+        """Fetch and read the index.
+
+        Args:
+            allow_unsafe_types: whether to open data with pickled columns.
+            limit: bytes that the cache may take, with those of other streams.
+            check: asks the remote whether a cached index is still its own; None: one of this stream's own.
+
+        Raises:
+            FileNotFoundError: the remote holds no index.
+            RuntimeError: no `remote`, and no index in the local folder; or an index without samples.
+            json.JSONDecodeError: the index is no JSON.
+            ValueError: the index breaks the format's rules, or holds an unsafe type.
+            FileExistsError: the default local folder's name is taken by something that is not a folder.
+            StreamError: the local folder is the cache of another remote, a shard lacks one of `columns`, or the data
+                have changed and `on_changed_data` is 'refuse'.
+            CacheError: the default local folder was made by another user.
+            StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
+        """
+        selection = self._read_selection()
+        folder = self.folder
+        if self._given_local is None and folder.exists() and not folder.is_dir():
+            raise FileExistsError(
+                f'Could not create a temporary local directory {folder}: something that is not a folder has that name. '
+                f'Remove it, or set `local` to a folder of your own.'
+            )
+        if self._given_local is None:
+            refuse_strangers(temporary_folder(self.remote or ''))
+        with claimed_folder(self):
+            self._open(folder, selection, allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
+
+    def _open(
+        self,
+        folder: Path,
+        selection: Selection | None,
+        *,
+        allow_unsafe_types: bool,
+        limit: CacheLimit | None,
+        check: IndexCheck | None,
+    ) -> None:
+        if self.is_local:
+            found = IndexFile(str(folder / INDEX), allow_unsafe_types=allow_unsafe_types)
+            if not (folder / INDEX).exists():
+                raise _missing_index(self, folder / INDEX)
+            found.read(folder / INDEX)
+        else:
+            found = IndexFile(f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types, cache=folder)
+            own_check = check or IndexCheck()
+            try:
+                self.cache(limit).fetch_index(
+                    INDEX,
+                    validate=found.read,
+                    check=own_check,
+                    refuse=self.on_changed_data == 'refuse',
+                    unproven=found.unproven,
+                )
+            except ObjectNotFoundError as error:
+                found_there = local_path(self.url or '')
+                place = '' if found_there is None else f' {in_its_place(Path(found_there))}'
+                raise ObjectNotFoundError(
+                    f'No such file or directory: the index of stream {self.title}: {error}{place}'
+                ) from None
+            if check is None:
+                own_check.warn()
+            found.keep()
+        self.shards, self.fingerprint = found.shards, found.fingerprint
+        list(column_names(self))  # refuses those that a shard lacks
+        self.cache(limit)
+        if selection is not None:
+            changed = (folder / INDEX).stat().st_mtime_ns  # data that were written anew can have the same index
+            self.kept, said = selection.keep(self._shards_to_select(f'{self.fingerprint} {changed}'))
+            self.fingerprint += f', {said}'
+
+    def _read_selection(self) -> Selection | None:
+        return Selection.read(
+            subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
+        )
+
+    def _shards_to_select(self, identity: str) -> Shards:
+        folder = self.folder
+        if self.is_local:  # nothing is written into a folder of the user's own
+            folder = private_folder()
+            claim_private_folder(folder)
+            identity = f'{identity} {self.folder.resolve()}'
+        return Shards(
+            infos=self.shards,
+            sizes=self.shard_sizes(),
+            read=self._reading,
+            title=self.title,
+            folder=folder,
+            identity=identity,
+        )
+
+    @contextlib.contextmanager
+    def _reading(self, shard: int) -> Generator[ShardReader]:
+        info = self.shards[shard]
+        with self.cache().acquire(self.entry(shard)) as lease:
+            yield open_shard(info, lease.buffers, source=f'{self.title}: {info.files[0].raw.basename}')
+
+    def cache(self, limit: CacheLimit | None = None) -> ShardCache:
+        """The cache over the stream's folder, made at the first call."""
+        if self._cache is None:
+            store = None if self.is_local or self.url is None else open_store(self.url, self._store_options())
+            retries = 2 if self.download_retry is None else self.download_retry
+            self._cache = ShardCache(
+                self.folder,
+                store=store,
+                limit=limit,
+                entry_of=self._entry_of,
+                keep_packed=bool(self.keep_zip),
+                retry=Retry(attempts=1 + retries, patience=PATIENCE if retries else 0.0),
+                verify_present=self.validate_hash is not None,
+            )
+        return self._cache
+
+    def number_shards(self, first: int) -> None:
+        """Say which number the stream's first shard has in the dataset; nothing is known of shards by other numbers."""
+        if first != self.first_shard:
+            self.first_shard = first
+            self.cache().forget()
+
+    def _store_options(self) -> StoreOptions:
+        extra = dict(self.store_options or {})
+        options = StoreOptions(
+            endpoint_url=self.endpoint_url,
+            region=self.region,
+            anonymous=bool(self.anonymous),
+            requester_pays=bool(self.requester_pays),
+            read_timeout=float(self.download_timeout or 60),
+        )
+        times = {name: extra.pop(name) for name in ('connect_timeout', 'request_timeout') if name in extra}
+        for name, seconds in times.items():
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+                raise StreamError(
+                    f'`{name}` in `store_options` of stream {self.title} must be a number of seconds above 0, but '
+                    f'is {seconds!r}.'
+                )
+        return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
+
+    def _entry_of(self, name: str) -> CacheEntry | None:
+        """The entry to which a file of the folder belongs."""
+        shard = self.shards.find(name)
+        return None if shard is None else LazyEntry(self.entry(shard), self._make_entry)
+
+    def _entry_of_id(self, number: int) -> CacheEntry:
+        return self.entry(number - self.first_shard)
+
+    def entry(self, shard: int) -> CacheEntry:
+        """What the cache must know to fetch a shard, verify it and unpack it."""
+        info = self.shards[shard]
+        parts: list[CachePart] = []
+        for file in info.files:
+            packed, algorithm = file.zip, info.compression
+            parts.append(
+                CachePart(
+                    name=file.raw.basename,
+                    size=file.raw.bytes,
+                    packed_name=None if packed is None else packed.basename,
+                    packed_size=None if packed is None else packed.bytes,
+                    verify=partial(verify_file, info=file.raw, algorithm=self.validate_hash),
+                    verify_packed=None
+                    if packed is None
+                    else partial(verify_file, info=packed, algorithm=self.validate_hash),
+                    unpack=None if packed is None or algorithm is None else partial(unpack_file, algorithm),
+                )
+            )
+        return CacheEntry(tuple(parts), id=self.first_shard + shard)
+
+    def size(self) -> StreamSize:
+        """The stream as the order sees it: numbers of samples that are offered, and a weight."""
+        return StreamSize(
+            name=self.name or '',
+            shard_sizes=self.shard_sizes() if self.kept is None else self.kept.counts,
+            proportion=self.proportion,
+            repeat=self.repeat,
+            choose=self.choose,
+            fingerprint=self.fingerprint,
+        )
+
+    def shard_sizes(self) -> npt.NDArray[np.int64]:
+        """Samples stored in each shard, int64."""
+        return self.shards.samples
+
+
+def _missing_index(stream: Stream, index: Path) -> Exception:
+    if stream.remote is None:
+        return EmptyDatasetError(
+            f'No `remote` provided, but local file {index} does not exist either. {in_its_place(index.parent)}'
+        )
+    return ObjectNotFoundError(
+        f'No such file or directory: {index}, the index of stream {stream.title}. {in_its_place(index.parent)}'
+    )

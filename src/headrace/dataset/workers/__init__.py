@@ -1,0 +1,1 @@
+"""Worker processes of a loader: their start, their batches, their end."""

@@ -1,0 +1,94 @@
+"""What worker processes read, in the order in which it was asked for: PyTorch's loader does the processes.
+
+It is handed keys, so any worker can read any batch, and what was prefetched but not handed out is no part of a
+position.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from headrace.dataset.reading.protocol import Reader
+from headrace.dataset.statistics import Delivery
+from headrace.dataset.workers.copies import refusal
+from headrace.dataset.workers.counting_reader import CountedKey, CountedReader
+from headrace.dataset.workers.fork_watchdog import worker_context
+from headrace.dataset.workers.memfd import hand_on_without_names
+from headrace.dataset.workers.shutdown import end_at_once, end_with_parent
+from headrace.errors import ConfigError
+
+__all__ = ['WorkerFeed']
+
+
+class WorkerFeed:
+    """The workers of one reader; from pass to pass the same, if they are to persist."""
+
+    def __init__(self, reader: Reader[Any], like: DataLoader[Any]) -> None:
+        """Take what reads, and a loader whose settings for workers hold."""
+        self._keys = _Keys()
+        self._passes = 0
+        self._context = worker_context(like.multiprocessing_context)
+        self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
+        self._loader: DataLoader[Any] = DataLoader(
+            CountedReader(reader),
+            batch_size=None,
+            sampler=self._keys,
+            num_workers=like.num_workers,
+            collate_fn=_as_it_is,
+            pin_memory=like.pin_memory,
+            timeout=like.timeout,
+            worker_init_fn=_Start(like.worker_init_fn),
+            multiprocessing_context=self._context,
+            generator=like.generator,
+            prefetch_factor=like.prefetch_factor,
+            persistent_workers=like.persistent_workers,
+            pin_memory_device=like.pin_memory_device,
+        )
+
+    def deliveries(self, keys: Iterator[Any]) -> Iterator[Delivery]:
+        """Begin a pass over these keys."""
+        self._passes += 1
+        self._keys.keys = map(CountedKey, itertools.repeat(self._passes), keys)
+        try:
+            return iter(self._loader)
+        except Exception as error:
+            refused = self._refusal_of_copies()
+            if refused is None:
+                raise
+            raise refused from error
+
+    def _refusal_of_copies(self) -> ConfigError | None:
+        """The error for objects that workers cannot get; no worker has been started then."""
+        method = self._context.get_start_method()
+        return None if method == 'fork' else refusal(method, self._sent)
+
+
+class _Start:
+    """A `worker_init_fn` that has workers hand on and end as they should, and calls the user's."""
+
+    def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
+        self._worker_init_fn = worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        end_with_parent()
+        end_at_once()
+        hand_on_without_names()
+        if self._worker_init_fn is not None:
+            self._worker_init_fn(worker)
+
+
+def _as_it_is(delivery: Any) -> Any:
+    return delivery
+
+
+class _Keys:
+    """The sampler of PyTorch's loader: whatever keys the pass at hand wants."""
+
+    keys: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.keys

@@ -1,0 +1,1 @@
+"""Writers of datasets, to a folder, to a store, or both."""

@@ -1,0 +1,1 @@
+"""The position of the data under Lightning: its hooks, counters, checkpoints and files."""

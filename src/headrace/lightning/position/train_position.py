@@ -1,0 +1,128 @@
+"""Lightning's loop counters, translated for the tracker of the position and back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from headrace.dataset.tracker import Pass, PositionTracker
+from headrace.lightning.position.loop_progress import Restart
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lightning.pytorch import Trainer
+
+    from headrace.dataset.loader_position import TrackedBatches
+    from headrace.dataset.tracker import Places, TrainMode
+
+__all__ = ['TrainPosition', 'is_position']
+
+
+class TrainPosition(PositionTracker):
+    """A tracker that asks Lightning's counters what was trained.
+
+    A batch counts when Lightning has processed it and its gradients are in the weights. A failed batch does not count,
+    nor do batches since the last optimizer step of `accumulate_grad_batches`.
+
+    Args:
+        loaders: the training loaders by name, or the only one.
+        trainer: the trainer that trains on them. May be set.
+        mode: how several of them make an epoch of Lightning's.
+    """
+
+    advice = 'the learning rate, accumulate_grad_batches and an integer val_check_interval'
+
+    def __init__(
+        self, loaders: TrackedBatches | Mapping[str, TrackedBatches], trainer: Trainer, mode: TrainMode
+    ) -> None:
+        super().__init__(loaders, mode)
+        self.trainer = trainer
+        self._counts = 0, 0  # of Lightning when the pass began, or was resumed: epochs and batches
+
+    @property
+    @override
+    def limit(self) -> int | float:
+        return self.trainer.limit_train_batches
+
+    # Lightning's types of its counters lack their names.
+    @property
+    def _batches(self) -> Any:
+        return self.trainer.fit_loop.epoch_loop.batch_progress
+
+    @property
+    def _counts_now(self) -> tuple[int, int]:
+        epochs: Any = self.trainer.fit_loop.epoch_progress
+        return epochs.current.processed, self._batches.total.processed
+
+    @override
+    def begin(self, places: Places | None = None) -> None:
+        """Begin a pass: Lightning's counters are those from before its first batch.
+
+        Without a loader's length, Lightning begins the first pass of a later `fit` twice.
+        """
+        super().begin(places)
+        self._counts = self._counts_now
+
+    @override
+    def _comes_again(self, begun: Pass) -> bool:
+        return self._counts_now == self._counts
+
+    @override
+    def _here(self) -> tuple[Places, Sequence[int], bool]:
+        begun, progress = self._pass, self._batches
+        if begun is not None:
+            begun.trained = max(progress.total.processed - self._counts[1], 0)
+            # Lightning may end a pass before its last batch: `limit_train_batches`, or a hook that returns -1. It says
+            # so as soon as it has that batch, which may fail yet.
+            begun.is_over = progress.is_last_batch and 0 < begun.handed_out <= begun.trained
+            if not begun.is_over and begun.trained < self._whole(begun):
+                begun.trained -= min(begun.trained, progress.current.processed % self.trainer.accumulate_grad_batches)
+        return super()._here()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        state, begun = super().state_dict(), self._pass
+        epochs, batches = self._counts_now if begun is None else self._counts
+        if begun is not None:
+            places, _, is_over = super()._here()
+            epochs += self._epochs_between(begun.places, places, is_over=is_over)
+            batches += begun.trained
+        return {**state, 'trainer_epoch': epochs, 'trainer_batches': batches}
+
+    @property
+    def unfinished(self) -> Places | None:
+        """The places at which the last pass was left, if it is neither over nor comes again."""
+        if self._pass is None or self._comes_again(self._pass):
+            return None
+        places, _, is_over = self._here()
+        return None if is_over else places
+
+    def length(self, *, is_begun: bool) -> int | None:
+        """Batches of the pass under way, or of the next one; None where all have the same number."""
+        if not any(loader.epochs_differ for loader in self.loaders):
+            return None
+        first_epochs = self._pass.first_epochs if is_begun and self._pass is not None else self._next_first_epochs()
+        return self._length([(epoch, 0) for epoch in first_epochs], first_epochs)
+
+    def restart(self, *, epochs: int, batches: int, steps: int) -> Restart:
+        """Where Lightning must go on for the position that was loaded."""
+        first_epochs = self._next_first_epochs()
+        whole = self._length([(epoch, 0) for epoch in first_epochs], first_epochs)
+        return Restart(
+            epochs=epochs,
+            batches=batches,
+            done=whole - self._length(self.next(), first_epochs),
+            steps=steps,
+            is_epoch_start=self.is_epoch_start,
+            accumulate=self.trainer.accumulate_grad_batches,
+        )
+
+    def _next_first_epochs(self) -> Sequence[int]:
+        return self._first_epochs or tuple(epoch for epoch, _ in self.next())
+
+
+def is_position(state: Mapping[str, Any]) -> bool:
+    """Whether a state is a `TrainPosition`'s, or holds one."""
+    return 'position' in state or 'loaders' in state

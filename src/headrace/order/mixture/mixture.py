@@ -1,0 +1,316 @@
+"""How many samples an epoch draws from each stream."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from headrace.errors import ConfigError, EmptyDatasetError, StreamError
+from headrace.order.mixture.schedule import apportion
+from headrace.order.mixture.takeover import Origin
+from headrace.order.random.numpy_streams import random_stream
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.order.arrays import IntArray
+    from headrace.order.mixture.schedule import Schedule
+
+__all__ = ['Exhaustion', 'Mixture', 'StreamSize']
+
+_MOST = 10**12  # samples of an epoch: products of two numbers of its parts fit 64 bits
+
+Exhaustion: TypeAlias = Literal['repeat', 'stop', 'drop_stream']
+"""What happens when an epoch has had every sample of a stream. ``repeat``: it goes on with its next pass. ``stop``: the
+epoch ends. ``drop_stream``: the others go on without it, in their proportions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StreamSize:
+    """One stream as the order sees it: a name, shard sizes, and at most one weight.
+
+    Raises:
+        StreamError: two weights are given, a weight is negative or not finite, or a shard size is negative.
+        EmptyDatasetError: the stream has no samples.
+    """
+
+    name: str
+    """Unique within a mixture. The stream's random numbers are keyed by it: a renamed stream is shuffled anew."""
+    shard_sizes: IntArray
+    """int64[shards]: samples of each shard, in stored order. Anything that makes such an array is accepted."""
+    proportion: float | None = None
+    """Share of the epoch, relative to the other streams' proportions."""
+    repeat: float | None = None
+    """Samples drawn in an epoch, as a multiple of the stream's size."""
+    choose: int | None = None
+    """Samples drawn in an epoch."""
+    fingerprint: str = ''
+    """What identifies the data, pinned in states. Empty: derived from the shard sizes."""
+    size: int = field(init=False)
+    """Samples of the stream."""
+
+    def __post_init__(self) -> None:
+        sizes = np.array(self.shard_sizes, dtype=np.int64)
+        sizes.setflags(write=False)
+        object.__setattr__(self, 'shard_sizes', sizes)
+        object.__setattr__(self, 'size', int(sizes.sum()))
+        if sizes.ndim != 1 or (sizes < 0).any():
+            raise StreamError(f'shard sizes must be a list of integers >= 0, got {sizes!r} (stream {self.name!r}).')
+        weights = {k: v for k in ('proportion', 'repeat', 'choose') if (v := getattr(self, k)) is not None}
+        if len(weights) > 1:
+            raise StreamError(
+                f'a stream takes at most one of proportion, repeat and choose, got {weights} '
+                f'(stream {self.name!r}). Keep one of them.'
+            )
+        for key, value in weights.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise StreamError(f'{key} must be a finite number >= 0, got {value!r} (stream {self.name!r}).')
+        if not self.size:
+            raise EmptyDatasetError(
+                f'a stream must hold at least one sample, stream {self.name!r} has {len(sizes)} shards and no '
+                'samples. Check its remote, local and split.'
+            )
+        if not self.fingerprint:
+            digest = hashlib.blake2b(sizes.astype('<i8').tobytes(), digest_size=8).hexdigest()
+            object.__setattr__(self, 'fingerprint', digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mixture:
+    """The streams of a dataset and how many samples an epoch draws from each; made by `resolve`."""
+
+    streams: tuple[StreamSize, ...]
+    choose: tuple[int, ...]
+    """Samples drawn from each stream in an epoch; they sum to ``epoch_size``. Under a schedule: after its end."""
+    proportions: tuple[float, ...]
+    """Each stream's share of the epoch as asked for: proportion / sum of proportions, or choose / epoch_size."""
+    epoch_size: int
+    """Samples in an epoch."""
+    stages: tuple[tuple[int, ...], ...] = ()
+    """What is drawn from each stream in one stage of an epoch after another; by default all in one."""
+    schedule: Schedule | None = None
+    """Proportions that change in the course of the run."""
+    origin: Origin = field(default_factory=Origin)
+    """Where this mixture took over from another one."""
+    sample_offsets: IntArray = field(init=False, repr=False)
+    """int64[streams + 1]: global id of each stream's first sample; the last entry is the number of samples."""
+    shard_offsets: IntArray = field(init=False, repr=False)
+    """int64[streams + 1]: global number of each stream's first shard; the last entry is the number of shards."""
+    shard_sizes: IntArray = field(init=False, repr=False)
+    """int64[shards]: samples of each shard, stream after stream."""
+
+    def __post_init__(self) -> None:
+        derived = {
+            'sample_offsets': np.cumsum([0, *(s.size for s in self.streams)], dtype=np.int64),
+            'shard_offsets': np.cumsum([0, *(len(s.shard_sizes) for s in self.streams)], dtype=np.int64),
+            'shard_sizes': np.concatenate([s.shard_sizes for s in self.streams]),
+        }
+        for name, array in derived.items():
+            array.setflags(write=False)
+            object.__setattr__(self, name, array)
+        if not self.stages:
+            object.__setattr__(self, 'stages', (self.choose,))
+
+    @property
+    def num_samples(self) -> int:
+        """Distinct samples of all streams."""
+        return int(self.sample_offsets[-1])
+
+    @property
+    def num_shards(self) -> int:
+        """Shards of all streams."""
+        return int(self.shard_offsets[-1])
+
+    def streams_of(self, ids: IntArray) -> IntArray:
+        """Numbers of the streams that global sample ids belong to, int64, of the shape of ids."""
+        return self.sample_offsets.searchsorted(ids, 'right') - 1
+
+    def count_streams(self, ids: IntArray) -> IntArray:
+        """How many of global sample ids int64[n] each stream has, int64[streams]."""
+        return np.bincount(self.streams_of(ids), minlength=len(self.streams))
+
+    @property
+    def repeats(self) -> tuple[float, ...]:
+        """How often an epoch draws each sample of a stream, on average."""
+        return tuple(choose / stream.size for choose, stream in zip(self.choose, self.streams, strict=True))
+
+    @property
+    def is_drawn(self) -> tuple[bool, ...]:
+        """Whether a run draws from each stream, in any epoch."""
+        if self.schedule is None:
+            return tuple(choose > 0 for choose in self.choose)
+        return tuple(
+            any(point.proportions.get(stream.name) for point in self.schedule.points) for stream in self.streams
+        )
+
+    @classmethod
+    def resolve(
+        cls,
+        streams: Sequence[StreamSize],
+        epoch_size: int | None = None,
+        seed: int = 0,
+        *,
+        schedule: Schedule | None = None,
+        when_exhausted: Exhaustion = 'repeat',
+    ) -> Mixture:
+        """Turn weights into numbers of samples: the same ones that MosaicML Streaming draws.
+
+        Proportions are normalised and the epoch split by them, each stream rounded down; the streams that get one
+        more are drawn with numpy's generator. Without any weight the sizes are the proportions if ``epoch_size`` is
+        given, and each sample is drawn once if not. ``repeat`` and ``choose`` are absolute.
+
+        Args:
+            streams: at least one, with different names.
+            epoch_size: samples in an epoch, for streams with proportions or without weights; None or 0: the number
+                of samples, and with ``drop_stream`` as many as there are until the last stream is exhausted.
+            seed: shuffle seed, a non-negative int of any size.
+            schedule: proportions in the place of the streams' weights.
+            when_exhausted: what to do when all samples of a stream were drawn in an epoch.
+
+        Raises:
+            StreamError: the weights contradict each other, ``epoch_size`` or the schedule, or nothing is drawn.
+            ConfigError: the schedule names other streams, or ``when_exhausted`` is unknown or contradicts it.
+            EmptyDatasetError: there are no streams.
+        """
+        streams = tuple(streams)
+        _check_streams(streams, epoch_size)
+        if when_exhausted not in get_args(Exhaustion):
+            raise ConfigError(f'when_exhausted must be one of {list(get_args(Exhaustion))}, got {when_exhausted!r}.')
+        if schedule is not None:
+            return cls._scheduled(streams, epoch_size, schedule, when_exhausted)
+        if any(s.proportion is not None for s in streams) or epoch_size:
+            shares = [s.size if s.proportion is None else s.proportion for s in streams]
+            total = epoch_size or sum(s.size for s in streams)
+            if not sum(shares):
+                raise StreamError('at least one proportion must be above 0, got 0 for every stream.')
+            if not math.isfinite(sum(map(float, shares))):
+                raise StreamError(f'proportions must have a finite sum, got {shares}.')
+            _check_size(total)
+            proportions = np.array(shares) / np.sum(shares)
+            choose = (total * proportions).astype(np.int64)
+            choose[_rounded_up(len(streams), total - int(choose.sum()), seed)] += 1
+        else:
+            absolute = [_absolute(s) for s in streams]
+            _check_size(total := sum(absolute))
+            choose = np.array(absolute, dtype=np.int64)
+            if not total:
+                raise StreamError('an epoch must draw at least one sample, got repeat or choose of 0 everywhere.')
+            proportions = choose / total
+        stages = [tuple(choose.tolist())]
+        if when_exhausted == 'stop':
+            stages = [_before_exhaustion(streams, stages[0])]
+        elif when_exhausted == 'drop_stream':
+            stages = _until_exhaustion(streams, stages[0], epoch_size)
+        choose = tuple(map(sum, zip(*stages, strict=True)))
+        return cls(
+            streams=streams,
+            choose=choose,
+            proportions=tuple(float(p) for p in proportions),
+            epoch_size=sum(choose),
+            stages=tuple(stages),
+        )
+
+    @classmethod
+    def _scheduled(
+        cls, streams: tuple[StreamSize, ...], epoch_size: int | None, schedule: Schedule, when_exhausted: Exhaustion
+    ) -> Mixture:
+        weighted = [s.name for s in streams if (s.proportion, s.repeat, s.choose) != (None, None, None)]
+        if weighted:
+            raise StreamError(f'a schedule is in the place of weights, got streams with their own: {weighted}.')
+        if when_exhausted != 'repeat':
+            raise ConfigError(f"with a schedule when_exhausted must be 'repeat', got {when_exhausted!r}.")
+        names = [s.name for s in streams]
+        schedule.check_names(names)
+        _check_size(total := epoch_size or sum(s.size for s in streams))
+        weights = schedule.steps(names)[-1].weights
+        return cls(
+            streams=streams,
+            choose=tuple(apportion(total, weights)),
+            proportions=tuple(weight / sum(weights) for weight in weights),
+            epoch_size=total,
+            schedule=schedule,
+        )
+
+
+def _check_streams(streams: tuple[StreamSize, ...], epoch_size: int | None) -> None:
+    if not streams:
+        raise EmptyDatasetError('a dataset must have at least one stream, got none.')
+    repeated = sorted(name for name, count in Counter(s.name for s in streams).items() if count > 1)
+    if repeated:
+        raise StreamError(f'streams must have different names, got {repeated} more than once.')
+    if epoch_size is not None and epoch_size < 0:
+        raise StreamError(f'epoch_size must be at least 1, got {epoch_size}.')
+    relative = [s.proportion is not None for s in streams]
+    absolute = [s.repeat is not None or s.choose is not None for s in streams]
+    if any(relative) and not all(relative):
+        rest = [s.name for s in streams if s.proportion is None]
+        raise StreamError(
+            f'either all streams have a proportion or none has, got streams without one: {rest}. '
+            'Give every stream a proportion, or use repeat or choose throughout.'
+        )
+    if any(absolute) and epoch_size:
+        raise StreamError(
+            f'epoch_size needs proportions: with repeat or choose the streams add up to the epoch size '
+            f'themselves, got epoch_size {epoch_size}. Leave epoch_size out, or use proportion.'
+        )
+
+
+def _check_size(epoch_size: int) -> None:
+    if epoch_size > _MOST:
+        raise StreamError(f'an epoch has at most {_MOST:,} samples, got {epoch_size:,}. Use several epochs.')
+
+
+def _absolute(stream: StreamSize) -> int:
+    if stream.repeat is not None:
+        return int(stream.repeat * stream.size)
+    return stream.size if stream.choose is None else int(stream.choose)
+
+
+def _before_exhaustion(streams: Sequence[StreamSize], choose: tuple[int, ...]) -> tuple[int, ...]:
+    """The longest epoch of the same proportions that draws no stream's samples twice."""
+    total = sum(choose)
+
+    def samples_left(length: int) -> int:
+        """Of the stream that is nearest to its end, or beyond it."""
+        return min(s.size - n for n, s in zip(apportion(length, choose), streams, strict=True))
+
+    # From here it is a matter of how shares are rounded; one sample always fits.
+    length = min([total, *(s.size * total // c for s, c in zip(streams, choose, strict=True) if c)])
+    while samples_left(length) < 0:
+        length -= 1
+    while length < total and samples_left(length) > 0:
+        length += 1
+    return tuple(apportion(length, choose))
+
+
+def _until_exhaustion(
+    streams: Sequence[StreamSize], choose: tuple[int, ...], epoch_size: int | None
+) -> list[tuple[int, ...]]:
+    """Stages of an epoch, each without the streams that were exhausted before it."""
+    left = [s.size if c else 0 for s, c in zip(streams, choose, strict=True)]
+    length = min(epoch_size or sum(left), sum(left))
+    stages: list[tuple[int, ...]] = []
+    while length:
+        weights = [c if n else 0 for c, n in zip(choose, left, strict=True)]
+        # The first stream to be exhausted; the others are drawn in proportion to it.
+        first = min((s for s, w in enumerate(weights) if w), key=lambda s: (left[s] / weights[s], s))
+        stage = [min(n, w * left[first] // weights[first]) for n, w in zip(left, weights, strict=True)]
+        if sum(stage) > length:
+            stage = apportion(length, stage)
+        stages.append(tuple(stage))
+        left = [n - drawn for n, drawn in zip(left, stage, strict=True)]
+        length -= sum(stage)
+    return stages
+
+
+def _rounded_up(num_streams: int, shortfall: int, seed: int) -> IntArray:
+    """Which streams draw one sample more than their proportion rounded down; int64[shortfall].
+
+    The only place where the native order needs numpy's numbers: they are MosaicML Streaming's.
+    """
+    return random_stream(seed).choice(num_streams, shortfall, replace=False)

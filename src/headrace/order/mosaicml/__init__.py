@@ -1,0 +1,1 @@
+"""MosaicML Streaming's orders, sample by sample."""

@@ -1,0 +1,324 @@
+"""MosaicML Streaming's orders: an epoch's permutation, and its global batches on a topology."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, get_args
+
+import numpy as np
+
+from headrace.errors import ConfigError, UnknownNameError
+from headrace.order.batch_spec import Remainder, check_batch_size
+from headrace.order.explain import explain_batch
+from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices
+from headrace.order.mosaicml.epoch_permutation import fill_permutation
+from headrace.order.mosaicml.partition import PARTITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.order.arrays import IntArray
+    from headrace.order.config import OrderConfig
+    from headrace.order.explanation import BatchExplanation
+    from headrace.order.mixture.mixture import Mixture
+    from headrace.order.protocols import LoadPermutation
+    from headrace.order.sample_map import SampleMap
+    from headrace.order.topology import Topology
+
+__all__ = ['CompatibleOrder', 'CompatiblePlan']
+
+_SAMPLINGS = ('balanced', 'fixed')
+_SCANNED = 1 << 16  # positions looked through at once
+
+
+class CompatibleOrder:
+    """The sample ids of an epoch's positions; which position comes when is up to a `CompatiblePlan`.
+
+    Positions are numbered as in MosaicML Streaming's partitions: canonical node after canonical node, and with all
+    batching methods but `random` stream after stream.
+    """
+
+    def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
+        """Take a config with its defaults filled in. Nothing is computed before `at`.
+
+        Raises:
+            UnknownNameError: a partition is unknown.
+            ConfigError: a batching or sampling method is unknown.
+        """
+        if config.partition not in PARTITIONS:
+            raise UnknownNameError(f'partition_algo must be one of {list(PARTITIONS)}, got {config.partition!r}.')
+        if config.batching not in BATCHINGS:
+            raise ConfigError(f'batching_method must be one of {sorted(BATCHINGS)}, got {config.batching!r}.')
+        if config.sampling not in _SAMPLINGS:
+            raise ConfigError(f'sampling_method must be one of {list(_SAMPLINGS)}, got {config.sampling!r}.')
+        self.mixture, self.config, self.epoch = mixture, config, epoch
+        self._load = load
+
+    def __len__(self) -> int:
+        return self.mixture.epoch_size
+
+    first = 0
+    """Its mixture never changes in the middle of an epoch."""
+
+    @property
+    def num_canonical_nodes(self) -> int:
+        """Parts that the positions are divided into."""
+        return self.config.num_canonical_nodes or 1
+
+    @cached_property
+    def ids(self) -> IntArray:
+        """Sample ids of all positions, int64[epoch size]."""
+        if self._load is not None:
+            return self._load(self.mixture, self.config, self.epoch)
+        out = np.empty(len(self), np.int64)
+        fill_permutation(self.mixture, self.config, self.epoch, out)
+        return out
+
+    def at(self, positions: IntArray) -> IntArray:
+        """Return global sample ids int64[n] at positions int64[n].
+
+        Raises:
+            IndexError: a position is out of range.
+        """
+        if len(positions) and (int(positions.min()) < 0 or int(positions.max()) >= len(self)):
+            raise IndexError(f'positions must be in [0, {len(self)}), got {positions.min()} to {positions.max()}.')
+        return self.ids[positions]
+
+    def stream_counts(self, begin: int, end: int) -> IntArray:
+        """Return int64[streams], the samples of each stream at positions from begin on and below end.
+
+        Raises:
+            IndexError: a position is out of range.
+        """
+        if len(self.mixture.streams) == 1:
+            return np.array([end - begin])
+        return self.mixture.count_streams(self.at(np.arange(begin, end)))
+
+    def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
+        """Yield the positions of a global sample id from ``start`` on, in rising order.
+
+        Raises:
+            IndexError: there is no such sample, or no such position.
+        """
+        if not 0 <= sample_id < self.mixture.num_samples:
+            raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
+        if not 0 <= start <= len(self):
+            raise IndexError(f'positions must be in [0, {len(self)}], got {start}.')
+        stream = int(self.mixture.sample_offsets.searchsorted(sample_id, 'right')) - 1
+        if not self.mixture.choose[stream]:
+            return iter(())  # without the permutation, which takes its time
+        return iter((start + (self.ids[start:] == sample_id).nonzero()[0]).tolist())
+
+    def batches(self, devices: Devices, start: int) -> Batching:
+        """The global batches that are left from a position on.
+
+        Raises:
+            TopologyError, ConfigError, ResumeError: the order does not exist for this topology, data or position.
+        """
+        return BATCHINGS[self.config.batching](self.mixture, self.config, self.epoch, devices, start)
+
+
+class CompatiblePlan:
+    """Global batches of a compatible order, and which rows of them are this replica's.
+
+    A rank's k-th batch is the one that MosaicML Streaming's loader yields as its k-th, whatever the number of
+    dataloader workers: those change only where padding without samples stands. ``start`` and positions after a batch
+    count rows that were handed out, repeats that fill up the last batch included, as MosaicML Streaming counts them.
+
+    Ranks may get unequal last batches, or one more or less, as there, where ``remainder`` is ``repeat``: with
+    device_per_stream batching, or resumed on other nodes with a relaxed partition.
+    """
+
+    def __init__(
+        self,
+        order: CompatibleOrder,
+        topology: Topology,
+        global_batch_size: int,
+        start: int = 0,
+        remainder: Remainder = 'repeat',
+        initial_nodes: int | None = None,
+    ) -> None:
+        """Take what `Plan` takes, and the number of nodes that the run began on.
+
+        Raises:
+            TopologyError: the replicas cannot share the global batch equally, or the order does not exist for them.
+            ConfigError: start or remainder is out of range, remainder is ``exact``, or streams are too small for the
+                batching.
+            ResumeError: start is beyond the epoch's end.
+        """
+        check_batch_size(global_batch_size, topology)
+        if start < 0:
+            raise ConfigError(f'start must be at least 0, got {start}.')
+        if remainder not in get_args(Remainder):
+            raise ConfigError(f'remainder must be one of {list(get_args(Remainder))}, got {remainder!r}.')
+        if remainder == 'exact':
+            raise ConfigError(
+                f"remainder 'exact' needs shuffle_algo 'native', got {order.config.algorithm!r}: MosaicML Streaming's "
+                f'orders repeat samples anywhere in the last batches, as samples like others. Choose remainder '
+                f"'repeat' or 'drop', or the native order."
+            )
+        self.order, self.topology, self.global_batch_size = order, topology, global_batch_size
+        self.start, self.initial_nodes = start, initial_nodes
+        self.remainder: Remainder = remainder
+        self._devices = Devices(
+            nodes=topology.nodes,
+            ranks=topology.replicas_per_node,
+            batch_size=global_batch_size // topology.replicas,
+            initial_nodes=initial_nodes,
+        )
+        # Repeats may lead further than MosaicML Streaming can resume; the end of the epoch is a place like another.
+        self._is_empty = start > 0 and start == self._from(0).stop
+        self._batching = order.batches(self._devices, 0 if self._is_empty else start)
+
+    def _from(self, start: int) -> CompatiblePlan:
+        if start == self.start:
+            return self
+        return CompatiblePlan(
+            self.order, self.topology, self.global_batch_size, start, self.remainder, self.initial_nodes
+        )
+
+    def of_rank(self, rank: int) -> CompatiblePlan:
+        """The same batches, as another rank sees them."""
+        plan = copy.copy(self)  # what it knows of the batches is the same for all ranks
+        plan.topology = replace(self.topology, rank=rank)
+        plan.__dict__.pop('_own_rows', None)
+        return plan
+
+    @property
+    def _columns(self) -> slice:
+        place = self.topology.node * self.topology.replicas_per_node + self.topology.local_replica
+        return slice(place * self._devices.batch_size, (place + 1) * self._devices.batch_size)
+
+    def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
+        """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
+        return explain_batch(self, k, sample_map)
+
+    def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
+        """The first batch from ``first`` on that holds a sample on any rank, and its position there; see `Plan.find`.
+
+        Positions do not say when they are used, so that all batches are looked through.
+        """
+        positions = np.array(list(self.order.find(sample_id)), np.int64)
+        chunk = max(1, _SCANNED // self._devices.row_length)
+        for begin in range(first, self._num_rows if len(positions) else 0, chunk):
+            rows = self._batching.rows(np.arange(begin, min(begin + chunk, self._num_rows)))
+            where = np.isin(rows, positions)
+            if where.any():
+                row = int(where.any(1).argmax())
+                return begin + row, int(rows[row, where[row].argmax()])
+        return None
+
+    @cached_property
+    def _num_rows(self) -> int:
+        """Rows in which any rank has a sample; full rows if the remainder is dropped."""
+        if self._is_empty:
+            return 0
+        wanted = self._devices.row_length if self.remainder == 'drop' else 1
+        rows = self._batching.num_rows
+        while rows and self._samples_of(rows - 1) < wanted:
+            rows -= 1
+        return rows
+
+    def _samples_of(self, k: int) -> int:
+        return int((self._row(k, slice(None)) >= 0).sum())
+
+    def _row(self, k: int, columns: slice) -> IntArray:
+        return self._batching.rows(np.array([k]), columns)[0]
+
+    @property
+    def batch_size(self) -> int:
+        """Samples in a full batch of one replica."""
+        return self.global_batch_size // self.topology.replicas
+
+    @property
+    def num_batches(self) -> int:
+        """This rank's batches from ``start`` to the end of the epoch."""
+        return self._own_rows
+
+    @cached_property
+    def _own_rows(self) -> int:
+        rows = self._num_rows
+        while rows and (self._row(rows - 1, self._columns) < 0).all():
+            rows -= 1
+        return rows
+
+    @property
+    def total_batches(self) -> int:
+        """This rank's batches of a whole epoch, from position 0."""
+        return self._from(0).num_batches
+
+    @property
+    def batches_before(self) -> int:
+        """Whole batches before ``start``."""
+        return self.start // self.global_batch_size
+
+    @property
+    def is_left_out(self) -> bool:
+        """False: these orders leave nothing out."""
+        return False
+
+    @property
+    def stop(self) -> int:
+        """The position after the last batch of any rank."""
+        return self.end(self._num_rows - 1) if self._num_rows else self.start
+
+    @property
+    def epoch_samples(self) -> int:
+        """Number of samples that a whole epoch, from position 0, delivers, repeats included."""
+        return self._from(0).stop
+
+    def end(self, k: int) -> int:
+        """The position after batch k of any rank."""
+        if not 0 <= k < self._num_rows:
+            raise IndexError(f'batches are numbered from 0 to {self._num_rows - 1}, got {k}.')
+        before = self.start + k * self.global_batch_size
+        return before + (self.global_batch_size if k < self._num_rows - 1 else self._samples_of(k))
+
+    def skipped(self, k: int) -> int:  # noqa: ARG002
+        """Nothing: these orders leave nothing out."""
+        return 0
+
+    def positions(self, k: int) -> IntArray:
+        """This replica's positions of batch k, int64[rows]."""
+        return self._taken(k, self._columns)
+
+    def global_positions(self, k: int) -> IntArray:
+        """All positions of batch k, int64[rows]."""
+        return self._taken(k, slice(None))
+
+    def node_positions(self, k: int) -> IntArray:
+        """Positions of batch k of all replicas of this node, int64[rows]."""
+        length = self._devices.ranks * self._devices.batch_size
+        return self._taken(k, slice(self.topology.node * length, (self.topology.node + 1) * length))
+
+    def spans(self, first: int, last: int) -> list[tuple[int, int]]:
+        """One range, as long as batches from ``first`` on and below ``last`` together: positions have no sequence."""
+        last = min(last, self._num_rows)
+        begin = self.start + first * self.global_batch_size
+        return [(begin, self.end(last - 1))] if first < last else []
+
+    def stream_counts(self, first: int, last: int) -> IntArray:
+        """Each stream's samples in batches from ``first`` on and below ``last``, repeats included; int64[streams].
+
+        Every sample is looked up.
+        """
+        if len(self.order.mixture.streams) == 1:
+            return np.array([sum(end - begin for begin, end in self.spans(first, last))])
+        rows = self._batching.rows(np.arange(first, min(last, self._num_rows)))
+        return self.order.mixture.count_streams(self.order.at(rows[rows >= 0]))
+
+    def own_samples(self, k: int) -> int:
+        """Number of this replica's rows of batch k."""
+        return len(self.positions(k))
+
+    def _taken(self, k: int, columns: slice) -> IntArray:
+        if not 0 <= k < self._num_rows:
+            raise IndexError(f'batches are numbered from 0 to {self._num_rows - 1}, got {k}.')
+        row = self._row(k, columns)
+        return row[row >= 0]
+
+    def ids(self, k: int) -> IntArray:
+        """This replica's global sample ids of batch k, int64[rows]."""
+        return self.order.at(self.positions(k))

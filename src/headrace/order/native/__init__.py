@@ -1,0 +1,1 @@
+"""The native order: any position of any epoch, by arithmetic."""

@@ -1,0 +1,279 @@
+"""How many of each stream's draws fall to which canonical node, at any point of a run.
+
+A run is cut into *segments*, stretches of an epoch with one mixture: a whole epoch as a rule, a stage of a schedule,
+what is left of an epoch after a change. A stream's draws that fall to a canonical node are the stream's *turns* there,
+counted through all epochs. Turns follow from the mixture and the number of canonical nodes only.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.order.mixture.schedule import Step, allocate, apportion
+from headrace.order.native.interleave import quotas
+from headrace.order.native.stratified import grid_quotas
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from headrace.order.arrays import IntArray
+    from headrace.order.config import OrderConfig
+    from headrace.order.mixture.mixture import Mixture
+
+__all__ = ['Course', 'Dealing', 'Segment']
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """A stretch of an epoch with one mixture."""
+
+    begin: int
+    """Position in the epoch."""
+    counts: IntArray
+    """int64[streams]: draws of each stream; they sum to the segment's length."""
+    is_stratified: bool = False
+    """Whether its batches all have the same share of each stream."""
+
+    @property
+    def end(self) -> int:
+        """Position after its last."""
+        return self.begin + int(self.counts.sum())
+
+
+class Dealing:
+    """Which of a canonical node's turns in a segment is which of the stream's draws there.
+
+    Draws go to the nodes in turn, node 0 first, as long as every node has turns left; then to those that have more.
+    """
+
+    __slots__ = ('excess', 'least')
+
+    def __init__(self, turns: IntArray) -> None:
+        """Take int64[streams, nodes], how many turns each stream has on each node."""
+        num_streams, num_nodes = turns.shape
+        self.least = turns.min(1)
+        """int64[streams]: turns that every node has. Turn t below it is draw t · nodes + node."""
+        more = turns - self.least[:, None]
+        levels = int(more.max(initial=0))
+        self.excess = np.zeros((num_streams * num_nodes, levels), np.int64)
+        """int64[streams · nodes, levels]: the draw of turn least + level."""
+        filled = self.least * num_nodes
+        for level in range(levels):
+            has = more > level
+            self.excess[:, level] = (filled[:, None] + np.cumsum(has, 1) - 1).reshape(-1)
+            filled = filled + has.sum(1)
+
+
+def _turns_of(draws: int, turns: IntArray) -> IntArray:
+    """Return how many of a segment's first draws fall to each node, given all its turns int64[nodes]: as `Dealing`."""
+    num_nodes, least = len(turns), int(turns.min())
+    nodes = np.arange(num_nodes)
+    if draws <= least * num_nodes:
+        return (draws - nodes + num_nodes - 1) // num_nodes
+    dealt, rest = np.full(num_nodes, least), draws - least * num_nodes
+    while rest:
+        next_ones = (turns > dealt).nonzero()[0][:rest]
+        dealt[next_ones] += 1
+        rest -= len(next_ones)
+    return dealt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Epochs:
+    """Epochs in a row with the same segments."""
+
+    first: int
+    """The first of them."""
+    segments: list[Segment]
+    draws: IntArray
+    """int64[segments + 1, streams]: draws before each segment of an epoch, and in all of it."""
+    turns: IntArray
+    """int64[segments + 1, streams, nodes]: turns, likewise."""
+    draws_before: IntArray
+    """int64[streams]: draws before the first epoch."""
+    turns_before: IntArray
+    """int64[streams, nodes]: turns, likewise."""
+
+
+class Course:
+    """The segments of a mixture's run, and each stream's draws and turns before any of them.
+
+    Draws and turns are counted from where the mixture took over, `Mixture.origin`. All epochs that lie in one step of
+    the schedule, or after it, have the same segments, so that nothing grows with the number of epochs.
+    """
+
+    def __init__(self, mixture: Mixture, config: OrderConfig) -> None:
+        """Take a config with its defaults filled in."""
+        self._mixture = mixture
+        self.num_nodes = config.num_canonical_nodes or 1
+        self._batch_size = config.global_batch_size if config.batching == 'stratified' else None
+        self._size = mixture.epoch_size
+        self._epochs: list[_Epochs] = []
+        for first, segments in self._scheduled() if mixture.schedule is not None else self._unscheduled():
+            self._append(first, segments)
+        self._firsts = [epochs.first for epochs in self._epochs]
+        self._draws_before = np.array([epochs.draws_before for epochs in self._epochs])
+
+    def _append(self, first: int, segments: list[Segment]) -> None:
+        """Add epochs that have these segments, from the first one on."""
+        shape = len(segments) + 1, len(self._mixture.streams)
+        draws, turns = np.zeros(shape, np.int64), np.zeros((*shape, self.num_nodes), np.int64)
+        for number, segment in enumerate(segments):
+            draws[number + 1] = draws[number] + segment.counts
+            turns[number + 1] = turns[number] + self._quotas(segment)
+        draws_before, turns_before = draws[0], turns[0]
+        if self._epochs:
+            last = self._epochs[-1]
+            draws_before = last.draws_before + (first - last.first) * last.draws[-1]
+            turns_before = last.turns_before + (first - last.first) * last.turns[-1]
+        self._epochs.append(
+            _Epochs(
+                first=first,
+                segments=segments,
+                draws=draws,
+                turns=turns,
+                draws_before=draws_before,
+                turns_before=turns_before,
+            )
+        )
+
+    def _quotas(self, segment: Segment) -> IntArray:
+        if segment.is_stratified:
+            assert self._batch_size is not None
+            return grid_quotas(segment.counts, self._batch_size, self.num_nodes)
+        return quotas(segment.counts, self.num_nodes, segment.begin)
+
+    # -- the segments ----------------------------------------------------------------------------------------------
+
+    def _unscheduled(self) -> Iterator[tuple[int, list[Segment]]]:
+        """Yield what is left of the epoch in which the mixture took over, and the others; as `_append` takes them."""
+        origin, stages = self._mixture.origin, self._mixture.stages
+        ends = np.cumsum([0, *map(sum, stages)]).tolist()
+        epoch = [(*span, stage) for span, stage in zip(pairwise(ends), stages, strict=True)]
+        if origin.sample:
+            left = [
+                (max(begin, origin.sample), end, apportion(end - max(begin, origin.sample), counts))
+                for begin, end, counts in epoch
+                if end > origin.sample
+            ]
+            yield origin.epoch, self._cut(origin.sample, left)
+        yield origin.epoch + (origin.sample > 0), self._cut(0, epoch)
+
+    def _scheduled(self) -> Iterator[tuple[int, list[Segment]]]:
+        """Yield the epochs of the schedule and those after it, as `_append` takes them."""
+        schedule, origin, size = self._mixture.schedule, self._mixture.origin, self._size
+        assert schedule is not None
+        steps = schedule.steps([stream.name for stream in self._mixture.streams])
+        owed = [0] * len(self._mixture.streams)  # what the streams should have been given more, in units
+        epoch, sample = origin.epoch, origin.sample
+        while True:
+            begin = origin.begin_of(epoch, size)
+            stretches = self._stretches(steps, begin + sample, begin + size)
+            step = stretches[-1][2] if stretches else steps[0]
+            number = bisect.bisect_left(steps, step.begin, key=lambda step: step.begin)
+            is_last = number + 1 == len(steps)
+            alike = 1 if is_last else (steps[number + 1].begin - begin) // size
+            if not sample and len(stretches) == 1 and alike > 0:
+                yield epoch, self._cut(0, [(0, size, apportion(size, step.weights))])
+                if is_last:
+                    return
+                epoch += alike
+                continue
+            stages: list[tuple[int, int, Sequence[int]]] = []
+            for first, end, step in stretches:
+                unit = sum(step.weights)
+                owed = [o + (end - first) * w * _UNIT // unit for o, w in zip(owed, step.weights, strict=True)]
+                given = allocate(end - first, owed, _UNIT)
+                owed = [o - g * _UNIT for o, g in zip(owed, given, strict=True)]
+                stages.append((first - begin, end - begin, given))
+            yield epoch, self._cut(sample, stages)
+            epoch, sample = epoch + 1, 0
+
+    def _stretches(self, steps: list[Step], start: int, stop: int) -> list[tuple[int, int, Step]]:
+        """The steps between two positions of the run in one epoch, stratified ones moved to where batches begin."""
+        grain = self._batch_size or 1
+        first = bisect.bisect_right(steps, start - grain, key=lambda step: step.begin) - 1
+        last = bisect.bisect_left(steps, stop, key=lambda step: step.begin)
+        near = steps[max(first, 0) : max(last, 1)]
+        begins = [start + (step.begin - start + grain // 2) // grain * grain for step in near]
+        begins = [min(max(begin, start), stop) for begin in begins]
+        spans = zip(begins, [*begins[1:], stop], near, strict=True)
+        return [(begin, end, step) for begin, end, step in spans if end > begin]
+
+    def _cut(self, start: int, stages: Sequence[tuple[int, int, Sequence[int]]]) -> list[Segment]:
+        """Make segments of stages, the first of which begins at start; the stratified have whole batches only."""
+        segments: list[Segment] = []
+        for begin, end, counts in stages:
+            # Up to where a batch begins, whole batches, and the begin of one.
+            grain, left = self._batch_size or end - begin, list(counts)
+            head = min((start - begin) % grain, end - begin) if self._batch_size else 0
+            first, last = begin + head, end - (end - begin - head) % grain
+            for a, b, is_whole in ((begin, first, False), (first, last, True), (last, end, False)):
+                if a < b:
+                    part = apportion(b - a, left)
+                    left = [n - m for n, m in zip(left, part, strict=True)]
+                    is_stratified = is_whole and self._batch_size is not None
+                    segments.append(Segment(a, np.array(part, np.int64), is_stratified=is_stratified))
+        return segments or [Segment(start, np.zeros(len(self._mixture.streams), np.int64))]
+
+    def _of(self, epoch: int) -> _Epochs:
+        return self._epochs[bisect.bisect_right(self._firsts, epoch) - 1]
+
+    def segments(self, epoch: int) -> list[Segment]:
+        """Return the segments of an epoch, in order; what was before the mixture took over is not among them."""
+        return self._of(epoch).segments
+
+    def quotas(self, epoch: int, segment: int) -> IntArray:
+        """Return int64[streams, nodes], the turns in a segment."""
+        turns = self._of(epoch).turns
+        return turns[segment + 1] - turns[segment]
+
+    # -- draws and turns -------------------------------------------------------------------------------------------
+
+    def before(self, epoch: int, segment: int) -> tuple[IntArray, IntArray]:
+        """Return draws int64[streams] and turns int64[streams, nodes] before a segment, counted from 0 in its epoch."""
+        epochs = self._of(epoch)
+        past = epoch - epochs.first
+        draws = epochs.draws_before + past * epochs.draws[-1] + epochs.draws[segment]
+        return draws, epochs.turns_before + past * epochs.turns[-1] + epochs.turns[segment]
+
+    def turns_after(self, stream: int, draws: int) -> IntArray:
+        """Return int64[nodes], the turns that a stream's first draws are.
+
+        Past its last draw it is dealt to all nodes alike, so that a pass has an end also where a stream leaves the
+        mixture in the middle of it.
+        """
+        number = int(self._draws_before[:, stream].searchsorted(draws, 'right')) - 1
+        epochs = self._epochs[number]
+        turns, rest = epochs.turns_before[stream], draws - int(epochs.draws_before[stream])
+        period = int(epochs.draws[-1, stream])
+        if not period:  # only the last epochs: before them, others would be nearer
+            return turns + _turns_of(rest, self._endless)
+        past, rest = divmod(rest, period)
+        segment = int(epochs.draws[:-1, stream].searchsorted(rest, 'right')) - 1
+        before, after = epochs.turns[segment : segment + 2, stream]
+        dealt = _turns_of(rest - int(epochs.draws[segment, stream]), after - before)
+        return turns + past * epochs.turns[-1, stream] + before + dealt
+
+    def period(self, stream: int) -> tuple[IntArray, int]:
+        """Return what all epochs from some one on have of a stream, and when that is so.
+
+        Returns:
+            int64[nodes], turns in each of them, or ones where it is drawn no more; the draws after the first of them.
+        """
+        last = self._epochs[-1]
+        turns = last.turns[-1, stream]
+        return turns if turns.any() else np.ones_like(turns), int((last.draws_before + last.draws[-1])[stream])
+
+    @cached_property
+    def _endless(self) -> IntArray:
+        return np.full(self.num_nodes, 1 << 56)
+
+
+_UNIT = 1 << 80  # of what is owed: finer than any sum of weights

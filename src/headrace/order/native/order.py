@@ -1,0 +1,367 @@
+"""The native order: any position of any epoch by arithmetic, with set-up in proportion to the number of shards.
+
+How position p of an epoch becomes a sample:
+
+1. The epoch is cut into segments (`course`), one as a rule. In a segment that begins at b, p is slot (p - b) div C of
+   canonical node c = p mod C.
+2. `interleave` says which stream's turn it is, and which of the stream's turns on this node.
+3. The stream is an endless sequence, pass after pass over all its samples, which runs through all epochs: no sample is
+   seen twice before all are seen once, whatever the weights and the length of an epoch. `passes` says which pass the
+   turn belongs to, and which of the node's share of that pass it is.
+4. The node's shares of a pass are stretches of the stream's shards, in an order that is the same in all passes, so that
+   a node reads the same shards in every pass, but for a few at the ends of its stretch. With shuffle, each node's
+   stretch is shuffled anew in each pass (`lanes`); without, it is read as it is stored.
+"""
+
+from __future__ import annotations
+
+import heapq
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.order.mixture.takeover import Origin
+from headrace.order.native.cell_table import CellTable
+from headrace.order.native.interleave import Interleave, RandomInterleave, SequentialInterleave
+from headrace.order.native.node_quotas import Course, Dealing
+from headrace.order.native.shard_line import StreamLine
+from headrace.order.native.stratified import StratifiedInterleave
+from headrace.order.native.stream_passes import Passes
+from headrace.order.random.hashing import derive, hash_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.order.arrays import IntArray
+    from headrace.order.config import OrderConfig
+    from headrace.order.mixture.mixture import Mixture
+
+__all__ = ['BATCHINGS', 'NativeOrder']
+
+BATCHINGS = ('random', 'stratified')
+"""The batching methods of the native order."""
+
+_VERSION_KEY = hash_text('headrace native order 1')
+_INTERLEAVE = 1  # the streams' own keys have 2: see `line`
+_BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
+
+
+class NativeOrder:
+    """The sequence of an epoch.
+
+    It keeps what it computed of canonical nodes, passes and windows that were used lately, so that a batch that goes
+    on where the last one ended costs little more than arithmetic.
+    """
+
+    def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int) -> None:
+        """Take a config with its defaults filled in.
+
+        Raises:
+            ConfigError: the batching method is not one that the native order has, or the epoch is from before the
+                mixture took over.
+        """
+        if config.batching not in BATCHINGS:
+            raise ConfigError(f'batching_method must be one of {list(BATCHINGS)}, got {config.batching!r}.')
+        origin = mixture.origin
+        if epoch < origin.epoch:
+            raise ConfigError(f'this mixture took over in epoch {origin.epoch}, got epoch {epoch} of another one.')
+        self.num_canonical_nodes = nodes = config.num_canonical_nodes or 1
+        self.mixture = mixture
+        self._size, self.epoch = mixture.epoch_size, epoch
+        self.first = origin.sample if epoch == origin.epoch else 0
+        key = derive(_VERSION_KEY, config.seed)
+        course = Course(mixture, config)
+        self._sizes = np.diff(mixture.sample_offsets)
+        self._offsets = mixture.sample_offsets
+        self._streams: list[StreamLine] = []
+        blocks = _block_sizes(mixture, config.block_size or 1)
+        for s, (stream, block) in enumerate(zip(mixture.streams, blocks, strict=True)):
+            position = origin.positions.get(stream.name)
+            if position is not None and position.fingerprint != stream.fingerprint:
+                position = None  # other data under the same name
+            passes = Passes(course, s, stream.size, block, position)
+            self._streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key))
+        turns = np.array([stream.passes.turns for stream in self._streams])
+        self._first_regular = np.array([stream.passes.first_regular for stream in self._streams])
+        self._is_regular = not self._first_regular.any()
+        self._segments = [
+            _Segment(course, epoch, i, config, turns, derive(key, _INTERLEAVE, epoch))
+            for i in range(len(course.segments(epoch)))
+        ]
+        self._begins = np.array([segment.begin for segment in self._segments])
+        self._is_shuffled = config.shuffle
+        self._counted = -1, np.zeros(0, np.int64)  # a position, and the draws of each stream before it
+        self._max_units = 65536 + 4 * (mixture.num_shards + len(self._streams) * nodes)
+        self._forget()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def at(self, positions: IntArray) -> IntArray:
+        """Return global sample ids int64[n] at positions int64[n].
+
+        Raises:
+            IndexError: a position is out of range, or from before the mixture took over.
+        """
+        if len(positions) and (int(positions.min()) < self.first or int(positions.max()) >= self._size):
+            raise IndexError(
+                f'positions must be in [{self.first}, {self._size}), got {positions.min()} to {positions.max()}.'
+            )
+        if len(positions) <= _BULK:
+            return self._at(positions)
+        # In ascending order each window and cell is made once.
+        ids = np.empty(len(positions), np.int64)
+        ascending = np.argsort(positions, kind='stable')
+        for i in range(0, len(positions), _BULK):
+            where = ascending[i : i + _BULK]
+            ids[where] = self._at(positions[where])
+        return ids
+
+    def _at(self, positions: IntArray) -> IntArray:
+        if len(self._segments) == 1:
+            return self._in_segment(self._segments[0], positions)
+        ids = np.empty(len(positions), np.int64)
+        numbers = self._begins.searchsorted(positions, 'right') - 1
+        for number in np.unique(numbers):
+            where = (numbers == number).nonzero()[0]
+            ids[where] = self._in_segment(self._segments[number], positions[where])
+        return ids
+
+    def _in_segment(self, segment: _Segment, positions: IntArray) -> IntArray:
+        slots, nodes = positions - segment.begin, positions % self.num_canonical_nodes
+        slots //= self.num_canonical_nodes
+        streams, turns = segment.interleave.at(nodes, slots)
+        places = streams * self.num_canonical_nodes
+        places += nodes
+        draws = segment.draws_of(streams, nodes, places, turns)
+        turns = turns + segment.turns.take(places)
+        passes = draws // self._sizes.take(streams)
+        if not self._is_regular:
+            self._correct(passes, streams, nodes, turns)
+        starts, begins = self._shares(places, passes)  # may begin a new table
+        turns -= begins
+        ids = self._table.at(starts, turns) if self._is_shuffled else starts + turns
+        ids += self._offsets.take(streams)
+        return ids
+
+    def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, turns: IntArray) -> None:
+        """Put in the passes of streams that are not yet, or never, where the mixture has them."""
+        where = (passes < self._first_regular.take(streams)).nonzero()[0]
+        for s in np.unique(streams[where]).tolist():
+            of_stream = where[streams[where] == s]
+            near = passes[of_stream]
+            passes[of_stream] = self._streams[s].passes.numbers(turns[of_stream], nodes[of_stream], near)
+
+    def _shares(self, places: IntArray, passes: IntArray) -> tuple[IntArray, IntArray]:
+        """Return where the nodes' shares of passes are, and the turns before them; int64[n] each.
+
+        They are cells of the table, or without shuffle first samples.
+
+        Args:
+            places: int64[n], stream · nodes + node.
+            passes: int64[n].
+        """
+        missing = self._latest_pass.take(places) != passes
+        if not missing.any():
+            return self._latest_start.take(places), self._latest_begin.take(places)
+        if self._table.units > self._max_units:
+            self._forget()
+            missing[:] = True
+        starts, begins = self._latest_start.take(places), self._latest_begin.take(places)
+        where = missing.nonzero()[0]
+        # Pass first, so that a place's latest pass comes last.
+        keys, of_key = np.unique(passes[where] * len(self._latest_pass) + places[where], return_inverse=True)
+        found: list[tuple[int, int]] = []
+        for key in keys.tolist():
+            k, place = divmod(key, len(self._latest_pass))
+            share = self._known.get((place, k))
+            if share is None:
+                share = self._known[place, k] = self._make_share(place, k)
+            self._latest_pass[place] = k
+            self._latest_start[place], self._latest_begin[place] = share
+            found.append(share)
+        starts[where], begins[where] = np.array(found, np.int64)[of_key].T
+        return starts, begins
+
+    def _make_share(self, place: int, k: int) -> tuple[int, int]:
+        s, node = divmod(place, self.num_canonical_nodes)
+        stream = self._streams[s]
+        begin, end, turn = stream.stretch(node, k)
+        if not self._is_shuffled:
+            return begin, turn
+        return self._table.add(*stream.parts(begin, end, node, k)), turn
+
+    def _forget(self) -> None:
+        """Start with an empty table."""
+        places = len(self._streams) * self.num_canonical_nodes
+        self._table = CellTable()
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}
+        self._latest_pass = np.full(places, -1, np.int64)
+        self._latest_start = np.zeros(places, np.int64)
+        self._latest_begin = np.zeros(places, np.int64)
+
+    def find(self, sample_id: int, start: int = 0) -> Iterator[int]:
+        """Yield the positions of a sample in this epoch, from ``start`` on, in rising order.
+
+        Each costs about as much as the set-up of the passes that it lies between, however many passes the epoch has.
+
+        Raises:
+            IndexError: there is no such sample, or no such position.
+        """
+        if not 0 <= sample_id < self.mixture.num_samples:
+            raise IndexError(f'sample ids must be in [0, {self.mixture.num_samples}), got {sample_id}.')
+        if not 0 <= start <= self._size:
+            raise IndexError(f'positions must be in [0, {self._size}], got {start}.')
+        s = int(self._offsets.searchsorted(sample_id, 'right')) - 1
+        return self._find(s, sample_id - int(self._offsets[s]), start)
+
+    def _find(self, s: int, sample: int, start: int) -> Iterator[int]:
+        stream = self._streams[s]
+        nodes = slice(s * self.num_canonical_nodes, (s + 1) * self.num_canonical_nodes)
+        first = self._segments[0].turns[nodes] if start <= self.first else self.turns_before(start)[s]
+        last = self._segments[-1].turns[nodes] + self._segments[-1].quotas[s]
+        if (first == last).all():
+            return
+        # Nodes are not equally far in a pass, so that a later one may have the sample at an earlier position. Those
+        # found wait until no pass that is left begins before them.
+        found: list[int] = []
+        before = first
+        for k in stream.passes.spanned(first, last):
+            while found and (stream.passes.begin(k) >= before).all():
+                yield heapq.heappop(found)
+                before = self.turns_before(found[0])[s] if found else first
+            node = stream.node_of(sample, k, is_shuffled=self._is_shuffled)
+            begin, end, turn = stream.stretch(node, k)
+            if self._is_shuffled:
+                table = CellTable()  # of its own: what `at` goes on with is not driven out
+                cell = table.add(*stream.parts(begin, end, node, k))
+                turn += int(table.find(np.array([cell]), np.array([sample]))[0])
+            else:
+                turn += sample - begin
+            if first[node] <= turn < last[node]:
+                position = self._position_of(s, node, turn)
+                if not found or position < found[0]:
+                    before = self.turns_before(position)[s]
+                heapq.heappush(found, position)
+        yield from sorted(found)
+
+    def _position_of(self, s: int, node: int, turn: int) -> int:
+        """The position of this epoch at which a stream has a turn, counted from its first draw ever."""
+        place = s * self.num_canonical_nodes + node
+        segment = next(
+            segment for segment in self._segments if 0 <= turn - segment.turns[place] < segment.quotas[s, node]
+        )
+        slot = segment.interleave.slot_of(node, s, turn - int(segment.turns[place]))
+        return segment.begin + (node - segment.begin) % self.num_canonical_nodes + slot * self.num_canonical_nodes
+
+    def origin_at(self, position: int) -> Origin:
+        """Return where another mixture takes over from this one, if it does at a position of this epoch."""
+        turns = self.turns_before(position)
+        positions = dict(self.mixture.origin.positions)
+        for stream, row in zip(self._streams, turns, strict=True):
+            positions[stream.name] = stream.passes.position(row, stream.fingerprint)
+        begin = self.mixture.origin.begin_of(self.epoch, len(self))
+        return Origin(epoch=self.epoch, sample=position, begin=begin, positions=positions)
+
+    def stream_counts(self, begin: int, end: int) -> IntArray:
+        """Return int64[streams], the samples of each stream at positions from begin on and below end.
+
+        It costs about as much for few positions as for all, and least where they follow those counted last.
+
+        Raises:
+            IndexError: a position is out of range, or from before the mixture took over.
+        """
+        if len(self._streams) == 1:
+            return np.array([end - begin])
+        before = self._counted[1] if self._counted[0] == begin else self.turns_before(begin).sum(1)
+        self._counted = end, self.turns_before(end).sum(1)
+        return self._counted[1] - before
+
+    def turns_before(self, position: int) -> IntArray:
+        """Return the turns before a position of this epoch, since the streams' first draws ever.
+
+        Returns:
+            int64[streams, nodes].
+
+        Raises:
+            IndexError: the position is out of range, or from before the mixture took over.
+        """
+        if not self.first <= position <= self._size:
+            raise IndexError(f'positions must be in [{self.first}, {self._size}], got {position}.')
+        segment = self._segments[max(int(self._begins.searchsorted(position, 'right')) - 1, 0)]
+        before = segment.turns.reshape(len(self._streams), -1).copy()
+        for node in range(self.num_canonical_nodes):
+            first = (node - segment.begin) % self.num_canonical_nodes
+            slot = max(-(-(position - segment.begin - first) // self.num_canonical_nodes), 0)
+            before[:, node] += segment.interleave.turns_before(node, slot)
+        return before
+
+
+class _Segment:
+    """A segment of the epoch, as far as it is needed to find a position's draw."""
+
+    def __init__(self, course: Course, epoch: int, number: int, config: OrderConfig, turns: IntArray, key: int) -> None:
+        """Take the streams' turns int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
+        self._segment = segment = course.segments(epoch)[number]
+        self.begin = segment.begin
+        self._course, self._epoch, self._number = course, epoch, number
+        self._num_nodes = course.num_nodes
+        self._config, self._key = config, derive(key, segment.begin)
+        self._turns = turns
+
+    @cached_property
+    def quotas(self) -> IntArray:
+        """int64[streams, nodes], turns in the segment."""
+        return self._course.quotas(self._epoch, self._number)
+
+    @cached_property
+    def turns(self) -> IntArray:
+        """int64[streams · nodes], turns before the segment, since the streams' first draws ever."""
+        return (self._course.before(self._epoch, self._number)[1] + self._turns).reshape(-1)
+
+    @cached_property
+    def _draws(self) -> IntArray:
+        return self._course.before(self._epoch, self._number)[0] + self._turns.sum(1)
+
+    @cached_property
+    def interleave(self) -> Interleave:
+        """How the streams share the slots."""
+        segment, config = self._segment, self._config
+        if np.count_nonzero(segment.counts) == 1:
+            return SequentialInterleave(self.quotas)
+        if segment.is_stratified:
+            assert config.global_batch_size is not None
+            return StratifiedInterleave(segment.counts, config.global_batch_size, self._num_nodes, self._key)
+        # A stratified epoch's last, smaller batch is mixed, too.
+        is_mixed = config.shuffle or config.batching == 'stratified'
+        return RandomInterleave(self.quotas, self._key) if is_mixed else SequentialInterleave(self.quotas)
+
+    @cached_property
+    def _dealing(self) -> Dealing:
+        return Dealing(self.quotas)
+
+    def draws_of(self, streams: IntArray, nodes: IntArray, places: IntArray, turns: IntArray) -> IntArray:
+        """Return which of its streams' draws since the first ever turns of this segment are; int64[n] each."""
+        dealing = self._dealing
+        draws = turns * self._num_nodes
+        draws += nodes
+        if dealing.excess.shape[1]:
+            level = turns - dealing.least.take(streams)
+            where = (level >= 0).nonzero()[0]
+            draws[where] = dealing.excess[places[where], level[where]]
+        draws += self._draws.take(streams)
+        return draws
+
+
+def _block_sizes(mixture: Mixture, block_size: int) -> list[int]:
+    """The samples of each stream in a block of the sequence, by the largest share that the stream ever has."""
+    mixes: list[tuple[int, ...]] = [*mixture.stages]
+    if mixture.schedule is not None:
+        mixes = [step.weights for step in mixture.schedule.steps([stream.name for stream in mixture.streams])]
+    blocks = [1] * len(mixture.streams)
+    for mix in mixes:
+        total = sum(mix)
+        blocks = [max(block, block_size * share // total) for block, share in zip(blocks, mix, strict=True)]
+    return blocks

@@ -1,0 +1,184 @@
+"""Streams in equal shares: each global batch holds of every stream its share, rounded down or up.
+
+A segment has nb batches of G samples, C canonical nodes divide G, and each node has H = G / C slots of a batch. Think
+of the segment's draws, stream after stream, as the numbers y in [0, nb·G), so that stream s is an interval of them.
+The slots are numbered such that slot h of node c in batch k has
+
+    y = h·nb·C + v,   v = (u + nb·c) mod nb·C,   u = C·π + π·g div nb,   π = a·k mod nb,   g = gcd(C, nb),
+
+a being coprime to nb. This maps slots one to one to [0, nb·G). The y of a batch are those that are u modulo nb: each
+nb-th number, so an interval holds floor or ceil of its share of them; those of a batch on one node are each nb·C-th.
+a is near nb / golden ratio, so that batches which follow each other get residues far apart, and the number of a
+stream's draws stays near its share at any point, within a few.
+
+The number of a node's slots below a y, before batch k, is that of the i < k for which a·i mod nb falls into a cyclic
+interval: two sums Σ floor((a·i + b) / nb), which Euclid's algorithm gives in O(log nb) steps (Graham, Knuth, Patashnik:
+Concrete Mathematics, 1994, section 3.5, on such sums).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.order.native.interleave import WindowTable, last_not_above
+from headrace.order.random.hashing import derive, hashes
+
+if TYPE_CHECKING:
+    from headrace.order.arrays import IntArray
+
+__all__ = ['StratifiedInterleave', 'grid_quotas']
+
+_SLOTS_IN_WINDOWS = 131072
+_MIN_WINDOW = 4096
+_GOLDEN = 0.6180339887498949
+_CANDIDATES = 64
+
+
+def grid_quotas(counts: IntArray, batch_size: int, num_nodes: int) -> IntArray:
+    """Return int64[streams, nodes], how many turns each stream has on each node in a segment of whole batches.
+
+    Args:
+        counts: int64[streams], the streams' draws, which fill the batches exactly.
+        batch_size: G, a multiple of the number of nodes.
+        num_nodes: C.
+    """
+    num_batches = int(counts.sum()) // batch_size
+    total = num_batches * num_nodes
+    rows, rest = np.divmod(np.cumsum(counts)[:, None], total)
+    low, high, wrapped = _residues(rest, np.arange(num_nodes), num_batches, num_nodes)
+    return np.diff(rows * num_batches + high - low + wrapped, axis=0, prepend=0)
+
+
+def _residues(rest: IntArray, nodes: IntArray, num_batches: int, num_nodes: int) -> tuple[IntArray, IntArray, IntArray]:
+    """The π in [0, nb) for which v < rest, as low, high and wrapped: those in [low, high) and in [0, wrapped).
+
+    Arrays are int64 of any shapes that broadcast; 0 <= rest <= nb·C.
+    """
+    total = num_batches * num_nodes
+    # v < rest: u lies in [-nb·c, rest - nb·c) modulo nb·C.
+    begins = total - num_batches * nodes
+    ends = begins + rest
+    low, high, wrapped = (
+        _first(u, num_batches, num_nodes) for u in (begins, np.minimum(ends, total), np.maximum(ends - total, 0))
+    )
+    return low, high, wrapped
+
+
+def _first(u: IntArray, num_batches: int, num_nodes: int) -> IntArray:
+    """The least π whose u is not below each of some numbers in [0, nb·C]; u(π) rises from 0."""
+    # With m = nb / g: u(π) = C·π + π div m, so that m of the π take C·m + 1 of the u. Nothing exceeds 64 bits.
+    m = num_batches // math.gcd(num_nodes, num_batches)
+    rounds, rest = u // (num_nodes * m + 1), u % (num_nodes * m + 1)
+    return rounds * m - -rest // num_nodes
+
+
+def _floor_sums(n: int, m: int, a: int, b: IntArray) -> IntArray:
+    """Return the sums of floor((a·i + b) / m) over 0 <= i < n, for each b >= 0; a >= 0, m > 0.
+
+    The sums, and n·a + b, must fit the type of b.
+    """
+    totals, counts = np.zeros_like(b), np.full_like(b, n)
+    while counts.any():
+        totals += counts * (counts - 1) // 2 * (a // m) + counts * (b // m)
+        a, b = a % m, b % m
+        scaled = a * counts + b
+        counts, b = scaled // m, scaled % m
+        m, a = a, m
+    return totals
+
+
+def _multiplier(num_batches: int, num_nodes: int) -> int:
+    """A number coprime to nb, near nb / golden ratio, whose multiples are spread evenly modulo nb and modulo nb / C."""
+    if num_batches < 3:
+        return 1
+    centre = round(num_batches * _GOLDEN)
+    best: tuple[int, int] | None = None
+    for i in range(4 * _CANDIDATES):
+        a = centre + (-1) ** i * -(-i // 2)
+        if 0 < a < num_batches and math.gcd(a, num_batches) == 1:
+            worst = max(_largest_quotient(a, num_batches), _largest_quotient(num_nodes * a % num_batches, num_batches))
+            if best is None or worst < best[0]:
+                best = worst, a
+        if best is not None and i >= _CANDIDATES:
+            break
+    assert best is not None  # 1 and nb - 1 are coprime to nb, and gaps between such numbers are short
+    return best[1]
+
+
+def _largest_quotient(a: int, m: int) -> int:
+    """The largest partial quotient of the continued fraction of a / m."""
+    largest = 0
+    while a:
+        largest = max(largest, m // a)
+        m, a = a, m % a
+    return largest
+
+
+class StratifiedInterleave:
+    """Each batch of the segment has floor or ceil of each stream's share; on each node, too.
+
+    In a batch on a node, the order of streams is that of sorted hashes.
+    """
+
+    __slots__ = ('_a', '_batches', '_ends', '_key', '_nodes', '_per_window', '_rows', '_table')
+
+    def __init__(self, counts: IntArray, batch_size: int, num_nodes: int, key: int) -> None:
+        """Take what `grid_quotas` takes, and a key of the segment."""
+        self._ends = np.cumsum(counts)
+        self._key = key
+        self._nodes = num_nodes
+        self._rows = batch_size // num_nodes
+        self._batches = int(self._ends[-1]) // batch_size
+        self._a = _multiplier(self._batches, num_nodes)
+        slots = max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)
+        self._per_window = min(max(1, slots // self._rows), self._batches)
+        self._table = WindowTable((len(counts), num_nodes), self._per_window * self._rows, self._arrange)
+
+    def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        windows, offsets = np.divmod(slots, self._per_window * self._rows)
+        return self._table.at(nodes, windows, offsets)
+
+    def turns_before(self, node: int, slot: int) -> IntArray:
+        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+        last = -(-self._batches // self._per_window) - 1
+        window = min(slot // (self._per_window * self._rows), last)
+        return self._table.turns_before(node, window, slot - window * self._per_window * self._rows)
+
+    def slot_of(self, node: int, stream: int, turn: int) -> int:
+        """Return the slot of a node in which a stream has a turn."""
+        windows = -(-self._batches // self._per_window)
+        window, before = last_not_above(turn, windows, lambda window: int(self._turns(node, window)[stream]))
+        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][turn - before]
+        return window * self._per_window * self._rows + int(offset)
+
+    def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
+        first = window * self._per_window
+        batches = np.arange(first, min(first + self._per_window, self._batches))
+        total = self._batches * self._nodes
+        pi = np.array([self._a * k % self._batches for k in batches.tolist()])  # products may exceed 64 bits
+        u = self._nodes * pi + pi * math.gcd(self._nodes, self._batches) // self._batches
+        v = (u + self._batches * node) % total
+        y = np.arange(self._rows) * total + v[:, None]
+        streams = self._ends.searchsorted(y, 'right')
+        slots = (batches[:, None] * self._nodes + node) * self._rows + np.arange(self._rows)
+        shuffled = hashes(derive(self._key, node), slots).argsort(1, kind='stable')
+        streams = np.take_along_axis(streams, shuffled, 1).reshape(-1)
+        return self._turns(node, window), streams
+
+    def _turns(self, node: int, window: int) -> IntArray:
+        """Return how many turns each stream has on a node before a window, int64[streams]."""
+        batches, before = self._batches, window * self._per_window
+        rows, rest = np.divmod(self._ends, batches * self._nodes)
+        low, high, wrapped = _residues(rest, np.array(node), batches, self._nodes)
+        # How many of i < before have a·i mod nb in [x, y) is the sum for nb - x less that for nb - y.
+        bounds = np.concatenate([np.atleast_1d(low), [0], high, wrapped])
+        if batches >> 31:  # Python's integers hold the sums
+            bounds = bounds.astype(object)
+        sums = _floor_sums(before, batches, self._a, batches - bounds)
+        until, until_wrapped = np.split(sums[2:], 2)
+        visits = (sums[0] - until + sums[1] - until_wrapped).astype(np.int64)
+        return np.diff(rows * before + visits, prepend=0)

@@ -1,0 +1,175 @@
+"""Where the passes over one stream begin, on each canonical node.
+
+A stream is one endless sequence, pass after pass over all its samples. Its draws fall to the canonical nodes as the
+mixture has it (`course`), and the cut of a pass follows from that: a node's share of a pass is what falls to it of the
+pass's draws. So no node ever takes a sample of another node's share, and every pass has every sample once, whatever the
+mixture, its changes and the number of passes in an epoch.
+
+After a change of the mixture in the middle of a pass, nodes have had somewhat more or less than the new mixture would
+have given them. The passes that any node has begun keep their cut; those that follow give most to the nodes that are
+behind, until all are where the new mixture has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.errors import ResumeError
+from headrace.order.mixture.takeover import StreamPosition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.order.arrays import IntArray
+    from headrace.order.native.node_quotas import Course
+
+__all__ = ['Passes']
+
+_MEMORY = 64  # begins of passes that are kept
+_NEVER = 1 << 62
+_MOST = 1 << 23  # begins of passes of all nodes; 64 MiB
+
+
+def _ahead(difference: IntArray) -> int:
+    """How many turns nodes have had more than the mixture gives them."""
+    return int(np.maximum(difference, 0).sum())
+
+
+class Passes:
+    """The passes over one stream. Turns are counted from the stream's first draw ever."""
+
+    def __init__(self, course: Course, stream: int, size: int, block_size: int, start: StreamPosition | None) -> None:
+        """Begin a stream, or go on where it was.
+
+        Args:
+            course: of the mixture.
+            stream: its number there.
+            size: samples of the stream.
+            block_size: samples over which passes that are begun now are shuffled.
+            start: how far it was when the mixture took over; None: not begun.
+        """
+        self._course, self._stream, self._size, self._block_size = course, stream, size, block_size
+        self._known: dict[int, IntArray] = {}
+        self._first_inherited = self._first_computed = 0
+        self._inherited: list[IntArray] = []
+        self._blocks: dict[int, int] = {}
+        self.turns = np.zeros(course.num_nodes, np.int64)
+        """int64[nodes], turns before the mixture took over."""
+        self.first_regular = 0
+        """The first pass of those whose numbers are draws / size: all whose begins follow from the mixture alone."""
+        self._difference = np.zeros(course.num_nodes, np.int64)
+        if start is not None:
+            self.turns = np.array(start.turns, np.int64)
+            self._first_inherited = start.first_pass
+            self._inherited = [np.array(row, np.int64) for row in start.begins]
+            self._blocks = dict(enumerate(start.blocks, start.first_pass))
+            self._align()
+        self._first_computed = self._first_inherited + len(self._inherited)
+        self._begins = np.array(self._inherited, np.int64).reshape(-1, course.num_nodes)
+
+    @property
+    def draws(self) -> int:
+        """Draws before the mixture took over."""
+        return int(self.turns.sum())
+
+    def _align(self) -> None:
+        """Add passes to the inherited ones until one begins where the mixture has it begin, or as near as ever."""
+        k = self._first_inherited + len(self._inherited) - 1
+        difference = self._inherited[-1] - self._regular(k)
+        ahead, since = _ahead(difference), k
+        period, settled = self._course.period(self._stream)
+        while difference.any():
+            # A whole period without any gain: nodes that are ahead get nothing more. What is behind will be had.
+            if (k - since - 1) * self._size > settled and (difference[period == 0] >= 0).all():
+                self._difference, self.first_regular = difference, _NEVER
+                return
+            if len(self._inherited) * len(difference) > _MOST:
+                raise ResumeError(
+                    f'canonical nodes have had too different numbers of samples of a stream of {self._size} for '
+                    f'another mixture to take over in the middle of an epoch. Change it at the end of one.'
+                )
+            k += 1
+            regular = self._regular(k)
+            needed = np.maximum(regular - self._inherited[-1], 0)
+            self._inherited.append(self._inherited[-1] + needed - self._left_for_later(needed, period))
+            difference = self._inherited[-1] - regular
+            if _ahead(difference) < ahead:
+                ahead, since = _ahead(difference), k
+        self.first_regular = k
+
+    def _left_for_later(self, needed: IntArray, period: IntArray) -> IntArray:
+        """How much of what nodes need of a pass, int64[nodes], must wait for the next, since others have had too much.
+
+        Those wait that will have turns again in every period.
+        """
+        left = np.zeros_like(needed)
+        for may_wait in (period > 0, period == 0):
+            most = np.where(may_wait, needed, 0).cumsum().tolist()
+            wait = min(int(needed.sum()) - int(left.sum()) - self._size, most[-1])
+            if wait > 0:
+                left += np.diff([total * wait // most[-1] for total in most], prepend=0)
+        return left
+
+    def _regular(self, k: int) -> IntArray:
+        return self.turns + self._course.turns_after(self._stream, k * self._size - self.draws)
+
+    def begin(self, k: int) -> IntArray:
+        """Return int64[nodes], each node's turns before pass k, which some node had not ended at the origin."""
+        if k < self._first_computed:
+            return self._inherited[k - self._first_inherited]
+        found = self._known.get(k)
+        if found is None:
+            if len(self._known) >= _MEMORY:
+                self._known.clear()
+            found = self._known[k] = self._regular(k) + self._difference
+        return found
+
+    def numbers(self, turns: IntArray, nodes: IntArray, near: IntArray) -> IntArray:
+        """Return the passes that turns on nodes belong to, looking for them near others; int64[n] each."""
+        numbers = near.copy()
+        for node in np.unique(nodes).tolist():
+            where = (nodes == node).nonzero()[0]
+            begins = self._begins[:, node]
+            rows = begins.searchsorted(turns[where], 'right')
+            numbers[where] = self._first_inherited + rows - 1
+            for i in where[rows == len(begins)].tolist():
+                numbers[i] = self._number(int(turns[i]), node, max(int(near[i]), self._first_computed - 1))
+        return numbers
+
+    def _number(self, turn: int, node: int, k: int) -> int:
+        while self.begin(k)[node] > turn:
+            k -= 1
+        while self.begin(k + 1)[node] <= turn:
+            k += 1
+        return k
+
+    def spanned(self, first: IntArray, last: IntArray) -> Iterator[int]:
+        """Yield the passes, in order, that any turns from first on and below last, int64[nodes], belong to."""
+        k = int(first.sum()) // self._size
+        while k > self._first_inherited and (self.begin(k) > first).any():
+            k -= 1
+        while (self.begin(k) < last).any():
+            yield k
+            k += 1
+
+    def block_size(self, k: int) -> int:
+        """Return the samples over which pass k is shuffled."""
+        return self._blocks.get(k, self._block_size)
+
+    def position(self, turns: IntArray, fingerprint: str) -> StreamPosition:
+        """Return how far the stream is when its nodes have had some turns, int64[nodes], not below the origin's."""
+        first = int(turns.sum()) // self._size
+        while (self.begin(first) > turns).any():
+            first -= 1
+        begins = [self.begin(first)]
+        while (begins[-1] < turns).any():
+            begins.append(self.begin(first + len(begins)))
+        return StreamPosition(
+            fingerprint=fingerprint,
+            turns=tuple(turns.tolist()),
+            first_pass=first,
+            begins=tuple(tuple(row.tolist()) for row in begins),
+            blocks=tuple(self.block_size(first + i) for i in range(len(begins) - 1)),
+        )

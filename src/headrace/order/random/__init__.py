@@ -1,0 +1,1 @@
+"""Random numbers that stay the same for ever."""

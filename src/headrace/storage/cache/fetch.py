@@ -1,0 +1,201 @@
+"""How the files of one shard come into being: download, verify, unpack, verify, rename.
+
+Everything happens under temporary names; the final names appear when all parts are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.errors import CacheError, ChecksumError, FormatError
+from headrace.storage.cache.fetch_lock import FetchLock
+from headrace.storage.cache.locks import cannot_write
+from headrace.storage.cache.mapped_file import check_inside, delete_file
+from headrace.storage.transfer.download import Transfer, download
+from headrace.storage.transfer.retry import Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from headrace.storage.cache.entry import CachePart
+    from headrace.storage.protocol import Store
+    from headrace.storage.stats import CacheStats
+
+__all__ = ['Fetcher', 'missing', 'same_folder', 'space_needed']
+
+
+def space_needed(folder: Path, parts: list[CachePart], *, keep_packed: bool) -> int:
+    """The most bytes that fetching these parts adds to the folder at one time."""
+    packed = [
+        part.packed_size or part.size
+        for part in parts
+        if part.packed_name is not None and not (folder / part.packed_name).exists()
+    ]
+    return sum(part.size for part in parts) + (sum(packed) if keep_packed else max(packed, default=0))
+
+
+@dataclass(frozen=True, slots=True)
+class Fetcher:
+    """Makes parts of shards present in a folder. The caller holds the entry's `FetchLock`."""
+
+    folder: Path
+    store: Store | None
+    """None if the folder is all there is."""
+    keep_packed: bool
+    retry: Retry
+    stats: CacheStats
+    how: Transfer
+
+    def produce(self, parts: list[CachePart], lock: FetchLock) -> list[tuple[Path, Path]]:
+        """Make the parts' files under temporary names; returns (temporary, final), for `publish`."""
+        made: list[tuple[Path, Path]] = []
+        for number, part in enumerate(parts):
+            raw = lock.temporary(number, 'raw')
+            if part.packed_name is None:
+                self._twice(part, lambda part=part, raw=raw: self._download_raw(part, raw, lock))
+            else:
+                packed = lock.temporary(number, 'packed')
+                self._produce_packed(part, raw, packed, lock)
+                if packed.exists():
+                    if self.keep_packed:
+                        made.append((packed, self.folder / part.packed_name))
+                    else:
+                        lock.delete(packed)
+            made.append((raw, self.folder / part.name))
+        return made
+
+    def publish(self, made: list[tuple[Path, Path]], lock: FetchLock) -> None:
+        """Give the files their final names, the entry's first part last: it stands for the whole entry."""
+        for temporary, final in reversed(made):
+            if final.parent != self.folder:
+                try:
+                    final.parent.mkdir(parents=True, exist_ok=True)
+                except OSError as error:
+                    raise cannot_write(final.parent, error) from error
+                check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
+            lock.publish(temporary, final)
+        self.stats.add(fetches=1)
+
+    def produce_index(self, name: str, target: Path, lock: FetchLock, validate: Callable[[Path], None] | None) -> str:
+        """Download a file that no index describes; returns its version, as `Store.get` names it."""
+        version = ''
+
+        def note(read: str) -> None:
+            nonlocal version
+            version = read
+
+        self._download(name, target, None, lock, note)
+        if validate is not None:
+            try:
+                validate(target)
+            except FormatError:
+                self.stats.add(retries=1)
+                self._download(name, target, None, lock, note)
+                validate(target)
+        return version
+
+    def _download(
+        self,
+        key: str,
+        target: Path,
+        size: int | None,
+        lock: FetchLock,
+        on_version: Callable[[str], None] | None = None,
+    ) -> None:
+        """Download an object of that size."""
+        store = self.store
+        if store is None:
+            raise missing(self.folder / key)
+        with lock.create(target) as out:
+            download(store, key, out, self.retry, size=size, how=self.how, stats=self.stats, on_version=on_version)
+
+    def _download_raw(self, part: CachePart, raw: Path, lock: FetchLock) -> None:
+        self._download(part.name, raw, part.size, lock)
+        if part.verify:
+            part.verify(raw)
+
+    def _produce_packed(self, part: CachePart, raw: Path, packed: Path, lock: FetchLock) -> None:
+        assert part.packed_name is not None
+        local = self.folder / part.packed_name
+        if local.exists():
+            check_inside(str(self.folder), part.packed_name)
+            try:
+                self._unpack(part, local, raw, lock)
+            except FormatError as error:
+                if self.store is None:
+                    raise self._explained(part, error, times=1) from error
+                # A good one is in the store.
+                self.stats.add(retries=1)
+                delete_file(self.folder, part.packed_name)
+            else:
+                if self.store is not None and not self.keep_packed:
+                    delete_file(self.folder, part.packed_name)
+                return
+        self._twice(part, lambda: self._download_packed(part, raw, packed, lock))
+
+    def _download_packed(self, part: CachePart, raw: Path, packed: Path, lock: FetchLock) -> None:
+        assert part.packed_name is not None
+        self._download(part.packed_name, packed, part.packed_size, lock)
+        self._unpack(part, packed, raw, lock)
+
+    def _unpack(self, part: CachePart, packed: Path, raw: Path, lock: FetchLock) -> None:
+        assert part.unpack is not None
+        size = packed.stat().st_size
+        if part.packed_size is not None and size != part.packed_size:
+            raise ChecksumError(f'The compressed file has {size} bytes, the index gives {part.packed_size}.')
+        if part.verify_packed:
+            part.verify_packed(packed)
+        lock.delete(raw)
+        part.unpack(packed, raw, part.size)
+        size = raw.stat().st_size
+        if size != part.size:
+            raise ChecksumError(f'It unpacks to {size} bytes, the index gives {part.size}.')
+        if part.verify:
+            part.verify(raw)
+        self.stats.add(bytes_unpacked=size)
+
+    def _twice(self, part: CachePart, attempt: Callable[[], None]) -> None:
+        """A bad file is fetched again once: the fault may lie in the transfer."""
+        try:
+            attempt()
+        except FormatError:
+            self.stats.add(retries=1)
+            try:
+                attempt()
+            except FormatError as error:
+                raise self._explained(part, error, times=2) from error
+
+    def _explained(self, part: CachePart, error: FormatError, *, times: int) -> FormatError:
+        key = part.packed_name or part.name
+        if self.store is None:
+            origin, fix = f'the local file {self.folder / key}', 'Restore it, or write the dataset again.'
+        else:
+            origin = f'{self.store.url.rstrip("/")}/{key}'
+            fix = 'The object in the store is bad, or the index is of another version: write the dataset again.'
+        kind = type(error) if isinstance(error, ChecksumError) else ChecksumError
+        return kind(
+            f'{origin} is not what its index says ({"fetched twice" if times == 2 else "read once"}, for '
+            f'{self.folder / part.name}): {error} {fix}'
+        )
+
+
+def missing(path: Path) -> CacheError:
+    """The error for a file that neither the folder nor a store has."""
+    return CacheError(
+        f'No `remote` provided, but local file {path} does not exist. Restore the file, or pass the `remote` that '
+        f'holds it.'
+    )
+
+
+def same_folder(store: Store | None, folder: Path) -> bool:
+    """Whether a store is the cache folder itself, so that there is nothing to fetch and nothing to delete."""
+    root = getattr(store, 'root', None)
+    if root is None:
+        return False
+    with contextlib.suppress(OSError):
+        return os.path.realpath(root) == os.path.realpath(folder)
+    return False

@@ -1,0 +1,235 @@
+"""The right to fetch an entry of a cache folder, and what becomes of fetches that end in the middle.
+
+A fetch writes into ``.headrace`` until its files get their final names, beside a lock file that exists while the fetch
+runs. A fetch that fails removes its files. A process may end, or be killed, in the middle of a fetch. The next process
+that fetches into the folder, or runs short of room there, removes what is left (`reclaim_fetches`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from hashlib import blake2b
+from typing import TYPE_CHECKING, BinaryIO
+
+from headrace.errors import CacheError, HeadraceError
+from headrace.storage.cache.fetch_files import LEDGER, fetch_folder, read_failure, write_text
+from headrace.storage.cache.locks import NO_ROOM, cannot_write, held, hold, let_go, lock_file, try_lock_file
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+    from types import TracebackType
+
+    from headrace.storage.cache.control_folder import OpenFolder
+
+__all__ = ['FetchLock', 'reclaim_fetches']
+
+
+class FetchLock:
+    """The right to fetch one entry: waits in the kernel until nobody else has it.
+
+    The lock file is the record of the fetch: its text says how many bytes of the folder's limit are reserved, and, if
+    the fetch failed, why. It is removed before it is unlocked. Whoever waited for it thus holds a file without a name
+    and can read there how the fetch ended: a failure is raised in every waiter, so that 16 processes that wait for a
+    dead server wait for it once and not one after the other. But who needs what was fetched ahead tries by itself.
+    """
+
+    def __init__(self, folder: Path, key: str, *, ahead: bool = False) -> None:
+        self.folder = folder
+        self._state = fetch_folder(folder)
+        self._digest = blake2b(key.encode(), digest_size=16).hexdigest()  # a short file name for any key
+        self._name = f'{self._digest}.lock'
+        self.path = self._state.path / self._name
+        self._ahead = ahead
+        self.waited = 0.0
+        """Seconds spent waiting for another fetcher."""
+        self._token = os.urandom(4).hex()
+        self._handle = self._pid = -1
+
+    def temporary(self, number: int, kind: str) -> Path:
+        """A file of this fetch; whatever is left under such a name is removed with the lock."""
+        return self._state.path / f'{self._digest}.{number}.{self._token}.{kind}'
+
+    def create(self, temporary: Path) -> BinaryIO:
+        """Make a file of this fetch, in place of what its last attempt left."""
+        with self._state.opened() as state:
+            return open(state.create(temporary.name), 'w+b', buffering=0)
+
+    def delete(self, temporary: Path) -> None:
+        """Remove a file of this fetch, if it is there."""
+        with contextlib.suppress(FileNotFoundError), self._state.opened() as state:
+            state.delete(temporary.name)
+
+    def publish(self, temporary: Path, final: Path) -> None:
+        """Give a file of this fetch its final name."""
+        with self._state.opened() as state:
+            state.rename(temporary.name, final)
+
+    def __enter__(self) -> FetchLock:
+        if self._handle < 0:
+            self.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.release(error)
+
+    def acquire(self, *, wait: bool = True) -> bool:
+        """Take the lock; raises what the fetch failed with that this one waited for.
+
+        Args:
+            wait: False returns False instead of waiting.
+        """
+        while True:
+            with contextlib.ExitStack() as stack:
+                handle = self._open()
+                hold(handle)
+                stack.callback(let_go, handle)
+                if not try_lock_file(handle, self.path):
+                    if not wait:
+                        return False
+                    begin = time.monotonic()
+                    lock_file(handle, self.path)
+                    self.waited += time.monotonic() - begin
+                if self._take(handle):
+                    stack.pop_all()
+                    return True
+                failure = read_failure(handle, ahead=self._ahead)
+            if failure is not None and wait:
+                raise failure
+
+    def _take(self, handle: int) -> bool:
+        """Have what was locked, unless it is no longer the file that others find."""
+        try:
+            if not os.path.samestat(os.fstat(handle), self.path.lstat()):
+                return False
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        self._handle, self._pid = handle, os.getpid()
+        return True
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Remove what the fetch left, tell those who wait what it failed with, and unlock."""
+        if os.getpid() != self._pid:
+            self._handle = -1
+            return  # forked while it was held: the lock is the parent's
+        handle, self._handle = self._handle, -1
+        try:
+            with self._opened() as state:
+                if state is not None and _is_at(handle, state, self._name):
+                    _remove_files(state, self._digest)
+                if isinstance(error, HeadraceError):
+                    with contextlib.suppress(OSError):  # a full disk has no room for its own error
+                        note = {'failed': type(error).__name__, 'message': str(error)[:8000], 'ahead': self._ahead}
+                        write_text(handle, json.dumps(note))
+                if state is not None and _is_at(handle, state, self._name):
+                    state.delete(self._name)
+            self._state.remove()  # with the last fetch
+        finally:
+            let_go(handle)
+
+    def reserve(self, count: int) -> None:
+        """Note that this fetch takes ``count`` bytes of the folder's limit while it runs."""
+        write_text(self._handle, json.dumps({'reserved': count}))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Generator[OpenFolder | None]:
+        """The folder of fetches; None if it was deleted. Another user may have made a new one, not yet open to all."""
+        with contextlib.ExitStack() as stack:
+            try:
+                state = stack.enter_context(self._state.opened())
+            except (FileNotFoundError, NotADirectoryError, PermissionError):
+                state = None
+            yield state
+
+    def _open(self) -> int:
+        refused: OSError | None = None
+        absent: OSError | None = None
+        for _ in range(100):
+            try:
+                with self._state.opened(make=True) as state:
+                    handle = state.open_file(self._name, os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError as error:  # noqa: PERF203
+                # The folder is new, or its last user has just removed the subfolder.
+                absent = error.with_traceback(None)  # which holds this frame, and so the dataset
+            except PermissionError as error:
+                # Another user has made the file, or the subfolder, and not yet opened it to all who share the folder.
+                refused = error.with_traceback(None)
+                if not os.access(self.folder, os.W_OK):
+                    raise cannot_write(self.folder, error) from error
+                time.sleep(0.001)
+                if not os.access(self._state.path, os.W_OK):
+                    self._state.remove()  # its maker was killed before that; else it is made again
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    raise
+                raise cannot_write(self.folder, error) from error
+            else:
+                with contextlib.suppress(OSError):
+                    os.fchmod(handle, 0o666 & self.folder.stat().st_mode)
+                return handle
+        if refused is not None and not os.access(self._state.path, os.W_OK):
+            raise cannot_write(self._state.path, refused) from refused
+        if absent is not None and not self.folder.exists():
+            raise cannot_write(self.folder, absent) from absent
+        raise CacheError(
+            f'{self.path} cannot be opened: what is in {self._state.path} is deleted as fast as it is made, or belongs '
+            f'to another user. Stop what deletes it, or delete that folder while no process uses it.'
+        )
+
+
+def _is_at(handle: int, state: OpenFolder, name: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), state.stat(name))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_files(state: OpenFolder, digest: str) -> None:
+    """Remove what a fetch has written. Needs its lock."""
+    for name in state.names():
+        if name.startswith(f'{digest}.') and not name.endswith('.lock'):
+            with contextlib.suppress(FileNotFoundError):
+                state.delete(name)
+
+
+def _open_to_reclaim(state: OpenFolder, name: str) -> int:
+    try:
+        return state.open_file(name, os.O_RDWR | os.O_CREAT)
+    except PermissionError:
+        # Of another user, who has just made it, or was killed before opening it to all. To lock it is enough.
+        return state.open_file(name, os.O_RDONLY)
+
+
+def reclaim_fetches(folder: Path) -> bool:
+    """Remove the leftovers of fetches whose process was killed; what is still being fetched is left alone.
+
+    Returns:
+        Whether there were any.
+    """
+    found = False
+    place = fetch_folder(folder)
+    try:
+        with place.opened() as state:
+            for digest in {name.partition('.')[0] for name in state.names()} - {LEDGER}:
+                lock = f'{digest}.lock'
+                try:
+                    handle = _open_to_reclaim(state, lock)
+                except PermissionError:
+                    continue  # another user's, which has not opened it to all: as in use
+                with held(handle):
+                    if try_lock_file(handle, place.path / lock) and _is_at(handle, state, lock):
+                        _remove_files(state, digest)
+                        state.delete(lock)
+                        found = True
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # there is none, or the last fetch ended and took the subfolder with it
+    except PermissionError:
+        return False  # another user has just made it
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    if found:
+        place.remove()
+    return found

@@ -1,0 +1,52 @@
+"""The outcome of one attempt to fetch a shard."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.storage.cache.locks import held, lock_file, open_to_lock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ['FetchResult', 'FetchStatus']
+
+
+class FetchStatus(enum.Enum):
+    """The end of an attempt."""
+
+    PRESENT = 'present'
+    ELSEWHERE = 'elsewhere'
+    """Another process is fetching the shard."""
+    BLOCKED = 'blocked'
+    """Under the limit there is no room until somebody releases a file."""
+    NO_ROOM = 'no room'
+    """Under the limit there is no room: all other shards are needed sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResult:
+    """The outcome of one attempt to fetch a shard; true if the shard is present."""
+
+    status: FetchStatus
+    blocker: Path | None = None
+    """The locked file, if the status is BLOCKED."""
+    handle: int | None = None
+    """The first part, open and locked, if a reader fetched it under a limit. The receiver closes it."""
+
+    def __bool__(self) -> bool:
+        return self.status is FetchStatus.PRESENT
+
+    def wait(self) -> float:
+        """Wait in the kernel until the blocking file is unlocked; returns the seconds it took."""
+        begin = time.monotonic()
+        if self.blocker is not None:
+            with contextlib.suppress(FileNotFoundError):
+                handle = open_to_lock(self.blocker)
+                with held(handle):
+                    lock_file(handle, self.blocker)
+        return time.monotonic() - begin

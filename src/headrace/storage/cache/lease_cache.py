@@ -1,0 +1,215 @@
+"""Leases that a process keeps between two reads, because to open a shard anew takes longer than to read from it.
+
+Without a limit nothing is ever evicted, and what is mapped may stay so. Under one, a lease is in the way of whoever
+needs the room. Nobody waits for it long, though its holder may be waiting itself (for its trainer, for another rank):
+all processes of a machine keep leases in the same `PERIOD`, and give all back before its end, a thread of theirs if
+nobody reads; so however many take turns to hold a shard, there comes a `GAP` in which it is held by reads only. And a
+process whose fetches wait for room keeps none for a while.
+
+A thread needs the interpreter's lock: whoever holds that for long, in an extension that does not release it, keeps his
+leases as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from headrace.storage.transfer.process_local import PerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from headrace.storage.cache.mapped_file import Lease
+
+__all__ = ['CachedLease', 'LeaseCache', 'MapCache', 'release_leases']
+
+T = TypeVar('T')
+
+PERIOD: Final = 0.5
+"""Seconds from one moment at which no process of the machine keeps anything to the next."""
+
+GAP: Final = 0.08
+"""The last seconds of each period, in which nothing is kept under a limit."""
+
+PAUSE: Final = 1.0
+"""Seconds for which a process keeps nothing after a fetch of its own had to wait for room."""
+
+MAPPED_SHARDS = 1024
+"""Shards that one process keeps mapped at most; without a limit a map costs address space, not memory."""
+
+LEASED_SHARDS = 128
+"""Leases that are kept under a limit at most; each has a descriptor open."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLease(Generic[T]):
+    """A lease, and what its holder has made of its buffers."""
+
+    lease: Lease
+    value: T
+    until: float
+    """Until when the lease may be kept; seconds of the clock that all processes of the machine share."""
+
+    @classmethod
+    def now(cls, lease: Lease, value: T) -> CachedLease[T]:
+        """What has just been acquired."""
+        return cls(lease, value, (time.monotonic() // PERIOD + 1) * PERIOD - GAP)
+
+
+class MapCache(Generic[T]):
+    """Without a limit: the shards used last stay mapped, and threads share them."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, CachedLease[T]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, shard: int) -> CachedLease[T] | None:
+        """What is kept of a shard, to be given back with `keep`."""
+        held = self._kept.get(shard)
+        if held is not None:
+            with contextlib.suppress(KeyError):  # dropped by another thread
+                self._kept.move_to_end(shard)
+        return held
+
+    def keep(self, shard: int, held: CachedLease[T]) -> None:
+        """Keep a shard that is not being read any more."""
+        if self._kept.get(shard) is held:
+            return
+        with self._lock:
+            self._kept[shard] = held
+            if len(self._kept) > MAPPED_SHARDS:
+                self._kept.popitem(last=False)  # unmapped when its last reader is done with it
+
+    def drop(self, shards: Iterable[int]) -> None:
+        """Keep these no longer."""
+        with self._lock:
+            for shard in shards:
+                self._kept.pop(shard, None)
+
+    def close(self) -> None:
+        """Keep nothing."""
+        with self._lock:
+            self._kept.clear()
+
+
+class LeaseCache(Generic[T]):
+    """Under a limit: leases that nobody is reading by, for a short time. Thread-safe; not for use after a fork."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[int, CachedLease[T]] = OrderedDict()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self.has_room = True
+        """Whether anything is kept; not to be where what is read next does not fit the cache."""
+        _of_process.get().add(self)
+
+    def take(self, shard: int) -> CachedLease[T] | None:
+        """What is kept of a shard, for the caller alone, to be given back with `keep`."""
+        with self._changed:
+            held = self._kept.pop(shard, None)
+        if held is not None:
+            held.lease.take_up()
+        return held
+
+    def keep(self, shard: int, held: CachedLease[T]) -> None:
+        """Keep a lease by which nobody reads now, or give it back."""
+        given_back: CachedLease[T] | None = held
+        now = time.monotonic()
+        if self.has_room and now < held.until and now >= _of_process.get().paused_until and held.lease.is_valid:
+            held.lease.put_down()
+            with self._changed:
+                given_back = self._kept.pop(shard, None)  # another thread's
+                self._kept[shard] = held
+                if len(self._kept) > LEASED_SHARDS:
+                    _, given_back = self._kept.popitem(last=False)
+                if self._thread is None:
+                    self._start_thread()
+        if given_back is not None:
+            given_back.lease.release()
+
+    def drop(self, shards: Iterable[int]) -> None:
+        """Give back the leases of these, as far as they are kept."""
+        with self._changed:
+            dropped = [held for shard in shards if (held := self._kept.pop(shard, None)) is not None]
+        _release(dropped)
+
+    def close(self) -> None:
+        """Give back all that is kept."""
+        with self._changed:
+            dropped = list(self._kept.values())
+            self._kept.clear()
+            self._changed.notify()
+        _release(dropped)
+
+    def _start_thread(self) -> None:
+        """Needs the lock. Without the thread nothing is kept."""
+        thread = threading.Thread(target=self._give_back, name='headrace-leases', daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # this process may have no more of them
+            _release(self._kept.values())
+            self._kept.clear()
+        else:
+            self._thread = thread
+
+    def _give_back(self) -> None:
+        """What the thread does, as long as anything is kept."""
+        try:
+            self._give_back_in_time()
+        except BaseException:
+            self._thread = None  # so that another one is started
+            raise
+
+    def _give_back_in_time(self) -> None:
+        while True:
+            with self._changed:
+                if not self._kept:
+                    self._thread = None
+                    return
+                self._changed.wait(max(0.0, min(held.until for held in self._kept.values()) - time.monotonic()))
+                now = time.monotonic()
+                old = [shard for shard, held in self._kept.items() if held.until <= now]
+            self.drop(old)
+
+
+def _release(dropped: Iterable[CachedLease[T]]) -> None:
+    for held in dropped:
+        held.lease.release()
+
+
+class _OfProcess:
+    def __init__(self) -> None:
+        self.paused_until = 0.0
+        self._all: weakref.WeakSet[LeaseCache[Any]] = weakref.WeakSet()
+        self._lock = threading.Lock()
+
+    def add(self, kept: LeaseCache[Any]) -> None:
+        with self._lock:
+            self._all.add(kept)
+
+    def close_all(self) -> None:
+        with self._lock:
+            everything = list(self._all)
+        for kept in everything:
+            kept.close()
+
+
+_of_process = PerProcess(_OfProcess)
+
+
+def release_leases() -> None:
+    """Give back all leases that this process keeps, and keep none for a while: a fetch waits for room."""
+    state = _of_process.get()
+    state.paused_until = time.monotonic() + PAUSE
+    state.close_all()
+
+
+# A child would have copies of the descriptors and the maps: what is evicted would take its space until the child ends.
+os.register_at_fork(before=lambda: _of_process.get().close_all())

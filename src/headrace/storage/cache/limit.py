@@ -1,0 +1,335 @@
+"""Room on the disk: a limit in bytes over one or several cache folders, kept by all processes of the machine.
+
+A fetcher asks `CacheLimit.admit` first. Under the folders' locks it adds up the files and the reservations of fetches
+in progress, evicts unmapped shards, those needed latest first, and reserves.
+
+Why nobody waits for ever: the folders' locks are held only to count, delete and rename, which wait for nothing. A
+fetcher reserves all it needs at once and then never waits for room, so fetches in progress end. A process without room
+releases all leases and locks, then waits for one reader or one fetch; neither waits for room. Then it asks again. A
+limit that can never hold the shard is an error, not a wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from headrace.errors import ConfigError
+from headrace.storage.cache.disk_usage import (
+    LimitedFolder,
+    Present,
+    add_to_ledger,
+    count_fetches,
+    count_files,
+    read_ledger,
+    write_ledger,
+)
+from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
+from headrace.storage.cache.fetch_result import FetchResult, FetchStatus
+from headrace.storage.cache.locks import cannot_write, held, locked_folders, open_to_lock, try_lock_file
+from headrace.storage.cache.mapped_file import delete_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from headrace.storage.cache.entry import CacheEntry
+
+__all__ = ['CacheLimit', 'LimitedFolder', 'NextUse', 'RoomRequest', 'delete_entry', 'evict', 'publishing']
+
+
+USE_COUNTS: Final = 1.5
+"""Seconds that a shard must have been used later than was thought to be ranked anew; uses are noted once a second."""
+
+NextUse: TypeAlias = 'Callable[[CacheEntry], float]'
+"""The time of an entry's next use, in any unit, infinite for never; it speaks for the whole machine."""
+
+_Ranked: TypeAlias = 'tuple[float, float, int, Present]'
+"""(-next use, last use, tie-breaker, entry)"""
+
+
+@dataclass(frozen=True, slots=True)
+class RoomRequest:
+    """The room that one fetch needs."""
+
+    into: LimitedFolder
+    """The folder that the entry goes to."""
+    entry: CacheEntry
+    needed: int
+    """The most bytes that the entry takes while it is fetched."""
+    lock: FetchLock
+    """The fetch, which carries the reservation."""
+    next_use: NextUse | None
+    ahead: bool
+    """The entry is fetched before it is needed: nothing that is needed sooner is evicted for it."""
+
+    @property
+    def bound(self) -> float:
+        """Entries that are needed at this time or sooner stay."""
+        return self.next_use(self.entry) if self.ahead and self.next_use is not None else -math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """No room was found, by what is known of the folders."""
+
+    totals: _Totals
+    busy: list[Path]
+    """Files in use, which could be evicted otherwise."""
+    stale: list[LimitedFolder]
+    """Folders of which this process knows too little to choose an entry to evict."""
+
+
+@dataclass(slots=True)
+class _Totals:
+    """What counts against the limit."""
+
+    size: int
+    fixed: int
+    """The part of it that is never evicted."""
+    fetching: list[Path]
+    """Lock files of the fetches in progress."""
+    counted: list[LimitedFolder]
+    """Folders that were counted for this, so that ledgers did not have to be believed."""
+
+
+class CacheLimit:
+    """Bytes that the caches of a machine may take together. Pass one to several `ShardCache` objects to share it."""
+
+    def __init__(self, size: int) -> None:
+        if size <= 0:
+            raise ConfigError(f'A cache limit is a positive number of bytes, or None for no limit; got {size}.')
+        self.size = size
+        self._start()
+
+    def _start(self) -> None:
+        self._folders: dict[Path, LimitedFolder] = {}
+        # What may go, the next victim first. Made after a count, and mended as victims are taken.
+        self._heap: list[_Ranked] = []
+        self._tie = itertools.count()
+
+    def __repr__(self) -> str:
+        return f'CacheLimit({self.size})'
+
+    def __getstate__(self) -> dict[str, int]:
+        return {'size': self.size}  # caches join again when they are unpickled
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.size = state['size']
+        self._start()
+
+    def join(self, limited: LimitedFolder) -> None:
+        """Count a folder, once. All processes that share it should share the whole group of folders."""
+        first = self._folders.setdefault(limited.folder, limited)
+        if first is not limited:
+            first.others.append(limited)
+
+    def admit(self, request: RoomRequest) -> FetchResult | None:
+        """Reserve the bytes of a fetch and evict for it; None if that succeeded.
+
+        Each step looks closer: at remembered counts, at every file without the lock, at every file under the lock.
+        """
+        refusal = self._reserve(request)
+        if refusal is not None and refusal.stale:
+            for folder in refusal.stale:
+                count_files(folder)
+            self._rank(request.next_use)
+            refusal = self._reserve(request, looked=True)
+        if refusal is not None and not self._is_final(request, refusal):
+            refusal = self._reserve(request, exactly=True)
+        if refusal is None:
+            return None
+        busy = refusal.busy
+        if not (busy or (request.ahead and self._heap)):
+            busy = [path for path in refusal.totals.fetching if path != request.lock.path]
+        if busy:
+            return FetchResult(FetchStatus.BLOCKED, blocker=busy[0])
+        if request.ahead:
+            return FetchResult(FetchStatus.NO_ROOM)
+        raise self._too_low(request.entry, refusal.totals.size + request.needed)
+
+    def _is_final(self, request: RoomRequest, refusal: _Refusal) -> bool:
+        """Whether an exact count could not change a refusal."""
+        is_exact = len(refusal.totals.counted) == len(self._folders)
+        return is_exact or bool(request.ahead and self._heap and not refusal.busy)
+
+    def _reserve(self, request: RoomRequest, *, looked: bool = False, exactly: bool = False) -> _Refusal | None:
+        """Evict what has to go and reserve, if there is room then.
+
+        Args:
+            request: The room that is needed.
+            looked: This process has just looked at every file.
+            exactly: Count all files under the lock.
+        """
+        with self._locked():
+            totals = self._add_up(exactly=exactly)
+            if totals.fixed + request.needed > self.size:
+                raise self._too_low(request.entry, totals.fixed + request.needed)
+            if totals.size + request.needed > self.size and self._reclaim():
+                totals = self._add_up(exactly=exactly)
+            over = totals.size + request.needed - self.size
+            if over > 0:
+                if not looked and (stale := self._stale(totals, surely=False)):
+                    return _Refusal(totals, [], stale)
+                if totals.counted:
+                    self._rank(request.next_use)
+                freed, busy = self._evict(over, request)
+                if freed < over:
+                    stale = self._stale(totals, surely=True) if request.ahead and not looked else []
+                    return _Refusal(totals, busy, stale)
+            request.lock.reserve(request.needed)
+            return None
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        return locked_folders(list(self._folders))
+
+    def _too_low(self, entry: CacheEntry, needed: int) -> ConfigError:
+        return ConfigError(
+            f'Cache limit of {self.size} bytes is too low. Increase the `cache_limit` to at least {needed} bytes: '
+            f'fetching {entry.key} takes that much, with its compressed file and what must stay.'
+        )
+
+    def _reclaim(self) -> bool:
+        """Remove what killed fetches left. Only when room is short: before, it is in nobody's way."""
+        return any(reclaim_fetches(folder) for folder in self._folders)
+
+    def _add_up(self, *, exactly: bool) -> _Totals:
+        """Add up all folders; with their locks held, and each counted if its ledger is too old, or ``exactly``."""
+        totals = _Totals(0, 0, [], [])
+        # Fetches first: one that ends in between is counted twice, in the other order it would not be counted at all.
+        for folder in self._folders:
+            size, locks = count_fetches(folder)
+            totals.size += size
+            totals.fetching += locks
+        for limited in self._folders.values():
+            size = None if exactly else read_ledger(limited.folder)
+            if size is None:
+                size, seconds = count_files(limited)
+                write_ledger(limited.folder, size, seconds)
+                totals.counted.append(limited)
+            fixed = limited.fixed()
+            totals.fixed += fixed
+            totals.size += size + fixed
+        return totals
+
+    def _stale(self, totals: _Totals, *, surely: bool) -> list[LimitedFolder]:
+        """Folders of which this process does not know well enough what is there."""
+        return [
+            limited
+            for limited in self._folders.values()
+            if limited not in totals.counted and not limited.is_counted(surely=surely)
+        ]
+
+    def _rank(self, next_use: NextUse | None) -> None:
+        """Order what the last counts found: needed latest first, then unused for longest."""
+        heap: list[_Ranked] = []
+        for limited in self._folders.values():
+            for item in limited.present:
+                heap.append((-item.next_use(next_use) if next_use else 0.0, item.used, next(self._tie), item))  # noqa: PERF401
+        heapq.heapify(heap)
+        self._heap = heap
+
+    def _evict(self, room: int, request: RoomRequest) -> tuple[int, list[Path]]:
+        """Delete until ``room`` bytes are free; returns what was freed, and the files that were in use.
+
+        The ranking may be older than the folders: what has turned out to be needed sooner, or was used since, is
+        ranked anew when its turn comes.
+        """
+        freed, busy, kept = 0, list[Path](), list[_Ranked]()
+        heap, next_use, bound = self._heap, request.next_use, request.bound
+        own = request.into.folder, request.entry.key
+        while freed < room and heap:
+            rank, used, _, item = heapq.heappop(heap)
+            if (item.limited.folder, item.entry.key) == own:
+                kept.append((rank, used, next(self._tie), item))
+                continue
+            when = item.next_use(next_use) if next_use else 0.0
+            now_used = _last_use(item.limited.folder / item.entry.key)
+            if -when > rank or now_used > used + USE_COUNTS:
+                heapq.heappush(heap, (max(-when, rank), max(used, now_used), next(self._tie), item))
+                continue
+            if next_use is not None and when <= bound:
+                kept.append((rank, used, next(self._tie), item))
+                break
+            outcome = delete_entry(item.limited.folder, item.entry)
+            if isinstance(outcome, Path):
+                busy.append(outcome)
+                kept.append((rank, used, next(self._tie), item))
+            elif outcome:
+                freed += outcome
+                add_to_ledger(item.limited.folder, -outcome)
+                item.limited.stats.add(evictions=1)
+        for ranked in kept:
+            heapq.heappush(heap, ranked)
+        return freed, busy
+
+
+def _last_use(path: Path) -> float:
+    try:
+        info = path.stat()
+    except OSError:
+        return 0.0
+    return max(info.st_atime, info.st_mtime)
+
+
+@contextlib.contextmanager
+def publishing(limited: LimitedFolder, size: int) -> Generator[None]:
+    """Note ``size`` bytes that get their final names inside the block."""
+    with locked_folders([limited.folder]):
+        # Before, so that a process which is killed in between has noted too much rather than too little.
+        add_to_ledger(limited.folder, size)
+        yield
+
+
+def evict(limited: LimitedFolder, entry: CacheEntry) -> bool:
+    """Delete an entry, unless somebody has it in use."""
+    with locked_folders([limited.folder]):
+        outcome = delete_entry(limited.folder, entry)
+        if isinstance(outcome, Path):
+            return False
+        add_to_ledger(limited.folder, -outcome)
+    return True
+
+
+def delete_entry(folder: Path, entry: CacheEntry) -> int | Path:
+    """Delete an entry's files, if any.
+
+    Returns:
+        Their bytes; or the file which somebody has locked, if that prevents it.
+    """
+    path = folder / entry.key
+    try:
+        handle = open_to_lock(path)
+    except (FileNotFoundError, NotADirectoryError):
+        # Without its first part an entry is not present. What else is there may be somebody's work in progress.
+        if not _files(folder, entry):
+            return 0
+        lock = FetchLock(folder, entry.key)
+        if not lock.acquire(wait=False):
+            return lock.path
+        try:
+            return _unlink(folder, entry)
+        finally:
+            lock.release()
+    with held(handle):
+        return _unlink(folder, entry) if try_lock_file(handle, path) else path
+
+
+def _files(folder: Path, entry: CacheEntry) -> list[str]:
+    names = (name for part in entry.parts for name in (part.name, part.packed_name) if name is not None)
+    return [name for name in names if os.path.lexists(folder / name)]
+
+
+def _unlink(folder: Path, entry: CacheEntry) -> int:
+    size = 0
+    for name in _files(folder, entry):
+        try:
+            size += delete_file(folder, name)
+        except OSError as error:  # noqa: PERF203
+            raise cannot_write(folder, error) from error
+    return size

@@ -1,0 +1,263 @@
+"""Shard files mapped into memory, and the lease that says how long they are needed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import stat
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import CacheError
+from headrace.storage.cache.locks import lock_file, unlock_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+    from headrace.storage.cache.entry import CacheEntry
+
+__all__ = ['Lease', 'MappedFile', 'check_inside', 'delete_file', 'open_file', 'suspend_leases']
+
+
+def open_file(folder: str, name: str) -> int | None:
+    """Open a file of a cache folder for reading; None if it is absent.
+
+    Raises:
+        CacheError: It is not a regular file, or a symbolic link leads out of the folder.
+    """
+    path = f'{folder}/{name}'
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        raise CacheError(f'This user (uid {os.geteuid()}) may not read {path}. Change its owner or mode.') from error
+    except OSError as error:
+        if not os.path.islink(path):  # noqa: PTH114 - plain strings on the hot path
+            raise
+        check_inside(folder, name)
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            return None
+        except OSError:
+            raise error from None
+    else:
+        if '/' in name:
+            try:
+                check_inside(folder, name)
+            except CacheError:
+                os.close(handle)
+                raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise CacheError(f'A shard is a regular file; {path} is none. Remove it, so that the shard can be fetched.')
+    return handle
+
+
+def check_inside(folder: str, name: str) -> None:
+    """Refuse a name whose symbolic links lead out of the folder."""
+    real, root = os.path.realpath(f'{folder}/{name}'), os.path.realpath(folder)
+    if os.path.commonpath([real, root]) != root:
+        raise CacheError(
+            f'Nothing in a cache folder may lead out of it, but {folder}/{name} is {real} by a symbolic link. '
+            f'Replace the link by the file (cp -L), or name the folder it leads to as `local`.'
+        )
+
+
+def delete_file(folder: Path, name: str) -> int:
+    """Delete a file of a cache folder, if it is there, and return its bytes.
+
+    Raises:
+        CacheError: a symbolic link among its folders leads out of the cache folder.
+    """
+    path = folder / name
+    if '/' in name:
+        check_inside(str(folder), name.rpartition('/')[0])
+    try:
+        size = path.lstat().st_size
+        path.unlink()
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return size
+
+
+_library = ctypes.CDLL(None, use_errno=True)
+_map = _library.mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_unmap = _library.munmap
+_unmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED: Final = ctypes.c_void_p(-1).value
+
+
+class _Pages:
+    """A mapped file's pages, for NumPy; they are unmapped when nobody has them any more.
+
+    Python's own `mmap.mmap` keeps a descriptor open for each map (which it can do without from 3.13 on), and a process
+    that has a thousand shards mapped would have reached the number that most systems allow it.
+    """
+
+    __slots__ = ('__array_interface__', '_address', '_size')
+
+    def __init__(self, handle: int, size: int) -> None:
+        """Map an open file of so many bytes, at least one."""
+        self._size = 0
+        self._address = _map(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
+        if self._address == _FAILED:
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error))
+        self._size = size
+        self.__array_interface__: dict[str, Any] = {
+            'data': (self._address, True),
+            'shape': (size,),
+            'typestr': '|u1',
+            'version': 3,
+        }
+
+    def __del__(self) -> None:
+        if self._size:
+            _unmap(self._address, self._size)
+
+
+class MappedFile:
+    """One file in memory, read-only."""
+
+    __slots__ = ('_handle', '_pid', 'buffer', 'size', 'written')
+
+    def __init__(self, handle: int, *, locked: bool) -> None:
+        """Take over an open descriptor; ``locked`` if the file is going to be locked, or is so already."""
+        self._handle = handle if locked else -1
+        self._pid = os.getpid() if locked else 0
+        try:
+            info = os.fstat(handle)
+            self.size, self.written = info.st_size, info.st_mtime
+            # An empty file cannot be mapped.
+            self.buffer = np.asarray(_Pages(handle, self.size)).data if self.size else memoryview(b'')
+        except BaseException:
+            os.close(handle)
+            raise
+        if not locked:
+            os.close(handle)
+
+    def lock(self, path: str) -> bool:
+        """Take the shared lock that keeps the file from being evicted.
+
+        Returns:
+            False if it was evicted, or has another size by now: what lies behind its end must not be read.
+        """
+        lock_file(self._handle, path, shared=True)
+        info = os.fstat(self._handle)
+        if not info.st_nlink or info.st_size != self.size:
+            return False
+        if (now := time.time()) - info.st_atime > USE_NOTED:
+            with contextlib.suppress(OSError):  # another user's file, or a folder mounted read-only: it keeps its time
+                os.utime(self._handle, ns=(int(now * 1e9), info.st_mtime_ns))
+        return True
+
+    @property
+    def is_locked(self) -> bool:
+        """Whether the file is kept from being evicted."""
+        return self._handle >= 0
+
+    def unlock(self) -> None:
+        """Let the file be evicted. What is mapped stays readable: the system keeps the bytes until it is unmapped."""
+        handle, self._handle = self._handle, -1
+        if handle < 0:
+            return
+        if self._pid == os.getpid():
+            # Explicitly: a child forked meanwhile may hold a copy of the descriptor, and closing ours would not do.
+            unlock_file(handle)
+        os.close(handle)
+
+    def close(self) -> None:
+        """Unlock and unmap; arrays and views of the buffer that are still in use keep the mapping until they die."""
+        self.unlock()
+        with contextlib.suppress(BufferError):
+            self.buffer.release()
+        self.buffer = memoryview(b'')
+
+
+USE_NOTED: Final = 1.0
+"""Seconds after which a file's time of last use is written again."""
+
+
+class _OfThread(threading.local):
+    def __init__(self) -> None:
+        self.leases: weakref.WeakSet[Lease] = weakref.WeakSet()
+        """Those that this thread holds under a limit."""
+
+
+_mine = _OfThread()
+
+
+def suspend_leases() -> None:
+    """Give up the locks of all leases that this thread holds, because it is about to wait."""
+    for lease in list(_mine.leases):
+        lease.suspend()
+
+
+class Lease:
+    """A present shard: its files are mapped, and under a limit nobody evicts them until `release`.
+
+    Hold a lease while reading, not while waiting for anything: under a limit, others may be waiting for the disk
+    space. A thread that fetches something while it holds leases gives up their locks for that time, so that two
+    processes never wait for each other; their buffers stay valid throughout.
+
+    A forked child inherits the buffers of its parent's leases, but not the right to them: it acquires its own.
+    """
+
+    __slots__ = ('__weakref__', '_files', '_locked', 'entry')
+
+    def __init__(self, entry: CacheEntry, files: tuple[MappedFile, ...], *, locked: bool) -> None:
+        self._files = files
+        self._locked = locked
+        self.entry = entry
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Have this thread hold the lease."""
+        if self._locked:
+            _mine.leases.add(self)
+
+    def put_down(self) -> None:
+        """Have no thread hold the lease: who keeps it must see to it that nobody waits for it long."""
+        if self._locked:
+            _mine.leases.discard(self)
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the shard cannot be evicted: the lease was neither released nor, under a limit, suspended."""
+        return bool(self._files) and (not self._locked or self._files[0].is_locked)
+
+    @property
+    def buffers(self) -> tuple[memoryview, ...]:
+        """The bytes of each part, in the entry's order."""
+        return tuple(file.buffer for file in self._files)
+
+    def release(self) -> None:
+        """Give the shard back; may be repeated. Arrays made from the buffers stay valid."""
+        files, self._files = self._files, ()
+        for file in files:
+            file.close()
+
+    def suspend(self) -> None:
+        """Keep the buffers, and let the files be evicted."""
+        for file in self._files:
+            file.unlock()
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        self.release()

@@ -1,0 +1,110 @@
+"""Which of a shard's files stand in a cache folder, and whether they are what the index says."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from headrace.errors import ChecksumError, FormatError
+from headrace.storage.cache.entry import CacheEntry, CachePart, EntrySet
+from headrace.storage.cache.fetch import missing
+from headrace.storage.cache.mapped_file import delete_file, open_file
+from headrace.storage.stats import CacheStats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+__all__ = ['PresentFiles']
+
+
+class PresentFiles:
+    """The files of one folder, as one process knows them."""
+
+    def __init__(self, folder: Path, *, has_store: bool, verify_before: float | None, stats: CacheStats) -> None:
+        """Touches no disk.
+
+        Args:
+            folder: Where they are.
+            has_store: Whether what is bad can be fetched again; else it is an error.
+            verify_before: Verify files that were last changed before this time, in seconds, at their first use,
+                without a store all of them; None: none.
+            stats: Counts what has to be fetched again.
+        """
+        self._folder, self._root = folder, str(folder)
+        self._has_store, self._verify_before, self._stats = has_store, verify_before, stats
+        self._verified = EntrySet()
+
+    def forget(self) -> None:
+        """Forget what is known of entries by their numbers: they have others now."""
+        self._verified = EntrySet()
+
+    def verified(self, entry: CacheEntry) -> None:
+        """Say that a shard has been verified."""
+        if self._verify_before is not None:
+            self._verified.add(entry)
+
+    def absent(self, entry: CacheEntry) -> list[CachePart]:
+        """The parts whose files are not there, or are not of the right size."""
+        absent: list[CachePart] = []
+        for part in entry.parts:
+            try:
+                size = os.stat(f'{self._root}/{part.name}').st_size  # noqa: PTH116 - a Path costs more than the stat
+            except (FileNotFoundError, NotADirectoryError):
+                size = -1
+            if size != part.size:
+                absent.append(part)
+        return absent
+
+    def verify(self, entry: CacheEntry) -> bool:
+        """Verify a shard at its first use, if that is wanted; False if it was bad and is now absent."""
+        if self._verify_before is None or entry in self._verified:
+            return True
+        for part in entry.parts:
+            path = self._folder / part.name
+            if part.verify is None:
+                continue
+            try:
+                if not self._has_store or path.stat().st_mtime < self._verify_before:
+                    part.verify(path)
+            except FileNotFoundError:
+                return False
+            except FormatError as error:
+                if not self._has_store:
+                    raise ChecksumError(
+                        f'{path} is not what its index says: {error} Restore the file, or pass the `remote` that '
+                        f'holds it.'
+                    ) from error
+                self._stats.add(retries=1)
+                delete_file(self._folder, part.name)
+                return False
+        self.verified(entry)
+        return True
+
+    def is_valid(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
+        """Whether a file is there, and `validate` finds it as it should be; without a store its error is raised."""
+        handle = open_file(self._root, os.path.relpath(path, self._folder))
+        if handle is None:
+            return False
+        os.close(handle)
+        if validate is not None:
+            try:
+                validate(path)
+            except FormatError:
+                if not self._has_store:
+                    raise
+                return False
+        return True
+
+    def require(self, entry: CacheEntry) -> None:
+        """Raise unless the folder holds the compressed file of every part that is absent."""
+        for part in self.absent(entry):
+            if part.packed_name is not None and (self._folder / part.packed_name).exists():
+                continue
+            path = self._folder / part.name
+            if not path.exists():
+                raise missing(path)
+            raise ChecksumError(
+                f'{path} has {path.stat().st_size} bytes, the index gives {part.size}. Restore the file, or pass the '
+                f'`remote` that holds it.'
+            )

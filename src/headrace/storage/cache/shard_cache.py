@@ -1,0 +1,381 @@
+"""The shard cache: a folder in which shards become present, once per machine, verified, within a limit.
+
+A shard is *present* when its files stand under their final names; they get there by rename, complete and verified, so
+presence needs no other record and survives any crash. The modules around this one, by question:
+
+- `entry`: what is asked for? - `presence`: is it there? - `fetching`: how do its files come into being?
+- `mapped`: how are they read? - `keeping`: and for how long? - `fetch_lock`: who may fetch?
+- `limit`: is there room, and what has to go?
+
+Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A new shard costs a
+``stat`` of the index, too; old ones share one a second. A folder without a store (local data) is never written to,
+except to unpack shards of which it holds only the compressed file.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.storage.cache.cached_index import CachedIndex, IndexRequest
+from headrace.storage.cache.entry import CacheEntry, CachePart
+from headrace.storage.cache.fetch import Fetcher, missing, same_folder, space_needed
+from headrace.storage.cache.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
+from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
+from headrace.storage.cache.fetch_result import FetchResult, FetchStatus
+from headrace.storage.cache.lease_cache import release_leases
+from headrace.storage.cache.limit import (
+    CacheLimit,
+    LimitedFolder,
+    NextUse,
+    RoomRequest,
+    delete_entry,
+    evict,
+    publishing,
+)
+from headrace.storage.cache.locks import lock_file
+from headrace.storage.cache.mapped_file import Lease, MappedFile, delete_file, open_file, suspend_leases
+from headrace.storage.cache.presence import PresentFiles
+from headrace.storage.cache.remote_marker import ORIGIN
+from headrace.storage.protocol import Store, check_key
+from headrace.storage.stats import CacheStats
+from headrace.storage.transfer.download import DEFAULT, Transfer
+from headrace.storage.transfer.retry import Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from headrace.storage.cache.index_check import IndexCheck
+
+__all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Lease', 'ShardCache']
+
+
+class ShardCache:
+    """The shards of one stream in one folder. Thread-safe, usable after fork, picklable."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        store: Store | None = None,
+        limit: int | CacheLimit | None = None,
+        keep_packed: bool = False,
+        retry: Retry | None = None,
+        entry_of: Callable[[str], CacheEntry | None] | None = None,
+        verify_present: bool = False,
+        stats: CacheStats | None = None,
+    ) -> None:
+        """Touches no disk and no network.
+
+        Args:
+            folder: Where shards are cached; made when first needed.
+            store: Where they come from; None if the folder is all there is. A store whose root is the folder counts
+                as None: nothing in it is ever deleted, and no limit applies to it.
+            limit: Bytes that the folder may take, whichever process fetches; a `CacheLimit` counts several folders.
+            keep_packed: Keep compressed files beside the unpacked ones.
+            retry: How often a transfer is tried.
+            entry_of: Under a limit, the entry to which a file in the folder belongs (raw or compressed, by its name);
+                only such files count, and may be evicted. None: those that this object was asked for.
+            verify_present: Verify files that were there before this object was made, at their first use in a process.
+                Those that came later were verified by who fetched them, if that verifies.
+            stats: Where to count; by default in counters of its own.
+        """
+        self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
+        self.store = None if same_folder(store, self.folder) else store
+        self.keep_packed = keep_packed
+        self.retry = retry or Retry()
+        self.verify_present = verify_present
+        self._since = time.time()
+        self.stats = stats or CacheStats()
+        self._entry_of = entry_of
+        self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
+        self._other_files = set[str]()  # that count and are never evicted
+        self._index = CachedIndex(self.folder, self.store)
+        self._start()
+
+    def _start(self) -> None:
+        """Set what belongs to one process."""
+        self._root = str(self.folder)
+        self._reclaimed = 0  # by which process; a forked one may find what one before it left
+        self._known: dict[str, CacheEntry] = {}
+        since = self._since if self.verify_present else None
+        self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
+        self._limited: LimitedFolder | None = None
+        if self._limit is not None and self.store is not None:
+            self._limited = LimitedFolder(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
+            self._limit.join(self._limited)
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = {'_root', '_reclaimed', '_known', '_files', '_limited'}
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
+
+    def fetch(
+        self,
+        entry: CacheEntry,
+        *,
+        next_use: NextUse | None = None,
+        wait: bool = True,
+        how: Transfer = DEFAULT,
+    ) -> FetchResult:
+        """Make a shard present before it is needed; one process of the machine fetches.
+
+        Args:
+            entry: The shard.
+            next_use: When a shard is needed next (any unit, infinite for never). Under a limit no shard is evicted
+                that is needed sooner than this one, and others in the order of their need, the latest first.
+                Without it, the one unused for longest goes first.
+            wait: Wait for another process that fetches the shard, and, under a limit, for shards that are in use now
+                but could be evicted.
+            how: What else there is to know for its downloads.
+
+        Returns:
+            The outcome. Unless the shard is present, try again when the reader has moved on.
+        """
+        self._note(entry)
+        while self._files.absent(entry) or not self._files.verify(entry):
+            result = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
+            if result.status is not FetchStatus.BLOCKED:
+                return result
+            release_leases()
+            if not wait:
+                return result
+            self.stats.add(seconds_waiting=result.wait())
+        return FetchResult(FetchStatus.PRESENT)
+
+    def acquire(self, entry: CacheEntry, *, next_use: NextUse | None = None) -> Lease:
+        """Make a shard present and map it.
+
+        Under a limit, what is in use by nobody is evicted for it, the shard that ``next_use`` gives the latest use
+        first, or the one unused for longest.
+        """
+        self._note(entry)
+        handle = None
+        tries = 0
+        while tries < TRIES:
+            files = self._map(entry, handle)
+            if files is not None and self._files.verify(entry):
+                if not tries:
+                    self.stats.hit()
+                return Lease(entry, files, locked=self._limited is not None)
+            for file in files or ():
+                file.close()
+            result = self._fetch(entry, next_use, ahead=False, wait=True, how=Transfer(urgent=True))
+            handle = result.handle
+            if result.status is FetchStatus.BLOCKED:
+                release_leases()
+                self.stats.add(seconds_waiting=result.wait())
+            else:
+                tries += 1
+        raise deleted(self.folder, entry.key)
+
+    @property
+    def fixed_size(self) -> int:
+        """Bytes that count towards the limit and are never evicted, such as the index's; 0 without a limit."""
+        return 0 if self._limited is None else self._limited.fixed()
+
+    def is_present(self, entry: CacheEntry) -> bool:
+        """Whether all files of a shard are there, with the right sizes."""
+        return not self._files.absent(entry)
+
+    def forget(self) -> None:
+        """Forget what is known of entries by their numbers: they have others now."""
+        self._files.forget()
+        if self._limited is not None:
+            self._limited.found, self._limited.present, self._limited.counted_at = {}, [], -math.inf
+
+    def evict(self, entry: CacheEntry) -> bool:
+        """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
+        if self.store is None or len(self._files.absent(entry)) == len(entry.parts):
+            return False
+        if self._limited is not None:
+            return evict(self._limited, entry)
+        return not isinstance(delete_entry(self.folder, entry), Path)
+
+    def fetch_index(
+        self,
+        name: str,
+        *,
+        validate: Callable[[Path], None] | None = None,
+        check: IndexCheck | None = None,
+        refuse: bool = False,
+        unproven: Callable[[Path], Iterable[str]] | None = None,
+    ) -> Path:
+        """Make the file present that describes the others, and return its path.
+
+        Args:
+            name: Relative to the folder, and the key in the store.
+            validate: Raises FormatError if the file is not what it should be; one that was there already is then
+                fetched again, if there is a store.
+            check: Asks the store which it has now; None: nobody asks. See `IndexRequest`, too, of the next two.
+            refuse: Raise if it has another.
+            unproven: Names of the files that may be of another.
+
+        Raises:
+            StreamError: The folder is the cache of another remote; or the index has changed, and the request refuses
+                that.
+        """
+        path = self.folder / check_key(name)
+        request = IndexRequest(validate=validate, check=check, refuse=refuse, unproven=unproven)
+        self._other_files.update({name, ORIGIN})
+        index, fetcher = self._index, self._fetcher(Transfer(urgent=True))
+        if self.store is not None and check is not None:
+            with disk_errors(self.folder, None, keep_packed=self.keep_packed):
+                index.look_for_changes(path, request, partial(self._fetch_lock, name), fetcher)
+        if index.read(path, request, self._files):
+            return path
+        if self.store is None:
+            raise missing(path)
+
+        def attempt() -> None:
+            with self._fetch_lock(name) as lock:
+                if not index.read(path, request, self._files):
+                    index.replace(path, request, lock, fetcher)
+
+        with disk_errors(self.folder, None, keep_packed=self.keep_packed):
+            despite_deletion(self.folder, name, attempt)
+        return path
+
+    def _note(self, entry: CacheEntry) -> None:
+        """Remember whose file a name is, where the caller gave no ``entry_of``."""
+        if self._limited is None or self._entry_of is not None or entry.key in self._known:
+            return
+        for part in entry.parts:
+            for name in (part.name, part.packed_name):
+                if name is not None:
+                    self._known[name] = entry
+
+    def _fetcher(self, how: Transfer) -> Fetcher:
+        return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats, how)
+
+    def _fetch_lock(self, key: str, *, ahead: bool = False) -> FetchLock:
+        if self._reclaimed != os.getpid():
+            # Once per process: what killed processes left is in nobody's way otherwise.
+            reclaim_fetches(self.folder)
+            self._reclaimed = os.getpid()
+        return FetchLock(self.folder, key, ahead=ahead)
+
+    def _map(self, entry: CacheEntry, first: int | None) -> tuple[MappedFile, ...] | None:
+        """Map a shard; None if a part is absent, or not of the right size.
+
+        Args:
+            entry: The shard.
+            first: The first part, open and locked already.
+        """
+        files: list[MappedFile] = []
+        locked = self._limited is not None
+        try:
+            for part in entry.parts:
+                handle = first if first is not None else open_file(self._root, part.name)
+                first = None
+                if handle is None:
+                    break
+                # The first part's lock stands for the whole entry.
+                file = MappedFile(handle, locked=locked and not files)
+                files.append(file)
+                if locked and len(files) == 1 and not file.lock(f'{self._root}/{part.name}'):
+                    break
+                if file.size != part.size:
+                    break
+            else:
+                self._index.require_same(max(file.written for file in files))  # now: what is open stays as it is
+                return tuple(files)
+        except BaseException:
+            for file in files:
+                file.close()
+            raise
+        for file in files:
+            file.close()
+        return None
+
+    def _fetch(
+        self,
+        entry: CacheEntry,
+        next_use: NextUse | None,
+        *,
+        ahead: bool,
+        wait: bool,
+        how: Transfer,
+    ) -> FetchResult:
+        """Fetch the absent parts of a shard, once there is room for them.
+
+        A reader's fetch under a limit (not ``ahead``) returns the first part, too. It was locked before it got its
+        final name, so that nobody evicts it before it is mapped.
+        """
+        if self.store is None:
+            self._files.require(entry)
+        if self._limited is not None:
+            suspend_leases()  # of this thread: who waits holds nothing
+
+        def attempt() -> FetchResult:
+            lock = self._fetch_lock(entry.key, ahead=ahead and not how.urgent)
+            try:
+                if not lock.acquire(wait=wait):
+                    return FetchResult(FetchStatus.ELSEWHERE)
+                with lock:
+                    return self._fetch_locked(entry, lock, next_use, ahead=ahead, how=how)
+            finally:
+                self.stats.add(seconds_waiting=lock.waited)
+
+        with disk_errors(self.folder, entry, keep_packed=self.keep_packed):
+            return despite_deletion(self.folder, entry.key, attempt)
+
+    def _fetch_locked(
+        self,
+        entry: CacheEntry,
+        lock: FetchLock,
+        next_use: NextUse | None,
+        *,
+        ahead: bool,
+        how: Transfer,
+    ) -> FetchResult:
+        absent = self._files.absent(entry)
+        if not absent:
+            return FetchResult(FetchStatus.PRESENT)
+        if self._limit is not None and self._limited is not None:
+            for part in absent:  # of the wrong size, if it is there at all
+                delete_file(self.folder, part.name)
+            needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
+            refusal = self._limit.admit(RoomRequest(self._limited, entry, needed, lock, next_use, ahead))
+            if refusal is not None:
+                return refusal
+        self._index.require_same()
+        fetcher = self._fetcher(how)
+        made = fetcher.produce(absent, lock)
+        handle = None
+        if self._limited is None:
+            with self._index.unchanged():
+                fetcher.publish(made, lock)
+        else:
+            handle = None if ahead else self._pin(entry, made)
+            try:
+                size = sum(temporary.stat().st_size for temporary, _ in made)
+                with self._index.unchanged(), publishing(self._limited, size):
+                    fetcher.publish(made, lock)
+            except BaseException:
+                if handle is not None:
+                    os.close(handle)
+                raise
+        self._files.verified(entry)
+        return FetchResult(FetchStatus.PRESENT, handle=handle)
+
+    def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
+        """Lock the entry's first part under its temporary name, if that is among what was made."""
+        final = self.folder / entry.key
+        for temporary, target in made:
+            if target == final:
+                handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    lock_file(handle, temporary, shared=True)
+                except BaseException:
+                    os.close(handle)
+                    raise
+                return handle
+        return None

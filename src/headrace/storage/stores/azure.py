@@ -1,0 +1,337 @@
+"""Azure Blob Storage and Data Lake Storage Gen2, through azure-storage-blob.
+
+URLs are ``azure://container/path`` and ``azure-dl://filesystem/path``. The account is ``extra['account_name']``, else
+``AZURE_ACCOUNT_NAME``, ``AZURE_STORAGE_ACCOUNT`` or ``AZURE_STORAGE_ACCOUNT_NAME``. A URL may name it, too:
+``azure://account.blob.core.windows.net/container/path`` or ``azure-dl://account.dfs.core.windows.net/filesystem/path``.
+``StoreOptions.endpoint_url`` names the server, else the URL, else ``AZURE_STORAGE_SERVICE_ENDPOINT``. After these comes
+the connection string, last the account's server in the public cloud.
+
+Both schemes use the account's Blob endpoint. A Data Lake account has a hierarchical namespace, and serves the same
+objects there, with ranges, ETags and conditions. Roles and access lists are the same, and a file appears all at once.
+Through the Data Lake API it takes three requests, and readers see each. A Data Lake account differs in two ways:
+
+- Folders are empty blobs that metadata marks. headrace does not count them as objects.
+- Listings are in the order of the tree. headrace sorts them by name.
+
+The first of these gives the credentials:
+
+1. ``AZURE_ACCOUNT_ACCESS_KEY``
+2. ``AZURE_STORAGE_CONNECTION_STRING``
+3. ``AZURE_STORAGE_KEY``
+4. ``AZURE_STORAGE_SAS_TOKEN``
+5. azure-identity's ``DefaultAzureCredential``: service principal, workload or managed identity, logins of Azure's
+   tools. It refreshes its tokens.
+
+The first four are passed over for a URL of another account than the environment names.
+
+``StoreOptions.extra``: ``account_name`` and ``max_pool_connections`` (connections per process). ``region`` and
+``requester_pays`` have no meaning here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.error_mapping import mapping_errors
+from headrace.errors import AccessDeniedError, ConfigError, HeadraceError, ObjectNotFoundError, StorageError
+from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
+from headrace.storage.resolve import split_url
+from headrace.storage.stores.azure_account import SECRET_VARIABLES, Account, connect
+from headrace.storage.transfer.http_body import ReadRequest, SourcePart, described, version
+from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, not_found, unreadable, why_absent
+from headrace.storage.transfer.process_local import PerProcess
+from headrace.storage.transfer.retry import BrokenTransferError
+from headrace.storage.transfer.sealed_errors import sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from typing import BinaryIO
+
+__all__ = ['AzureStore', 'open_azure_store']
+
+EXTRA: Final = frozenset({'account_name', 'max_pool_connections'})
+CONTAINER: Final = re.compile(r'\$root|\$web|\$logs|(?=.{3,63}\Z)[a-z0-9]+(-[a-z0-9]+)*')
+FOLDER: Final = 'hdi_isfolder'
+"""Metadata of the blobs that stand for the folders of a hierarchical namespace."""
+
+MEANINGS: Final = {
+    'ConditionNotMet': 412,
+    # Told as a conflict, but waiting does not open an account to the public.
+    'PublicAccessNotPermitted': 403,
+    'ServerBusy': 503,
+}
+"""HTTP statuses for error codes whose answers have another status."""
+
+
+def open_azure_store(url: str, options: StoreOptions) -> AzureStore:
+    """The store for ``azure://container/prefix`` or ``azure-dl://filesystem/prefix``, with or without a host before."""
+    scheme, rest = split_url(url)
+    first, _, after = rest.partition('/')
+    host = first if '.' in first else ''  # no container's name has a dot, every host's has
+    container, _, prefix = after.partition('/') if host else (first, '', after)
+    if not CONTAINER.fullmatch(container):
+        raise ConfigError(
+            f'An Azure URL is {scheme}://container/prefix or, where it names the account, '
+            f'{scheme}://account.blob.core.windows.net/container/prefix; a container has 3 to 63 lower-case letters, '
+            f'digits and single hyphens. Got {url!r}: correct it.'
+        )
+    return AzureStore(container, prefix, options, scheme=scheme, host=host)
+
+
+class _AnsweredError(Exception):
+    """Carries an answer whose body has not been read out of the SDK."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__()
+        self.response = response
+
+
+@sealed
+class AzureStore:
+    """Blobs of one container, below a prefix. The client is made at the first request of each process."""
+
+    def __init__(
+        self,
+        container: str,
+        prefix: str = '',
+        options: StoreOptions | None = None,
+        *,
+        scheme: str = 'azure',
+        host: str = '',
+    ) -> None:
+        self.container = container
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
+        self.options = options or StoreOptions()
+        self.scheme, self.host = scheme, host
+        check_extra(self.options, EXTRA, 'an Azure store')
+        self._pool = count_option(self.options, 'max_pool_connections', 32)
+        self._connection = PerProcess(self._connect)
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        host = f'{self.host}/' if self.host else ''
+        return f'{self.scheme}://{host}{self.container}/{self.prefix}'.rstrip('/')
+
+    def __repr__(self) -> str:
+        return f'AzureStore({self.url!r})'
+
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        """See `Store.get`."""
+        blob = self._blob(key)
+        if size == 0:
+            return ''
+        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        answer = self._open(blob, key, wanted)
+        if isinstance(answer, str):
+            return answer
+        is_part = answer.status_code == 206
+        # The body as it is stored, also where its Content-Encoding says that it is compressed.
+        body = answer.stream_download(None, decompress=False)
+        with contextlib.closing(answer.internal_response):
+            found = version(wanted.url, answer.headers.get('ETag'), is_part=is_part)
+            return wanted.receive(
+                lambda: next(body, b''),
+                out,
+                etag=found,
+                length=answer.headers.get('Content-Length'),
+                is_part=is_part,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
+            )
+
+    def _open(self, blob: Any, key: str, wanted: ReadRequest) -> Any:
+        """The answer to a GET, whose body has not been read; the version if nothing is left from the offset.
+
+        The SDK's own downloader keeps whole answers in memory, and repeats those that break off. Its hook for raw
+        answers comes before that.
+        """
+        from azure.core import MatchConditions
+        from azure.core.exceptions import HttpResponseError
+
+        def take(response: Any) -> None:
+            if response.http_response.status_code in {200, 206}:
+                raise _AnsweredError(response.http_response)
+
+        how: dict[str, Any] = {'raw_response_hook': take}
+        if wanted.range:
+            how.update(offset=wanted.offset, length=wanted.size)
+        if wanted.etag:
+            how.update(etag=f'"{wanted.etag}"', match_condition=MatchConditions.IfNotModified)
+        with self._mapped_errors('Reading', key):
+            try:
+                blob.download_blob(**how)
+            except _AnsweredError as answered:
+                response = answered.response
+                if response.headers.get(f'x-ms-meta-{FOLDER}') == 'true':
+                    response.internal_response.close()
+                    raise self._is_folder(key) from None
+                return response
+            except HttpResponseError as error:
+                if error.status_code != 416:
+                    raise
+                return wanted.nothing_left(self.head(key))
+        raise AssertionError('the hook above is called for every answer')
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`."""
+        blob = self._blob(key)
+        body = SourcePart(source, size)
+        with self._mapped_errors('Writing', key):
+            blob.upload_blob(body, length=size, overwrite=True)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        blob = self._blob(key)
+        with self._mapped_errors('Looking up', key):
+            found = blob.get_blob_properties()
+        if (found.metadata or {}).get(FOLDER) == 'true':
+            raise self._is_folder(key)
+        return described(key, f'{self.url}/{key}', found.size, found.etag)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`. All pages are asked for before the first object is told, for the sake of the order."""
+        begin = self._names.of_prefix(prefix)
+        with self._mapped_errors('Listing', prefix):
+            found = [
+                ObjectInfo(self._names.key(blob.name), int(blob.size), (blob.etag or '').strip('"'))
+                for blob in self._client.list_blobs(name_starts_with=begin or None, include=['metadata'])
+                if not blob.name.endswith('/') and (blob.metadata or {}).get(FOLDER) != 'true'
+            ]
+        # The service's order is that of UTF-16, and that of the tree in a hierarchical namespace.
+        yield from sorted(found, key=lambda info: info.key)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`. Snapshots are deleted too; folders stay, in a hierarchical namespace."""
+        blob = self._blob(key)
+        from azure.core.exceptions import ResourceNotFoundError
+
+        with self._mapped_errors('Deleting', key):
+            try:
+                blob.delete_blob(delete_snapshots='include')
+            except ResourceNotFoundError as error:
+                if _code(error) != 'BlobNotFound':
+                    raise
+
+    def _blob(self, key: str) -> Any:
+        name = self._names.of_key(key)
+        return self._client.get_blob_client(name)
+
+    @property
+    def _client(self) -> Any:
+        return self._connection.get()[1]
+
+    def _server(self) -> str:
+        return self._connection.get()[0].server
+
+    def _connect(self) -> tuple[Account, Any]:
+        """The account, and the container's client."""
+        account = connect(self.url, self.host, self.options, self._pool)
+        return account, account.service.get_container_client(self.container)
+
+    @mapping_errors
+    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
+        """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
+        server = self._server()  # before azure is imported: it says what is missing if that is not installed
+        from azure.core import exceptions
+        from requests.exceptions import RequestException
+        from urllib3.exceptions import HTTPError
+
+        what = f'{doing} {self.url}/{key} at {server}'
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except exceptions.ClientAuthenticationError as error:
+            raise self._denied(what, error) from error
+        except exceptions.HttpResponseError as error:
+            if error.status_code is None:
+                raise BrokenTransferError.at(f'{what} broke: {error}.', etag=etag) from error
+            raise self._from_answer(what, key, error) from error
+        except (
+            exceptions.ServiceRequestError,
+            exceptions.ServiceResponseError,
+            exceptions.DecodeError,
+            RequestException,
+            HTTPError,
+            ConnectionError,
+            TimeoutError,
+        ) as error:
+            raise BrokenTransferError.at(f'{what} broke: {type(error).__name__}: {error}.', etag=etag) from error
+        except exceptions.AzureError as error:
+            raise StorageError(f'{what} failed: {type(error).__name__}: {error}.') from error
+        except UNREADABLE as error:
+            if doing == 'Writing':  # they may be those of the source
+                raise
+            raise unreadable(what, error, etag=etag) from error
+
+    def _denied(self, what: str, error: Any) -> StorageError:
+        credentials = self._connection.get()[0].credentials
+        if error.response is None:
+            return AccessDeniedError(
+                f'{what} needs credentials, and there are none that work in {credentials()}: '
+                f'{str(error.message).rstrip(".")}. Set one '
+                f"of {', '.join(SECRET_VARIABLES)}, log in with one of Azure's tools or give the machine an identity, "
+                f'or set `anonymous` for a public container.'
+            )
+        return error_of_status(
+            403,
+            f'{what}: {_told(error)}',
+            url='',
+            absent=str,
+            credentials=credentials,
+            remedy='Use credentials that may do this (the role "Storage Blob Data Reader", or "Storage Blob Data '
+            'Contributor" to write: an owner of the account has neither by itself), a SAS token that has not expired '
+            'or a key that was not rotated, or set `anonymous` for a public container.',
+        )
+
+    def _from_answer(self, what: str, key: str, error: Any) -> StorageError:
+        status = MEANINGS.get(_code(error), int(error.status_code))
+        if status in {401, 403}:
+            return self._denied(what, error)
+        return error_of_status(
+            status,
+            f'{what}: {_told(error)}',
+            url=f'{self.url}/{key}',
+            absent=lambda: self._absent(key, _code(error)),
+            credentials=self._connection.get()[0].credentials,
+            remedy='',
+            retry_after=error.response.headers.get('Retry-After'),
+        )
+
+    def _absent(self, key: str, code: str) -> str:
+        known = {'BlobNotFound': True, 'ContainerNotFound': False}
+        exists = known[code] if code in known else self._container_exists()
+        name = self._names.shown(key)
+        reason = why_absent(
+            exists, container=f'the container {self.container!r}', server=self._server(), name=f'the blob {name!r}'
+        )
+        if exists is None and self.options.anonymous:
+            reason += ', or whether the public may read it'
+        return f'{reason}. Check the URL, the account and the endpoint.'
+
+    def _container_exists(self) -> bool | None:
+        """Whether the container is there; None if the service does not say."""
+        try:
+            return bool(self._client.exists())
+        except Exception:
+            return None
+
+    def _is_folder(self, key: str) -> ObjectNotFoundError:
+        return not_found(f'{self.url}/{key}', 'it is a folder. Name a file in it, or list it.')
+
+
+def _code(error: Any) -> str:
+    """The service's code of an error, such as BlobNotFound."""
+    code = getattr(error, 'error_code', None)
+    return str(getattr(code, 'value', code) or '')
+
+
+def _told(error: Any) -> str:
+    """An answer's status, code and first line; the others are numbers, and what was signed."""
+    lines = str(error.message).splitlines()
+    return ' '.join(
+        str(part) for part in (error.status_code, _code(error), lines[0].rstrip('.') if lines else '') if part
+    )

@@ -1,0 +1,293 @@
+"""Google Cloud Storage, through google-cloud-storage, or with HMAC keys through the protocol of S3.
+
+The first of these gives the credentials:
+
+1. ``StoreOptions.anonymous``: none.
+2. The file ``service_account_file``.
+3. HMAC keys in the environment variables ``GCS_KEY`` and ``GCS_SECRET``, through boto3.
+4. ``STORAGE_EMULATOR_HOST`` as the server: none.
+5. Application Default Credentials: ``GOOGLE_APPLICATION_CREDENTIALS`` (service account, user, workload identity
+   federation), the file of ``gcloud auth application-default login``, the metadata server of Google's machines.
+
+google-auth refreshes credentials.
+
+The server is ``StoreOptions.endpoint_url``, else ``STORAGE_EMULATOR_HOST``, else Google's. A version (etag) is the
+object's generation. ``StoreOptions.requester_pays`` bills the project of ``extra``, else ``GOOGLE_CLOUD_PROJECT``, else
+that of the credentials.
+
+``StoreOptions.extra``: ``project`` (whom requests are billed to), ``service_account_file`` (path of a service account's
+key) and ``max_pool_connections`` (connections per process). With HMAC keys,
+see `headrace.storage.stores.s3`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from headrace.error_mapping import mapping_errors
+from headrace.errors import (
+    AccessDeniedError,
+    ConfigError,
+    HeadraceError,
+    ObjectNotFoundError,
+)
+from headrace.storage.protocol import Names, ObjectInfo, Store, StoreOptions, check_extra, count_option
+from headrace.storage.resolve import split_url
+from headrace.storage.stores.gcs_credentials import Connection, connect, describe
+from headrace.storage.stores.s3 import S3Store
+from headrace.storage.stores.s3_client import S3Service
+from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, described
+from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, unreadable, why_absent
+from headrace.storage.transfer.process_local import PerProcess
+from headrace.storage.transfer.retry import BrokenTransferError
+from headrace.storage.transfer.sealed_errors import sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from typing import BinaryIO
+
+__all__ = ['GCSStore', 'open_gcs_store']
+
+UPLOAD_PART: Final = 32 << 20
+EXTRA: Final = frozenset({'max_pool_connections', 'project', 'service_account_file'})
+HMAC: Final = S3Service(
+    scheme='gs',
+    endpoint_url='https://storage.googleapis.com',
+    region='auto',
+    access_key_variable='GCS_KEY',
+    secret_key_variable='GCS_SECRET',  # noqa: S106 - the name of a variable
+)
+
+
+def open_gcs_store(url: str, options: StoreOptions) -> Store:
+    """The store for ``gs://bucket/prefix``: an `S3Store` if there are HMAC keys and nothing speaks against them."""
+    _, rest = split_url(url)
+    bucket, _, prefix = rest.partition('/')
+    if not bucket:
+        raise ConfigError(f'A GCS URL names a bucket, as in gs://bucket/prefix; got {url!r}. Add the bucket.')
+    has_keys = os.environ.get(HMAC.access_key_variable) and os.environ.get(HMAC.secret_key_variable)
+    if not has_keys or options.anonymous or 'service_account_file' in options.extra:
+        return GCSStore(bucket, prefix, options)
+    if options.requester_pays:
+        raise ConfigError(
+            f'With HMAC keys GCS bills nobody but the owner of a bucket; got `requester_pays` for {url!r}, and '
+            f'GCS_KEY and GCS_SECRET are set. Unset them, so that Application Default Credentials are used.'
+        )
+    return S3Store(bucket, prefix, options, service=HMAC)
+
+
+@sealed
+class GCSStore:
+    """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
+
+    def __init__(self, bucket: str, prefix: str = '', options: StoreOptions | None = None) -> None:
+        self.bucket = bucket
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
+        self.options = options or StoreOptions()
+        check_extra(self.options, EXTRA, 'a GCS store')
+        self._pool = count_option(self.options, 'max_pool_connections', 32)
+        self._connection = PerProcess(self._connect)
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        return f'gs://{self.bucket}/{self.prefix}'.rstrip('/')
+
+    def __repr__(self) -> str:
+        return f'GCSStore({self.url!r})'
+
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        """See `Store.get`."""
+        name, wanted = self._names.of_key(key), ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        if size == 0:
+            return ''
+        # Encoded objects are read as they are stored.
+        headers = {'Accept-Encoding': 'gzip'}
+        if wanted.range:
+            headers['Range'] = wanted.range
+        parameters = {'alt': 'media'}
+        with self._mapped_errors('Reading', key):
+            connection = self._connection.get()
+            if etag:
+                parameters['ifGenerationMatch'] = etag
+            if connection.payer:
+                parameters['userProject'] = connection.payer
+            answer = connection.session.get(
+                f'{self._server()}/download/storage/v1/b/{quote(self.bucket, safe="")}/o/{quote(name, safe="")}',
+                params=parameters,
+                headers=headers,
+                stream=True,
+                timeout=self._timeout,
+            )
+        with contextlib.closing(answer):
+            if answer.status_code == 416:
+                return wanted.nothing_left(self.head(key))
+            if answer.status_code not in {200, 206}:
+                with self._mapped_errors('Reading', key):
+                    text = answer.text
+                raise self._from_answer('Reading', key, answer, text)
+            found = answer.headers.get('x-goog-generation', '')
+            if etag and not found:  # emulators may say no generation, and ignore the condition on it
+                found = self.head(key).etag
+            return wanted.receive(
+                lambda: answer.raw.read(CHUNK, decode_content=False),
+                out,
+                etag=found,
+                length=answer.headers.get('Content-Length'),
+                is_part=answer.status_code == 206,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found or None),
+            )
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`."""
+        name = self._names.of_key(key)
+        body = SourcePart(source, size)
+        with self._mapped_errors('Writing', key):
+            # Objects of more than 8 MiB go up in parts, each in memory; readers see the object after the last part.
+            blob = self._bucket().blob(name, chunk_size=UPLOAD_PART)
+            blob.upload_from_file(body, size=size, checksum='crc32c', retry=None, timeout=self._timeout)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        name = self._names.of_key(key)
+        with self._mapped_errors('Looking up', key):
+            blob = self._bucket().blob(name)
+            blob.reload(retry=None, timeout=self._timeout)
+            return described(key, f'{self.url}/{key}', blob.size, blob.generation)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+        where = self._names.of_prefix(prefix)
+        with self._mapped_errors('Listing', prefix):
+            found = self._connection.get().client.list_blobs(
+                self._bucket(),
+                prefix=where,
+                fields='items(name,size,generation),nextPageToken',
+                retry=None,
+                timeout=self._timeout,
+            )
+            for blob in found:
+                if not blob.name.endswith('/'):  # the folders of consoles
+                    yield ObjectInfo(self._names.key(blob.name), int(blob.size), str(blob.generation or ''))
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        name = self._names.of_key(key)
+        # A missing bucket holds no such object either.
+        with contextlib.suppress(ObjectNotFoundError), self._mapped_errors('Deleting', key, asks_bucket=False):
+            self._bucket().blob(name).delete(retry=None, timeout=self._timeout)
+
+    def _bucket(self) -> Any:
+        connection = self._connection.get()
+        return connection.client.bucket(self.bucket, user_project=connection.payer)
+
+    @property
+    def _timeout(self) -> tuple[float, float]:
+        return self.options.connect_timeout, self.options.read_timeout
+
+    def _connect(self) -> Connection:
+        return connect(self.url, self.options, self._pool)
+
+    def _server(self) -> str:
+        return self._connection.get().client.api_endpoint
+
+    def _credentials(self) -> str:
+        return describe(self._connection.get().credentials, self.options)
+
+    @mapping_errors
+    def _mapped_errors(
+        self, doing: str, key: str, *, etag: str | None = None, asks_bucket: bool = True
+    ) -> Generator[None]:
+        """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
+        self._connection.get()  # before they are imported: it says what is missing
+        from google.api_core.exceptions import GoogleAPICallError
+        from google.auth import exceptions as auth
+        from requests.exceptions import InvalidURL, MissingSchema, RequestException
+        from urllib3.exceptions import HTTPError
+
+        what = f'{doing} {self.url}/{key}'
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except GoogleAPICallError as error:
+            raise self._from_answer(
+                doing, key, error.response, error.message, status=error.code or 0, asks_bucket=asks_bucket
+            ) from error
+        except auth.TransportError as error:
+            raise BrokenTransferError.at(f'{what} broke while {self._credentials()} was renewed: {error}.') from error
+        except auth.GoogleAuthError as error:
+            if error.retryable:
+                raise BrokenTransferError.at(
+                    f'{what} broke while {self._credentials()} was renewed: {error}.'
+                ) from error
+            raise AccessDeniedError(
+                f'{what} at {self._server()} was refused. The request was made with {self._credentials()}, which '
+                f'could not be renewed: {error}. Use credentials that may do this, or correct the endpoint.'
+            ) from error
+        except (InvalidURL, MissingSchema) as error:
+            raise ConfigError(
+                f'{what}: {error}. An endpoint is a URL such as https://storage.googleapis.com; correct it (options, '
+                f'STORAGE_EMULATOR_HOST).'
+            ) from error
+        except (RequestException, HTTPError, ConnectionError, TimeoutError, _corruption()) as error:
+            raise BrokenTransferError.at(
+                f'{what} at {self._server()} broke: {type(error).__name__}: {error}.', etag=etag
+            ) from error
+        except UNREADABLE as error:
+            if doing == 'Writing':  # they may be those of the source
+                raise
+            raise unreadable(f'{what} at {self._server()}', error, etag=etag) from error
+
+    def _from_answer(
+        self, doing: str, key: str, answer: Any, text: str, *, status: int = 0, asks_bucket: bool = True
+    ) -> Exception:
+        def absent() -> str:
+            known = None
+            if asks_bucket:
+                known = False if doing == 'Listing' or 'bucket does not exist' in text else self._bucket_exists()
+            reason = why_absent(
+                known,
+                container=f'the bucket {self.bucket!r}',
+                server=self._server(),
+                name=f'the object {self._names.shown(key)!r}',
+            )
+            return f'{reason}. Check the URL and the endpoint (options, STORAGE_EMULATOR_HOST).'
+
+        status = status or answer.status_code
+        return error_of_status(
+            status,
+            f'{doing} {self.url}/{key} at {self._server()}: {status} {text.strip()[:500]}'.rstrip('. '),
+            url=f'{self.url}/{key}',
+            absent=absent,
+            credentials=self._credentials,
+            remedy='Use credentials that may do this (without the right to list a bucket, objects that do not exist '
+            'are refused, too), correct the endpoint, or set `anonymous` or `requester_pays` if the bucket wants that.',
+            retry_after=answer.headers.get('Retry-After') if answer is not None else None,
+        )
+
+    def _bucket_exists(self) -> bool | None:
+        """Whether the bucket is there; None if it does not say. Listing needs less of a right than looking it up."""
+        from google.api_core.exceptions import NotFound
+
+        try:
+            client = self._connection.get().client
+            next(iter(client.list_blobs(self._bucket(), max_results=1, retry=None, timeout=self._timeout)), None)
+        except NotFound:
+            return False
+        except Exception:
+            return None
+        return True
+
+
+def _corruption() -> type[Exception]:
+    """The SDK's error for an upload whose checksum does not match."""
+    try:
+        from google.cloud.storage.exceptions import DataCorruption
+    except ImportError:  # before its 3.0
+        from google.resumable_media import DataCorruption
+    return DataCorruption

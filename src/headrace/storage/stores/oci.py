@@ -1,0 +1,301 @@
+"""Oracle Cloud Infrastructure's Object Storage, through its SDK.
+
+``oci://bucket@namespace/path``, or ``oci://bucket/path`` for the namespace of the tenancy, which is asked of the
+service once per process. The server is ``StoreOptions.endpoint_url``, else ``OCI_CLI_ENDPOINT``, else the region's; the
+region is ``StoreOptions.region``, ``OCI_CLI_REGION``, the profile's, the principal's or ``OCI_REGION``. (The service's
+other interface, compatible with S3, is reached by ``s3://`` with an endpoint.)
+
+Credentials are those of ``extra['auth']`` or ``OCI_CLI_AUTH`` (``api_key``, ``security_token``,
+``instance_principal``, ``resource_principal``, ``oke_workload_identity``), else the first that is there:
+
+1. a profile, ``extra['profile']`` or ``OCI_CLI_PROFILE`` or ``DEFAULT``, of ``extra['config_file']``,
+   ``OCI_CLI_CONFIG_FILE``, ``OCI_CONFIG_FILE``, ``~/.oci/config`` or ``~/.oraclebmc/config``, where the variables of
+   the command line (``OCI_CLI_USER``, ``OCI_CLI_KEY_FILE``, ...) replace entries; with the token of a session if the
+   profile names one, which is read again when it has been refreshed;
+2. the resource principal, where ``OCI_RESOURCE_PRINCIPAL_VERSION`` is set;
+3. the instance principal, on machines of the cloud.
+
+The SDK refreshes credentials of principals when they expire.
+
+``StoreOptions.extra``: ``auth``, ``config_file``, ``profile`` and ``max_pool_connections`` (connections per process).
+``requester_pays`` has no meaning here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from headrace.error_mapping import mapping_errors
+from headrace.errors import ConfigError, HeadraceError, MissingDependencyError, StorageError
+from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
+from headrace.storage.resolve import split_url
+from headrace.storage.stores.oci_credentials import log_in
+from headrace.storage.transfer.answer_bounds import bound_session
+from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, described, version
+from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, unreadable, why_absent
+from headrace.storage.transfer.process_local import PerProcess
+from headrace.storage.transfer.retry import BrokenTransferError
+from headrace.storage.transfer.sealed_errors import sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from typing import BinaryIO
+
+__all__ = ['OCIStore', 'open_oci_store']
+
+EXTRA: Final = frozenset({'auth', 'config_file', 'max_pool_connections', 'profile'})
+ENDPOINT_VARIABLE: Final = 'OCI_CLI_ENDPOINT'
+
+
+def open_oci_store(url: str, options: StoreOptions) -> OCIStore:
+    """The store for ``oci://bucket@namespace/prefix`` or ``oci://bucket/prefix``."""
+    _, rest = split_url(url)
+    place, _, prefix = rest.partition('/')
+    bucket, at, namespace = place.partition('@')
+    if not bucket or (at and not namespace) or '@' in namespace:
+        raise ConfigError(
+            f'An OCI URL is oci://bucket@namespace/prefix, or oci://bucket/prefix for the namespace of the tenancy; '
+            f'got {url!r}. Correct it.'
+        )
+    return OCIStore(bucket, prefix, options, namespace=namespace)
+
+
+class _Connection(NamedTuple):
+    client: Any
+    source: str
+    """Of the credentials."""
+
+
+@sealed
+class OCIStore:
+    """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
+
+    def __init__(
+        self, bucket: str, prefix: str = '', options: StoreOptions | None = None, *, namespace: str = ''
+    ) -> None:
+        self.bucket = bucket
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
+        self.options = options or StoreOptions()
+        self.namespace = namespace
+        """Empty for that of the tenancy."""
+        check_extra(self.options, EXTRA, 'an OCI store')
+        self._pool = count_option(self.options, 'max_pool_connections', 32)
+        self._connection = PerProcess(self._connect)
+        self._own_namespace = PerProcess(self._ask_for_namespace)
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        place = f'{self.bucket}@{self.namespace}' if self.namespace else self.bucket
+        return f'oci://{place}/{self.prefix}'.rstrip('/')
+
+    def __repr__(self) -> str:
+        return f'OCIStore({self.url!r})'
+
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        """See `Store.get`."""
+        name = self._names.of_key(key)
+        if size == 0:
+            return ''
+        how: dict[str, str] = {}
+        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        if wanted.range:
+            how['range'] = wanted.range
+        if etag:
+            how['if_match'] = etag
+        client = self._client
+        from oci.exceptions import ServiceError
+
+        with self._mapped_errors('Reading', key):
+            try:
+                answer = client.get_object(*self._place(), name, **how)
+            except ServiceError as error:
+                if error.status != 416:
+                    raise
+                return wanted.nothing_left(self.head(key))
+        is_part = answer.status == 206
+        with contextlib.closing(answer.data):
+            found = version(wanted.url, answer.headers.get('ETag'), is_part=is_part)
+            return wanted.receive(
+                # The bytes as they are stored, also where their Content-Encoding says that they are compressed.
+                lambda: answer.data.raw.read(CHUNK, decode_content=False),
+                out,
+                etag=found,
+                length=answer.headers.get('Content-Length'),
+                is_part=is_part,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, etag=found),
+            )
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`."""
+        name = self._names.of_key(key)
+        body = SourcePart(source, size)
+        with self._mapped_errors('Writing', key):
+            self._client.put_object(*self._place(), name, body, content_length=size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        name = self._names.of_key(key)
+        with self._mapped_errors('Looking up', key):
+            headers = self._client.head_object(*self._place(), name).headers
+        return described(key, f'{self.url}/{key}', headers.get('Content-Length'), headers.get('ETag'))
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+        where: dict[str, Any] = {'prefix': self._names.of_prefix(prefix), 'fields': 'name,size,etag'}
+        with self._mapped_errors('Listing', prefix):
+            while True:
+                page = self._client.list_objects(*self._place(), **where).data
+                for item in page.objects:
+                    if not item.name.endswith('/'):  # the folders of the console
+                        yield ObjectInfo(self._names.key(item.name), int(item.size), item.etag)
+                if not page.next_start_with:
+                    return
+                where['start'] = page.next_start_with
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        name = self._names.of_key(key)
+        client = self._client
+        from oci.exceptions import ServiceError
+
+        with self._mapped_errors('Deleting', key):
+            try:
+                client.delete_object(*self._place(), name)
+            except ServiceError as error:
+                if error.code != 'ObjectNotFound':
+                    raise
+
+    def _place(self) -> tuple[str, str]:
+        return self.namespace or self._own_namespace.get(), self.bucket
+
+    @property
+    def _client(self) -> Any:
+        return self._connection.get().client
+
+    def _server(self) -> str:
+        # The SDK keeps options of the address in braces until it sends a request.
+        return re.sub(r'{[^}]*}', '', self._client.base_client.endpoint)
+
+    def _ask_for_namespace(self) -> str:
+        return str(self._client.get_namespace().data)
+
+    def _connect(self) -> _Connection:
+        try:
+            from oci.object_storage import ObjectStorageClient
+        except ImportError as error:
+            raise MissingDependencyError(
+                f'{self.url} needs oci, which is not installed. Run: pip install "headrace[oci]"'
+            ) from error
+        from oci.circuit_breaker import NoCircuitBreakerStrategy
+        from oci.exceptions import ClientError
+        from oci.retry import NoneRetryStrategy
+
+        options = self.options
+        if options.anonymous and not self.namespace:
+            raise ConfigError(
+                f'Without credentials no namespace is told; got {self.url!r}. Name it: oci://bucket@namespace/prefix.'
+            )
+        endpoint = options.endpoint_url or os.environ.get(ENDPOINT_VARIABLE)
+        if endpoint and not (urlsplit(endpoint).scheme in {'http', 'https'} and urlsplit(endpoint).hostname):
+            raise ConfigError(
+                f'An endpoint of OCI is https://objectstorage.REGION.oraclecloud.com or the like; got {endpoint!r} for '
+                f'{self.url}. Correct `endpoint_url` or {ENDPOINT_VARIABLE}.'
+            )
+        login = log_in(self.url, options)
+        settings: dict[str, Any] = {
+            'timeout': (options.connect_timeout, options.read_timeout),
+            # One attempt per call: `retry.Retry` decides about others, and when to stop asking.
+            'retry_strategy': NoneRetryStrategy(),
+            'circuit_breaker_strategy': NoCircuitBreakerStrategy(),
+        }
+        if login.signer is not None:
+            settings['signer'] = login.signer
+        try:
+            client = ObjectStorageClient(login.config, service_endpoint=endpoint, **settings)
+        except (ClientError, ValueError, OSError) as error:
+            raise ConfigError(
+                f'The SDK made no client for {self.url} with {login.source}: {type(error).__name__}: {error}. Check '
+                f'the endpoint ({endpoint or "the default"}), the region ({login.config.get("region") or "none"}) and '
+                f'the credentials.'
+            ) from error
+        for adapter in client.base_client.session.adapters.values():
+            adapter.init_poolmanager(self._pool, self._pool)
+        bound_session(client.base_client.session, options.answer_seconds)
+        return _Connection(client, login.source)
+
+    @mapping_errors
+    def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:
+        """Turn what the SDK and the libraries below it raise into headrace's exceptions."""
+        what = f'{doing} {self.url}/{key} at {self._server()}'  # before oci is imported: it says if that is missing
+        from oci import exceptions
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except exceptions.ServiceError as error:
+            raise self._from_answer(what, key, error) from error
+        except (
+            exceptions.RequestException,
+            exceptions.ConnectTimeout,
+            HTTPError,
+            ConnectionError,
+            TimeoutError,
+        ) as error:
+            # The SDK wraps the error that says it, and adds where to read about errors.
+            cause: BaseException = error
+            while cause.args and isinstance(cause.args[0], BaseException):
+                cause = cause.args[0]
+            told = cause.args[0] if cause.args else cause
+            raise BrokenTransferError.at(f'{what} broke: {type(cause).__name__}: {told}.', etag=etag) from error
+        except UNREADABLE as error:
+            if doing == 'Writing':  # they may be those of the source
+                raise
+            raise unreadable(what, error, etag=etag) from error
+
+    def _from_answer(self, what: str, key: str, error: Any) -> StorageError:
+        told = ' '.join(str(part) for part in (error.status, error.code, error.message) if part).rstrip('.')
+        return error_of_status(
+            int(error.status),
+            f'{what}: {told}',
+            url=f'{self.url}/{key}',
+            absent=lambda: self._absent(key, str(error.code)),
+            credentials=lambda: self._connection.get().source,
+            remedy='Use credentials that may do this, check the clock of this machine (a signature is good for five '
+            'minutes), or set `anonymous` for a public bucket.',
+            retry_after=error.headers.get('Retry-After'),
+        )
+
+    def _absent(self, key: str, code: str) -> str:
+        if not (self.namespace or self._own_namespace.is_made):
+            return (
+                f'{self._server()} does not tell the namespace of the tenancy. Name it: oci://bucket@namespace/prefix.'
+            )
+        known = {'ObjectNotFound': True, 'BucketNotFound': False, 'NamespaceNotFound': False}
+        exists = known[code] if code in known else self._bucket_exists()
+        place = f'the bucket {self.bucket!r} of the namespace {self._place()[0]!r}'
+        name = self._names.shown(key)
+        reason = why_absent(exists, container=place, server=self._server(), name=f'the object {name!r}')
+        if exists is False:
+            # The service does not tell the two apart.
+            reason += f', or {self._connection.get().source} may not read it'
+        return f'{reason}. Check the URL, the region and the policies.'
+
+    def _bucket_exists(self) -> bool | None:
+        """Whether the bucket is there; None if the service does not say."""
+        from oci.exceptions import ServiceError
+
+        try:
+            self._client.head_bucket(*self._place())
+        except ServiceError as error:
+            return False if error.status == 404 else None
+        except Exception:
+            return None
+        return True

@@ -1,0 +1,314 @@
+"""S3 and whatever speaks its protocol, through boto3.
+
+Credentials come from boto3's whole chain: environment, shared files and profiles, SSO, process, container and instance
+roles, web identity.
+
+boto3 refreshes them, but not keys in a file that another program renews. headrace reads these
+again after a refused request. The server is ``StoreOptions.endpoint_url``, else
+``S3_ENDPOINT_URL``, else what boto3 itself resolves (``AWS_ENDPOINT_URL_S3``, ``AWS_ENDPOINT_URL``, the profile).
+
+``StoreOptions.extra``: ``profile`` (name of a profile), ``addressing_style`` ('auto', 'path', 'virtual') and
+``max_pool_connections`` (connections per process).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.error_mapping import mapping_errors
+from headrace.errors import (
+    AccessDeniedError,
+    ConfigError,
+    HeadraceError,
+    StorageError,
+)
+from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
+from headrace.storage.resolve import split_url
+from headrace.storage.stores.s3_client import S3Connection, S3Service, connections
+from headrace.storage.transfer.answer_bounds import exceeded
+from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, described, version
+from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, not_found, unreadable, why_absent
+from headrace.storage.transfer.process_local import PerProcess
+from headrace.storage.transfer.retry import BrokenTransferError
+from headrace.storage.transfer.sealed_errors import sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+    from typing import BinaryIO
+
+__all__ = ['S3Store', 'open_s3_store']
+
+EXTRA: Final = frozenset({'addressing_style', 'max_pool_connections', 'profile'})
+
+MEANINGS: Final = {
+    **dict.fromkeys(
+        (
+            'AccessDenied',
+            'AllAccessDisabled',
+            'ExpiredToken',
+            'Forbidden',
+            'InvalidAccessKeyId',
+            'InvalidSecurity',
+            'InvalidToken',
+            'MissingSecurityHeader',
+            'RequestTimeTooSkewed',
+            'SignatureDoesNotMatch',
+            'TokenRefreshRequired',
+            'UnauthorizedAccess',
+        ),
+        403,
+    ),
+    **dict.fromkeys(('BandwidthLimitExceeded', 'RequestTimeout', 'SlowDown', 'Throttling', 'ThrottlingException'), 503),
+    **dict.fromkeys(('NoSuchKey', 'NotFound'), 404),
+    'PreconditionFailed': 412,
+}
+"""HTTP statuses for S3's error codes; the answer's own status may differ. Answers to HEAD have no codes."""
+
+
+def open_s3_store(url: str, options: StoreOptions) -> S3Store:
+    """The store for ``s3://bucket/prefix``."""
+    _, rest = split_url(url)
+    bucket, _, prefix = rest.partition('/')
+    if not bucket:
+        raise ConfigError(f'An S3 URL names a bucket, as in s3://bucket/prefix; got {url!r}. Add the bucket.')
+    return S3Store(bucket, prefix, options)
+
+
+@sealed
+class S3Store:
+    """Objects of one bucket, below a prefix. The client is made at the first request of each process."""
+
+    def __init__(
+        self,
+        bucket: str,
+        prefix: str = '',
+        options: StoreOptions | None = None,
+        *,
+        service: S3Service | None = None,
+    ) -> None:
+        """A service takes its endpoint and keys from nowhere else: S3's own variables and profiles do not count."""
+        self.bucket = bucket
+        self._names = Names(prefix)
+        self.prefix = self._names.prefix
+        self.options = options or StoreOptions()
+        self.service = service
+        check_extra(self.options, EXTRA, 'an S3 store')
+        self._pool = count_option(self.options, 'max_pool_connections', 32)
+        self._connection = PerProcess(self._connect)
+
+    @property
+    def url(self) -> str:
+        """The root."""
+        scheme = self.service.scheme if self.service else 's3'
+        return f'{scheme}://{self.bucket}/{self.prefix}'.rstrip('/')
+
+    def __repr__(self) -> str:
+        return f'S3Store({self.url!r})'
+
+    def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
+        """See `Store.get`."""
+        where = self._where(key)
+        if size == 0:
+            return ''
+        wanted = ReadRequest(f'{self.url}/{key}', offset, size, etag)
+        if wanted.range:
+            where['Range'] = wanted.range
+        if etag:
+            where['IfMatch'] = f'"{etag}"'
+        try:
+            answer, connection = self._ask('Reading', key, lambda client: client.get_object(**where))
+        except _NothingThereError:
+            return wanted.nothing_left(self.head(key))
+        is_part = answer['ResponseMetadata']['HTTPStatusCode'] == 206
+        with contextlib.closing(answer['Body']) as body:
+            found = version(wanted.url, answer.get('ETag'), is_part=is_part)
+            return wanted.receive(
+                lambda: body.read(CHUNK),
+                out,
+                etag=found,
+                length=answer.get('ContentLength'),
+                is_part=is_part,
+                mapped_errors=lambda: self._mapped_errors('Reading', key, connection, etag=found),
+            )
+
+    def put(self, key: str, source: BinaryIO, *, size: int) -> None:
+        """See `Store.put`."""
+        where = self._where(key)
+        body = SourcePart(source, size)
+        connection = self._connection.get()
+        with self._mapped_errors('Writing', key, connection):
+            connection.client.put_object(**where, Body=body, ContentLength=size)
+
+    def head(self, key: str) -> ObjectInfo:
+        """See `Store.head`."""
+        where = self._where(key)
+        answer, _ = self._ask('Looking up', key, lambda client: client.head_object(**where))
+        info = described(key, f'{self.url}/{key}', answer.get('ContentLength'), answer.get('ETag'))
+        return replace(info, version=f'{info.etag} {answer.get("LastModified", "")}')
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """See `Store.list`."""
+        where = {'Bucket': self.bucket, 'Prefix': self._names.of_prefix(prefix), **self._payer()}
+        connection = self._connection.get()
+        with self._mapped_errors('Listing', prefix, connection):
+            for page in connection.client.get_paginator('list_objects_v2').paginate(**where):
+                for item in page.get('Contents', ()):
+                    if not item['Key'].endswith('/'):  # the folders of S3 consoles
+                        info = self._names.key(item['Key']), int(item['Size']), item.get('ETag', '').strip('"')
+                        yield ObjectInfo(*info)
+
+    def delete(self, key: str) -> None:
+        """See `Store.delete`."""
+        where = self._where(key)
+        self._ask('Deleting', key, lambda client: client.delete_object(**where))
+
+    def _where(self, key: str) -> dict[str, Any]:
+        return {'Bucket': self.bucket, 'Key': self._names.of_key(key), **self._payer()}
+
+    def _payer(self) -> dict[str, str]:
+        return {'RequestPayer': 'requester'} if self.options.requester_pays else {}
+
+    def _ask(self, doing: str, key: str, request: Callable[[Any], Any]) -> tuple[Any, S3Connection]:
+        """The answer to a request that a client is given to make, and the connection that it came over.
+
+        One that is refused is made again if its credentials have been renewed.
+        """
+        connection = self._connection.get()
+        try:
+            with self._mapped_errors(doing, key, connection):
+                return request(connection.client), connection
+        except _RenewedCredentialsError:
+            connection = self._connection.get()
+            with self._mapped_errors(doing, key, connection):
+                return request(connection.client), connection
+
+    @property
+    def _client(self) -> Any:
+        return self._connection.get().client
+
+    def _connect(self) -> S3Connection:
+        return connections.get().of(self.url, self.options, self.service, self._pool)
+
+    def _forget(self, connection: S3Connection) -> None:
+        connections.get().forget(connection)
+        self._connection.forget(connection)
+
+    def _has_newer_credentials(self, than: S3Connection) -> bool:
+        """Whether the next request is made with others than those of a connection whose request was refused."""
+        if self._connection.get() is than:
+            if not than.has_newer_credentials():
+                return False
+            self._forget(than)
+        return True
+
+    @mapping_errors
+    def _mapped_errors(
+        self, doing: str, key: str, connection: S3Connection, *, etag: str | None = None
+    ) -> Generator[None]:
+        """Turn what boto3 and the libraries below it raise into headrace's exceptions."""
+        from botocore import exceptions
+        from botocore.parsers import ResponseParserError
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except HeadraceError:
+            raise
+        except exceptions.ClientError as error:
+            raise self._from_answer(doing, key, error, connection) from error
+        except (
+            exceptions.NoCredentialsError,
+            exceptions.PartialCredentialsError,
+            exceptions.CredentialRetrievalError,
+            exceptions.TokenRetrievalError,
+            exceptions.SSOError,
+            RuntimeError,  # the renewed credentials have expired, too
+        ) as error:
+            self._forget(connection)  # a client without credentials never looks for some again
+            raise AccessDeniedError(
+                f'{doing} {self.url}/{key} needs credentials, and boto3 found none that work: {error}. Configure one '
+                f'of its sources (environment, ~/.aws, a role), or set `anonymous` for a public bucket.'
+            ) from error
+        except exceptions.ParamValidationError as error:
+            raise ConfigError(
+                f'{doing} {self.url}/{key} is no request that S3 knows: {error}. Check the URL.'
+            ) from error
+        except (
+            exceptions.HTTPClientError,
+            exceptions.ConnectionError,
+            exceptions.IncompleteReadError,
+            exceptions.ResponseStreamingError,
+            exceptions.FlexibleChecksumError,
+            ResponseParserError,
+            HTTPError,
+            ConnectionError,
+            TimeoutError,
+        ) as error:
+            raise BrokenTransferError.at(
+                f'{doing} {self.url}/{key} at {connection.server} broke: {type(error).__name__}: {error}'
+                f'{exceeded(error)}.',
+                etag=etag,
+            ) from error
+        except exceptions.BotoCoreError as error:
+            raise StorageError(f'{doing} {self.url}/{key} failed: {type(error).__name__}: {error}.') from error
+        except UNREADABLE as error:
+            if doing == 'Writing':  # they may be those of the source
+                raise
+            raise unreadable(f'{doing} {self.url}/{key} at {connection.server}', error, etag=etag) from error
+
+    def _from_answer(self, doing: str, key: str, error: Any, connection: S3Connection) -> Exception:
+        code, status = str(error.response.get('Error', {}).get('Code', '')), _status(error)
+        what = f'{doing} {self.url}/{key} at {connection.server}: {error}'
+        if code == 'NoSuchBucket':
+            return not_found(f'{self.url}/{key}', self._absent(key, bucket=False))
+        if status == 416:
+            return _NothingThereError(f'{what}.')
+        meaning = MEANINGS.get(code, status)
+        if (meaning in {401, 403} or code == '400') and self._has_newer_credentials(connection):
+            return _RenewedCredentialsError(f'{what}. The source of its credentials has others by now.')
+        if status in {301, 307, 400} and code in {'PermanentRedirect', 'AuthorizationHeaderMalformed', '301', '400'}:
+            return ConfigError(f'{what}. The bucket is in another region or at another endpoint: name it.')
+        return error_of_status(
+            meaning,
+            what,
+            url=f'{self.url}/{key}',
+            absent=lambda: self._absent(key, bucket=self._bucket_exists()),
+            credentials=lambda: connection.credentials,
+            remedy='Use credentials that may do this, correct the endpoint, or set `anonymous` or `requester_pays` if '
+            'the bucket wants that.',
+            retry_after=error.response.get('ResponseMetadata', {}).get('HTTPHeaders', {}).get('retry-after'),
+        )
+
+    def _bucket_exists(self) -> bool | None:
+        """Whether the bucket is there; None if it does not say."""
+        try:
+            self._client.head_bucket(Bucket=self.bucket)
+        except self._client.exceptions.ClientError as error:
+            return False if _status(error) == 404 else None
+        except Exception:
+            return None
+        return True
+
+    def _absent(self, key: str, *, bucket: bool | None) -> str:
+        reason = why_absent(
+            bucket,
+            container=f'the bucket {self.bucket!r}',
+            server=self._connection.get().server,
+            name=f'the key {self._names.shown(key)!r}',
+        )
+        places = 'options' if self.service else 'options, S3_ENDPOINT_URL, AWS_ENDPOINT_URL_S3'
+        return f'{reason}. Check the URL and the endpoint ({places}).'
+
+
+class _NothingThereError(StorageError):
+    """A range begins where the object ends, or after that."""
+
+
+class _RenewedCredentialsError(BrokenTransferError):
+    """The request was refused, and may not be if it is made again: with other credentials."""
+
+
+def _status(error: Any) -> int:
+    return int(error.response.get('ResponseMetadata', {}).get('HTTPStatusCode', 0))

@@ -1,0 +1,333 @@
+"""The SFTP protocol, version 3, as far as a store needs it, over one channel of an SSH connection.
+
+Many requests are under way at once, in the caller's thread and in bounded memory. With one at a time, each block would
+cost a round trip. paramiko's own client is no substitute. Its prefetch takes a thread for each read, which fails
+with a trace on stderr, and it reads several times slower. It also hides errors of writes, and codes of errors.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.storage.stores.sftp_packets import (
+    FOR_NEW_FILE,
+    FOR_READING,
+    Attributes,
+    Fields,
+    Kind,
+    SftpConnectionError,
+    SftpStatusError,
+    Status,
+    packed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from headrace.storage.transfer.http_body import SourcePart
+
+__all__ = ['SftpSession']
+
+BLOCK: Final = 1 << 15
+"""Bytes of a request that every server accepts."""
+LARGEST_BLOCK: Final = 1 << 18
+"""Bytes of a request, at most, to a server that says that it accepts as many."""
+REQUESTS: Final = 64
+"""Reads or writes under way, at most, as in OpenSSH's own client: some servers lose more of them."""
+WINDOW: Final = 8 << 20
+"""Bytes that were asked for and not yet delivered, at most."""
+FOLDER_REQUESTS: Final = 8
+"""Requests for the names of one folder under way."""
+LARGEST_PACKET: Final = 1 << 20
+"""Bytes; a packet that claims more is none."""
+RECEIVE: Final = 1 << 20
+
+
+class SftpSession:
+    """One conversation with a server; for one thread at a time.
+
+    Methods raise `SftpStatusError` if the server refuses a request. They raise `SftpConnectionError` if the connection
+    breaks or stalls, or if the server does not speak SFTP.
+    """
+
+    def __init__(self, client: Any, channel: Any, timeout: float) -> None:
+        """Begin to speak SFTP.
+
+        Args:
+            client: The connection, a ``paramiko.SSHClient``; kept, and closed by `close`.
+            channel: Its channel on which the server's SFTP subsystem listens.
+            timeout: Seconds without a single byte until the connection counts as stalled.
+        """
+        self._client, self._channel, self._timeout = client, channel, timeout
+        self._transport = client.get_transport()
+        self._received = bytearray()
+        self._number = 0
+        self._waiting: set[int] = set()
+        self._ignored: set[int] = set()
+        self._broken = False
+        channel.settimeout(timeout)
+        self._send(struct.pack('>IBI', 5, Kind.INIT, 3))
+        kind, fields = self._packet()
+        if kind != Kind.VERSION:
+            raise self._break(f'it answered with packet type {kind}, not with its version of SFTP')
+        fields.uint32()
+        self.extensions: dict[str, bytes] = {}
+        """Names and data of the server's extensions of the protocol."""
+        while fields:
+            name = fields.text()
+            self.extensions[name] = fields.string()
+        self._read_size = self._write_size = BLOCK
+        if 'limits@openssh.com' in self.extensions:
+            _, answer = self._call(Kind.EXTENDED, packed('limits@openssh.com'))
+            answer.uint64()
+            self._read_size, self._write_size = (
+                max(BLOCK, min(limit or BLOCK, LARGEST_BLOCK)) for limit in (answer.uint64(), answer.uint64())
+            )
+        _open.add(self)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether a request may be sent: the connection stands, and no answer is missing."""
+        return not self._broken and not self._waiting and not self._channel.closed and bool(self._transport.is_active())
+
+    def close(self) -> None:
+        """End the connection."""
+        self._broken = True
+        _open.discard(self)
+        # Not the channel, whose farewell would wait for a server that does not read.
+        self._client.close()
+
+    def stat(self, path: str) -> Attributes:
+        """Attributes of a file, or of the target of a link."""
+        return self._call(Kind.STAT, packed(path))[1].attributes()
+
+    def fstat(self, handle: bytes) -> Attributes:
+        """Of an open file."""
+        return self._call(Kind.FSTAT, packed(handle))[1].attributes()
+
+    def open_for_reading(self, path: str) -> bytes:
+        """A handle of a file."""
+        return self._call(Kind.OPEN, packed(path), struct.pack('>II', FOR_READING, 0))[1].string()
+
+    def open_new(self, path: str) -> bytes:
+        """A handle of a new file, to be written."""
+        return self._call(Kind.OPEN, packed(path), struct.pack('>II', FOR_NEW_FILE, 0))[1].string()
+
+    def close_file(self, handle: bytes) -> None:
+        """Have it closed; a file that was written is complete then."""
+        self._call(Kind.CLOSE, packed(handle))
+
+    def forget_file(self, handle: bytes) -> None:
+        """Have a file that was only read closed, without waiting for the answer."""
+        number = self._ask(Kind.CLOSE, packed(handle))
+        self._waiting.remove(number)
+        self._ignored.add(number)
+
+    def read(self, handle: bytes, offset: int, size: int) -> Generator[bytes]:
+        """Blocks of a file, in order; fewer than ``size`` bytes if it ends before."""
+        end = offset + size
+        asked: dict[int, tuple[int, int]] = {}
+        early: dict[int, bytes] = {}
+        next_block = delivered = offset
+
+        def ask(at: int, length: int) -> None:
+            asked[self._ask(Kind.READ, packed(handle), struct.pack('>QI', at, length))] = at, length
+
+        while delivered < end:
+            while next_block < end and next_block - delivered < WINDOW and len(asked) < REQUESTS:
+                length = min(self._read_size, end - next_block)
+                ask(next_block, length)
+                next_block += length
+            number, kind, fields = self._answer()
+            at, length = asked.pop(number)
+            if kind == Kind.STATUS:
+                _raise_unless(fields, Status.EOF)
+                return
+            block = self._expect(Kind.DATA, kind, fields).string()
+            if not 0 < len(block) <= length:
+                raise self._break(f'it sent {len(block)} bytes of the {length} that were asked for')
+            if len(block) < length:
+                ask(at + len(block), length - len(block))
+            early[at] = block
+            while delivered in early:
+                block = early.pop(delivered)
+                delivered += len(block)
+                yield block
+
+    def write(self, handle: bytes, source: SourcePart) -> None:
+        """Write all that is left of ``source`` to a file."""
+        at = 0
+        more = True
+        while more or self._waiting:
+            while more and len(self._waiting) < REQUESTS:
+                block = source.read(self._write_size)
+                more = bool(block)
+                if more:
+                    self._ask(Kind.WRITE, packed(handle), struct.pack('>Q', at), packed(block))
+                    at += len(block)
+            if self._waiting:
+                _, kind, fields = self._answer()
+                _raise_unless(self._expect(Kind.STATUS, kind, fields), Status.OK)
+
+    def finish(self) -> None:
+        """Take the answers that are still missing, whatever they say."""
+        while self._waiting:
+            self._answer()
+
+    def sync(self, handle: bytes) -> None:
+        """Have what was written reach the disk, where the server can do that."""
+        if 'fsync@openssh.com' in self.extensions:
+            self._call(Kind.EXTENDED, packed('fsync@openssh.com'), packed(handle))
+
+    def entries(self, path: str) -> list[tuple[str, Attributes]]:
+        """Names in a folder, in any order, and what they are; links as links."""
+        handle = self._call(Kind.OPENDIR, packed(path))[1].string()
+        found: list[tuple[str, Attributes]] = []
+        more = True
+        while more or self._waiting:
+            while more and len(self._waiting) < FOLDER_REQUESTS:
+                self._ask(Kind.READDIR, packed(handle))
+            _, kind, fields = self._answer()
+            if kind == Kind.STATUS:
+                _raise_unless(fields, Status.EOF)
+                more = False
+                continue
+            fields = self._expect(Kind.NAME, kind, fields)
+            for _ in range(fields.uint32()):
+                name = fields.text()
+                fields.string()  # a line of `ls`
+                attributes = fields.attributes()
+                if name not in {'.', '..'}:
+                    found.append((name, attributes))
+        self.forget_file(handle)
+        return found
+
+    def make_folder(self, path: str) -> None:
+        """Make a folder in one that exists."""
+        self._call(Kind.MKDIR, packed(path), struct.pack('>I', 0))
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._call(Kind.REMOVE, packed(path))
+
+    @property
+    def replaces(self) -> bool:
+        """Whether `rename` replaces a file that has the new name."""
+        return 'posix-rename@openssh.com' in self.extensions
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, at once."""
+        if self.replaces:
+            self._call(Kind.EXTENDED, packed('posix-rename@openssh.com'), packed(old), packed(new))
+        else:
+            self._call(Kind.RENAME, packed(old), packed(new))
+
+    def _call(self, kind: int, *fields: bytes) -> tuple[int, Fields]:
+        """One request and its answer."""
+        asked = self._ask(kind, *fields)
+        number, answer, rest = self._answer()
+        if number != asked:
+            raise self._break(f'it answered request {number}, not {asked}')
+        if answer == Kind.STATUS:
+            _raise_unless(rest, Status.OK)
+        return answer, rest
+
+    def _ask(self, kind: int, *fields: bytes) -> int:
+        self._number = (self._number + 1) & 0xFFFFFFFF
+        body = b''.join(fields)
+        self._send(struct.pack('>IBI', len(body) + 5, kind, self._number) + body)
+        self._waiting.add(self._number)
+        return self._number
+
+    def _answer(self) -> tuple[int, int, Fields]:
+        """Number, kind and fields of the next answer that somebody waits for."""
+        while True:
+            kind, fields = self._packet()
+            number = fields.uint32()
+            if number in self._ignored:
+                self._ignored.remove(number)
+            elif number in self._waiting:
+                self._waiting.remove(number)
+                return number, kind, fields
+            else:
+                raise self._break(f'it answered request {number}, which nobody made')
+
+    def _expect(self, expected: int, kind: int, fields: Fields) -> Fields:
+        if kind != expected:
+            raise self._break(f'it answered with packet type {kind}, not {expected}')
+        return fields
+
+    def _packet(self) -> tuple[int, Fields]:
+        received = self._received
+        self._receive(4)
+        (length,) = struct.unpack_from('>I', received)
+        if not 0 < length <= LARGEST_PACKET:
+            raise self._break(
+                f'it sent a packet of {length} bytes, so it does not speak SFTP (do the start-up files of the '
+                f"account's shell print something?)"
+            )
+        self._receive(4 + length)
+        kind = received[4]
+        with memoryview(received) as view:
+            fields = Fields(bytes(view[5 : 4 + length]))
+        del received[: 4 + length]
+        return kind, fields
+
+    def _receive(self, count: int) -> None:
+        """Have ``count`` bytes in the buffer."""
+        while len(self._received) < count:
+            try:
+                data = self._channel.recv(RECEIVE)
+            except TimeoutError as error:
+                raise self._break(f'no byte came for {self._timeout:g} s') from error
+            except Exception as error:
+                raise self._break(f'{type(error).__name__}: {error}') from error
+            if not data:
+                reason = self._transport.get_exception()
+                raise self._break(f'it was closed{f" ({reason})" if reason else ""}')
+            self._received += data
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except TimeoutError as error:
+            raise self._break(f'the server took no byte for {self._timeout:g} s') from error
+        except Exception as error:
+            raise self._break(f'{type(error).__name__}: {error}') from error
+
+    def _break(self, reason: str) -> SftpConnectionError:
+        """Give the connection up; returns what to raise."""
+        self._broken = True
+        return SftpConnectionError(reason)
+
+    def _leave(self) -> None:
+        """In a forked child: let go of the parent's connection without a word to the server."""
+        self._broken = True
+        self._transport.sock.close()
+        # Its finalizer would say goodbye on the parent's connection, or wait for a lock that a thread of the parent
+        # held.
+        self._channel.lock = threading.Lock()
+        self._channel.closed = True
+
+
+def _raise_unless(fields: Fields, fine: Status) -> None:
+    code = fields.uint32()
+    if code != fine:
+        raise SftpStatusError(code, fields.text() if fields else '')
+
+
+_open: set[SftpSession] = set()
+_parents: list[SftpSession] = []
+
+
+def _leave_all() -> None:
+    for session in _open:
+        session._leave()
+    _parents.extend(_open)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_leave_all)

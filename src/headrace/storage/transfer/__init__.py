@@ -1,0 +1,1 @@
+"""Requests to stores: downloads in ranges, retries, bounds, and what errors mean."""

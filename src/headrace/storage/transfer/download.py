@@ -1,0 +1,383 @@
+"""Moving an object into a file: in one request or in parallel ranges, each going on at the byte it had reached."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, BinaryIO, Final, cast
+
+from headrace.errors import ChecksumError, ConfigError, TransferError
+from headrace.storage.protocol import is_blocking
+from headrace.storage.stats import CacheStats
+from headrace.storage.transfer.outage import outages
+from headrace.storage.transfer.process_local import PerProcess
+from headrace.storage.transfer.retry import BrokenTransferError, Retry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.storage.protocol import Store
+
+__all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'Transfer', 'TransferPool', 'download', 'transfer_pool']
+
+RANGE: Final = 8 << 20
+"""Bytes of a part that is asked for by itself. Twice as many are worth a second request where one connection is slower
+than the network; more parts cost servers more than they gain."""
+UNKNOWN: Final = 1 << 30
+"""Bytes of an object whose size nobody knows before, such as an index: more are refused."""
+REQUESTS: Final = 8
+"""Requests that a process has under way at most for what nobody waits for yet, and as many for what somebody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """How a download stands to others of its process."""
+
+    urgent: bool = False
+    """Somebody waits for it: before those that nobody waits for."""
+    almost_done: Callable[[], None] | None = None
+    """Called in any thread, once for each object, when what is left of it will have come by the time at which a request
+    that is made now is answered. Of an object whose size is not known it is not called."""
+
+
+DEFAULT: Final = Transfer()
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Calls that wait for their turn, and how many are made."""
+
+    waiting: deque[tuple[Future[None], Callable[[], None]]] = field(default_factory=deque)
+    running: int = 0
+
+    def unfinished(self, most: int) -> int:
+        """Calls that could be made at the same time."""
+        return min(len(self.waiting) + self.running, most)
+
+
+class TransferPool:
+    """Threads that transfer, in the order in which they are asked, what somebody waits for first.
+
+    So the bytes of what is needed first come first, however many objects are asked for at the same time. What somebody
+    waits for has threads of its own: all others may have met a server that does not answer. The threads are daemons, so
+    that a process can end while the network hangs.
+    """
+
+    def __init__(self, size: int) -> None:
+        """Take the number of threads for what nobody waits for, and for the rest; each is started when it is needed."""
+        self._size = size
+        self._lanes = _Lane(), _Lane()  # urgent and not
+        self._lock = threading.Condition()
+        self._threads = 0
+
+    def run(
+        self,
+        calls: Sequence[Callable[[], None]],
+        *,
+        urgent: bool = False,
+        meanwhile: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """Have calls made, and wait for all of them; the first failure is raised, and those not begun are left out.
+
+        Args:
+            calls: What to do, in this order.
+            urgent: Somebody waits for it.
+            meanwhile: Called while it waits. Returns the seconds after which it is called again; None: not again.
+        """
+        futures = _futures(len(calls))
+        with self._lock:
+            self._lanes[not urgent].waiting.extend(zip(futures, calls, strict=True))
+            self._start_threads()
+            is_alone = not self._threads
+            if is_alone:
+                self._lanes[not urgent].waiting.clear()
+            self._lock.notify_all()
+        if is_alone:
+            for call in calls:
+                call()
+            return
+        while not _is_over(futures):
+            wait(futures, meanwhile(), FIRST_EXCEPTION)
+        failure = _first_failure(futures)
+        futures.clear()
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # its traceback holds this frame: a cycle, which would hold the callers' frames, too
+
+    def _start_threads(self) -> None:
+        """Start as many as could have something to do. Needs the lock."""
+        while self._threads < sum(lane.unfinished(self._size) for lane in self._lanes):
+            try:
+                threading.Thread(target=self._work, name='headrace-transfer', daemon=True).start()
+            except RuntimeError:  # this process may have no more of them
+                return
+            self._threads += 1
+
+    def _next_lane(self) -> _Lane | None:
+        return next((lane for lane in self._lanes if lane.waiting and lane.running < self._size), None)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                while (lane := self._next_lane()) is None:
+                    self._lock.wait()
+                lane.running += 1
+                future, call = lane.waiting.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    call()
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(None)
+            del future, call  # they hold files and buffers, and the next one may be long in coming
+            with self._lock:
+                lane.running -= 1
+
+
+def _futures(count: int) -> list[Future[None]]:
+    """Some of which those that have not begun are left out as soon as another one fails."""
+    futures = [Future[None]() for _ in range(count)]
+
+    def leave_out_the_rest(future: Future[None]) -> None:
+        if not future.cancelled() and future.exception() is not None:
+            for other in futures:
+                other.cancel()
+
+    for future in futures:
+        future.add_done_callback(leave_out_the_rest)
+    return futures
+
+
+def _is_over(futures: Sequence[Future[None]]) -> bool:
+    """Whether all are done, or one has failed."""
+    return all(one.done() for one in futures) or any(_is_done(one) and one.exception() for one in futures)
+
+
+def _first_failure(futures: Sequence[Future[None]]) -> BaseException | None:
+    """The first error of those that are done; those that have not begun are left out."""
+    for future in futures:
+        future.cancel()
+    return next((error for future in futures if _is_done(future) and (error := future.exception())), None)
+
+
+def _is_done(future: Future[None]) -> bool:
+    return future.done() and not future.cancelled()
+
+
+transfer_pool: Final = PerProcess(lambda: TransferPool(REQUESTS))
+"""This process' own."""
+
+
+def download(
+    store: Store,
+    key: str,
+    out: BinaryIO,
+    retry: Retry,
+    *,
+    size: int | None = None,
+    how: Transfer = DEFAULT,
+    stats: CacheStats | None = None,
+    most: int = UNKNOWN,
+    on_version: Callable[[str], None] | None = None,
+) -> int:
+    """Write a whole object into an empty file and return the number of its bytes.
+
+    Objects of two `RANGE` and more are fetched in ranges; the ranges of several versions are never mixed.
+
+    Args:
+        store: Where from.
+        key: The object.
+        out: A file with a descriptor; nothing else may write to it until this returns.
+        retry: How often to try; each range for itself.
+        size: Bytes that the object must have; None: any number, in one request.
+        how: What else there is to know.
+        stats: Counts requests, retries, and bytes, those that came in vain included.
+        most: Bytes that an object of any size may have.
+        on_version: Called with the version that was read, as `Store.get` names it.
+
+    Raises:
+        ChecksumError: The object has another size, more bytes than it may have, or was replaced in between.
+        StorageError: The store failed, `TransferError` after all attempts.
+    """
+    url = f'{store.url.rstrip("/")}/{key}'
+    what = f'Downloading {url}'
+    stats = stats or CacheStats()
+    count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
+    near = None if size is None or how.almost_done is None else _Near(size, how.almost_done)
+    spans = [
+        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near, retry.clock)
+        for number in range(count)
+    ]
+    versions: dict[str, None] = {}
+
+    def fetch(span: _Span) -> None:
+        etag: str | None = None
+
+        def attempt() -> None:
+            nonlocal etag
+            stats.add(requests=1)
+            if near is not None:
+                near.ask()
+            offset, left = span.start + span.written, None if span.size is None else span.size - span.written
+            try:
+                versions[store.get(key, cast('BinaryIO', span), offset=offset, size=left, etag=etag)] = None
+            except TransferError as error:
+                if isinstance(error, BrokenTransferError):
+                    etag = None if error.changed else error.etag or etag
+                if not etag:
+                    # Nothing says which version the bytes are of: start over.
+                    span.written = 0
+                raise
+
+        span.heard = retry.clock()
+        before = is_blocking.set(how.urgent)
+        try:
+            retry.call(
+                what,
+                attempt,
+                progress=lambda: span.written,
+                on_retry=lambda: stats.add(retries=1),
+            )
+        finally:
+            is_blocking.reset(before)
+            span.heard = None
+
+    def name_silent_server() -> float:
+        now = retry.clock()
+        heard = max((span.heard for span in spans if span.heard is not None), default=now)
+        return outages.waiting(what, url, clock=retry.clock, since=heard)
+
+    try:
+        transfer_pool.get().run(
+            [lambda span=span: fetch(span) for span in spans], urgent=how.urgent, meanwhile=name_silent_server
+        )
+    except ConfigError:
+        # A range was refused: the object is shorter than it should be, unless it is the caller who errs.
+        found = store.head(key).size
+        if size is None or found == size:
+            raise
+        raise ChecksumError(f'It has {found} bytes, the index gives {size}.') from None
+    finally:
+        for span in spans:
+            span.close()
+    total = sum(span.written for span in spans)
+    if len(versions) > 1:
+        raise ChecksumError(f'{url} was replaced by another version while it was being read.')
+    if size is not None and total != size:
+        raise ChecksumError(f'It has {total} bytes, the index gives {size}.')
+    if os.fstat(out.fileno()).st_size > total:  # a longer version was begun before
+        os.ftruncate(out.fileno(), total)
+    if on_version is not None:
+        on_version(next(iter(versions), ''))
+    return total
+
+
+class _Near:
+    """Calls once when an object's last bytes are about to come, at the pace and after the latency of those before.
+
+    What an attempt brought in vain is not known here; it makes the call come early.
+    """
+
+    def __init__(self, size: int, call: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._left, self._call, self._clock = size, call, clock
+        self._lock = threading.Lock()
+        self._asked: float | None = None
+        self._begun: float | None = None
+        self._since_begun = 0
+        self._called = False
+
+    def ask(self) -> None:
+        """A request is made."""
+        with self._lock:
+            if self._asked is None:
+                self._asked = self._clock()
+
+    def count(self, size: int) -> None:
+        """So many bytes have come."""
+        now = self._clock()
+        with self._lock:
+            self._left -= size
+            if self._begun is None or self._asked is None:
+                self._begun = now
+                is_now = self._left <= 0
+            else:
+                self._since_begun += size
+                latency, elapsed = self._begun - self._asked, now - self._begun
+                # Sooner there is no pace to be known: what waited in the system's buffer comes at once.
+                is_now = elapsed >= latency and self._left * elapsed <= latency * self._since_begun
+                is_now = is_now or self._left <= 0
+            is_now, self._called = is_now and not self._called, is_now or self._called
+        if is_now:
+            self._call()
+
+
+class _AbandonedError(Exception):
+    """Another part of the object failed for good; this one is not to be tried again."""
+
+
+class _Span(io.RawIOBase):
+    """A part of a file, as a store writes to it; other parts are written at the same time."""
+
+    def __init__(
+        self,
+        out: BinaryIO,
+        start: int,
+        size: int | None,
+        total: int | None,
+        most: int,
+        source: str,
+        stats: CacheStats,
+        near: _Near | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL.
+
+        Of a whole whose bytes are not known it takes how many there may be.
+        """
+        self.start, self.size = start, size
+        self.written = 0
+        self.heard: float | None = None  # when the last bytes came, or the first request began; None: not under way
+        self._near, self._clock = near, clock
+        self._handle: int | None = out.fileno()
+        self._total, self._most, self._source, self._stats = total, most, source, stats
+        self._lock = threading.Lock()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: bytes | bytearray | memoryview, /) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self._total is not None and self.start + self.written + len(data) > self._total:
+            raise ChecksumError(
+                f'{self._source} is larger than the {self._total} bytes that its index gives. '
+                f'Write the dataset again, or restore the index that belongs to it.'
+            )
+        if self._total is None and self.written + len(data) > self._most:
+            raise ChecksumError(f'{self._source} has more than {self._most} bytes. Check what lies there.')
+        view = memoryview(data)
+        while view:
+            with self._lock:
+                if self._handle is None:
+                    raise _AbandonedError(f'Nobody waits for {self._source} any more.')
+                count = os.pwrite(self._handle, view, self.start + self.written)
+            self.written += count
+            self.heard = self._clock()
+            self._stats.add(bytes_downloaded=count)
+            if self._near is not None:
+                self._near.count(count)
+            view = view[count:]
+        return len(data)
+
+    def close(self) -> None:
+        """Write nothing more: the file may be closed, and its descriptor be another's."""
+        with self._lock:
+            self._handle = None
+        super().close()

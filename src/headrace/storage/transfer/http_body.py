@@ -1,0 +1,228 @@
+"""Bodies of requests and answers, as all backends read and write them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
+
+from headrace.errors import ConfigError, StorageError
+from headrace.storage.protocol import ObjectInfo
+from headrace.storage.transfer.http_errors import changed
+from headrace.storage.transfer.retry import BrokenTransferError
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable
+
+__all__ = ['CHUNK', 'ReadRequest', 'SourcePart', 'described', 'truncated', 'version']
+
+CHUNK: Final = 1 << 17
+"""Bytes of a body that are read at a time. Fewer cost more calls; with more it is seen too late how far a download has
+come, for the next one to begin before it ends."""
+
+
+class SourcePart:
+    """The next ``size`` bytes of a file, as SDKs want the body of an upload: with a length and a way back."""
+
+    def __init__(self, source: BinaryIO, size: int) -> None:
+        self._source, self._size = source, size
+        self._start = source.tell()
+        self._at = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes from its beginning."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As any file's."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = base + offset
+        self._source.seek(self._start + self._at)
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Exactly that many bytes, or what is left; a source that ends early raises ``ConfigError``."""
+        left = self._size - self._at
+        wanted = left if size is None or size < 0 else min(size, left)
+        chunk = self._source.read(wanted)
+        while len(chunk) < wanted:
+            # An unbuffered file may give less than it was asked for; an SDK would upload that as the whole.
+            more = self._source.read(wanted - len(chunk))
+            if not more:
+                raise ConfigError(
+                    f'put() was told {self._size} bytes, but the source ended {left - len(chunk)} bytes early. Pass '
+                    f'the number of bytes that are left in the source.'
+                )
+            chunk += more
+        self._at += len(chunk)
+        return chunk
+
+
+class ReadRequest(NamedTuple):
+    """The part of an object that `Store.get` is asked for."""
+
+    url: str
+    """Of the object."""
+    offset: int = 0
+    """The first byte."""
+    size: int | None = None
+    """Number of bytes; None: to the end."""
+    etag: str | None = None
+    """The version; None: any."""
+
+    @property
+    def range(self) -> str | None:
+        """The value of a Range header; None for the whole object."""
+        if not self.offset and self.size is None:
+            return None
+        return f'bytes={self.offset}-' + ('' if self.size is None else str(self.offset + self.size - 1))
+
+    def receive(
+        self,
+        read: Callable[[], bytes],
+        out: BinaryIO,
+        *,
+        etag: str,
+        length: int | str | None,
+        is_part: bool,
+        mapped_errors: Callable[[], contextlib.AbstractContextManager[None]],
+    ) -> str:
+        """Copy the body of an answer to a GET, once its headers are what was asked for.
+
+        Args:
+            read: The next bytes of the body, none at its end.
+            out: Receives them.
+            etag: The version that the answer is of; empty if it does not say.
+            length: Bytes of the body, as the answer says; None if it does not.
+            is_part: Whether the answer says that it is a range.
+            mapped_errors: Turns the network's errors into headrace's. Those of ``out`` are the caller's.
+
+        Returns:
+            ``etag``.
+
+        Raises:
+            BrokenTransferError: The body broke off, or is of another version.
+            ConfigError: The object has no such range.
+            StorageError: The server ignored the range.
+        """
+        expected = None if length is None else int(length)
+        if self.etag and self.etag != etag:  # not every server knows conditions
+            raise changed(self.url)
+        is_longer = self.size is not None and expected is not None and expected > self.size
+        if not is_part and (self.offset or is_longer):
+            raise ignored_range(self.url)
+        if expected is None:
+            expected = self.size
+        elif self.size is not None and expected != self.size:
+            raise bad_range(self, expected)
+        arrived = 0
+        while True:
+            with mapped_errors():
+                chunk = read()
+            if not chunk:
+                break
+            if expected is not None and arrived + len(chunk) > expected:  # an answer that does not say its length
+                raise ignored_range(self.url)
+            out.write(chunk)
+            arrived += len(chunk)
+        if expected not in {None, arrived}:
+            raise BrokenTransferError.at(
+                f'{self.url} broke off after {arrived} of {expected} bytes.', etag=etag or None
+            )
+        return etag
+
+    def nothing_left(self, info: ObjectInfo) -> str:
+        """The result of `Store.get` after status 416, which also answers an empty range at the end of an object.
+
+        Args:
+            info: The object, as the store describes it now.
+
+        Returns:
+            The version that has nothing from there on.
+
+        Raises:
+            BrokenTransferError: The object is another version, or has such a range by now.
+            ConfigError: The object has no such range.
+        """
+        if (self.etag and self.etag != info.etag) or self.check(info):
+            raise changed(self.url)
+        return info.etag
+
+    def check(self, info: ObjectInfo) -> int:
+        """The number of bytes that are wanted, or ``ConfigError`` if the object has fewer."""
+        left = info.size - self.offset
+        if self.offset < 0 or left < 0 or (self.size is not None and not 0 <= self.size <= left):
+            raise bad_range(self, max(left, 0))
+        return left if self.size is None else self.size
+
+
+def ignored_range(url: str) -> StorageError:
+    """The error for an answer with more bytes than were asked for."""
+    return StorageError(f'The server ignored the range of a request for {url}. Use one that honours it.')
+
+
+def lacks(url: str, header: str) -> BrokenTransferError:
+    """The error for an answer without a header that says what must be known."""
+    return BrokenTransferError.at(
+        f'The answer to a request for {url} has no {header}. Check that the endpoint is such a store, and whether a '
+        f'proxy takes headers away.'
+    )
+
+
+def version(url: str, etag: object, *, is_part: bool) -> str:
+    """The version that an answer to a GET names, for stores whose answers all do.
+
+    Args:
+        url: The object.
+        etag: The header, in quotes or not; None: it is missing.
+        is_part: Whether the answer says that it is a range.
+
+    Raises:
+        BrokenTransferError: It names none, and is a part: parts of two versions could be mixed.
+    """
+    if is_part and not etag:
+        raise lacks(url, 'ETag')
+    return str(etag or '').strip('"')
+
+
+def described(key: str, url: str, size: object, etag: object) -> ObjectInfo:
+    """Describe an object by the headers of an answer to a HEAD.
+
+    Args:
+        key: The object.
+        url: Of the object.
+        size: The Content-Length, a number or text; None: it is missing.
+        etag: The version, in quotes or not; None: it is missing.
+
+    Raises:
+        BrokenTransferError: There is no size, or it is no number. Without a version the object has none.
+    """
+    if size is None:
+        raise lacks(url, 'Content-Length')
+    if not str(size).isdecimal():
+        raise lacks(url, f'Content-Length that is a number, but {str(size)[:100]!r}')
+    return ObjectInfo(key, int(str(size)), str(etag or '').strip('"'))
+
+
+def bad_range(wanted: ReadRequest, found: int) -> ConfigError:
+    """The error for a range that its object does not have; ``found`` bytes are there from its offset."""
+    return ConfigError(
+        f'A range lies inside its object; got offset {wanted.offset}, size {wanted.size} of {wanted.url}, which has '
+        f'{found} bytes from there.'
+    )
+
+
+def truncated(url: str, missing: int, *, etag: str | None = None) -> BrokenTransferError:
+    """The error for an object that ended before the size that it had when its reading began."""
+    return BrokenTransferError.at(f'{url} ended {missing} bytes early: it was truncated while being read.', etag=etag)

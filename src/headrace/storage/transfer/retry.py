@@ -1,0 +1,127 @@
+"""When to try again, and how long to wait: exponential backoff with full jitter, in bounded time."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from headrace.errors import ConfigError, TransferError
+from headrace.storage.transfer.outage import outages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ['BrokenTransferError', 'Retry']
+
+T = TypeVar('T')
+
+# Not the global generator: a user's seeded sequence must not depend on the network. Not a seeded one either: forked
+# workers would then all wait for the same time.
+_jitter = random.SystemRandom()
+
+
+class BrokenTransferError(TransferError):
+    """One attempt failed, and the store knows more about it than a message. Stores raise it to `Retry`."""
+
+    etag: str | None = None
+    """The version whose beginning has been delivered."""
+    retry_after: float | None = None
+    """Seconds that the server asked to wait."""
+    changed: bool = False
+    """The version that was asked for is gone: what has been delivered is of no use."""
+
+    @classmethod
+    def at(
+        cls, message: str, *, etag: str | None = None, retry_after: float | None = None, changed: bool = False
+    ) -> BrokenTransferError:
+        """The error with its details; the constructor keeps to one message, as every exception of headrace."""
+        error = cls(message)
+        error.etag, error.retry_after, error.changed = etag, retry_after, changed
+        return error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How often and how long. Only ``TransferError`` is tried again: nothing else gets better by waiting."""
+
+    attempts: int = 3
+    """Failures in a row until the last one is raised; a transfer that moved forward starts the count anew."""
+    patience: float = 0.0
+    """Seconds from the first failure in a row for which it is tried again, however many there are."""
+    first_delay: float = 0.5
+    """Seconds. Before retry n the wait is drawn from 0 to ``first_delay * 2**(n - 1)``."""
+    max_delay: float = 20.0
+    """Seconds. A longer ``Retry-After`` is obeyed if ``timeout`` leaves the time, and resets the count of failures.
+    If the time is short, the wait is ``max_delay``."""
+    timeout: float = 600.0
+    """Seconds after the first attempt began, after which no other one begins."""
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False, compare=False)
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1 or self.first_delay < 0 or min(self.max_delay, self.patience, self.timeout) < 0:
+            raise ConfigError(f'Retry needs attempts >= 1 and delays, patience and timeout >= 0; got {self!r}.')
+
+    def call(
+        self,
+        what: str,
+        attempt: Callable[[], T],
+        *,
+        progress: Callable[[], int] | None = None,
+        on_retry: Callable[[], None] | None = None,
+    ) -> T:
+        """Run ``attempt`` until it succeeds. A server that is silent for seconds is warned of, once for each outage.
+
+        Args:
+            what: For messages: "Downloading s3://b/k". The last word is the object's URL.
+            attempt: One try.
+            progress: A number that grows when a try got further than the one before it.
+            on_retry: Called before each further try.
+        """
+        begin = first_failure = silent_since = self.clock()
+        url = what.rpartition(' ')[2]
+        tries = failures = 0
+        reached = progress() if progress else 0
+        while True:
+            tries += 1
+            try:
+                result = attempt()
+            except TransferError as error:
+                failures += 1
+                if progress and (now := progress()) > reached:
+                    reached, failures, silent_since = now, 1, self.clock()
+                    outages.ended(url, self.clock)
+                if failures == 1:
+                    first_failure = self.clock()
+                elapsed = self.clock() - begin
+                delay = self._delay(failures, error, self.timeout - elapsed)
+                is_told_when = delay > self.max_delay and self.attempts > 1
+                is_enough = (
+                    failures >= self.attempts and self.clock() - first_failure >= self.patience and not is_told_when
+                )
+                if is_enough or elapsed + delay > self.timeout:
+                    bound = f'{self.timeout:g} s'
+                    if is_enough:
+                        bound = f'{self.attempts} failures in a row' + f', in {self.patience:g} s' * bool(self.patience)
+                    raise TransferError(
+                        f'{what} failed after {tries} attempt{"s" * (tries > 1)} in {elapsed:.1f} s (the bound is '
+                        f'{bound}). The last one: {error} If the network is slow rather than broken, raise '
+                        f'`download_retry` or `download_timeout`.'
+                    ) from error
+                outages.failed(what, url, error, clock=self.clock, since=silent_since, delay=delay)
+            else:
+                outages.ended(url, self.clock)
+                return result
+            if on_retry:
+                on_retry()
+            self.sleep(delay)
+            if is_told_when:
+                failures = 0
+
+    def _delay(self, failures: int, error: TransferError, left: float) -> float:
+        asked = error.retry_after if isinstance(error, BrokenTransferError) else None
+        if asked is not None:
+            return max(0.0, asked) if asked <= left else min(asked, self.max_delay)
+        return _jitter.uniform(0, min(self.max_delay, self.first_delay * 2 ** (failures - 1)))

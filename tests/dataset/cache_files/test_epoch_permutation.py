@@ -1,0 +1,159 @@
+"""The permutation of an epoch: computed once, mapped by all, reclaimed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+from headrace import StreamingDataLoader, StreamingDataset
+from headrace.dataset.cache_files import epoch_permutation
+from headrace.dataset.cache_files.epoch_permutation import EpochFiles
+from headrace.order import Mixture, OrderConfig, StreamSize, fill_permutation
+
+MIX = Mixture.resolve([StreamSize(name='s', shard_sizes=np.full(100, 1000))])
+CONFIG = OrderConfig(shuffle=True, algorithm='py1s', num_canonical_nodes=2).resolve_defaults(MIX)
+processes = multiprocessing.get_context('fork')
+
+
+def expected(epoch=0):
+    out = np.empty(MIX.epoch_size, np.int64)
+    fill_permutation(MIX, CONFIG, epoch, out)
+    return out
+
+
+def names(folder):
+    return sorted(os.listdir(folder / epoch_permutation.FOLDER))
+
+
+def test_it_is_mapped_read_only_and_found_again(tmp_path):
+    ids = EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    assert np.array_equal(ids, expected())
+    assert not ids.flags.writeable
+    before = (tmp_path / epoch_permutation.FOLDER / names(tmp_path)[0]).stat()
+    assert np.array_equal(EpochFiles(tmp_path).load(MIX, CONFIG, 0), expected())
+    after = (tmp_path / epoch_permutation.FOLDER / names(tmp_path)[0]).stat()
+    assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
+
+
+def test_what_nobody_maps_is_removed_by_the_next_epoch(tmp_path):
+    files = EpochFiles(tmp_path)
+    first = files.load(MIX, CONFIG, 0)
+    second = files.load(MIX, CONFIG, 1)
+    assert len(names(tmp_path)) == 2
+    del first
+    third = files.load(MIX, CONFIG, 2)
+    assert len(names(tmp_path)) == 2
+    for epoch, ids in ((1, second), (2, third)):
+        assert np.array_equal(ids, expected(epoch))
+
+
+def _load(folder, log, barrier):
+    def counted(*arguments):
+        os.write(log, b'x')
+        time.sleep(0.2)
+        fill_permutation(*arguments)
+
+    epoch_permutation.fill_permutation = counted
+    barrier.wait()
+    ids = EpochFiles(folder).load(MIX, CONFIG, 0)
+    os._exit(0 if np.array_equal(ids, expected()) else 1)
+
+
+def test_one_process_computes_and_the_others_wait(tmp_path):
+    log = os.open(tmp_path / 'log', os.O_CREAT | os.O_RDWR | os.O_APPEND)
+    barrier = processes.Barrier(4)
+    crowd = [processes.Process(target=_load, args=(tmp_path, log, barrier)) for _ in range(4)]
+    for process in crowd:
+        process.start()
+    for process in crowd:
+        process.join(60)
+    assert [process.exitcode for process in crowd] == [0] * 4
+    assert (tmp_path / 'log').read_bytes() == b'x'
+
+
+def _hang(folder, ready):
+    def hang(*arguments):
+        (folder / epoch_permutation.FOLDER / f'{"ab" * 16}.int64.tmp').write_bytes(b'half')
+        ready.set()
+        signal.pause()
+
+    epoch_permutation.fill_permutation = hang
+    EpochFiles(folder).load(MIX, CONFIG, 0)
+
+
+def test_a_process_killed_while_it_computes_holds_nobody_up_and_leaves_nothing(tmp_path):
+    ready = processes.Event()
+    process = processes.Process(target=_hang, args=(tmp_path, ready))
+    process.start()
+    assert ready.wait(60)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    ids = EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    assert np.array_equal(ids, expected())
+    assert len(names(tmp_path)) == 1
+
+
+def test_a_link_in_place_of_its_folder_is_not_followed(tmp_path):
+    elsewhere = tmp_path / 'elsewhere'
+    elsewhere.mkdir()
+    (elsewhere / 'thesis.tex').write_text('mine')
+    (tmp_path / epoch_permutation.FOLDER).symlink_to(elsewhere)
+    with pytest.warns(UserWarning, match='that is a symbolic link'):
+        ids = EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    assert np.array_equal(ids, expected())
+    assert os.listdir(elsewhere) == ['thesis.tex']
+
+
+def test_files_of_other_names_stay(tmp_path):
+    (tmp_path / epoch_permutation.FOLDER).mkdir()
+    (tmp_path / epoch_permutation.FOLDER / 'thesis.tex').write_text('mine')
+    EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    assert 'thesis.tex' in names(tmp_path)
+
+
+def test_a_file_of_the_wrong_size_is_made_anew(tmp_path):
+    EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    path = tmp_path / epoch_permutation.FOLDER / names(tmp_path)[0]
+    path.write_bytes(b'short')
+    assert np.array_equal(EpochFiles(tmp_path).load(MIX, CONFIG, 0), expected())
+
+
+def test_a_folder_that_cannot_be_made_costs_memory_and_a_warning(tmp_path):
+    (tmp_path / 'file').write_bytes(b'')
+    with pytest.warns(UserWarning, match='every process computes it for itself'):
+        ids = EpochFiles(tmp_path / 'file').load(MIX, CONFIG, 0)
+    assert np.array_equal(ids, expected())
+
+
+def test_a_dataset_keeps_it_in_its_cache_folder(make_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(epoch_permutation, 'IN_MEMORY', 0)
+    remote = make_dataset('remote', 60)
+    options = {'shuffle': True, 'shuffle_algo': 'py2s', 'batch_size': 5}
+    dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'cache'), **options)
+    assert not (tmp_path / 'cache' / epoch_permutation.FOLDER).exists()  # nothing is computed before the first batch
+    got = [i for batch in StreamingDataLoader(dataset, num_workers=2) for i in batch['id'].tolist()]
+    assert sorted(set(got)) == list(range(60))
+    assert len(names(tmp_path / 'cache')) == 1
+
+
+def test_a_dataset_without_a_remote_keeps_it_among_temporary_files(make_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(epoch_permutation, 'IN_MEMORY', 0)
+    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'tmp'))
+    folder = make_dataset('data', 40)
+    before = sorted(os.listdir(folder))
+    dataset = StreamingDataset(local=str(folder), shuffle=True, shuffle_algo='naive', batch_size=5)
+    assert sorted(sample['id'] for sample in dataset) == list(range(40))
+    assert sorted(os.listdir(folder)) == before
+    ours = tmp_path / 'tmp' / f'headrace-{os.geteuid()}'
+    assert len(names(ours)) == 1
+    assert ours.stat().st_mode & 0o777 == 0o700
+    ours.rename(tmp_path / 'elsewhere')
+    ours.symlink_to(tmp_path / 'elsewhere')
+    with pytest.warns(UserWarning, match='headrace-.* but that is a symbolic link'):
+        assert sorted(sample['id'] for sample in dataset) == list(range(40))

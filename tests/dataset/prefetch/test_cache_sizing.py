@@ -1,0 +1,124 @@
+"""The warning of a cache limit under which an epoch would download its shards again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import numpy as np
+import pytest
+
+from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.dataset.prefetch.cache_sizing import bytes_side_by_side
+from headrace.errors import ConfigError
+
+pytestmark = pytest.mark.once
+
+SAMPLES, ROW = 4000, 4 * 100 + 20
+
+
+@pytest.fixture(scope='module')
+def remote(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('remote')
+    with MDSWriter(out=str(folder), columns={'x': 'ndarray:int32:100'}, size_limit=20 * ROW) as writer:
+        for number in range(SAMPLES):
+            writer.write({'x': np.full(100, number, np.int32)})
+    return folder
+
+
+def most_in_turn(dataset, nodes):
+    """Bytes of the shards of which samples came before a moment and come after it on node 0, at the worst moment."""
+    ids = []
+    for rank in range(nodes):
+        plan = dataset.plan(topology=Topology(rank=rank, world_size=nodes, num_nodes=nodes))
+        if rank == 0:
+            ids = np.concatenate([plan.ids(k) for k in range(plan.num_batches)])
+    shards, _ = dataset.locate(ids)
+    first, last = {}, {}
+    for at, shard in enumerate(shards.tolist()):
+        first.setdefault(shard, at)
+        last[shard] = at
+    change = np.zeros(len(ids) + 1, np.int64)
+    for shard, at in first.items():
+        size = dataset.shards[shard].files[0].raw.bytes
+        change[at] += size
+        change[last[shard]] -= size
+    return int(change.cumsum().max())
+
+
+@pytest.mark.parametrize('nodes', [1, 2])
+@pytest.mark.parametrize('canonical', [2, 4])
+@pytest.mark.parametrize('block', [100, 400, 5000])
+@pytest.mark.parametrize('algorithm', [None, 'py1e', 'py1br'])
+def test_the_estimate_is_about_what_is_read_in_turn(remote, tmp_path, algorithm, block, canonical, nodes):
+    dataset = StreamingDataset(
+        remote=str(remote),
+        local=str(tmp_path),
+        batch_size=4,
+        shuffle=True,
+        shuffle_algo=algorithm,
+        shuffle_block_size=block,
+        num_canonical_nodes=canonical,
+    )
+    said = bytes_side_by_side(dataset.streams, dataset.mixture, dataset.order_config, nodes)
+    true = most_in_turn(dataset, nodes)
+    # A node's share of a small data set is all that it reads; and a shard at a block's edge belongs to two.
+    assert 0.45 * true <= min(said, SAMPLES * ROW / nodes) <= 1.3 * true
+
+
+def test_local_streams_take_no_room(remote, tmp_path):
+    streams = [Stream(local=str(remote)), Stream(remote=str(remote), local=str(tmp_path / 'l'))]
+    both = StreamingDataset(streams=streams, shuffle=True, num_canonical_nodes=1, batch_size=4)
+    one = StreamingDataset(remote=str(remote), local=str(tmp_path / 'l'), shuffle=True, batch_size=4)
+    assert bytes_side_by_side(both.streams, both.mixture, both.order_config, 1) == pytest.approx(
+        bytes_side_by_side(one.streams, one.mixture, one.order_config, 1), rel=0.01
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        local = StreamingDataset(local=str(remote), shuffle=True, batch_size=4, cache_limit=10_000)
+        next(iter(StreamingDataLoader(local)))
+
+
+def test_streams_of_one_folder_count_its_index_once(remote, tmp_path):
+    size = (remote / 'index.json').stat().st_size + len(f'{remote}\n')
+    size += max(path.stat().st_size for path in remote.glob('*.mds'))
+    for limit in (size, size - 1):
+        streams = [Stream(remote=str(remote), local=str(tmp_path / str(limit))) for _ in range(2)]
+        with contextlib.nullcontext() if limit == size else pytest.raises(ConfigError, match=f'at least {size} bytes'):
+            next(iter(StreamingDataset(streams=streams, batch_size=4, cache_limit=limit)))
+
+
+def loaded(remote, tmp_path, limit, **how):
+    how = {'shuffle': True, 'shuffle_block_size': 1000, 'num_canonical_nodes': 2, **how}
+    streams = [Stream(remote=str(remote), local=str(tmp_path / 'l'))]
+    dataset = StreamingDataset(streams=streams, batch_size=4, cache_limit=limit, **how)
+    return StreamingDataLoader(dataset)
+
+
+def test_a_limit_below_it_is_a_warning_that_says_what_would_do(remote, tmp_path):
+    with pytest.warns(UserWarning, match='downloaded again and again') as found:
+        next(iter(loaded(remote, tmp_path, 300_000)))
+    text = next(text for warning in found if 'downloaded again and again' in (text := str(warning.message)))
+    assert '300,000 bytes' in text
+    enough = int(text.partition('Raise `cache_limit` to ')[2].split(', or')[0].replace(',', ''))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        next(iter(loaded(remote, tmp_path, enough)))
+
+
+@pytest.mark.parametrize(
+    'how',
+    [
+        {'shuffle': False},
+        {'shuffle_block_size': 100},
+        {'limit': None},
+        {'topology': Topology(rank=1, world_size=2)},
+        {'topology': Topology(rank=0, world_size=8, num_nodes=8), 'num_canonical_nodes': 8, 'shuffle_block_size': 500},
+    ],
+    ids=['in order', 'small blocks', 'no limit', 'another rank says it', 'a part on each node'],
+)
+def test_there_is_none_where_there_is_no_need(remote, tmp_path, how):
+    limit = how.pop('limit', 300_000)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        next(iter(loaded(remote, tmp_path, limit, **how)))

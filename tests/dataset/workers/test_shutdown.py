@@ -1,0 +1,150 @@
+"""How workers end."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from headrace import StreamingDataLoader, StreamingDataset
+from headrace.storage import register_store
+from headrace.storage.stores.local import LocalStore
+from processes import end_well, run_program
+
+
+@pytest.mark.once
+def test_spawned_workers_end_without_a_word(make_dataset):
+    folder = make_dataset('data', 40)
+    program = Path(__file__).parents[1] / 'busy_workers.py'
+    done = subprocess.run([sys.executable, program, folder], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.split()) == (0, ['10'] * 3), done.stderr
+    assert 'terminate' not in done.stderr
+
+
+SAYS_GOODBYE = """
+import atexit, sys
+from functools import partial
+import torch.utils.data
+from headrace import StreamingDataLoader, StreamingDataset
+
+torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL = 60  # seconds after which PyTorch ends a worker with SIGTERM
+data, method = sys.argv[1:]
+begin = partial(atexit.register, partial(print, 'goodbye', flush=True))
+dataset = StreamingDataset(local=data, batch_size=10)
+loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context=method, worker_init_fn=begin)
+assert len(list(loader)) == 4
+"""
+
+
+@pytest.mark.once
+def test_what_a_spawned_worker_registered_for_its_end_runs(make_dataset):
+    program = [sys.executable, '-c', SAYS_GOODBYE, make_dataset('data', 40), 'spawn']
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, 'goodbye 0\n', '')
+
+
+def test_what_the_trainer_registered_for_its_end_runs_in_no_worker(make_dataset, tmp_path):
+    ran = tmp_path / 'ran'
+    atexit.register(ran.touch)
+    try:
+        dataset = StreamingDataset(local=str(make_dataset('data', 20)), batch_size=4)
+        assert len(list(StreamingDataLoader(dataset, num_workers=1, multiprocessing_context='fork'))) == 5
+    finally:
+        atexit.unregister(ran.touch)
+    assert not ran.exists()
+
+
+def test_a_run_without_standard_output_ends_without_a_word(make_dataset):
+    program = [sys.executable, '-c', SAYS_GOODBYE, str(make_dataset('data', 40)), 'fork']
+    done = subprocess.run(['sh', '-c', 'exec "$@" >&-', 'sh', *program], stderr=subprocess.PIPE, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, '')
+
+
+@pytest.mark.once
+@pytest.mark.parametrize('end', ['left', 'alive'])
+@pytest.mark.parametrize(
+    ('workers', 'method', 'loader'),
+    [
+        (0, 'fork', 'StreamingDataLoader'),
+        (2, 'fork', 'StreamingDataLoader'),
+        pytest.param(2, 'fork', 'DataLoader', marks=pytest.mark.slow),
+        pytest.param(2, 'spawn', 'StreamingDataLoader', marks=pytest.mark.slow),
+        pytest.param(2, 'forkserver', 'StreamingDataLoader', marks=pytest.mark.slow),
+    ],
+)
+def test_the_next_run_removes_what_was_fetched_ahead_as_they_ended(
+    make_dataset, tmp_path, workers, method, loader, end
+):
+    remote = make_dataset('remote', 60)
+    program = Path(__file__).parents[1] / 'leaving.py'
+    given = [remote, tmp_path / 'local', workers, method, loader, end]
+    done = run_program([sys.executable, str(program), *map(str, given)], cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {'.lock', '.raw'}
+    local = tmp_path / 'local'
+    there = {path.name for path in local.iterdir()} - {'.headrace'}
+    assert there == {'.headrace-remote', 'index.json', 'shard.00000.mds'}
+    dataset = StreamingDataset(remote=str(remote), local=str(local))
+    assert [dataset[number]['id'] for number in range(60)] == list(range(60))
+    assert {path.name for path in local.iterdir()} == {'.headrace-remote', *(path.name for path in remote.iterdir())}
+
+
+def test_idle_threads_of_an_executor_keep_no_worker(make_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr('torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL', 60)
+    executors: list[ThreadPoolExecutor] = []
+    own = tmp_path / 'pid'  # other tests' processes may run beside it
+
+    def begin(_: int) -> None:
+        own.write_text(str(os.getpid()))
+        executors.append(ThreadPoolExecutor(2))
+        assert list(executors[0].map(abs, [-1, -2])) == [1, 2]
+
+    dataset = StreamingDataset(local=str(make_dataset('data', 20)), batch_size=4)
+    loader = StreamingDataLoader(dataset, num_workers=1, worker_init_fn=begin, multiprocessing_context='fork')
+    children = {child for _ in loader for child in multiprocessing.active_children()}
+    (worker,) = [child for child in children if child.pid == int(own.read_text())]
+    assert worker.exitcode == 0  # PyTorch ends one that does not end in time with SIGTERM
+
+
+class SlowStore(LocalStore):
+    """A folder whose shards take a while."""
+
+    def get(self, key, out, **how):
+        time.sleep(0.0 if key == 'index.json' else 0.1)
+        return super().get(key, out, **how)
+
+
+@pytest.mark.once
+@pytest.mark.usefixtures('own_stores')
+def test_a_thread_that_is_waited_for_reads_on_as_its_process_ends(make_dataset, tmp_path):
+    register_store('slow', lambda url, _: SlowStore(url.removeprefix('slow://')))
+    remote, out = make_dataset('remote', 60, per_shard=5), tmp_path / 'read'
+
+    def work():
+        dataset = StreamingDataset(
+            remote=f'slow://{remote}', local=str(tmp_path / 'local'), batch_size=20, shuffle=True
+        )
+        begun = threading.Event()
+
+        def read():
+            with out.open('w', buffering=1) as file:
+                for sample in dataset:
+                    file.write(f'{sample["id"]}\n')
+                    begun.set()
+
+        threading.Thread(target=read).start()
+        assert begun.wait(20)
+
+    child = multiprocessing.get_context('fork').Process(target=work)
+    child.start()
+    end_well([child], 60)
+    assert sorted(map(int, out.read_text().split())) == list(range(60))
+    assert not (tmp_path / 'local/.headrace').exists()

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace.errors import ConfigError, EmptyDatasetError, StreamError
+from headrace.order import Mixture, OrderConfig, StreamSize, make_order
+
+CASES = json.loads((Path(__file__).parents[2] / 'data/order/apply_weights.json').read_text())['cases']
+
+
+def streams_of(sizes: list[int], weights: list[dict]) -> list[StreamSize]:
+    return [
+        StreamSize(name=f's{i}', shard_sizes=np.array([size]), **weight)
+        for i, (size, weight) in enumerate(zip(sizes, weights, strict=True))
+    ]
+
+
+@pytest.mark.parametrize('case', CASES, ids=lambda case: case['id'])
+def test_numbers_are_mosaicmls(case: dict) -> None:
+    args = case['args']
+    streams = streams_of(args['samples_per_stream'], args['streams'])
+    if 'raises' in case:
+        with pytest.raises(ValueError):
+            Mixture.resolve(streams, args['epoch_size'], args['seed'])
+        return
+    mixture = Mixture.resolve(streams, args['epoch_size'], args['seed'])
+    assert list(mixture.choose) == case['choose']
+    assert mixture.epoch_size == case['epoch_size']
+    assert [p.hex() for p in mixture.proportions] == case['proportion_hex']
+    assert [r.hex() for r in mixture.repeats] == case['repeat_hex']
+
+
+@pytest.mark.parametrize(
+    ('weights', 'epoch_size', 'named'),
+    [
+        ([{'proportion': 1}, {}], None, r"\['s1'\]"),
+        ([{'proportion': 1}, {'repeat': 1}], None, r"\['s1'\]"),
+        ([{'repeat': 1}, {}], 7, 'epoch_size 7'),
+        ([{'choose': 1}, {'choose': 0}], 7, 'epoch_size 7'),
+        ([{'proportion': 0}, {'proportion': 0}], None, 'at least one proportion'),
+        ([{'choose': 0}, {'repeat': 0}], None, 'at least one sample'),
+        ([{}, {}], -3, '-3'),
+    ],
+)
+def test_contradicting_weights_are_refused(weights: list[dict], epoch_size: int | None, named: str) -> None:
+    with pytest.raises(StreamError, match=named):
+        Mixture.resolve(streams_of([5, 6], weights), epoch_size)
+
+
+@pytest.mark.parametrize('weight', [{'proportion': -0.5}, {'repeat': float('nan')}, {'choose': -1}])
+def test_bad_weight_is_refused_with_its_value(weight: dict) -> None:
+    with pytest.raises(StreamError, match=str(next(iter(weight.values())))):
+        StreamSize(name='web', shard_sizes=np.array([5]), **weight)
+
+
+def test_two_weights_on_a_stream_are_refused() -> None:
+    with pytest.raises(StreamError, match='web'):
+        StreamSize(name='web', shard_sizes=np.array([5]), repeat=1, choose=5)
+
+
+def test_streams_without_samples_are_refused() -> None:
+    with pytest.raises(EmptyDatasetError, match='web'):
+        StreamSize(name='web', shard_sizes=np.array([0, 0]))
+    with pytest.raises(EmptyDatasetError):
+        Mixture.resolve([])
+
+
+def test_equal_names_are_refused() -> None:
+    with pytest.raises(StreamError, match='web'):
+        Mixture.resolve([StreamSize(name='web', shard_sizes=np.array([5]))] * 2)
+
+
+def test_offsets_run_stream_after_stream() -> None:
+    mixture = Mixture.resolve(
+        [
+            StreamSize(name='a', shard_sizes=np.array([3, 0, 4])),
+            StreamSize(name='b', shard_sizes=np.array([5])),
+        ]
+    )
+    assert mixture.sample_offsets.tolist() == [0, 7, 12]
+    assert mixture.shard_offsets.tolist() == [0, 3, 4]
+    assert mixture.shard_sizes.tolist() == [3, 0, 4, 5]
+    assert pickle.loads(pickle.dumps(mixture)).choose == mixture.choose
+
+
+def test_fingerprint_tells_shard_sizes_apart() -> None:
+    prints = {StreamSize(name='a', shard_sizes=np.array(s)).fingerprint for s in ([3, 4], [4, 3], [7])}
+    assert len(prints) == 3
+    assert StreamSize(name='a', shard_sizes=np.array([7]), fingerprint='index').fingerprint == 'index'
+
+
+THREE = (('a', 3000), ('b', 5000), ('c', 700))
+
+
+def exhausting(when: str, proportions=(1, 1, 1), epoch_size: int | None = None) -> Mixture:
+    streams = [
+        StreamSize(name=name, shard_sizes=[100] * (size // 100), proportion=p)
+        for (name, size), p in zip(THREE, proportions, strict=True)
+    ]
+    return Mixture.resolve(streams, epoch_size=epoch_size, when_exhausted=when)
+
+
+def test_an_epoch_that_stops_draws_no_stream_beyond_its_size_and_one_nearly_to_it() -> None:
+    assert exhausting('stop').choose == (700, 700, 700)
+    uneven = exhausting('stop', (0.5, 0.1, 0.4))
+    assert sum(uneven.choose) == uneven.epoch_size == 1750
+    assert uneven.choose == (875, 175, 700)
+    assert exhausting('stop', epoch_size=300).choose == exhausting('repeat', epoch_size=300).choose
+
+
+def test_a_stream_that_is_dropped_leaves_the_others_their_proportions() -> None:
+    mix = exhausting('drop_stream', (2, 1, 1))
+    assert mix.stages == ((1400, 700, 700), (1600, 800, 0), (0, 3500, 0))
+    assert mix.choose == (3000, 5000, 700)
+    assert exhausting('drop_stream', (2, 1, 1), 2000).stages == ((1000, 500, 500),)
+    assert exhausting('drop_stream', (2, 0, 1)).choose == (3000, 0, 700)
+
+
+@pytest.mark.parametrize('when', ['stop', 'drop_stream'])
+def test_an_epoch_longer_than_all_streams_ends_with_them(when: str) -> None:
+    assert exhausting(when, epoch_size=10**6).epoch_size == {'stop': 2099, 'drop_stream': 8700}[when]
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"one of \['repeat', 'stop', 'drop_stream'\], got 'cycle'"):
+        exhausting('cycle')
+
+
+@pytest.mark.parametrize(
+    ('options', 'of_stream', 'named'),
+    [
+        ({'epoch_size': 2 * 10**12}, {'proportion': 1}, 'at most 1,000,000,000,000 samples, got 2,000,000,000,000'),
+        ({}, {'choose': 10**30}, 'at most 1,000,000,000,000 samples'),
+        ({}, {'repeat': 1e300}, 'at most 1,000,000,000,000 samples'),
+        ({'epoch_size': 9}, {'proportion': 1e308}, 'a finite sum, got .1e\\+308, 1e\\+308'),
+    ],
+)
+def test_numbers_beyond_what_an_order_counts_are_refused(options: dict, of_stream: dict, named: str) -> None:
+    with pytest.raises(StreamError, match=named):
+        Mixture.resolve([StreamSize(name=name, shard_sizes=[10], **of_stream) for name in 'ab'], **options)
+
+
+@pytest.mark.parametrize('nodes', [1, 2, 64])
+@pytest.mark.parametrize('batch', [None, 4096])
+def test_the_longest_epoch_is_read_at_any_place(nodes: int, batch: int | None) -> None:
+    size = 10**12
+    mix = Mixture.resolve(
+        [StreamSize(name=name, shard_sizes=[1000] * 20, proportion=p) for name, p in (('a', 1), ('b', 3))],
+        epoch_size=size,
+    )
+    batching = 'stratified' if batch else 'random'
+    config = OrderConfig(shuffle=True, num_canonical_nodes=nodes, batching=batching, global_batch_size=batch)
+    order = make_order(mix, config.resolve_defaults(mix), 3)
+    for begin in (0, size // 3, size - 4096):
+        ids = order.at(np.arange(begin, begin + 4096))
+        assert abs((ids < 20_000).mean() - 0.25) < 0.05
+        before = order.turns_before(begin) - order.turns_before(0)
+        assert np.abs(before.sum(1) - [begin / 4, begin * 3 / 4]).max() < 10_000

@@ -1,0 +1,162 @@
+"""The lanes, against a simulation that walks row by row as their description says."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from order_cases import relaxed
+
+from headrace.order.native import cell_table as lanes_module
+from headrace.order.native.cell_table import CellTable, Parts
+from headrace.order.random.feistel import column_bits, permute
+from headrace.order.random.hashing import derive, hashes, keyed_order
+
+
+def permuted(x: int, n: int, key: int) -> int:
+    arrays = [np.array([a], np.uint64) for a in (x, n, int(column_bits(np.array([n]))[0]), key)]
+    return int(permute(*arrays)[0])
+
+
+def simulated(parts: Parts, block: int, key: int) -> list[int]:
+    order = keyed_order(key, len(parts.sizes)).tolist()
+    total = int(parts.sizes.sum())
+    mean = -(-total // len(order))
+    units = []  # (part, samples of the part before, samples)
+    for part in order:
+        size = int(parts.sizes[part])
+        pieces = 1 if block >= total else ceil(Fraction(2 * size, 3 * mean))
+        cuts = [size * i // pieces for i in range(pieces + 1)]
+        units += [(part, a, b - a) for a, b in pairwise(cuts)]
+    open_in_py1e = Fraction(sum(max(int(size), block) for size in parts.sizes), total)
+    num_lanes = 1 if block >= total else min(len(units), max(1, ceil(open_in_py1e - Fraction(1, 32))))
+
+    phase = derive(key, 2)
+    unit_at = [i for i, (_, _, size) in enumerate(units) for _ in range(size)]
+    first = (phase >> 32) * total // num_lanes >> 32
+    hit = {unit_at[first + lane * total // num_lanes] for lane in range(num_lanes)}
+    units = [units[i] for i in sorted(hit)] + [unit for i, unit in enumerate(units) if i not in hit]
+    ages = [units[lane][2] * (16 * lane + phase % 16) // (16 * num_lanes) for lane in range(num_lanes)]
+    free = [max(ages) - age for age in ages]
+    opens = list(free)
+    lanes: list[list[tuple[int, int, int, int]]] = [[] for _ in opens]  # (first row, part, before, samples)
+    for part, before, size in units:
+        # Each of the first units has a lane of its own, however early another one ends.
+        empty = [lane for lane in range(num_lanes) if not lanes[lane]]
+        lane = empty[0] if empty else min(range(num_lanes), key=lambda i: (free[i], i))
+        lanes[lane].append((free[lane], part, before, size))
+        free[lane] += size
+
+    by_opening = sorted(range(num_lanes), key=lambda i: (opens[i], i))
+    by_closing = sorted(range(num_lanes), key=lambda i: (-free[i], i))
+    begin, end = opens[by_opening[num_lanes // 2]], free[by_closing[num_lanes // 2]]
+    end = max(end, ceil(Fraction(begin + max(free), 2)))
+    begin = min(begin, (end + min(opens)) // 2)
+
+    def row_of(row: int, ranked: list[int]) -> list[tuple[int, int]]:
+        """Part and number of the draw, of each lane that is open in a row."""
+        return [
+            (part, int(parts.skipped[part]) + before + row - first)
+            for lane in ranked
+            for first, part, before, size in lanes[lane]
+            if first <= row < first + size
+        ]
+
+    rows: list[tuple[list[tuple[int, int]], int]] = []  # the row's draws, and a state that is the same within a run
+    for row in range(begin, end):
+        ranked = by_closing if row >= min(free) else by_opening
+        folded = row_of(2 * begin - 1 - row, by_opening), row_of(2 * end - 1 - row, by_closing)
+        rows.append((row_of(row, ranked) + folded[0] + folded[1], row))
+    edges = sorted({*opens, *free, begin, *(2 * begin - row for row in opens), *(2 * end - row for row in free)})
+    edges = [row for row in edges if begin <= row < end]
+    if block >= total:
+        rows, edges = [([draw for draws, _ in rows for draw in draws], 0)], [0]
+    samples = []
+    for draws, row in rows:
+        run = max(i for i, edge in enumerate(edges) if edge <= row)
+        run_key = int(hashes(derive(key, 1), np.array([run]))[0])
+        row_key = (run_key + (row - edges[run]) * int(lanes_module._ROW_STEP)) % 2**64
+        for slot in range(len(draws)):
+            part, drawn = draws[permuted(slot, len(draws), row_key)]
+            at = permuted(drawn, int(parts.shard_sizes[part]), int(parts.keys[part]))
+            samples.append(int(parts.starts[part]) + at)
+    return samples
+
+
+@st.composite
+def cells(draw: st.DrawFn) -> Parts:
+    sizes = np.array(draw(st.lists(st.integers(1, 9) | st.integers(20, 40), min_size=1, max_size=8)))
+    skipped, after = (np.array([draw(st.integers(0, 2)) for _ in sizes]) for _ in range(2))
+    shards = skipped + sizes + after
+    return Parts(
+        sizes=sizes,
+        skipped=skipped,
+        starts=np.cumsum(shards) - shards,
+        shard_sizes=shards,
+        bits=column_bits(shards),
+        keys=hashes(draw(st.integers(0, 9)), np.arange(len(sizes))),
+    )
+
+
+added_cells = st.lists(
+    st.tuples(cells(), st.integers(1, 30) | st.integers(30, 200) | st.just(1000), st.integers(0, 99)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@relaxed
+@given(added_cells)
+def test_each_position_is_what_walking_there_gives(added: list[tuple[Parts, int, int]]) -> None:
+    table = CellTable()
+    numbers = [table.add(*cell) for cell in added]
+    assert numbers == list(range(len(added)))
+    for number, (parts, block, key) in zip(numbers, added, strict=True):
+        positions = np.arange(int(parts.sizes.sum()))
+        got = table.at(np.full(len(positions), number), positions)
+        assert got.tolist() == simulated(parts, block, key)
+
+
+@relaxed
+@given(added_cells, st.randoms())
+def test_find_is_the_inverse_and_knows_what_is_not_there(added: list[tuple[Parts, int, int]], random: Random) -> None:
+    table = CellTable()
+    for cell in added:
+        table.add(*cell)
+    places = [(number, i) for number, cell in enumerate(added) for i in range(int(cell[0].sizes.sum()))]
+    random.shuffle(places)
+    numbers, positions = np.array(places).T
+    samples = table.at(numbers, positions)
+    assert (table.find(numbers, samples) == positions).all()
+    for number, (parts, _, _) in enumerate(added):
+        everything = np.arange(-2, int(parts.shard_sizes.sum()) + 3)
+        found = table.find(np.full(len(everything), number), everything)
+        assert set(everything[found >= 0]) == set(samples[numbers == number])
+
+
+def equal_shards(count: int, size: int) -> Parts:
+    sizes = np.full(count, size)
+    return Parts(sizes, sizes * 0, np.cumsum(sizes) - sizes, sizes, column_bits(sizes), hashes(1, np.arange(count)))
+
+
+@pytest.mark.parametrize(('block', 'lanes'), [(40, 1), (50, 1), (51, 1), (60, 2), (500, 10), (4000, 80)])
+def test_no_more_shards_are_in_use_than_the_block_needs(block: int, lanes: int) -> None:
+    table = CellTable()
+    cell = table.add(equal_shards(100, 50), block, 1)
+    shards = table.at(np.full(5000, cell), np.arange(5000)) // 50
+    uses = [(shards == shard).nonzero()[0] for shard in range(100)]
+    open_at = sum(np.bincount(np.arange(u[0], u[-1] + 1), minlength=5000) for u in uses)
+    assert open_at.max() <= lanes
+
+
+def test_a_row_has_a_sample_of_each_lane() -> None:
+    table = CellTable()
+    cell = table.add(equal_shards(200, 50), 1000, 1)
+    rows = (table.at(np.full(8000, cell), np.arange(1000, 9000)) // 50).reshape(-1, 20)
+    assert all(len(set(row)) == 20 for row in rows.tolist())

@@ -1,0 +1,208 @@
+import pytest
+
+from headrace.errors import ChecksumError, ConfigError, ObjectNotFoundError, TransferError
+from headrace.storage import Retry
+from headrace.storage.transfer.retry import BrokenTransferError
+
+
+class Time:
+    """A clock that moves when somebody sleeps."""
+
+    def __init__(self):
+        self.now, self.slept = 0.0, []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def retry(self, **how):
+        return Retry(**how, sleep=self.sleep, clock=lambda: self.now)
+
+
+def failing(times, error=None):
+    left = [error or TransferError('no luck')] * times
+
+    def attempt():
+        if left:
+            raise left.pop()
+        return 'done'
+
+    return attempt
+
+
+def test_it_tries_until_it_works():
+    time = Time()
+    assert time.retry(attempts=4).call('X', failing(3)) == 'done'
+    assert len(time.slept) == 3
+
+
+def test_delays_grow_and_are_bounded():
+    time = Time()
+    with pytest.raises(TransferError):
+        time.retry(attempts=30, first_delay=1, max_delay=8, timeout=1e9).call('X', failing(100))
+    assert len(time.slept) == 29
+    assert all(0 <= delay <= min(8, 2**n) for n, delay in enumerate(time.slept))
+    assert max(time.slept) > 4
+
+
+def test_patience_outlasts_attempts():
+    time = Time()
+    with pytest.raises(TransferError, match='the bound is 2 failures in a row, in 30 s') as caught:
+        time.retry(attempts=2, patience=30, max_delay=8).call('X', failing(100))
+    assert 30 <= time.now <= 38
+    assert len(time.slept) > 3
+    assert 'no luck' in str(caught.value)
+    assert Time().retry(attempts=1, patience=30).call('X', failing(5)) == 'done'
+
+
+def test_patience_counts_from_the_first_failure_without_progress():
+    time, reached = Time(), 0
+
+    def attempt():
+        nonlocal reached
+        if len(time.slept) == 8:
+            reached = 1
+        raise TransferError('no luck')
+
+    with pytest.raises(TransferError):
+        time.retry(attempts=2, patience=30, first_delay=3, max_delay=3).call('X', attempt, progress=lambda: reached)
+    assert time.now >= sum(time.slept[:8]) + 30
+
+
+def test_the_last_error_names_attempts_and_cause():
+    with pytest.raises(TransferError, match=r'Reading x failed after 2 attempts in .* no luck') as caught:
+        Time().retry(attempts=2).call('Reading x', failing(9))
+    assert str(caught.value.__cause__) == 'no luck'
+    assert type(caught.value) is TransferError
+
+
+def test_a_server_may_ask_for_a_pause():
+    time = Time()
+    time.retry(max_delay=5).call('X', failing(1, BrokenTransferError.at('503', retry_after=3)))
+    time.retry(max_delay=5).call('X', failing(1, BrokenTransferError.at('503', retry_after=3600)))
+    assert time.slept == [3, 5]
+
+
+def test_who_is_told_to_come_back_later_has_not_failed_until_then():
+    time, told = Time(), BrokenTransferError.at('429', retry_after=60)
+    assert time.retry(patience=30).call('X', failing(4, told)) == 'done'
+    assert time.slept == [60] * 4
+    time = Time()
+    with pytest.raises(TransferError, match='the bound is 600 s'):
+        time.retry(patience=30).call('X', failing(100, told))
+    assert time.slept == [60] * 10
+    time = Time()
+    with pytest.raises(TransferError, match='after 1 attempt in'):
+        time.retry(attempts=1).call('X', failing(1, told))
+
+
+def test_the_whole_is_bounded_in_time():
+    time = Time()
+    with pytest.raises(TransferError, match='the bound is 10 s'):
+        time.retry(attempts=10**6, first_delay=1, max_delay=2, timeout=10).call('X', failing(10**6))
+    assert time.now <= 10
+
+
+@pytest.mark.parametrize('error', [ObjectNotFoundError('x'), ChecksumError('x'), ConfigError('x'), KeyError('x')])
+def test_only_transfers_are_tried_again(error):
+    time = Time()
+    with pytest.raises(type(error)):
+        time.retry().call('X', failing(1, error))
+    assert time.slept == []
+
+
+@pytest.mark.parametrize('how', [{'attempts': 0}, {'first_delay': -1}, {'max_delay': -1}, {'timeout': -1}])
+def test_impossible_settings_are_refused(how):
+    with pytest.raises(ConfigError):
+        Retry(**how)
+
+
+def test_the_global_generator_is_left_alone():
+    import random
+
+    random.seed(5)
+    expected = random.random()
+    random.seed(5)
+    Time().retry().call('X', failing(2))
+    assert random.random() == expected
+
+
+class TestOutage:
+    """A server that does not answer is named after 3 s, once for each outage, and is tried again."""
+
+    @pytest.fixture
+    def time(self):
+        return Time()
+
+    @pytest.fixture
+    def download(self, time):
+        """Downloads a URL from a server that refuses until a time, and asks for one attempt a second."""
+        retry = time.retry(attempts=1000)
+
+        def download(url, until):
+            def attempt():
+                if time.now < until:
+                    raise BrokenTransferError.at(f'{url}: connection refused.', retry_after=1.0)
+                return 'done'
+
+            return retry.call(f'Downloading {url}', attempt)
+
+        return download
+
+    @staticmethod
+    def told(caplog):
+        return [record.getMessage() for record in caplog.records if record.levelname == 'WARNING']
+
+    def test_it_is_told_once(self, time, download, caplog):
+        assert download('s3://bucket/a', until=2) == 'done'
+        assert not self.told(caplog)
+        assert download('s3://bucket/a', until=40) == 'done'
+        (message,) = self.told(caplog)
+        assert message.startswith('Downloading s3://bucket/a has failed for 2.0 s, and is tried again in 1.0 s.')
+        assert message.endswith('s3://bucket/a: connection refused.')
+        assert time.now == 40
+
+    def test_all_objects_of_a_server_have_one_outage(self, time, caplog):
+        retry = time.retry(attempts=9)
+        for name in 'abc':
+            with pytest.raises(TransferError):
+                retry.call(f'Downloading s3://bucket/{name}', failing(100, BrokenTransferError.at('x', retry_after=1)))
+        assert len(self.told(caplog)) == 1
+        with pytest.raises(TransferError):
+            retry.call('Downloading s3://another/a', failing(100, BrokenTransferError.at('x', retry_after=1)))
+        assert len(self.told(caplog)) == 2
+
+    def test_the_next_outage_is_told_again(self, time, download, caplog):
+        for until in (10, 20, 30):
+            assert download('s3://bucket/a', until) == 'done'
+        assert len(self.told(caplog)) == 3
+
+    def test_a_slow_answer_counts_as_silence(self, time, caplog):
+        def attempt():
+            time.now += 10  # until the time-out
+            raise TransferError('timed out')
+
+        with pytest.raises(TransferError):
+            time.retry(attempts=2, first_delay=0).call('Downloading s3://bucket/a', attempt)
+        assert len(self.told(caplog)) == 1
+
+    def test_a_transfer_that_moves_is_not_silent(self, time, caplog):
+        reached = 0
+
+        def attempt():
+            nonlocal reached
+            time.now += 10
+            reached += 1
+            if reached < 9:
+                raise TransferError('reset')
+            return 'done'
+
+        retry = time.retry(attempts=2, first_delay=1)
+        assert retry.call('Downloading s3://bucket/a', attempt, progress=lambda: reached) == 'done'
+        assert not self.told(caplog)
+
+    def test_it_tells_no_secret(self, time, download, caplog):
+        assert download('tape://user:hunter2@host/a', until=9) == 'done'
+        (message,) = self.told(caplog)
+        assert 'tape://user:***@host' in message
+        assert 'hunter2' not in message
