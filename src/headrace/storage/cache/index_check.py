@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ['IndexCheck', 'process_start']
 
-ANSWER_TIMEOUT: Final = 5.0
+ANSWER_TIMEOUT: Final = 3.0
 """Seconds for which a remote's answer is waited for, the time of its client's first connection included."""
 
 _log = logger_of(__name__)
