@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
-from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_MARK, BadSamplePolicy, parse_policy
-from headrace.dataset.batch_keys.key import BatchMark
-from headrace.dataset.batch_keys.padding import PADDING_MARK
-from headrace.dataset.cache_files.epoch_permutation import EpochFiles
+from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY, BadSamplePolicy, parse_policy
+from headrace.dataset.batch_keys.key import ReservedKey
+from headrace.dataset.batch_keys.padding import PADDING_KEY
+from headrace.dataset.cache_files.epoch_permutation import EpochPermutations
 from headrace.dataset.items import SamplesById
 from headrace.dataset.iterate import samples_of_pass
 from headrace.dataset.keywords import by_name
@@ -21,7 +21,7 @@ from headrace.dataset.reading.batch_reader import BatchReader
 from headrace.dataset.reading.protocol import Collate, Reader
 from headrace.dataset.reading.samples import Samples
 from headrace.dataset.reading.shard_pool import ShardPool
-from headrace.dataset.reading.skipping_reader import TolerantReader
+from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.streams.columns import column_names, read_columns, refuse_different_columns
@@ -212,10 +212,10 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             require_room(self.cache_limit, self.streams)
         self.shards: Sequence[ShardInfo] = JoinedShards([stream.shards for stream in self.streams])
         if remainder == 'exact':
-            self.check_columns(PADDING_MARK)
+            self.check_columns(PADDING_KEY)
         if self.on_bad_sample == 'skip':
-            self.check_columns(BAD_SAMPLE_MARK)
-        self._epoch_files = EpochFiles.beside([s.folder for s in self.streams if not s.is_local])
+            self.check_columns(BAD_SAMPLE_KEY)
+        self._permutations = EpochPermutations.beside([s.folder for s in self.streams if not s.is_local])
         asked = OrderConfig(
             algorithm=shuffle_algo,
             shuffle=shuffle,
@@ -235,7 +235,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             when_exhausted=when_exhausted,
             on_mixture_change=on_mixture_change,
             skip=ranges,
-            load=self._epoch_files.load,
+            load=self._permutations.load,
         )
         SampleSequence.__init__(
             self,
@@ -248,10 +248,10 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         )
         self._asked_for_room = False
         self._samples = Samples(self.streams, self.mixture, cache_limit=self.cache_limit)
-        self.tolerant_reader: TolerantReader | None = None
+        self.skipping_reader: SkippingReader | None = None
         """What reads on where samples cannot be read, under ``on_bad_sample='skip'``."""
         if self.on_bad_sample == 'skip':
-            self.tolerant_reader = TolerantReader(self._samples, from_user=not self.is_columnar)
+            self.skipping_reader = SkippingReader(self._samples, from_user=not self.is_columnar)
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
@@ -262,7 +262,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         self.stream_names = tuple(stream.name or '' for stream in self.streams)
         """What the rows of batches are of, by stream number."""
 
-    def check_columns(self, mark: BatchMark) -> None:
+    def check_columns(self, mark: ReservedKey) -> None:
         """Check that a mark can stand in batches.
 
         Raises:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
-from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_MARK
-from headrace.dataset.batch_keys.padding import PADDING_MARK
+from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY
+from headrace.dataset.batch_keys.padding import PADDING_KEY
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import upcoming_batches
 from headrace.dataset.reading.protocol import SampleSource
@@ -37,8 +37,8 @@ def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
         end_with_parent()
     plan = dataset.begin_pass(worker=number)
     epoch, is_marked = plan.order.epoch, plan.remainder == 'exact'
-    if dataset.tolerant_reader is not None:
-        dataset.tolerant_reader.begin_pass()
+    if dataset.skipping_reader is not None:
+        dataset.skipping_reader.begin_pass()
     dataset.pool.follow(
         upcoming_batches(dataset, plan, plan.ids, first=0),
         first=0,
@@ -49,7 +49,7 @@ def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
             dataset.pool.advance(k)
             own_samples = plan.own_samples(k)
             for row, sample in enumerate(_samples(dataset, epoch, plan.ids(k).tolist())):
-                yield PADDING_MARK.put(sample, row >= own_samples) if is_marked else sample
+                yield PADDING_KEY.put(sample, row >= own_samples) if is_marked else sample
     finally:
         dataset.pool.rest()
         dataset.progress.end(epoch)
@@ -62,10 +62,10 @@ def _samples(dataset: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]
         with drawing_for(dataset.shuffle_seed, epoch, sample_id):
             return dataset[sample_id]
 
-    if dataset.tolerant_reader is None:
+    if dataset.skipping_reader is None:
         yield from read_each(ids, read, dataset.pool.describe)
         return
     # All at once: what stands in for a sample may be behind it.
-    samples, bad = dataset.tolerant_reader.samples(ids, read)
+    samples, bad = dataset.skipping_reader.samples(ids, read)
     for row, sample in enumerate(samples):
-        yield BAD_SAMPLE_MARK.put(sample, bad is not None and bool(bad[row]))
+        yield BAD_SAMPLE_KEY.put(sample, bad is not None and bool(bad[row]))

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from headrace.dataset.batch_keys.padding import PADDING_MARK
-from headrace.dataset.batch_keys.stream_number import STREAM_MARK
+from headrace.dataset.batch_keys.padding import PADDING_KEY
+from headrace.dataset.batch_keys.stream_number import STREAM_KEY
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading.protocol import Collate, Reader
-from headrace.dataset.statistics import Delivery, LoaderStats, Mix, StreamCount, Tally
-from headrace.dataset.workers.worker_pool import WorkerFeed
+from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
+from headrace.dataset.workers.worker_pool import WorkerPool
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
 
@@ -129,9 +129,9 @@ class StreamingDataLoader(DataLoader[Any]):
                 "`drop_last=True` leaves out what remainder 'exact' hands out to the last sample; give one of them."
             )
         if remainder == 'exact':
-            dataset.check_columns(PADDING_MARK)
+            dataset.check_columns(PADDING_KEY)
         if mark_streams:
-            dataset.check_columns(STREAM_MARK)
+            dataset.check_columns(STREAM_KEY)
         if topology is not None:
             dataset.bind(topology)
         super().__init__(
@@ -161,8 +161,8 @@ class StreamingDataLoader(DataLoader[Any]):
         """Whether `len` is `longest_epoch`, for a trainer that asks once and caps a number of batches by it."""
         self.trainers_sampler: object = _EpochHint(dataset.progress)
         """The `sampler` that trainers see; the loader never asks it."""
-        self._feed: WorkerFeed | None = None
-        self._feed_key: object = None
+        self._worker_pool: WorkerPool | None = None
+        self._worker_pool_key: object = None
         self._position: tuple[int, int] | None = None
         # An attribute, since trainers that make a loader anew look for the arguments of its class among those.
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
@@ -170,8 +170,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self._handed_out: tuple[BatchPlan, int] | None = None
         self._epoch_under_way: int | None = None
         names = [stream.name or '' for stream in dataset.streams]
-        self._tally = Tally(dataset.stream_names, names, dataset.cache_counters)
-        self._mix = Mix()
+        self._counters = LoaderCounters(dataset.stream_names, names, dataset.cache_counters)
+        self._mixture_counts = MixtureCounts()
 
     @property
     def sampler(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -230,37 +230,37 @@ class StreamingDataLoader(DataLoader[Any]):
         self._position = self.next_pass()
         plan = self.dataset.begin_pass(cut, place=self._position)
         epoch = plan.order.epoch
-        self._tally.begin_pass(new_processes=not self.persistent_workers)
+        self._counters.begin_pass(new_processes=not self.persistent_workers)
         owner, last, source = os.getpid(), plan.num_batches - 1, None
         self._epoch_under_way = epoch
         try:
             keys, pack = reader.begin(plan, goes_on=self._goes_on_after(epoch))
             source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
-            batches = self._tally.receive_all(source)
+            batches = self._counters.receive_all(source)
             if pack is not None:
                 batches = pack(batches)
             if pack is not None or not self.num_workers:  # else workers' batches are pinned by PyTorch's thread
                 batches = self._pinned(batches)
-            for number, delivery in enumerate(batches):
-                own_samples = delivery.rows  # only an epoch's last batch has padding
+            for number, received in enumerate(batches):
+                own_samples = received.rows  # only an epoch's last batch has padding
                 if number == last:
                     self._epoch_under_way = None
                     own_samples = plan.own_samples(number)
-                yield self._hand_out(plan, number, delivery, own_samples)
-                self._tally.ask()
+                yield self._hand_out(plan, number, received, own_samples)
+                self._counters.ask()
         finally:
             # A pass that was left is copied into workers that are forked afterwards; it is not theirs to end.
             if owner == os.getpid():
                 self._end_pass(epoch, source)
 
-    def _hand_out(self, plan: BatchPlan, number: int, delivery: Delivery, own_samples: int) -> Any:
+    def _hand_out(self, plan: BatchPlan, number: int, received: WorkerBatch, own_samples: int) -> Any:
         self._position = plan.order.epoch, plan.end(number)
         self._handed_out = plan, number
-        self._mix.reach(plan, number)
-        self.dataset.progress.seconds_stalled += self._tally.hand_out(delivery, own_samples)
-        return delivery.batch
+        self._mixture_counts.reach(plan, number)
+        self.dataset.progress.seconds_stalled += self._counters.hand_out(received, own_samples)
+        return received.batch
 
-    def _end_pass(self, epoch: int, source: Iterator[Delivery] | None) -> None:
+    def _end_pass(self, epoch: int, source: Iterator[WorkerBatch] | None) -> None:
         self.dataset.progress.end(epoch)
         self._epoch_under_way = None
         if not self.num_workers:
@@ -281,7 +281,7 @@ class StreamingDataLoader(DataLoader[Any]):
         For batches that are no dicts, which cannot hold the mark of ``remainder='exact'``. What workers have
         prefetched makes no difference. Who holds several batches asks the plan: `plan().own_samples(number)`.
         """
-        return self._tally.own_samples
+        return self._counters.own_samples
 
     @property
     def own_streams(self) -> npt.NDArray[np.int64]:
@@ -290,7 +290,7 @@ class StreamingDataLoader(DataLoader[Any]):
         For batches that are no dicts, which cannot hold the mark of `mark_streams`. Padding is of the stream of the
         sample that it repeats. Numbers are those of `dataset.streams`.
         """
-        return self._tally.own_streams
+        return self._counters.own_streams
 
     @property
     def own_bad_rows(self) -> npt.NDArray[np.bool_]:
@@ -299,7 +299,7 @@ class StreamingDataLoader(DataLoader[Any]):
         bool[rows], padding included; empty before the first batch. For batches that are no dicts, which cannot hold the
         mark of ``on_bad_sample='skip'``.
         """
-        return self._tally.own_bad_rows
+        return self._counters.own_bad_rows
 
     # -- statistics ------------------------------------------------------------------------------------------------
 
@@ -308,7 +308,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
         Without workers, what was read is what this process read of the dataset's streams, whoever asked for it.
         """
-        return self._tally.stats(reads_here=self.num_workers == 0)
+        return self._counters.stats(reads_here=self.num_workers == 0)
 
     def mix(self) -> dict[str, StreamCount]:
         """By stream, the samples of the batches handed out on all ranks, and as many as the mixture promises.
@@ -316,7 +316,7 @@ class StreamingDataLoader(DataLoader[Any]):
         Since this loader was made, without padding and without asking other ranks: the order is asked now, which takes
         a millisecond or so.
         """
-        return self._mix.counts()
+        return self._mixture_counts.counts()
 
     def next_pass(self) -> tuple[int, int]:
         """Epoch and first sample of the pass that will be begun next."""
@@ -336,18 +336,18 @@ class StreamingDataLoader(DataLoader[Any]):
                 'end. Set `sequences_per_epoch` in its `packing`.'
             )
 
-    def _pinned(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
+    def _pinned(self, batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
         if not (self.pin_memory and torch.cuda.is_available()):
-            return deliveries
-        return map(torch.utils.data._utils.pin_memory.pin_memory, deliveries)  # pyright: ignore[reportAttributeAccessIssue]
+            return batches
+        return map(torch.utils.data._utils.pin_memory.pin_memory, batches)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _workers(self, reader: Reader[Any], keys: Iterator[Any]) -> Iterator[Delivery]:
+    def _workers(self, reader: Reader[Any], keys: Iterator[Any]) -> Iterator[WorkerBatch]:
         # A state may bring another order, which persistent workers do not know.
         key = self._batches, self.dataset.order_key
-        if self._feed is None or self._feed_key != key:
-            self._feed, self._feed_key = WorkerFeed(reader, self), key
-            self._tally.begin_pass(new_processes=True)
-        return self._feed.deliveries(keys)
+        if self._worker_pool is None or self._worker_pool_key != key:
+            self._worker_pool, self._worker_pool_key = WorkerPool(reader, self), key
+            self._counters.begin_pass(new_processes=True)
+        return self._worker_pool.batches(keys)
 
     # -- the position ----------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from headrace.order import BatchPlan, Promise
 from headrace.storage import CacheCounters, CacheCounts, CountTable
 
-__all__ = ['Delivery', 'LoaderStats', 'Mix', 'ReadCounts', 'StreamCount', 'StreamStats', 'Tally']
+__all__ = ['LoaderCounters', 'LoaderStats', 'MixtureCounts', 'ReadCounts', 'StreamCount', 'StreamStats', 'WorkerBatch']
 
 _SHORTEST_STALL = 0.001  # seconds
 _STALL_SHARE = 0.05
@@ -39,7 +39,7 @@ class ReadCounts(NamedTuple):
     """int64[n, counters], a row of `CacheCounts` for each."""
 
 
-class Delivery(NamedTuple):
+class WorkerBatch(NamedTuple):
     """A batch on its way from the process that read it."""
 
     batch: Any
@@ -176,7 +176,7 @@ class StreamCount(NamedTuple):
     """Expected for as many samples of all streams, by the proportions of the mixture or its schedule."""
 
 
-class Tally:
+class LoaderCounters:
     """The counters of one loader, in the process that iterates."""
 
     def __init__(self, names: Sequence[str], read_names: Sequence[str], here: CacheCounters) -> None:
@@ -218,28 +218,28 @@ class Tally:
         self._asked = time.perf_counter()
         self._busy.append(self._asked - self._handed_out)
 
-    def receive_all(self, deliveries: Iterator[Delivery]) -> Iterator[Delivery]:
-        """Count deliveries as they come."""
-        for delivery in deliveries:
-            self.receive(delivery)
-            yield delivery
+    def receive_all(self, batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
+        """Count batches as they come."""
+        for received in batches:
+            self.receive(received)
+            yield received
 
-    def receive(self, delivery: Delivery) -> None:
+    def receive(self, received: WorkerBatch) -> None:
         """Something came from where it was read."""
-        if delivery.read is not None:
-            process, streams, counts = delivery.read
+        if received.read is not None:
+            process, streams, counts = received.read
             before = self._of_process.get(process)
             if before is None:
                 before = self._of_process[process] = np.zeros_like(self._read)
             self._read[streams] += counts - before[streams]
             before[streams] = counts
-        if self._packs and delivery.streams is not None:
+        if self._packs and received.streams is not None:
             most = len(self._read_names)
-            self._documents[0] += np.bincount(delivery.streams, minlength=most)
-            if delivery.bad_rows is not None:
-                self._documents[1] += np.bincount(delivery.streams[delivery.bad_rows], minlength=most)
+            self._documents[0] += np.bincount(received.streams, minlength=most)
+            if received.bad_rows is not None:
+                self._documents[1] += np.bincount(received.streams[received.bad_rows], minlength=most)
 
-    def hand_out(self, delivery: Delivery, own_samples: int) -> float:
+    def hand_out(self, received: WorkerBatch, own_samples: int) -> float:
         """A batch is handed out, of whose rows the first own_samples are no padding.
 
         Returns:
@@ -248,14 +248,14 @@ class Tally:
         self._batches += 1
         self._samples += own_samples
         self.own_samples = own_samples
-        self._rows, self._own_streams = delivery.rows, delivery.streams
-        if delivery.streams is None:
+        self._rows, self._own_streams = received.rows, received.streams
+        if received.streams is None:
             self._streams[0] += own_samples
         else:
-            self._streams += np.bincount(delivery.streams[:own_samples], minlength=len(self._names))
-        self._bad_rows, self._left_out = delivery.bad_rows, self._left_out + delivery.left_out
-        if delivery.bad_rows is not None:
-            bad = np.flatnonzero(delivery.bad_rows[:own_samples])
+            self._streams += np.bincount(received.streams[:own_samples], minlength=len(self._names))
+        self._bad_rows, self._left_out = received.bad_rows, self._left_out + received.left_out
+        if received.bad_rows is not None:
+            bad = np.flatnonzero(received.bad_rows[:own_samples])
             self._bad_streams += np.bincount(self.own_streams[bad], minlength=len(self._names))
         self._handed_out = time.perf_counter()
         waited = self._handed_out - self._asked
@@ -302,7 +302,7 @@ class Tally:
         )
 
 
-class Mix:
+class MixtureCounts:
     """What streams had in some batches, on all ranks, beside what was promised: worked out when it is asked for.
 
     No rank talks to another: the plan knows all ranks' batches.

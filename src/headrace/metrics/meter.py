@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.statistics import LoaderStats, Mix, StreamCount, StreamStats
+from headrace.dataset.statistics import LoaderStats, MixtureCounts, StreamCount, StreamStats
 
 __all__ = ['DataMeter']
 
@@ -78,7 +78,7 @@ class _Followed:
 
     loader: StreamingDataLoader
     before: _Read
-    mix: Mix
+    mix: MixtureCounts
     remote: dict[str, _StreamRead]
     """Streams that have to be downloaded, and what had been counted of them then."""
 
@@ -124,7 +124,7 @@ class DataMeter:
                 self._leave(name, old)
             stats = loader.stats()
             names = [stream.name or '' for stream in loader.dataset.streams if not stream.is_local]
-            mix = Mix() if old is None else old.mix
+            mix = MixtureCounts() if old is None else old.mix
             remote = {stream: _StreamRead.of(stats.streams[stream]) for stream in names}
             self._followed[name] = _Followed(loader, _Read.of(stats), mix, remote)
         for name in self._followed.keys() - loaders.keys():
@@ -330,7 +330,7 @@ class DataMeter:
         """Go on where a state was taken."""
         self._earlier = {name: StreamCount(int(n), float(m)) for name, (n, m) in state.get('streams', {}).items()}
         for followed in self._followed.values():
-            followed.mix = Mix()
+            followed.mix = MixtureCounts()
         self.begin()
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from headrace.dataset.batch_keys.padding import marked
 from headrace.dataset.reading.skipping_reader import BadRows
-from headrace.dataset.statistics import Delivery
+from headrace.dataset.statistics import WorkerBatch
 from headrace.packing.lane import Document
 from headrace.packing.rows import batch_of
 
@@ -117,7 +117,7 @@ class Packer:
             self._supplies[number] = self._supply(number)
             yield ChunkKey(self._row, number, tuple(range(first, first + count)))
 
-    def batches(self, chunks: Iterator[Delivery]) -> Iterator[Delivery]:
+    def batches(self, chunks: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
         """The batches of the pass, made of chunks that come in the order of `keys`."""
         plan, packing = self._plan, self._packing
         for number in range(plan.num_batches):
@@ -129,7 +129,7 @@ class Packer:
             if plan.remainder == 'exact':
                 batch = marked(batch, rows=len(rows), own_samples=own)
             left_out, self._left_out = self._left_out, 0
-            yield Delivery(batch, len(rows), None, left_out=left_out)
+            yield WorkerBatch(batch, len(rows), None, left_out=left_out)
 
     def _supply(self, number: int) -> float:
         """Sequences that a lane will have when all has come that was asked for."""
@@ -140,7 +140,7 @@ class Packer:
         windows = (lane.pending_tokens + coming) / lane.window_tokens
         return lane.rows_ahead + (int(windows) + windows / 1000) * self._window
 
-    def _rows(self, numbers: list[int], chunks: Iterator[Delivery]) -> list[Any]:
+    def _rows(self, numbers: list[int], chunks: Iterator[WorkerBatch]) -> list[Any]:
         """Sequences of the run, by their numbers."""
         received, rows = 0, list[Any]()
         for number in numbers:
@@ -157,21 +157,21 @@ class Packer:
     def _tokens_ahead(self) -> int:
         return sum(lane.tokens_ahead for lane in self._lanes.values())
 
-    def _receive(self, delivery: Delivery) -> int:
-        chunk: Chunk = delivery.batch
+    def _receive(self, received: WorkerBatch) -> int:
+        chunk: Chunk = received.batch
         tokens = len(chunk.tokens)
         self._lanes[chunk.key.lane].receive(chunk.key.numbers, chunk.documents())
         self._documents += len(chunk.lengths)
         self._tokens += tokens
         self._supplies[chunk.key.lane] = self._supply(chunk.key.lane)
-        assert delivery.streams is not None
+        assert received.streams is not None
         bad = np.zeros(len(chunk.lengths), np.bool_) if chunk.bad is None else chunk.bad
         self._left_out += int(bad.sum())
         self._add(
             {
                 stream: DocumentCount(int(is_of.sum()), int(chunk.lengths[is_of].sum()), int((is_of & bad).sum()))
-                for stream in np.unique(delivery.streams).tolist()
-                for is_of in [delivery.streams == stream]
+                for stream in np.unique(received.streams).tolist()
+                for is_of in [received.streams == stream]
             }
         )
         return tokens

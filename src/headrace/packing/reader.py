@@ -16,7 +16,7 @@ from headrace.dataset.prefetch.upcoming_batch import Upcoming, UpcomingBatch, kn
 from headrace.dataset.reading.protocol import Pass, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import naming_samples, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
-from headrace.dataset.statistics import Delivery
+from headrace.dataset.statistics import WorkerBatch
 from headrace.notes import add_note
 from headrace.packing.lane import Document
 from headrace.packing.lanes import place_of
@@ -89,7 +89,7 @@ class PackedReader(Reader[ChunkKey]):
         packer = Packer(plan, self._packed.packing, lanes, self._own, self._packed.count)
         return Pass(packer.keys(), packer.batches)
 
-    def __getitem__(self, key: ChunkKey) -> Delivery:
+    def __getitem__(self, key: ChunkKey) -> WorkerBatch:
         """Documents of one lane, tokenised."""
         if self._encode is None:
             self._begin_here()
@@ -113,22 +113,22 @@ class PackedReader(Reader[ChunkKey]):
             bad,
         )
         streams = self._documents_run.mixture.streams_of(ids).astype(self._number_type)
-        return Delivery(chunk, len(ids), streams, bad_rows=bad)
+        return WorkerBatch(chunk, len(ids), streams, bad_rows=bad)
 
     def _values(self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         """What is to be tokenised, and which of it could not be read."""
         column = self._packed.packing.document_column
         if self._is_columnar:
-            if self._tolerant is not None:
-                return self._tolerant.readable_values(ids, column)
+            if self._skipping_reader is not None:
+                return self._skipping_reader.readable_values(ids, column)
             return self._packed.pool.values(ids, column), None
         values: list[Any] = [None] * len(ids)
         bad = np.zeros(len(ids), np.bool_)
         for epoch in np.unique(epochs).tolist():  # what samples draw is another in each pass over them
             places = np.flatnonzero(epochs == epoch)
             read = partial(self._value, epoch)
-            if self._tolerant is not None:
-                found, bad_rows = self._tolerant.readable(ids[places].tolist(), read)
+            if self._skipping_reader is not None:
+                found, bad_rows = self._skipping_reader.readable(ids[places].tolist(), read)
                 bad[places] = False if bad_rows is None else bad_rows
             else:
                 found = list(read_each(ids[places].tolist(), read, self._packed.pool.describe))
@@ -183,8 +183,8 @@ class PackedReader(Reader[ChunkKey]):
         block = min(key.numbers) // _BLOCK
         if self._row != key.row:
             self._row, self._blocks_from = key.row, block
-            if self._tolerant is not None:
-                self._tolerant.begin_pass()
+            if self._skipping_reader is not None:
+                self._skipping_reader.begin_pass()
             packing = self._packed.packing
             ahead = look_ahead(self._packed.predownload, max(self._batches.batch_size * _BLOCK, packing.window))
             progress = self._packed.progress

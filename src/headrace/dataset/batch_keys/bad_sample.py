@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Literal, get_args
 
-from headrace.dataset.batch_keys.key import BatchMark
+from headrace.dataset.batch_keys.key import ReservedKey
 from headrace.errors import ConfigError, FormatError, HeadraceError, ObjectNotFoundError
 
-__all__ = ['BAD_SAMPLE', 'BAD_SAMPLE_MARK', 'BadSamplePolicy', 'is_bad_sample', 'parse_policy']
+__all__ = ['BAD_SAMPLE', 'BAD_SAMPLE_KEY', 'BadSamplePolicy', 'is_bad_sample', 'parse_policy']
 
 BAD_SAMPLE: Final = 'is_bad_sample'
 """Key of the mark in a batch: bool[rows], True for a row whose sample could not be read; it holds another's values."""
 
-BAD_SAMPLE_MARK: Final = BatchMark(
+BAD_SAMPLE_KEY: Final = ReservedKey(
     BAD_SAMPLE,
     "on_bad_sample 'skip' marks samples that cannot be read in the batch",
     "Rename the column, or choose on_bad_sample 'raise'.",

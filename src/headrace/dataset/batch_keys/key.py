@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from headrace.errors import ConfigError
 
-__all__ = ['BatchMark']
+__all__ = ['ReservedKey']
 
 
 @dataclass(frozen=True, slots=True)
-class BatchMark:
+class ReservedKey:
     """A key of batches that are dicts. Others cannot hold it; their loader answers in its place."""
 
     key: str

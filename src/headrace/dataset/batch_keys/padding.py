@@ -15,17 +15,17 @@ import numpy.typing as npt
 import torch
 
 from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
-from headrace.dataset.batch_keys.key import BatchMark
+from headrace.dataset.batch_keys.key import ReservedKey
 from headrace.dataset.batch_keys.rows import cut_rows, outline, pick_rows, possible_rows
 from headrace.errors import ConfigError
 
-__all__ = ['PADDING', 'PADDING_MARK', 'marked', 'without_padding']
+__all__ = ['PADDING', 'PADDING_KEY', 'marked', 'without_padding']
 
 PADDING: Final = 'is_padding'
 """Key of the mark in a batch: bool[rows], True for a row that repeats a sample which another row counts."""
 
 
-PADDING_MARK: Final = BatchMark(
+PADDING_KEY: Final = ReservedKey(
     PADDING,
     "remainder 'exact' marks padding in the batch",
     "Rename the column, or choose remainder 'repeat' or 'drop'.",
@@ -43,7 +43,7 @@ def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
     Raises:
         ConfigError: the batch has something else under the key of the mark.
     """
-    return PADDING_MARK.put(batch, torch.arange(rows) >= own_samples)
+    return PADDING_KEY.put(batch, torch.arange(rows) >= own_samples)
 
 
 def without_padding(batch: Any, own_samples: int | None = None, bad_rows: npt.NDArray[np.bool_] | None = None) -> Any:

@@ -8,15 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.dataset.batch_keys.key import BatchMark
+from headrace.dataset.batch_keys.key import ReservedKey
 
-__all__ = ['STREAM', 'STREAM_MARK', 'with_streams']
+__all__ = ['STREAM', 'STREAM_KEY', 'with_streams']
 
 STREAM: Final = 'stream_number'
 """Key of the mark in a batch: int64[rows], the number of each row's stream, as in `StreamingDataset.streams`."""
 
 
-STREAM_MARK: Final = BatchMark(
+STREAM_KEY: Final = ReservedKey(
     STREAM,
     '`mark_streams` marks the stream of each row in the batch',
     "Leave `mark_streams` out and take the loader's `own_streams`, or rename the column.",
@@ -35,4 +35,4 @@ def with_streams(batch: Any, streams: npt.NDArray[Any] | None, rows: int) -> Any
         ConfigError: the batch has something else under the key of the mark.
     """
     numbers = np.zeros(rows, np.int64) if streams is None else streams.astype(np.int64)
-    return STREAM_MARK.put(batch, torch.from_numpy(numbers))
+    return STREAM_KEY.put(batch, torch.from_numpy(numbers))

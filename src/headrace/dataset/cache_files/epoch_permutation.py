@@ -26,14 +26,14 @@ from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
 from headrace.storage.cache.locks import held, lock_file, try_lock_file
 from headrace.storage.cache.shared_file import claim_private_folder, private_folder, publish
 
-__all__ = ['EpochFiles']
+__all__ = ['EpochPermutations']
 
 FOLDER = '.headrace-epochs'
 _NAMES = re.compile(r'[0-9a-f]{32}\.int64(\.tmp)?')
 IN_MEMORY = 65_536  # positions; below, every process computes them faster than it would open a file
 
 
-class EpochFiles:
+class EpochPermutations:
     """The permutations of one dataset."""
 
     def __init__(self, folder: Path, *, is_private: bool = False) -> None:
@@ -48,7 +48,7 @@ class EpochFiles:
         self._is_private = is_private
 
     @classmethod
-    def beside(cls, caches: list[Path]) -> EpochFiles:
+    def beside(cls, caches: list[Path]) -> EpochPermutations:
         """The permutations of a dataset, in the cache folder of the first of its streams that has a remote.
 
         Args:

@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from headrace.order import BatchPlan
 
-__all__ = ['PassIds']
+__all__ = ['BatchIds']
 
 _CHUNK = 64  # batches whose ids are worked out together
 _FEWEST_CHUNKS = 4
 
 
-class PassIds:
+class BatchIds:
     """Ids of one rank's batches."""
 
     def __init__(self, plan: BatchPlan, ahead: int) -> None:

@@ -9,17 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_MARK
+from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY
 from headrace.dataset.batch_keys.padding import marked
 from headrace.dataset.batch_keys.stream_number import with_streams
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import Upcoming, upcoming_batches
-from headrace.dataset.reading.batch_ids import PassIds
+from headrace.dataset.reading.batch_ids import BatchIds
 from headrace.dataset.reading.protocol import Collate, Pass, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import collated, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.sample_rng import drawing_for_batch
-from headrace.dataset.statistics import Delivery
+from headrace.dataset.statistics import WorkerBatch
 from headrace.order import BatchPlan, BatchSpec
 
 __all__ = ['BatchKey', 'BatchReader']
@@ -51,15 +51,15 @@ class BatchReader(Reader[BatchKey]):
         self._number_type = np.min_scalar_type(self._num_streams - 1)  # of streams, on their way between processes
         self._pass: tuple[int, int] | None = None
         self._last = -1  # batch that was read; one before it is of another pass, be it of the same epoch
-        self._ids: PassIds | None = None
-        self._next_ids: tuple[int, PassIds] | None = None  # of the next epoch, which the look-ahead has reached
+        self._ids: BatchIds | None = None
+        self._next_ids: tuple[int, BatchIds] | None = None  # of the next epoch, which the look-ahead has reached
 
     def begin(self, plan: BatchPlan, *, goes_on: bool = False) -> Pass:
         """Begin a pass, in the process that iterates; arguments as `Reader.begin`'s."""
         epoch, start = plan.order.epoch, plan.start
         return Pass(BatchKey(epoch, start, number, goes_on) for number in range(plan.num_batches))
 
-    def __getitem__(self, key: BatchKey) -> Delivery:
+    def __getitem__(self, key: BatchKey) -> WorkerBatch:
         if self._pass != key[:2] or key.number <= self._last:
             self._begin(key)
         self._last = key.number
@@ -74,23 +74,23 @@ class BatchReader(Reader[BatchKey]):
             streams = self._source.run.mixture.streams_of(ids).astype(self._number_type)
         if self._mark_streams:
             batch = with_streams(batch, streams, len(ids))
-        if self._tolerant is not None:
+        if self._skipping_reader is not None:
             mark = torch.zeros(len(ids), dtype=torch.bool) if bad_rows is None else torch.from_numpy(bad_rows)
-            batch = BAD_SAMPLE_MARK.put(batch, mark)
-        return Delivery(batch, len(ids), streams, bad_rows=bad_rows)
+            batch = BAD_SAMPLE_KEY.put(batch, mark)
+        return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
 
     def _read(self, epoch: int, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         if not self._is_columnar:
             return self._collated(epoch, ids.tolist())
-        if self._tolerant is not None:
-            return self._tolerant.batch(ids)
+        if self._skipping_reader is not None:
+            return self._skipping_reader.batch(ids)
         return self._source.pool.batch(ids), None
 
     def _collated(self, epoch: int, ids: list[int]) -> tuple[Any, BadRows | None]:
         read, bad_rows, describe = partial(self._sample, epoch), None, self._source.pool.describe
         with drawing_for_batch(self._source.shuffle_seed, epoch, ids):
-            if self._tolerant is not None:
-                samples, bad_rows = self._tolerant.samples(ids, read)
+            if self._skipping_reader is not None:
+                samples, bad_rows = self._skipping_reader.samples(ids, read)
             else:
                 samples = list(read_each(ids, read, describe))
             return collated(samples, ids, describe, self._collate_fn), bad_rows
@@ -103,9 +103,9 @@ class BatchReader(Reader[BatchKey]):
         is_begun = begun is not None and self._pass == (begun[0], 0)
         plan = begun[1].plan if begun is not None and is_begun else self._source.run.plan(epoch, start, self._batches)
         ahead = look_ahead(self._source.predownload, plan.batch_size, workers)
-        self._ids = begun[1] if begun is not None and is_begun else PassIds(plan, ahead.batches)
-        if self._tolerant is not None:
-            self._tolerant.begin_pass()
+        self._ids = begun[1] if begun is not None and is_begun else BatchIds(plan, ahead.batches)
+        if self._skipping_reader is not None:
+            self._skipping_reader.begin_pass()
         # The other workers' batches, too, from the one on that is handed out first.
         first = key.number - key.number % workers
         self._source.pool.follow(
@@ -115,11 +115,11 @@ class BatchReader(Reader[BatchKey]):
             progress=self._source.progress,
         )
 
-    def _upcoming(self, ids: PassIds, first: int, ahead: int, next_epoch: int | None) -> Upcoming:
+    def _upcoming(self, ids: BatchIds, first: int, ahead: int, next_epoch: int | None) -> Upcoming:
         """Batches of a pass, and those of the next epoch, with numbers that go on."""
         yield from upcoming_batches(self._source, ids.plan, ids.of, first=first)
         if next_epoch is not None:
-            after = PassIds(self._source.run.plan(next_epoch, 0, self._batches), ahead)
+            after = BatchIds(self._source.run.plan(next_epoch, 0, self._batches), ahead)
             self._next_ids = next_epoch, after
             for batch in upcoming_batches(self._source, after.plan, after.of, first=0):
                 yield batch._replace(number=ids.plan.num_batches + batch.number)

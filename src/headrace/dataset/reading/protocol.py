@@ -11,12 +11,12 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from headrace.dataset.sample_rng import drawing_for
-from headrace.dataset.statistics import Delivery
+from headrace.dataset.statistics import WorkerBatch
 
 if TYPE_CHECKING:
     from headrace.dataset.progress import Progress
     from headrace.dataset.reading.shard_pool import ShardPool
-    from headrace.dataset.reading.skipping_reader import TolerantReader
+    from headrace.dataset.reading.skipping_reader import SkippingReader
     from headrace.order import BatchPlan, BatchSpec, Run
     from headrace.storage import CacheCounters
 
@@ -50,7 +50,7 @@ class SampleSource(Protocol):
         ...
 
     @property
-    def tolerant_reader(self) -> TolerantReader | None:
+    def skipping_reader(self) -> SkippingReader | None:
         """Reads on after bad samples; None: they are errors."""
         ...
 
@@ -87,11 +87,11 @@ class Pass(NamedTuple):
     """The keys of a pass, in order, and how its batches are made of what is read."""
 
     keys: Iterator[Any]
-    pack: Callable[[Iterator[Delivery]], Iterator[Delivery]] | None = None
-    """Makes batches of deliveries, in the process that iterates; None: deliveries are batches."""
+    pack: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
+    """Packs what was read into batches, in the process that iterates; None: it is batches already."""
 
 
-class Reader(Dataset[Delivery], ABC, Generic[Key]):
+class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
     """Reads what its keys name, for one rank: in the main process, or in workers, which get a copy.
 
     Args:
@@ -105,7 +105,7 @@ class Reader(Dataset[Delivery], ABC, Generic[Key]):
         self._batches = batches
         self._collate_fn = collate_fn
         self._is_columnar = collate_fn is None and source.is_columnar
-        self._tolerant = source.tolerant_reader
+        self._skipping_reader = source.skipping_reader
 
     @abstractmethod
     def begin(self, plan: BatchPlan, *, goes_on: bool = False) -> Pass:
@@ -117,7 +117,7 @@ class Reader(Dataset[Delivery], ABC, Generic[Key]):
         """
 
     @abstractmethod
-    def __getitem__(self, key: Key) -> Delivery:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __getitem__(self, key: Key) -> WorkerBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return what a key names, in the process that reads."""
 
     @property

@@ -34,7 +34,7 @@ from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 
 __all__ = ['OpenShard', 'ShardPool', 'collate_columns']
 
-_Kept: TypeAlias = MapCache[ShardReader] | LeaseCache[ShardReader]
+_Leases: TypeAlias = MapCache[ShardReader] | LeaseCache[ShardReader]
 
 _AHEAD = 0.75  # of a cache limit is for what is needed next; the rest for what is being fetched
 _SHORTEST_WAIT = 1_000_000  # nanoseconds; what is present takes a twentieth of it to open
@@ -43,16 +43,16 @@ _SHORTEST_WAIT = 1_000_000  # nanoseconds; what is present takes a twentieth of 
 class OpenShard:
     """A shard that is read inside a `with` block. A generator would cost more than to read a short sample."""
 
-    __slots__ = ('_held', '_kept', '_shard')
+    __slots__ = ('_held', '_leases', '_shard')
 
-    def __init__(self, shard: int, held: CachedLease[ShardReader], kept: _Kept) -> None:
-        self._shard, self._held, self._kept = shard, held, kept
+    def __init__(self, shard: int, held: CachedLease[ShardReader], leases: _Leases) -> None:
+        self._shard, self._held, self._leases = shard, held, leases
 
     def __enter__(self) -> ShardReader:
         return self._held.value
 
     def __exit__(self, *_: object) -> None:
-        self._kept.keep(self._shard, self._held)
+        self._leases.keep(self._shard, self._held)
 
 
 class ShardPool:
@@ -67,7 +67,7 @@ class ShardPool:
         self._sample_map = sample_map
         limit = math.inf if cache_limit is None else cache_limit
         self._room = partial(_room, streams, limit)
-        self._kept: MapCache[ShardReader] | LeaseCache[ShardReader] = (
+        self._leases: MapCache[ShardReader] | LeaseCache[ShardReader] = (
             MapCache() if cache_limit is None else LeaseCache()
         )
         self._prefetcher: Prefetcher | None = None
@@ -98,7 +98,7 @@ class ShardPool:
 
     def evict(self, shard: int) -> bool:
         """Give up a shard's place on disk; True if it was removed."""
-        self._kept.drop([shard])
+        self._leases.drop([shard])
         return self._shards.evict(shard)
 
     def _next_use(self, shard: int) -> float:
@@ -124,9 +124,9 @@ class ShardPool:
         """Say that `batch` is read next."""
         if self._prefetcher is not None:
             out_of_sight = self._prefetcher.advance(batch)
-            if isinstance(self._kept, LeaseCache):
-                self._kept.has_room = self._prefetcher.fits
-                self._kept.drop(out_of_sight)
+            if isinstance(self._leases, LeaseCache):
+                self._leases.has_room = self._prefetcher.fits
+                self._leases.drop(out_of_sight)
 
     def rest(self) -> None:
         """Fetch no more for now: the iteration has stopped."""
@@ -137,7 +137,7 @@ class ShardPool:
         """Let go of every map, and fetch no more."""
         if self._prefetcher is not None:
             self._prefetcher.close()
-        self._kept.close()
+        self._leases.close()
 
     @contextlib.contextmanager
     def trying_once(self) -> Generator[None]:
@@ -150,10 +150,10 @@ class ShardPool:
 
     def open(self, shard: int) -> OpenShard:
         """Read a shard inside a `with` block; it is fetched if it is absent."""
-        held = self._kept.take(shard)
+        held = self._leases.take(shard)
         if held is None:
             held = CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
-        return OpenShard(shard, held, self._kept)
+        return OpenShard(shard, held, self._leases)
 
     def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
         self.bad_shards.check(shard)

@@ -18,7 +18,7 @@ from headrace.dataset.reading.samples import Samples
 from headrace.dataset.reading.shard_pool import collate_columns
 from headrace.format import ColumnBatch, Columns
 
-__all__ = ['BadRows', 'TolerantReader']
+__all__ = ['BadRows', 'SkippingReader']
 
 BadRows = npt.NDArray[np.bool_]
 """bool[rows], True where the sample could not be read."""
@@ -28,7 +28,7 @@ T = TypeVar('T')
 _TRIED = 4  # readable rows around a bad one, whose samples may do for it
 
 
-class TolerantReader:
+class SkippingReader:
     """Reads the samples of a dataset, and another in the place of each that cannot be read.
 
     Which rows are bad follows from their samples alone. What stands in them is that of the nearest row of the batch

@@ -20,13 +20,13 @@ import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-__all__ = ['hand_on_without_names']
+__all__ = ['use_memfd_for_tensors']
 
 _NAME: Final = 'headrace'  # in /proc/<pid>/maps: /memfd:headrace
 _OPEN_FILES: Final = '/proc/self/fd/'
 
 
-def hand_on_without_names() -> None:
+def use_memfd_for_tensors() -> None:
     """Have this process, a worker, hand on its tensors so. May be called again.
 
     Tensors arrive as they do with PyTorch, but that two views of the whole of one memory arrive as two. What is no

@@ -13,18 +13,18 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from headrace.dataset.reading.protocol import Reader
-from headrace.dataset.statistics import Delivery
+from headrace.dataset.statistics import WorkerBatch
 from headrace.dataset.workers.copies import refusal
-from headrace.dataset.workers.counting_reader import CountedKey, CountedReader
+from headrace.dataset.workers.counting_reader import CountedKey, CountingReader
 from headrace.dataset.workers.fork_watchdog import worker_context
-from headrace.dataset.workers.memfd import hand_on_without_names
+from headrace.dataset.workers.memfd import use_memfd_for_tensors
 from headrace.dataset.workers.shutdown import end_at_once, end_with_parent
 from headrace.errors import ConfigError
 
-__all__ = ['WorkerFeed']
+__all__ = ['WorkerPool']
 
 
-class WorkerFeed:
+class WorkerPool:
     """The workers of one reader; from pass to pass the same, if they are to persist."""
 
     def __init__(self, reader: Reader[Any], like: DataLoader[Any]) -> None:
@@ -34,7 +34,7 @@ class WorkerFeed:
         self._context = worker_context(like.multiprocessing_context)
         self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
         self._loader: DataLoader[Any] = DataLoader(
-            CountedReader(reader),
+            CountingReader(reader),
             batch_size=None,
             sampler=self._keys,
             num_workers=like.num_workers,
@@ -49,7 +49,7 @@ class WorkerFeed:
             pin_memory_device=like.pin_memory_device,
         )
 
-    def deliveries(self, keys: Iterator[Any]) -> Iterator[Delivery]:
+    def batches(self, keys: Iterator[Any]) -> Iterator[WorkerBatch]:
         """Begin a pass over these keys."""
         self._passes += 1
         self._keys.keys = map(CountedKey, itertools.repeat(self._passes), keys)
@@ -76,13 +76,13 @@ class _Start:
     def __call__(self, worker: int) -> None:
         end_with_parent()
         end_at_once()
-        hand_on_without_names()
+        use_memfd_for_tensors()
         if self._worker_init_fn is not None:
             self._worker_init_fn(worker)
 
 
-def _as_it_is(delivery: Any) -> Any:
-    return delivery
+def _as_it_is(received: Any) -> Any:
+    return received
 
 
 class _Keys:
