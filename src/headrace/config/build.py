@@ -120,11 +120,11 @@ def loader_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def _broken_rules(config: LoaderConfig) -> Iterator[str]:
     if config.global_batch_size is None and config.device_batch_size is None:
         yield 'has no batch size; give `global_batch_size` or `device_batch_size`'
-    yield from (broken.rule for broken in config.broken_rules())
+    yield from (broken.rule for broken in config.cross_field_errors())
     if config.packing is not None:
-        yield from (f'packing: {broken.rule}' for broken in config.packing.broken_rules())
+        yield from (f'packing: {broken.rule}' for broken in config.packing.cross_field_errors())
     for stream in config.streams:
-        yield from (f'stream {stream.name}: {broken.rule}' for broken in stream.broken_rules())
+        yield from (f'stream {stream.name}: {broken.rule}' for broken in stream.cross_field_errors())
 
 
 def _streams(config: LoaderConfig) -> list[Stream]:

@@ -1,6 +1,6 @@
-"""What a schema says of its keys beside their types: bounds, forms and names, and rules between them.
+"""Constraints that a schema sets on its keys: bounds, forms, names, and rules between keys.
 
-A mark stands in ``Annotated[type, mark]``; `validate` reads values by it, and `reference` tells of it.
+A constraint is written as ``Annotated[type, constraint]``. `validate` checks values by it; `reference` documents it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ['AtLeast', 'BrokenRule', 'Bytes', 'Count', 'MoreThan', 'Named', 'OneO
 
 @dataclass(frozen=True, slots=True)
 class AtLeast:
-    """Mark of a number: the smallest value allowed, inclusive."""
+    """Constraint on a number: the smallest value allowed, inclusive."""
 
     bound: int
 
@@ -27,7 +27,7 @@ class AtLeast:
 
 @dataclass(frozen=True, slots=True)
 class MoreThan:
-    """Mark of a number: the value that it must exceed, exclusive."""
+    """Constraint on a number: the value that it must exceed, exclusive."""
 
     bound: int
 
@@ -37,7 +37,7 @@ class MoreThan:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Mark of an integer that may be written with a unit of 1000: ``100k``, ``64M``, ``1.5b``, ``1t``."""
+    """Constraint on an integer that may be written with a unit of 1000: ``100k``, ``64M``, ``1.5b``, ``1t``."""
 
     least: int = 1
 
@@ -47,7 +47,7 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Mark of a size in bytes that may be written with a unit of 1024: ``100kb``, ``64mb``, ``1.5gb``."""
+    """Constraint on a size in bytes that may be written with a unit of 1024: ``100kb``, ``64mb``, ``1.5gb``."""
 
     least: int = 1
 
@@ -57,44 +57,44 @@ class Bytes:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Mark of a text: the names allowed, where another package owns their list; ``Literal`` elsewhere."""
+    """Constraint on a text: the names allowed, where another package owns their list; ``Literal`` elsewhere."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Mark of a tuple of dataclasses with a ``name``: a mapping from names, or a list of items that say their name."""
+    """Constraint on a tuple of named dataclasses: a mapping from names, or a list of items with a ``name``."""
 
     what: str
-    """What one item is, for messages."""
+    """Noun for one item, in messages."""
     or_single: bool = False
-    """Also accept one item in the place of the mapping, named by the key it stands at; then a list is refused."""
+    """Also accept one item in place of the mapping, named by its key; a list is refused then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """Mark of a value whose form another package owns."""
+    """Constraint on a value whose form another package owns."""
 
     read: Callable[[object, list[Mistake]], Any]
-    """Makes the value; returns None after noting what is wrong."""
+    """Makes the value; returns None after adding its mistakes."""
     what: str
-    """What the value is, for the documentation."""
+    """Noun for the value, in the documentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenRule:
-    """A rule between keys of one dataclass, broken."""
+    """A broken rule between keys of one dataclass."""
 
     keys: tuple[str, ...]
-    """The keys of the dataclass that the rule speaks of; the message points to the first that is given."""
+    """The keys that the rule names; the message points to the first one given."""
     rule: str
     inner: tuple[str, ...] = ()
-    """The keys of dataclasses within it that the rule depends on."""
+    """The keys of nested dataclasses that the rule depends on."""
 
 
 def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, int | str], ...]:
-    """Read ranges of a run's sequence, for `Parsed`; what is wrong with them is added to mistakes."""
+    """Read ranges of a run's sequence, for `Parsed`; add their mistakes to `mistakes`."""
     if not isinstance(value, list):
         mistakes.append(Mistake((), value, 'must be a list of ranges [begin, end]'))
         return ()

@@ -152,9 +152,9 @@ class _Stream(_Transfer):
         values['split'] = self.split or split
         return StreamConfig(**values)
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """Those of our stream, whose keys have the same names."""
-        return self.config().broken_rules()
+        return self.config().cross_field_errors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,9 +220,9 @@ class _Dataset(_Transfer):
             values['split'] = None  # it is the streams' that have none of their own
         return values
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """Those of our loader, whose keys have the same names."""
-        return DatasetConfig(**self.arguments()).broken_rules()
+        return DatasetConfig(**self.arguments()).cross_field_errors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +237,7 @@ class _Loader:
     persistent_workers: bool = True
     timeout: Annotated[float, AtLeast(0)] = 0
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """A loader reads something."""
         if self.dataset is None:
             yield BrokenRule(('dataset',), 'names no data; give `dataset`')

@@ -27,7 +27,7 @@ class TokenizerConfig:
     """Of `tokenizers`, a `tokenizer.json`; of `transformers`, a folder, or what `AutoTokenizer` takes; of `tiktoken`,
     the name of an encoding."""
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """A tokenizer is somewhere."""
         if self.path is None:
             yield BrokenRule((), 'names no tokenizer; give `path`')
@@ -71,7 +71,7 @@ class PackingConfig:
     window: Annotated[int, AtLeast(1)] = 32
     """Sequences that `best_fit` fills at a time in a lane."""
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between these keys that do not hold."""
         if self.sequence_length is None:
             yield BrokenRule((), 'needs `sequence_length`, the tokens of a sequence')

@@ -66,16 +66,16 @@ def _table(classes: tuple[type, ...]) -> str:
 
 
 def _kind(hint: Any) -> str:
-    hint, mark = unwrap(hint)
-    if isinstance(mark, Named):
-        single = f'a {mark.what}, or ' if mark.or_single else ''
-        return f'{single}{mark.what}s by name'
-    if isinstance(mark, Parsed):
-        return mark.what
-    if choices := choices_of(hint, mark):
+    hint, constraint = unwrap(hint)
+    if isinstance(constraint, Named):
+        single = f'a {constraint.what}, or ' if constraint.or_single else ''
+        return f'{single}{constraint.what}s by name'
+    if isinstance(constraint, Parsed):
+        return constraint.what
+    if choices := choices_of(hint, constraint):
         return ', '.join(f'`{choice}`' for choice in choices)
     if hint in (int, float):
-        return describe_number(hint, mark)
+        return describe_number(hint, constraint)
     if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
         return 'a mapping'
     if get_origin(hint) is tuple and dataclasses.is_dataclass(get_args(hint)[0]):

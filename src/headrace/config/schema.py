@@ -118,7 +118,7 @@ class DatasetConfig(SelectionConfig):
         """What other programs call these keys."""
         return {**SOURCE_NAMES, 'seed': ('shuffle_seed',)}
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this loader's keys that do not hold, its streams' own excepted."""
         yield from self._broken_source_rules()
         proportional = [stream.proportion is not None for stream in self.streams]
@@ -225,9 +225,9 @@ class LoaderConfig(DatasetConfig):
     loader: WorkerConfig = WorkerConfig()
     """The processes that read."""
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this loader's keys that do not hold, its streams' own excepted."""
-        yield from DatasetConfig.broken_rules(self)
+        yield from DatasetConfig.cross_field_errors(self)
         yield from _broken_batch_size_rules(self)
         if self.remainder == 'exact' and self.loader.drop_last:
             rule = '`remainder: exact` and `drop_last: true` exclude each other; keep one'
@@ -272,7 +272,7 @@ class Config:
     predict: Annotated[tuple[LoaderConfig, ...], Named('loader', or_single=True)] = ()
     """Loaders for prediction: one loader, or a mapping from name to loader."""
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between the top level's keys that do not hold, and those that inheriting from it breaks."""
         yield from _broken_batch_size_rules(self)
         sections = ('train', 'eval', 'test', 'predict')

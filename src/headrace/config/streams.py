@@ -117,7 +117,7 @@ class StreamConfig(SelectionConfig):
         """Whether a weight is given."""
         return (self.proportion, self.repeat, self.choose) != (None, None, None)
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this stream's keys that do not hold."""
         if self.remote is None and self.local is None:
             yield BrokenRule(('remote', 'local'), 'a stream needs `remote`, `local`, or both')
@@ -139,7 +139,7 @@ class SchedulePointConfig:
     change: Literal['step', 'linear'] = 'step'
     """How these proportions are reached: at once, or along a line from those of the point before."""
 
-    def broken_rules(self) -> Iterator[BrokenRule]:
+    def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this point's keys that do not hold."""
         if not sum(self.proportions.values()):
             yield BrokenRule(('proportions',), 'a point needs `proportions`, one of them above 0')

@@ -2,11 +2,11 @@
 
 The dataclasses are the only list of keys: names, types, bounds and choices are read from their annotations.
 The annotations understood are ``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, ``X | None``, another
-dataclass, ``Mapping[str, X]``, and ``Annotated[...]`` with one of `marks`. ``null`` in a file means that the
+dataclass, ``Mapping[str, X]``, and ``Annotated[...]`` with one of `constraints`. ``null`` in a file means that the
 key is left out.
 
-Rules between keys belong to the dataclass: an optional method ``broken_rules`` yields those that do not hold. A rule
-is dropped when one of its keys is itself wrong or misspelt, so that one mistake gives one line.
+Rules between keys belong to the dataclass: an optional method ``cross_field_errors`` yields the broken ones. A rule is
+dropped when one of its keys is wrong or misspelt, so that one mistake gives one line.
 """
 
 from __future__ import annotations
@@ -118,19 +118,19 @@ class Validator:
         for problem in inside:
             here = len(problem.path) == len(path) + 1
             (wrong if here else wrong_inside).update(problem.path[-1:], problem.meant)
-        for broken in cast('_HasRules', config).broken_rules() if hasattr(config, 'broken_rules') else ():
+        for broken in cast('_HasRules', config).cross_field_errors() if hasattr(config, 'cross_field_errors') else ():
             if wrong.isdisjoint(broken.keys) and wrong_inside.isdisjoint(broken.inner):
                 at = next(((key,) for key in broken.keys if given.get(key) is not None), ())
                 self.problems.append(Problem((*path, *at), broken.rule, self._got(given, broken.keys, path)))
 
     def _value(self, hint: Any, value: Any, path: Path) -> Any:
-        hint, mark = unwrap(hint)
-        if isinstance(mark, Named):
-            return self._named(hint, mark, value, path)
-        if isinstance(mark, (Count, Bytes)):
-            return self._sized(mark, value, path)
-        if isinstance(mark, Parsed):
-            return self._parsed(mark, value, path)
+        hint, constraint = unwrap(hint)
+        if isinstance(constraint, Named):
+            return self._named(hint, constraint, value, path)
+        if isinstance(constraint, (Count, Bytes)):
+            return self._sized(constraint, value, path)
+        if isinstance(constraint, Parsed):
+            return self._parsed(constraint, value, path)
         if dataclasses.is_dataclass(hint) or get_origin(hint) is Mapping:
             if not isinstance(value, Mapping):
                 return self._wrong(path, value, f'must be a mapping of keys{_how_to_write(hint, value)}')
@@ -146,7 +146,7 @@ class Validator:
             item_hint = get_args(hint)[0]
             items = [self._value(item_hint, item, (*path, i)) for i, item in enumerate(cast('list[Any]', value))]
             return _INVALID if _INVALID in items else tuple(items)
-        choices = choices_of(hint, mark)
+        choices = choices_of(hint, constraint)
         if choices:
             if value in choices:
                 return value
@@ -158,7 +158,7 @@ class Validator:
             if not isinstance(value, str) or not value:
                 return self._wrong(path, value, 'must be text that is not empty')
             return value
-        return self._number(hint, mark, value, path)
+        return self._number(hint, constraint, value, path)
 
     def _mapping(self, hint: Any, value: Mapping[Any, Any], path: Path) -> Any:
         item_hint = get_args(hint)[1]
@@ -167,63 +167,67 @@ class Validator:
         items = {str(key): self._value(item_hint, item, (*path, str(key))) for key, item in value.items()}
         return _INVALID if _INVALID in items.values() else items
 
-    def _number(self, hint: Any, mark: AtLeast | MoreThan | None, value: Any, path: Path) -> Any:
-        rule = f'must be {describe_number(hint, mark)}'
+    def _number(self, hint: Any, constraint: AtLeast | MoreThan | None, value: Any, path: Path) -> Any:
+        rule = f'must be {describe_number(hint, constraint)}'
         if not _is_number(value, int if hint is int else (int, float)):
             return self._wrong(path, value, rule, scalar=True)
-        if (isinstance(mark, AtLeast) and value < mark.bound) or (isinstance(mark, MoreThan) and value <= mark.bound):
+        if (isinstance(constraint, AtLeast) and value < constraint.bound) or (
+            isinstance(constraint, MoreThan) and value <= constraint.bound
+        ):
             return self._wrong(path, value, rule)
         return hint(value)
 
-    def _sized(self, mark: Count | Bytes, value: Any, path: Path) -> Any:
+    def _sized(self, constraint: Count | Bytes, value: Any, path: Path) -> Any:
         number = value
         if isinstance(value, str):
             with contextlib.suppress(ConfigError):
-                number = bytes_to_int(value) if isinstance(mark, Bytes) else number_abbrev_to_int(value)
+                number = bytes_to_int(value) if isinstance(constraint, Bytes) else number_abbrev_to_int(value)
         # YAML reads 1e6 as a float; a number with a fraction is a mistake.
-        if not _is_number(number, (int, float)) or number < mark.least or number != int(number):
-            return self._wrong(path, value, f'must be {describe_number(int, mark)}')
+        if not _is_number(number, (int, float)) or number < constraint.least or number != int(number):
+            return self._wrong(path, value, f'must be {describe_number(int, constraint)}')
         return int(number)
 
-    def _parsed(self, mark: Parsed, value: Any, path: Path) -> Any:
+    def _parsed(self, constraint: Parsed, value: Any, path: Path) -> Any:
         mistakes: list[Mistake] = []
-        made = mark.read(value, mistakes)
+        made = constraint.read(value, mistakes)
         for mistake in mistakes:
             self._wrong((*path, *mistake.path), mistake.value, mistake.rule)
         return _INVALID if mistakes else made
 
-    def _named(self, hint: Any, mark: Named, value: Any, path: Path) -> Any:
+    def _named(self, hint: Any, constraint: Named, value: Any, path: Path) -> Any:
         item_type: type[Any] = get_args(hint)[0]
         if isinstance(value, Mapping):
             mapping = cast('Mapping[Any, Any]', value)
-            if mark.or_single and _is_single(mapping, tuple(field_types(item_type))):
+            if constraint.or_single and _is_single(mapping, tuple(field_types(item_type))):
                 return (self.read(item_type, mapping, path),)
             for key in mapping:
                 if not isinstance(key, str) or not key:
-                    self._wrong((*path, str(key)), key, f'the name of a {mark.what} must be text: quote it')
+                    self._wrong((*path, str(key)), key, f'the name of a {constraint.what} must be text: quote it')
             items = [((*path, key), item) for key, item in mapping.items() if isinstance(key, str) and key]
-        elif isinstance(value, list) and not mark.or_single:
+        elif isinstance(value, list) and not constraint.or_single:
             items = [((*path, index), item) for index, item in enumerate(cast('list[Any]', value))]
         else:
-            expected = 'one loader, or a mapping from names' if mark.or_single else 'a mapping from names, or a list,'
-            written = _how_to_write(item_type, value) if mark.or_single else ''
-            return self._wrong(path, value, f'must be {expected} to {mark.what}s{written}')
+            expected = (
+                'one loader, or a mapping from names' if constraint.or_single else 'a mapping from names, or a list,'
+            )
+            written = _how_to_write(item_type, value) if constraint.or_single else ''
+            return self._wrong(path, value, f'must be {expected} to {constraint.what}s{written}')
         if not value:
-            return self._wrong(path, value, f'holds no {mark.what}; name at least one')
+            return self._wrong(path, value, f'holds no {constraint.what}; name at least one')
         results: list[Any] = []
         names: dict[str, int] = {}
         for where, item in items:
             if not isinstance(item, Mapping):
                 written = _how_to_write(item_type, item)
-                self._wrong(where, item, f'must be a mapping with the keys of a {mark.what}{written}')
+                self._wrong(where, item, f'must be a mapping with the keys of a {constraint.what}{written}')
             else:
                 results.append(self.read(item_type, cast('Mapping[Any, Any]', item), where))
-                self._check_name(results[-1].name, len(results) - 1, names, where, mark)
+                self._check_name(results[-1].name, len(results) - 1, names, where, constraint)
         return tuple(results) if len(results) == len(cast('Mapping[Any, Any] | list[Any]', value)) else _INVALID
 
-    def _check_name(self, name: str, number: int, others: dict[str, int], where: Path, mark: Named) -> None:
+    def _check_name(self, name: str, number: int, others: dict[str, int], where: Path, constraint: Named) -> None:
         if not name:
-            rule = f'must be set: each {mark.what} of a list says its name'
+            rule = f'must be set: each {constraint.what} of a list says its name'
             if not any(problem.path == (*where, 'name') for problem in self.problems[-len(where) :]):
                 self.problems.append(Problem((*where, 'name'), rule))
         elif (other := others.setdefault(name, number)) != number:
@@ -287,7 +291,7 @@ class _HasOtherNames(Protocol):
 
 
 class _HasRules(Protocol):
-    def broken_rules(self) -> Iterator[BrokenRule]: ...
+    def cross_field_errors(self) -> Iterator[BrokenRule]: ...
 
 
 def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
@@ -297,24 +301,24 @@ def _is_number(value: Any, kinds: type | tuple[type, ...]) -> bool:
 
 @functools.cache
 def field_types(cls: type) -> dict[str, Any]:
-    """The fields of a dataclass and their resolved annotations, marks included."""
+    """The fields of a dataclass and their resolved annotations, constraints included."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-def choices_of(hint: Any, mark: Any) -> tuple[str, ...]:
+def choices_of(hint: Any, constraint: Any) -> tuple[str, ...]:
     """The texts that a value must be one of; none where it is not bound to a list."""
-    return mark.names if isinstance(mark, OneOf) else get_args(hint) if get_origin(hint) is Literal else ()
+    return constraint.names if isinstance(constraint, OneOf) else get_args(hint) if get_origin(hint) is Literal else ()
 
 
-def describe_number(hint: Any, mark: AtLeast | MoreThan | Count | Bytes | None) -> str:
+def describe_number(hint: Any, constraint: AtLeast | MoreThan | Count | Bytes | None) -> str:
     """``an integer of at least 1``, ``a number greater than 0``."""
     noun = 'an integer' if hint is int else 'a number'
-    return noun if mark is None else f'{noun} {mark}'
+    return noun if constraint is None else f'{noun} {constraint}'
 
 
 def unwrap(hint: Any) -> tuple[Any, Any]:
-    """An annotation without ``| None`` and ``Annotated``, and the mark of the latter or None."""
+    """An annotation without ``| None`` and ``Annotated``, and the constraint of the latter or None."""
     if get_origin(hint) in (Union, types.UnionType):
         (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
     return get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
@@ -324,10 +328,10 @@ def _inner_keys(cls: type, raw: Mapping[Any, Any]) -> Iterator[tuple[str, ...]]:
     """The keys of the sections within, of those that are given or always there."""
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for name, hint in field_types(cls).items():
-        inner, mark = unwrap(hint)
+        inner, constraint = unwrap(hint)
         given = raw.get(name)
         is_there = isinstance(given, Mapping) or fields[name].default is not None
-        if dataclasses.is_dataclass(inner) and not isinstance(mark, Parsed) and is_there:
+        if dataclasses.is_dataclass(inner) and not isinstance(constraint, Parsed) and is_there:
             inner_cls = cast('type', inner)
             inside = cast('Mapping[Any, Any]', given) if isinstance(given, Mapping) else {}
             yield from ((name, key) for key in field_types(inner_cls) if key != 'name')

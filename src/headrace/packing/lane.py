@@ -1,4 +1,4 @@
-"""One lane: documents in, sequences out; and the cuts from which it can be worked out again."""
+"""One lane packs documents into sequences, and keeps states from which packing can restart."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from headrace.errors import EmptyDatasetError, ResumeError
 from headrace.packing.bin_packing import best_fit, concatenate
 from headrace.packing.settings import Packing
 
-__all__ = ['START', 'Cut', 'Document', 'Lane', 'Piece']
+__all__ = ['START', 'Document', 'Lane', 'LaneState', 'Piece']
 
-_KEPT_ROWS = 2048  # that a trainer may count less than it was handed out, with accumulated batches
-_BETWEEN_CUTS = 32  # sequences, at least
+_KEPT_ROWS = 2048  # delivered sequences that a trainer may not have counted yet
+_BETWEEN_STATES = 32  # sequences, at least
 _LEAST_EMPTY = 100
 
 
@@ -25,88 +25,88 @@ class Document(NamedTuple):
 
     tokens: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32] | None = None
-    """What to predict, of the same length; None: the tokens."""
+    """Targets, of the same length; None: the tokens."""
 
 
 class Piece(NamedTuple):
     """A part of a document, or all of it."""
 
     document: int
-    """Number in the lane of the document that it is from."""
+    """Its document's number in the lane."""
     begin: int
     """Tokens of that document before it."""
     tokens: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32] | None
 
 
-class Cut(NamedTuple):
-    """Where a lane can be taken up: a place between two windows."""
+class LaneState(NamedTuple):
+    """A place between two windows, from which a lane can restart. In checkpoints it is called a cut."""
 
     row: int
-    """Sequences that the lane has made before."""
+    """Sequences that the lane made before it."""
     next_document: int
-    """The document that it takes next."""
-    carried: tuple[tuple[int, int], ...] = ()
-    """Of documents before that, what is in no sequence yet: their numbers, and where their pieces begin."""
+    """The first document after it."""
+    leftover: tuple[tuple[int, int], ...] = ()
+    """Earlier pieces that are in no sequence yet: (document, first token)."""
 
 
-START = Cut(0, 0)
+START = LaneState(0, 0)
 
 
 class Lane:
-    """Packs its documents, in their order, window by window. What it makes depends on nothing else.
+    """Packs its documents in their order, window by window. Its sequences depend on nothing else.
 
-    A window takes documents until they fill a number of sequences. What is left over is carried into the next one.
+    A window takes documents until they fill a number of sequences. Leftover pieces go into the next window.
 
     Args:
-        packing: how.
-        cut: where to take it up.
+        packing: how documents are packed.
+        state: where to start.
         window: sequences that are filled at a time.
-        first_window: sequences of the very first window; where lanes differ in it, not all need documents at once.
-        documents: in a pass over the data, of all lanes.
+        first_window: sequences of the run's first window. Lanes differ in it, so that they need documents in turn.
+        documents: of all lanes, in a pass over the data.
     """
 
-    def __init__(self, packing: Packing, cut: Cut, *, window: int, first_window: int, documents: int) -> None:
+    def __init__(self, packing: Packing, state: LaneState, *, window: int, first_window: int, documents: int) -> None:
         self._packing = packing
-        self._window = first_window if cut is START or not cut.row else window
+        self._window = first_window if state is START or not state.row else window
         self._later_window = window
         self._most_empty = max(documents, _LEAST_EMPTY)
-        self.cuts: deque[Cut] = deque([cut])
-        """The latest places from which it can be taken up, in rising order."""
-        self._made = cut.row
-        self._next_row = cut.row
+        self.states: deque[LaneState] = deque([state])
+        """The latest states from which it can restart, in rising order."""
+        self._made = state.row
+        self._next_row = state.row
         self._rows: deque[list[Piece]] = deque()
         self._tokens_in_rows = 0
-        self._pieces: list[Piece] = []  # those that were carried come first
-        self._num_carried = len(cut.carried)
+        self._pieces: list[Piece] = []  # leftover ones first
+        self._num_leftover = len(state.leftover)
         self._tokens = 0
         self._empty_documents = 0
-        self._carried = deque(cut.carried)  # what is not there yet
-        self._taken = cut.next_document  # the next document for a window
+        self._leftover = deque(state.leftover)  # not received yet
+        self._taken = state.next_document  # the next document for a window
         self._inbox: deque[Document] = deque()
-        self.received = cut.next_document
-        """The first document that was not received."""
+        self.received = state.next_document
+        """The first document not received yet."""
         self.tokens_ahead = 0
-        """Tokens that were received and are in no sequence that was handed out."""
+        """Received tokens that no delivered sequence holds."""
 
     @property
     def next_row(self) -> int:
-        """The next sequence that it can hand out."""
+        """The next sequence that it can deliver."""
         return self._next_row
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Documents to receive before all others: those with pieces that were carried."""
-        return tuple(dict.fromkeys(document for document, _ in self._carried))
+        """Documents to receive before all others, for their leftover pieces."""
+        return tuple(dict.fromkeys(document for document, _ in self._leftover))
 
     def receive(self, numbers: Sequence[int], documents: Sequence[Document]) -> None:
-        """Take documents: what is missing, or those from `received` on.
+        """Take documents: the missing ones, or those from `received` on.
 
         Raises:
             EmptyDatasetError: the lane's documents have no tokens.
         """
-        if self._carried:
-            self._receive_carried(dict(zip(numbers, documents, strict=True)))
+        if self._leftover:
+            self._receive_leftover(dict(zip(numbers, documents, strict=True)))
         else:
             assert not numbers or numbers[0] == self.received
             self.received += len(numbers)
@@ -115,8 +115,8 @@ class Lane:
         while self._inbox and len(self._rows) < 2 * self._later_window:
             self._take(self._inbox.popleft())
 
-    def _receive_carried(self, documents: dict[int, Document]) -> None:
-        for number, begin in self._carried:
+    def _receive_leftover(self, documents: dict[int, Document]) -> None:
+        for number, begin in self._leftover:
             document = documents[number]
             end = len(document.tokens)
             if self._packing.method == 'best_fit':
@@ -128,7 +128,7 @@ class Lane:
                 )
             self._add(_piece(number, begin, end, document))
         self.tokens_ahead += self._tokens
-        self._carried.clear()
+        self._leftover.clear()
 
     def _take(self, document: Document) -> None:
         size = len(document.tokens)
@@ -154,32 +154,32 @@ class Lane:
         lengths = [len(piece.tokens) for piece in self._pieces]
         if self._packing.method == 'best_fit':
             bins = best_fit(lengths, self._packing.sequence_length)
-            # The emptiest one waits for what comes next, with which it may be filled better; but no piece waits twice.
-            may_wait = [place for place, found in enumerate(bins) if found[0] >= self._num_carried]
+            # The emptiest bin waits for the next window, which may fill it better. No piece waits twice.
+            may_wait = [place for place, found in enumerate(bins) if found[0] >= self._num_leftover]
             left: list[int] = []
             if may_wait and len(bins) > 1:
                 left = bins.pop(min(may_wait, key=lambda place: sum(lengths[number] for number in bins[place])))
             rows = [[self._pieces[number] for number in found] for found in bins]
-            carried = [self._pieces[number] for number in left]
+            leftover = [self._pieces[number] for number in left]
         else:
             numbers, used = concatenate(lengths, self._packing.sequence_length)
             last = self._pieces[numbers[-1]]
             row = [*(self._pieces[number] for number in numbers[:-1]), _part(last, 0, used)]
-            rows, carried = [row], self._pieces[len(numbers) :]
+            rows, leftover = [row], self._pieces[len(numbers) :]
             if used < len(last.tokens):
-                carried = [_part(last, used, len(last.tokens)), *carried]
+                leftover = [_part(last, used, len(last.tokens)), *leftover]
         self._rows.extend(rows)
         self._tokens_in_rows += _tokens_of(*rows)
-        self._pieces, self._num_carried = carried, len(carried)
-        self._tokens = _tokens_of(carried)
+        self._pieces, self._num_leftover = leftover, len(leftover)
+        self._tokens = _tokens_of(leftover)
         self._window = self._later_window
         self._made += len(rows)
-        if self._made - self.cuts[-1].row >= min(_BETWEEN_CUTS, self._window):
-            references = tuple((piece.document, piece.begin) for piece in carried)
-            self.cuts.append(Cut(self._made, self._taken, references))
+        if self._made - self.states[-1].row >= min(_BETWEEN_STATES, self._window):
+            references = tuple((piece.document, piece.begin) for piece in leftover)
+            self.states.append(LaneState(self._made, self._taken, references))
 
     def has(self, row: int) -> bool:
-        """Whether a sequence is made; what comes before it is thrown away. None that was handed out comes again."""
+        """Whether a sequence is made. Earlier ones are dropped; a delivered one never comes again."""
         assert row >= self._next_row
         while self._next_row < row and self._rows:
             self._hand_out()
@@ -190,15 +190,15 @@ class Lane:
         return bool(self._rows) and self._next_row == row
 
     def take(self, row: int) -> list[Piece]:
-        """Hand out a sequence that is made."""
+        """Deliver a sequence that is made."""
         assert self.has(row)
         return self._hand_out()
 
     def _hand_out(self) -> list[Piece]:
         pieces = self._rows.popleft()
         self._next_row += 1
-        while len(self.cuts) > 1 and self.cuts[1].row <= self._next_row - _KEPT_ROWS:
-            self.cuts.popleft()
+        while len(self.states) > 1 and self.states[1].row <= self._next_row - _KEPT_ROWS:
+            self.states.popleft()
         tokens = _tokens_of(pieces)
         self.tokens_ahead -= tokens
         self._tokens_in_rows -= tokens
@@ -206,22 +206,22 @@ class Lane:
 
     @property
     def rows_ahead(self) -> int:
-        """Sequences that are made, and not handed out."""
+        """Sequences that are made and not delivered."""
         return len(self._rows)
 
     @property
     def window_tokens(self) -> int:
-        """Tokens that it must have beyond its sequences to make more of them."""
+        """Tokens that fill the next window."""
         return self._window * self._packing.sequence_length
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens that it has beyond its sequences."""
+        """Tokens received that are in no sequence yet."""
         return self.tokens_ahead - self._tokens_in_rows
 
-    def cut_before(self, row: int) -> Cut | None:
-        """The latest kept cut from which a sequence can be worked out, if there is one."""
-        return next((cut for cut in reversed(self.cuts) if cut.row <= row), None)
+    def state_before(self, row: int) -> LaneState | None:
+        """The latest kept state before a sequence, if there is one."""
+        return next((state for state in reversed(self.states) if state.row <= row), None)
 
 
 def _tokens_of(*rows: Sequence[Piece]) -> int:

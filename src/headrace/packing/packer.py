@@ -90,7 +90,7 @@ class Packer:
         self._first = plan.order.epoch * len(plan.order)  # the sequence of the run that the epoch begins with
         self._row = row = self._first + plan.start
         self._count = lanes.count
-        self._lanes = lanes.take_up(own, row)
+        self._lanes = lanes.resume_at(own, row)
         self._window = lanes.window
         self._asked = {number: lane.received for number, lane in self._lanes.items()}
         self._is_missing = {number for number, lane in self._lanes.items() if lane.missing}

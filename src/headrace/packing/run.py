@@ -126,7 +126,7 @@ class PackedRun(Run):
         if 'skip' in rows.pinned:
             pinned['skip'] = rows.pinned['skip']
         if self._lanes is not None:
-            pinned['cuts'] = self._lanes.cuts_at(self._row(epoch, sample))
+            pinned['cuts'] = self._lanes.states_at(self._row(epoch, sample))
         text = json.dumps(pinned, sort_keys=True, separators=(',', ':'))
         return replace(documents, epoch=epoch, sample_in_epoch=sample, epoch_size=rows.epoch_size, config=text)
 
