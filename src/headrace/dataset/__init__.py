@@ -1,4 +1,4 @@
-"""Streams, datasets, loaders and writers: what joins format, storage and order."""
+"""Streams, datasets, loaders and writers, on top of format, storage and order."""
 
 from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
 from headrace.dataset.batch_keys.padding import PADDING, without_padding

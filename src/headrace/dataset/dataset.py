@@ -70,46 +70,44 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             the samples that are offered.
         columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
-        predownload: how many samples ahead each worker has shards fetched; None: 65,536, or 8
-            batches if those are more, and 512 MiB at most.
+        predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
+            more, and 512 MiB at most.
         cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
         sampling_method: 'balanced' draws another subset each epoch, 'fixed' the same.
         sampling_granularity: samples drawn together from a shard.
         partition_algo: how the compatible orders split samples over nodes.
-        num_canonical_nodes: parts of the data that are read side by side. It belongs to the order: another number
-            gives another order. None takes one from the data (1 for each 64 shards, 64 at most); with MosaicML
-            Streaming's orders the number of nodes, or 64 times as many for 'py1s' and 'py2s'.
+        num_canonical_nodes: parts of the data that are read side by side. Another number gives another order. None: 1
+            for each 64 shards, 64 at most. With MosaicML Streaming's orders, None is the number of nodes, or 64 times
+            as many for 'py1s' and 'py2s'.
         batch_size: samples of one device batch.
         shuffle: whether to shuffle.
         shuffle_algo: None or 'native' for headrace's own; 'py1e', 'py1br', 'py1b', 'py1s', 'py2s' or 'naive' for
             MosaicML Streaming's, sample for sample. A MosaicML Streaming checkpoint makes None 'py1e'.
-        shuffle_seed: key of the order. A checkpoint's takes the place of the default; another one that is given is
-            refused at a resume.
+        shuffle_seed: key of the order. A checkpoint's seed replaces the default; a resume refuses any other one.
         shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
-        batching_method: how streams share a batch: 'random', or 'stratified', which gives each batch the streams'
-            shares; with MosaicML Streaming's orders also 'per_stream' or 'device_per_stream'.
+        batching_method: how streams share a batch: 'random', or 'stratified' for the streams' shares in each batch;
+            with MosaicML Streaming's orders also 'per_stream' or 'device_per_stream'.
         allow_unsafe_types: whether to open data with pickled columns, which can run code.
         replication: consecutive ranks that get the same samples.
         stream_name, stream_config: accepted for compatibility; streams are made by `headrace.mixing`.
-        remainder: what happens to the samples after the last full global batch: 'repeat' gives them out, repeating a
-            few where ranks would get unequal numbers; 'exact' does so too, and marks the repeats in every batch under
-            `headrace.PADDING`; 'drop' leaves them out. None: 'repeat', or what evaluates the dataset chooses.
-        schedule: proportions that change in the course of the run, in the place of the streams' weights: points with
-            `at` (samples of the run so far), `proportions` (by stream name) and `change` ('step', or 'linear' for a
-            ramp from the point before).
-        when_exhausted: what happens when an epoch has had every sample of a stream: 'repeat' goes on with its next
-            pass, 'stop' ends the epoch, 'drop_stream' goes on without it.
-        on_mixture_change: what happens when a checkpoint was written under another mixture: 'refuse' raises, 'continue'
-            goes on with the mixture of now, each stream where it was.
-        skip: ranges of the run's global sequence to leave out, after a loss spike: pairs [begin, end) of numbers of
-            samples from the run's beginning (4096 or '4096sp'), or of global batches at the present global batch size,
-            as a trainer counts its steps when nothing is left out ('1200ba'). The position counts what is left out, so
-            ranges may be added at every resumption; those ahead of a checkpoint go only with `on_mixture_change`
-            'continue'. Not with MosaicML Streaming's orders.
-        on_bad_sample: what happens at a sample that cannot be read because its data are missing or damaged: 'raise' the
-            error, or 'skip' it: log it, put another in its row, and mark the row in every batch under
-            `headrace.BAD_SAMPLE`. What lies elsewhere, such as an outage or a full disk, raises in any case.
-        topology: rank, world size and nodes; by default found at the first `len` or `iter`.
+        remainder: handling of the samples after the last full global batch. 'repeat' reads them, and repeats a few if
+            ranks would get unequal numbers. 'exact' also marks the repeats in every batch under `headrace.PADDING`.
+            'drop' drops them. None: 'repeat', or the choice of the evaluation.
+        schedule: proportions that change during the run, instead of the streams' weights. Each point has `at` (samples
+            of the run so far), `proportions` (by stream name) and `change` ('step', or 'linear' for a ramp from the
+            point before).
+        when_exhausted: action when an epoch has had every sample of a stream: 'repeat' begins its next pass, 'stop'
+            ends the epoch, 'drop_stream' continues without it.
+        on_mixture_change: action when a checkpoint has another mixture: 'refuse' raises; 'continue' uses the new
+            mixture, with each stream at its position.
+        skip: ranges of the run's global sequence to skip, after a loss spike: pairs [begin, end). Bounds count samples
+            from the run's start (4096 or '4096sp'), or global batches of the present size ('1200ba'). Batches count as
+            a trainer's steps would without `skip`. The position counts skipped samples, so each resume may add ranges.
+            A range ahead of a checkpoint needs `on_mixture_change` 'continue'. Not with MosaicML Streaming's orders.
+        on_bad_sample: action at a sample whose data are missing or damaged. 'raise' raises the error. 'skip' logs it,
+            puts another sample in its row, and marks the row in every batch under `headrace.BAD_SAMPLE`. Other
+            errors, such as an outage or a full disk, raise in any case.
+        topology: rank, world size and nodes; by default detected at the first `len` or `iter`.
 
     Raises:
         ValueError: arguments that break a rule, or that contradict each other.
@@ -249,7 +247,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         self._asked_for_room = False
         self._samples = Samples(self.streams, self.mixture, cache_limit=self.cache_limit)
         self.skipping_reader: SkippingReader | None = None
-        """What reads on where samples cannot be read, under ``on_bad_sample='skip'``."""
+        """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
         if self.on_bad_sample == 'skip':
             self.skipping_reader = SkippingReader(self._samples, from_user=not self.is_columnar)
         for stream, choose, weight, repeat in zip(
@@ -257,20 +255,20 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         ):
             stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
         if topology is not None or not self.run.needs_batch_size:
-            self.order(0)  # refuses what it does not know now, and not at the first batch
+            self.order(0)  # refuses an unknown order now, before the first batch
         self._warn_about_blocks()
         self.stream_names = tuple(stream.name or '' for stream in self.streams)
-        """What the rows of batches are of, by stream number."""
+        """Names of the streams of batches' rows, by stream number."""
 
-    def check_columns(self, mark: ReservedKey) -> None:
-        """Check that a mark can stand in batches.
+    def check_columns(self, key: ReservedKey) -> None:
+        """Check that no column has the name of a reserved key.
 
         Raises:
-            ConfigError: a column has the name of the mark.
+            ConfigError: one has.
         """
         for stream in self.streams:
             for names in column_names(stream):
-                mark.check(names)
+                key.check(names)
 
     def require_equal_columns(self) -> None:
         """Check that streams that share batches have equal columns, unless a subclass changes samples.
@@ -303,14 +301,14 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             warn_without_room(self.cache_limit, self.streams, *self.read_order(), self.topology.nodes)
 
     def read_order(self) -> tuple[Mixture, OrderConfig]:
-        """Which samples of the streams are read, and in which order, be they what is handed out or not."""
+        """The mixture and the order of the samples that are read; with packing, those of the documents."""
         return self.mixture, self.order_config
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
     @property
     def num_samples(self) -> int:
-        """Samples that all streams offer, whatever an epoch takes of them."""
+        """Samples that all streams offer, in an epoch or not."""
         return len(self._samples)
 
     @property
@@ -332,7 +330,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
 
     @property
     def is_columnar(self) -> bool:
-        """Whether samples are what shards hold, so that batches can be read column by column."""
+        """Whether samples are unchanged values of shards, so that batches can be read column by column."""
         own = type(self)
         return own.__getitem__ is StreamingDataset.__getitem__ and own.get_item is StreamingDataset.get_item
 
@@ -351,7 +349,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         return self.pool.sample(sample_id)
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
-        """Which samples of which shards make up batch k of a plan, on all ranks; reads no data.
+        """The samples and shards of batch k of a plan, on all ranks; reads no data.
 
         Raises:
             IndexError: there is no such batch.
@@ -375,7 +373,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         self.pool.evict(shard)
 
     def reader(self, batches: BatchSpec, collate_fn: Collate | None, *, mark_streams: bool = False) -> Reader[Any]:
-        """What reads batches of one rank; arguments as `BatchReader`'s."""
+        """A reader of one rank's batches; arguments as `BatchReader`'s."""
         return BatchReader(self, batches, collate_fn, mark_streams=mark_streams)
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,7 +1,7 @@
-"""Which rank of how many this process is, when nobody said so.
+"""Detection of this process' rank and world size.
 
-Read from an initialised `torch.distributed` first, from a launcher's environment otherwise. Nothing is created,
-destroyed or waited for here.
+The source is an initialised `torch.distributed`, else a launcher's environment. Nothing is created, destroyed or waited
+for here.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def detect_topology(*, replication: int = 1, environ: Mapping[str, str] | None =
         environ: the environment to read, `os.environ` by default.
 
     Returns:
-        One rank of one when neither is there. Nodes are counted from the launcher's ranks per node; where no
-        launcher says so, all ranks count as one node, which changes no sample's place, only which rank reads it.
+        One rank of one if neither is there. The number of nodes comes from the launcher's ranks per node. Without it
+        all ranks count as one node, which changes only which rank reads a sample.
 
     Raises:
         TopologyError: a variable holds no number, or the numbers contradict each other.

@@ -1,4 +1,4 @@
-"""Samples by their ids, as `[]` asks for them: one, a slice or a list."""
+"""Access to samples by id with `[]`: one, a slice or a list."""
 
 from __future__ import annotations
 

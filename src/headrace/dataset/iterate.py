@@ -1,4 +1,4 @@
-"""A pass over a dataset for who iterates it: `for sample in dataset`, or the workers of a plain `DataLoader`."""
+"""A pass over a dataset, sample by sample: `for sample in dataset`, or in the workers of a plain `DataLoader`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class _PassSource(SampleSource, Protocol):
 
 
 def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
-    """This worker's samples of the dataset's next epoch: those of each batch that a worker of its number makes.
+    """This worker's samples of the dataset's next epoch.
 
-    A plain loader of PyTorch's deals batches to its workers in turn.
+    A plain loader takes batches from its workers in turn, so each has the samples of every n-th batch.
     """
     worker = get_worker_info()
     number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
@@ -65,7 +65,7 @@ def _samples(dataset: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]
     if dataset.skipping_reader is None:
         yield from read_each(ids, read, dataset.pool.describe)
         return
-    # All at once: what stands in for a sample may be behind it.
+    # All at once: a later sample may replace a bad one.
     samples, bad = dataset.skipping_reader.samples(ids, read)
     for row, sample in enumerate(samples):
         yield BAD_SAMPLE_KEY.put(sample, bad is not None and bool(bad[row]))

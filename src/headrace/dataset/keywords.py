@@ -1,4 +1,4 @@
-"""Arguments that are given by name: what was meant by one that is not, or that does not exist."""
+"""Helpful errors for positional and unknown arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P = ParamSpec('P')
 
 
 def by_name(init: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """An `__init__` with an error of ours for arguments by position, and for names that it does not have."""
+    """An `__init__` with clear errors for arguments by position, and for unknown names."""
     names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)

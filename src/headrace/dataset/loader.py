@@ -1,4 +1,4 @@
-"""Batches of a dataset's plan, on this rank, from a position that survives."""
+"""The loader: batches of a dataset on this rank, from a position that checkpoints keep."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ __all__ = ['StreamingDataLoader']
 
 
 class _EpochHint:
-    """What a DataLoader's `sampler` is to Lightning and Fabric: somebody to tell the epoch to."""
+    """A `sampler` for Lightning and Fabric, which set the epoch on it."""
 
-    # Not the loader: a cycle would leave the end of its workers to the garbage collector, which takes their queues
-    # down first, and then waits for them in vain (5 s for each).
+    # It has no reference to the loader: with a cycle the garbage collector would end the workers. It removes their
+    # queues first, and then waits 5 s for each worker.
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin at `epoch`, unless this loader has a position of its own."""
+        """Begin at `epoch`, unless the loader has a position already."""
         if self._progress.fresh and epoch > 0:
             self._progress.load(epoch, 0)
 
@@ -46,9 +46,8 @@ class _EpochHint:
 class StreamingDataLoader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` of a `StreamingDataset` that knows and restores its position.
 
-    The position is the number of samples of the epoch's global sequence that were handed out, on all ranks together.
-    It is the same on every rank, and a state continues on any number of ranks, nodes and workers whose global batch
-    divides among them.
+    The position is the number of samples of the epoch's global sequence that all ranks together have got. It is the
+    same on every rank. A state continues on any number of ranks, nodes and workers that divides the global batch.
 
     Without `collate_fn`, and unless the dataset's class overrides `get_item` or `__getitem__`, batches are read column
     by column and equal what `torch.utils.data.default_collate` gives.
@@ -58,15 +57,14 @@ class StreamingDataLoader(DataLoader[Any]):
         batch_size: samples per device; by default the dataset's.
         num_workers, collate_fn, pin_memory, timeout, worker_init_fn, multiprocessing_context, generator,
             prefetch_factor, persistent_workers, pin_memory_device: as PyTorch's.
-        drop_last: leave out the samples after the last full global batch, as `remainder='drop'` does.
+        drop_last: drop the samples after the last full global batch, as `remainder='drop'` does.
         sampler, batch_sampler, shuffle: must be None or False; the dataset's plan decides.
-        topology: which rank of how many this is, if the dataset does not say or find so.
-        fixed_epoch: give this epoch's batches in every pass, as evaluation wants; None goes from epoch to epoch.
-        remainder: what happens to the samples after the last full global batch, in place of what the dataset says.
-        max_epochs: epochs that are going to be read, from epoch 0 on; None: nobody knows. It ends nothing, but while
-            another epoch follows, the shards that it reads first are fetched as the last batches of this one are read.
-            A cache with a limit needs that. Only where the processes that read live on, which is without workers, or
-            with `persistent_workers`.
+        topology: rank and world size, if the dataset neither has nor finds them.
+        fixed_epoch: read this epoch in every pass, for evaluation; None: each pass reads the next epoch.
+        remainder: handling of the samples after the last full global batch, instead of the dataset's.
+        max_epochs: number of epochs to read, counted from epoch 0; None: unknown. It ends nothing. With it, the last
+            batches of an epoch prefetch the first shards of the next one, which a cache with a limit needs. It needs
+            `persistent_workers`, or no workers.
         mark_streams: put the number of each row's stream into every batch that is a dict, under `headrace.STREAM`,
             int64[rows].
 
@@ -149,7 +147,7 @@ class StreamingDataLoader(DataLoader[Any]):
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
         )
-        # Trainers that make a loader anew pass on what PyTorch put in the place of None.
+        # Trainers that copy a loader pass PyTorch's default in place of None.
         self._collate = None if collate_fn is default_collate else collate_fn
         if self._collate is None and batch_size > 1:
             dataset.require_equal_columns()
@@ -164,9 +162,9 @@ class StreamingDataLoader(DataLoader[Any]):
         self._worker_pool: WorkerPool | None = None
         self._worker_pool_key: object = None
         self._position: tuple[int, int] | None = None
-        # An attribute, since trainers that make a loader anew look for the arguments of its class among those.
+        # An attribute: trainers that copy a loader look for its arguments among those.
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
-        """What happens to the samples after the last full global batch."""
+        """Handling of the samples after the last full global batch."""
         self._handed_out: tuple[BatchPlan, int] | None = None
         self._epoch_under_way: int | None = None
         names = [stream.name or '' for stream in dataset.streams]
@@ -175,7 +173,7 @@ class StreamingDataLoader(DataLoader[Any]):
 
     @property
     def sampler(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Takes Lightning's and Fabric's word on the epoch, where nothing better is known."""
+        """Takes the epoch from Lightning and Fabric, if the loader has no position."""
         return self.trainers_sampler
 
     @sampler.setter
@@ -194,12 +192,12 @@ class StreamingDataLoader(DataLoader[Any]):
         return self.dataset.batch_spec(batch_size=self.batch_size, remainder=self.remainder)
 
     def plan(self, epoch: int | None = None, start: int = 0) -> BatchPlan:
-        """Which samples make up each batch of an epoch, by default of the current one from its start."""
+        """The plan of an epoch's batches, by default of the current epoch from its start."""
         return self.dataset.run.plan(self._current()[0] if epoch is None else epoch, start, self._batches)
 
     @property
     def longest_epoch(self) -> int:
-        """Batches of an epoch of which ``skip`` leaves nothing out."""
+        """Batches of an epoch without a range of ``skip``."""
         if not self.dataset.skip:
             return self.plan().total_batches
         samples, size = self.dataset.epoch_size, self.global_batch_size
@@ -208,8 +206,7 @@ class StreamingDataLoader(DataLoader[Any]):
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on every rank.
 
-        It is that of the pass under way, until its last batch is handed out; else of the next pass. Only what a dataset
-        leaves out (`skip`) makes epochs differ.
+        It belongs to the current pass until its last batch, and then to the next pass. Only `skip` makes epochs differ.
 
         Raises:
             TypeError: the dataset's epoch has no end.
@@ -223,7 +220,7 @@ class StreamingDataLoader(DataLoader[Any]):
     # -- iteration -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Batches of the next epoch, or of the rest of the one that was loaded. Nothing happens before the first."""
+        """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
         cut = self._batches
         reader = self.dataset.reader(cut, self._collate, mark_streams=self.mark_streams)
@@ -239,7 +236,7 @@ class StreamingDataLoader(DataLoader[Any]):
             batches = self._counters.receive_all(source)
             if pack is not None:
                 batches = pack(batches)
-            if pack is not None or not self.num_workers:  # else workers' batches are pinned by PyTorch's thread
+            if pack is not None or not self.num_workers:  # PyTorch's thread pins workers' batches
                 batches = self._pinned(batches)
             for number, received in enumerate(batches):
                 own_samples = received.rows  # only an epoch's last batch has padding
@@ -249,7 +246,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()
         finally:
-            # A pass that was left is copied into workers that are forked afterwards; it is not theirs to end.
+            # A worker that is forked later has a copy of an abandoned pass, and must not end it.
             if owner == os.getpid():
                 self._end_pass(epoch, source)
 
@@ -266,35 +263,35 @@ class StreamingDataLoader(DataLoader[Any]):
         if not self.num_workers:
             self.dataset.pool.rest()
         if not self.persistent_workers:
-            # A traceback, or a user's variable, may keep PyTorch's iterator; its workers need not live as long.
+            # A traceback or a user's variable may keep PyTorch's iterator, but must not keep its workers.
             getattr(source, '_shutdown_workers', lambda: None)()
 
     @property
     def handed_out(self) -> tuple[BatchPlan, int] | None:
-        """The batch that was handed out last: the plan of its pass, and its number in it. None before the first."""
+        """The last batch: the plan of its pass, and its number there. None before the first."""
         return self._handed_out
 
     @property
     def own_samples(self) -> int:
-        """Rows of the batch handed out last, on this rank, that are no padding; padding comes last. 0 before the first.
+        """Rows of the last batch, on this rank, that are no padding; padding comes last. 0 before the first batch.
 
-        For batches that are no dicts, which cannot hold the mark of ``remainder='exact'``. What workers have
-        prefetched makes no difference. Who holds several batches asks the plan: `plan().own_samples(number)`.
+        For batches that are no dicts, which cannot hold the mark of ``remainder='exact'``. Batches that workers have
+        prefetched do not change it. For other batches use `plan().own_samples(number)`.
         """
         return self._counters.own_samples
 
     @property
     def own_streams(self) -> npt.NDArray[np.int64]:
-        """Stream number of each row of the batch handed out last, on this rank, int64[rows]; empty before the first.
+        """Stream number of each row of the last batch, on this rank, int64[rows]; empty before the first batch.
 
-        For batches that are no dicts, which cannot hold the mark of `mark_streams`. Padding is of the stream of the
+        For batches that are no dicts, which cannot hold the mark of `mark_streams`. Padding has the stream of the
         sample that it repeats. Numbers are those of `dataset.streams`.
         """
         return self._counters.own_streams
 
     @property
     def own_bad_rows(self) -> npt.NDArray[np.bool_]:
-        """Which rows of the batch handed out last, on this rank, hold another sample because theirs could not be read.
+        """Rows of the last batch, on this rank, that hold another sample because theirs could not be read.
 
         bool[rows], padding included; empty before the first batch. For batches that are no dicts, which cannot hold the
         mark of ``on_bad_sample='skip'``.
@@ -304,27 +301,27 @@ class StreamingDataLoader(DataLoader[Any]):
     # -- statistics ------------------------------------------------------------------------------------------------
 
     def stats(self) -> LoaderStats:
-        """What this loader has done on this rank since it was made; takes microseconds, and talks to no other rank.
+        """Counters of this loader on this rank since it was made; takes microseconds, and asks no other rank.
 
-        Without workers, what was read is what this process read of the dataset's streams, whoever asked for it.
+        Without workers, counters of reads are the process' own, for all uses of the dataset's streams.
         """
         return self._counters.stats(reads_here=self.num_workers == 0)
 
     def mix(self) -> dict[str, StreamCount]:
-        """By stream, the samples of the batches handed out on all ranks, and as many as the mixture promises.
+        """By stream, the samples of all ranks' batches, and the number that the mixture promises.
 
-        Since this loader was made, without padding and without asking other ranks: the order is asked now, which takes
-        a millisecond or so.
+        Counts since this loader was made, without padding. They come from the order, which takes about a millisecond
+        and asks no other rank.
         """
         return self._mixture_counts.counts()
 
     def next_pass(self) -> tuple[int, int]:
-        """Epoch and first sample of the pass that will be begun next."""
+        """Epoch and first sample of the next pass."""
         epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
         return epoch if self.fixed_epoch is None else self.fixed_epoch, start
 
     def _goes_on_after(self, epoch: int) -> bool:
-        """Whether those who read an epoch are going to read the next one."""
+        """Whether the same processes read the next epoch."""
         if self.max_epochs is None or self.fixed_epoch is not None:
             return False
         return epoch + 1 < self.max_epochs and (self.persistent_workers or not self.num_workers)
@@ -342,7 +339,7 @@ class StreamingDataLoader(DataLoader[Any]):
         return map(torch.utils.data._utils.pin_memory.pin_memory, batches)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _workers(self, reader: Reader[Any], keys: Iterator[Any]) -> Iterator[WorkerBatch]:
-        # A state may bring another order, which persistent workers do not know.
+        # A state may change the order, which persistent workers would not know.
         key = self._batches, self.dataset.order_key
         if self._worker_pool is None or self._worker_pool_key != key:
             self._worker_pool, self._worker_pool_key = WorkerPool(reader, self), key
@@ -352,16 +349,16 @@ class StreamingDataLoader(DataLoader[Any]):
     # -- the position ----------------------------------------------------------------------------------------------
 
     def _current(self) -> tuple[int, int]:
-        # What was loaded, or given to the dataset, after the last batch is newer than that batch.
+        # A position that was loaded after the last batch is newer than that batch.
         progress, rank = self.dataset.progress, self.dataset.topology.rank
         if self._position is None or not progress.begun(rank=rank):
             return progress.next(rank=rank)
         return self._position
 
     def state_dict(self) -> dict[str, int | str]:
-        """The position, with what it refers to: fixed keys, int or str values, the same on every rank.
+        """The position for a checkpoint: fixed keys, and ints or strs that are the same on every rank.
 
-        Valid at any time, also before the first batch; costs microseconds, and talks to no other rank.
+        Valid at any time, also before the first batch; takes microseconds, and asks no other rank.
         """
         return self.dataset.resume_state(*self._current(), self.global_batch_size, self.remainder).to_dict()
 
@@ -369,10 +366,10 @@ class StreamingDataLoader(DataLoader[Any]):
         """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.
 
         Raises:
-            ValueError: the state is no state, or belongs to other data or another mixture.
+            ValueError: the state is malformed, or belongs to other data or another mixture.
         """
         resume = ResumeState.from_dict(state)
-        # It settles the epoch's size, and refuses what does not belong.
+        # It fixes the epoch's size, and refuses a state of other data.
         self.dataset.load_resume_state(resume, self.global_batch_size)
         if not resume.is_stale:
             epoch, sample = self.dataset.progress.next(rank=self.dataset.topology.rank)

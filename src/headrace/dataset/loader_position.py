@@ -1,4 +1,4 @@
-"""Where one training loader is in its data, in batches and in samples."""
+"""The position of one training loader in its data, in batches and in samples."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class LoaderPosition:
     A *place* is an epoch and a position in it, as a checkpoint has them; at the end of an epoch it is that end.
 
     Args:
-        batches: the loader, or what it is going to read. May be set, as when the batch size changes.
+        batches: the loader, or its dataset and batch size. May be set, as when the batch size changes.
         name: its name among several loaders; empty for the only one.
     """
 
     def __init__(self, batches: TrackedBatches, name: str = '') -> None:
         self.name = name
         self.batches = batches
-        self._plans: dict[object, BatchPlan] = {}  # of the pass under way: states come after every step
+        self._plans: dict[object, BatchPlan] = {}  # of the current pass: states are saved often
 
     @property
     def dataset(self) -> StreamingDataset:
@@ -104,7 +104,7 @@ class LoaderPosition:
         Args:
             place: where the first of them begins.
             batches: how many there are.
-            cycles: whether further epochs follow, as many as it takes; else the end of this one is as far as it goes.
+            cycles: whether further epochs follow; else the batches end with this one.
         """
         epoch, start = place
         plan = self.plan(epoch, start)
@@ -135,13 +135,13 @@ class LoaderPosition:
         return min(plan.num_batches, max(limit - plan.batches_before, 0))
 
     def first_epoch(self, epoch: int) -> int:
-        """The first epoch from this one on that ``skip`` does not leave out as a whole."""
+        """The first epoch, from this one on, with samples that ``skip`` leaves."""
         while self.epochs_differ and self.plan(epoch, 0).is_left_out:
             epoch += 1
         return epoch
 
     def pass_over_empty_epochs(self) -> int:
-        """Have the next pass begin in an epoch with samples left; return how many epochs that passes over."""
+        """Have the next pass begin in an epoch with samples left; return the number of skipped epochs."""
         epoch, start = self.next()
         there = epoch if start else self.first_epoch(epoch)
         if there != epoch:

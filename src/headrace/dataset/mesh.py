@@ -34,8 +34,8 @@ def topology_of_mesh(mesh: DeviceMesh, *, data_dims: Collection[str] | None = No
 
     Args:
         mesh: the mesh of all ranks, not a slice of it.
-        data_dims: the data-parallel dimensions, by name. By default those that have a usual name, such as `dp`,
-            `dp_shard`, `fsdp` or `data_parallel`; the others must then have a usual name too, such as `tp` or `cp`.
+        data_dims: names of the data-parallel dimensions. By default those with a usual name, such as `dp`, `fsdp` or
+            `data_parallel`. All others must then have a usual name too, such as `tp` or `cp`.
         num_nodes: number of physical nodes.
 
     Raises:

@@ -1,10 +1,10 @@
-"""Which epoch a dataset is in, shared with the worker processes of a plain `torch.utils.data.DataLoader`.
+"""The epoch of a dataset, shared with the worker processes of a plain `torch.utils.data.DataLoader`.
 
 A plain DataLoader iterates its dataset in worker processes, so the process that saves the checkpoint never sees an
-epoch begin. The counters therefore live in anonymous memory that forked and spawned workers map: it has no name, so
-nothing is left behind by kill -9, and each worker writes a cell of its own, so nothing needs a lock.
-`StreamingDataLoader` iterates in the main process and uses the same counters. It says there how long its trainer has
-waited, too: its workers see so whether they fetch fast enough.
+epoch begin. So the counters live in anonymous memory that forked and spawned workers map. It has no name, so kill -9
+leaves nothing behind. Each worker writes its own cell, so no lock is needed. `StreamingDataLoader` iterates in the main
+process and uses the same counters. It adds the time that its trainer has waited, by which workers see whether they
+fetch fast enough.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Progress:
         self._owner = os.getpid()
 
     def _claim(self) -> None:
-        # A rank that was forked or spawned with a copy of its parent's dataset is a run of its own: it must not
-        # count its siblings' passes. A DataLoader's worker, in contrast, counts for the process that started it.
+        # A rank that was forked or spawned with a copy of its parent's dataset is another run, and must not count its
+        # siblings' passes. A DataLoader's worker, in contrast, counts for its parent.
         if self._owner != os.getpid() and get_worker_info() is None:
             header = self._slots[:_HEADER].copy()
             self.__del__()
@@ -59,7 +59,7 @@ class Progress:
         """Begin this worker's next pass.
 
         Returns:
-            The epoch, and the number of samples of its global sequence to leave out at its start.
+            The epoch, and the position in it.
         """
         self._claim()
         cells = self._cells(rank)
@@ -68,11 +68,11 @@ class Progress:
         return self._pass(passes)
 
     def end(self, epoch: int) -> None:
-        """End the pass of `epoch`, read to its last sample or left before."""
+        """End the pass of `epoch`, at its last sample or before."""
         self._slots[_ENDED] = epoch + 1
 
     def ended(self, *, rank: int) -> bool:
-        """Whether the pass that was begun last has ended; of a plain loader's workers, whether one is done with it."""
+        """Whether the last pass has ended, in at least one of a plain loader's workers."""
         return self.begun(rank=rank) and int(self._slots[_ENDED]) == self.current(rank=rank)[0] + 1
 
     def _pass(self, passes: int) -> tuple[int, int]:
@@ -80,25 +80,25 @@ class Progress:
         return (epoch, sample) if passes == 0 else (epoch + passes, 0)
 
     def current(self, *, rank: int) -> tuple[int, int]:
-        """Epoch and first sample of the pass that was begun last, or of the one to come if none was begun."""
+        """Epoch and first sample of the last pass, or of the next one if none has begun."""
         return self._pass(max(int(self._cells(rank).max()) - 1, 0))
 
     def next(self, *, rank: int) -> tuple[int, int]:
-        """Epoch and first sample of the pass that will be begun next."""
+        """Epoch and first sample of the next pass."""
         return self._pass(int(self._cells(rank).max()))
 
     def begun(self, *, rank: int) -> bool:
-        """Whether a pass was begun since the start or since the last `load`."""
+        """Whether a pass has begun since the start or the last `load`."""
         return bool(self._cells(rank).any())
 
     @property
     def fresh(self) -> bool:
-        """Whether nothing was begun and nothing was loaded."""
+        """Whether no pass has begun, and no position was loaded."""
         return not self._slots[_LOADED] and not self._slots[_HEADER:].any()
 
     @property
     def seconds_stalled(self) -> float:
-        """How long the trainer has waited for batches that came late, as its loaders say."""
+        """Seconds that the trainer has waited for late batches."""
         return int(self._slots[_STALLED]) / 1e9
 
     @seconds_stalled.setter
@@ -113,7 +113,7 @@ class Progress:
         self._slots[_EPOCH], self._slots[_SAMPLE], self._slots[_LOADED] = epoch, sample, 1
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if get_spawning_popen() is not None:  # to a worker of ours: share the memory itself
+        if get_spawning_popen() is not None:  # a spawned worker shares the memory
             return _attach, (reduction.DupFd(self._fd), self._owner)
         return _copy, (self._slots[:_HEADER].tolist(), *self.next(rank=0))
 

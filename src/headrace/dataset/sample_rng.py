@@ -1,4 +1,4 @@
-"""Random numbers for what is done to a sample: the same on any number of ranks, nodes and workers."""
+"""Random numbers of a sample, for augmentation: the same on any number of ranks, nodes and workers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Draws:
 
     @property
     def generator(self) -> np.random.Generator:
-        """Made when it is asked for first: that takes longer than reading a small sample."""
+        """Made on request, since that takes longer than reading a small sample."""
         if self._generator is None:
             self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._key)))
         return self._generator
@@ -40,9 +40,9 @@ _batch: ContextVar[tuple[int, int, list[int]] | None] = ContextVar('headrace_bat
 def sample_rng() -> np.random.Generator:
     """The random numbers of the sample that is being read, for augmentation, masking or cropping.
 
-    They are a function of the dataset's `shuffle_seed`, the epoch and the sample's id alone: a sample gets the same
-    ones on any number of ranks, nodes and workers, after any resumption, and other ones in the next epoch. Calling it
-    again for the same sample goes on with the same generator.
+    They depend on the dataset's `shuffle_seed`, the epoch and the sample's id alone. So a sample gets the same ones on
+    any number of ranks, nodes and workers, and after any resume. The next epoch gives others. A second call for the
+    same sample returns the same generator.
 
     Returns:
         A generator of the sample's own (PCG64). For PyTorch's functions that take a generator:
@@ -59,7 +59,7 @@ def sample_rng() -> np.random.Generator:
 
 @contextlib.contextmanager
 def drawing_for_batch(seed: int, epoch: int, ids: list[int]) -> Generator[None]:
-    """While a batch of these samples is made."""
+    """Set the batch whose samples are read inside the block."""
     token = _batch.set((seed, epoch, ids))
     try:
         yield
@@ -69,7 +69,7 @@ def drawing_for_batch(seed: int, epoch: int, ids: list[int]) -> Generator[None]:
 
 @contextlib.contextmanager
 def drawing_for(seed: int, epoch: int, sample_id: int) -> Generator[None]:
-    """While this sample is read."""
+    """Set the sample that is read inside the block."""
     _draws.set(_Draws(seed, epoch, sample_id, 0))
     try:
         yield
@@ -78,9 +78,9 @@ def drawing_for(seed: int, epoch: int, sample_id: int) -> Generator[None]:
 
 
 def each_row() -> Generator[None]:
-    """For each row of the batch that is being made, until the next: while its sample is transformed."""
+    """Set the sample of each row of the current batch, row by row, while it is transformed."""
     batch = _batch.get()
-    if batch is None:  # samples that come from elsewhere
+    if batch is None:  # the samples come from another reader
         while True:
             yield
     seed, epoch, ids = batch

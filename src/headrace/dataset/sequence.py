@@ -20,15 +20,15 @@ __all__ = ['SampleSequence']
 class SampleSequence:
     """A run through the samples of a dataset, as one rank of a topology sees it, and its position.
 
-    What a dataset is to loaders and trainers, but for reading. It knows no stream's folder and no bytes.
+    The part of a dataset that loaders and trainers use, without the reading of data.
 
     Args:
         run: gives orders, plans and states.
-        skip: what the run leaves out.
-        batch_size: samples of one device batch, if they are known.
-        remainder: what happens to the samples after the last full global batch, if it was said.
+        skip: the ranges that the run skips.
+        batch_size: samples of one device batch, if known.
+        remainder: handling of the samples after the last full global batch, if given.
         replication: consecutive ranks that get the same samples.
-        topology: rank, world size and nodes; None: found when they are asked for.
+        topology: rank, world size and nodes; None: detected on request.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class SampleSequence:
 
     @property
     def topology(self) -> Topology:
-        """Which rank of how many this is: as given or bound, else as found."""
+        """Rank and world size: as given or bound, else as detected."""
         if self._topology is not None:
             return self._topology
         found = detect_topology(replication=self.replication or 1)
@@ -98,16 +98,16 @@ class SampleSequence:
         return found
 
     def expect_replicas(self, replicas: int) -> None:
-        """Refuse a topology that is found later with another number of ranks that share a batch."""
+        """Refuse a later topology with another number of ranks that share a batch."""
         self._expected_replicas = replicas
 
     def bind(self, topology: Topology) -> None:
-        """Say which rank of how many this is. Takes effect at the next `len` or `iter`."""
+        """Set rank and world size, from the next `len` or `iter` on."""
         self._topology = topology
         self.run.forget_topology()
 
     def _devices(self, global_batch_size: int | None = None) -> tuple[int, int | None]:
-        """Nodes, and samples of a global batch if known, as far as the order depends on them; ranks may come later."""
+        """Nodes, and samples of a global batch if known, if the order depends on them; ranks may come later."""
         if self.run.needs_batch_size and global_batch_size is None and self.batch_size is not None:
             global_batch_size = self.batch_spec().global_batch_size
         return self.topology.nodes if self.run.needs_nodes else 1, global_batch_size
@@ -122,7 +122,7 @@ class SampleSequence:
 
     @property
     def order_key(self) -> object:
-        """What the content of batches depends on beside their numbers and the ranks."""
+        """The parts of the order that decide the content of batches, for any number of ranks."""
         return self.order_config, self.initial_nodes, self.mixture.origin
 
     @property
@@ -132,7 +132,7 @@ class SampleSequence:
 
     @property
     def skip_unit(self) -> int:
-        """What the bounds of ranges that are left out must be multiples of, in samples of the run."""
+        """Divisor of the bounds of skipped ranges, in samples of the run."""
         return 1
 
     @property
@@ -141,7 +141,7 @@ class SampleSequence:
         return self.run.initial_nodes(self.topology.nodes)
 
     def freeze_defaults(self, global_batch_size: int | None = None) -> None:
-        """Let defaults that depend on the topology or the batch size be what they are now, for the rest of the run."""
+        """Fix the defaults that depend on the topology or the batch size, for the rest of the run."""
         self.run.freeze_defaults(self.topology.nodes, self._devices(global_batch_size)[1])
 
     def order(self, epoch: int, global_batch_size: int | None = None) -> Order:
@@ -156,7 +156,7 @@ class SampleSequence:
         remainder: Remainder | None = None,
         topology: Topology | None = None,
     ) -> BatchSpec:
-        """How the sequence is cut into batches; this is where all its defaults are filled in.
+        """How the sequence is cut into batches, with all defaults filled in.
 
         Args:
             batch_size: samples of a batch on each rank; by default the dataset's.
@@ -184,8 +184,8 @@ class SampleSequence:
         """Begin a pass, and freeze the defaults for the rest of the run.
 
         Args:
-            batches: how the sequence is cut; by default as `batch_spec` says.
-            place: the epoch and the position to begin at; by default where the last pass or a state left off.
+            batches: how the sequence is cut; by default `batch_spec()`.
+            place: the epoch and the position to begin at; by default the end of the last pass, or a state's position.
             worker: number of the worker process that begins it.
         """
         self.freeze_defaults(None if batches is None else batches.global_batch_size)
@@ -203,11 +203,11 @@ class SampleSequence:
         remainder: Remainder | None = None,
         topology: Topology | None = None,
     ) -> BatchPlan:
-        """Which samples make up each batch of an epoch, and which of them are a rank's.
+        """The plan of an epoch: the samples of each batch, and the rank of each sample.
 
         Args:
             epoch: which epoch.
-            start: number of samples of its global sequence to leave out at its start.
+            start: number of samples of its global sequence that come before the first batch.
             global_batch_size: samples of a batch over all ranks; by default `batch_size` for each.
             remainder: see the class; by default the dataset's.
             topology: for which rank; by default this one.
@@ -219,19 +219,19 @@ class SampleSequence:
         return self.run.plan(epoch, start, spec)
 
     def check_batches(self, label: str, global_batch_size: int, remainder: Remainder) -> None:
-        """Check that an epoch has a batch, unless ``skip`` leaves it out.
+        """Check that an epoch has a batch, or would have one without ``skip``.
 
         Args:
-            label: what a message calls the dataset.
+            label: the dataset's name in messages.
             global_batch_size: samples of a batch over all ranks.
             remainder: see the class.
 
         Raises:
-            ConfigError: an epoch is smaller than a batch, and what is left over is dropped.
+            ConfigError: an epoch is smaller than a batch, and the remainder is dropped.
         """
         if remainder != 'drop' or self.epoch_size >= global_batch_size:
             return
-        # An epoch of the compatible orders may have more positions than samples; they leave nothing out.
+        # An epoch of the compatible orders may have more positions than samples; they have no `skip`.
         if self.skip or not self.plan(global_batch_size=global_batch_size, remainder=remainder).total_batches:
             raise ConfigError(
                 f'{label} has no batch in an epoch: its {self.epoch_size} samples are fewer than a global batch of '
@@ -241,9 +241,9 @@ class SampleSequence:
 
     @property
     def evaluation_remainder(self) -> Remainder:
-        """What evaluation does with the samples after the last full global batch: what was asked for, or 'exact'.
+        """Handling of the samples after the last full global batch in evaluation: as given, or 'exact'.
 
-        Where nothing was asked for, the compatible orders repeat: they do not say which samples they repeat.
+        The default of the compatible orders is 'repeat': they do not tell which samples they repeat.
         """
         return self.remainder or ('repeat' if self.order_config.is_compatible else 'exact')
 
@@ -251,7 +251,7 @@ class SampleSequence:
 
     @property
     def progress(self) -> Progress:
-        """Which epoch this dataset is in, and where the next pass begins."""
+        """The current epoch, and the place where the next pass begins."""
         return self._progress
 
     def resume_state(
@@ -279,19 +279,18 @@ class SampleSequence:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
 
         Args:
-            num_samples: samples that all ranks together have had of the current epoch, those left out (`skip`)
-                included.
-            from_beginning: whether they are counted from the epoch's start, or from where the pass was resumed.
+            num_samples: samples of the current epoch that all ranks together have had, with those that `skip` skips.
+            from_beginning: whether they are counted from the epoch's start, or from the start of a resumed pass.
         """
         epoch, start = self._progress.current(rank=self.topology.rank)
         if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
-            # Composer saves an epoch's end when it counts the next epoch already, of which it has had nothing.
+            # Composer saves an epoch's end with the number of the next epoch.
             epoch, start = self._progress.next(rank=self.topology.rank)
         position = num_samples if from_beginning else start + num_samples
         return self.resume_state(epoch, self.position_of(position)).to_dict()
 
     def position_of(self, num_samples: int) -> int:
-        """The position in an epoch of which a trainer counts so many samples.
+        """The position in an epoch after a trainer's number of samples.
 
         Repeats at its end have no position, except in the compatible orders, which count them as MosaicML Streaming.
         """
@@ -301,7 +300,7 @@ class SampleSequence:
         """Have the next pass continue where `state` was taken. A state at the end of an epoch gives an empty pass.
 
         Raises:
-            ValueError: the state is no state, or belongs to other data or another mixture.
+            ValueError: the state is malformed, or belongs to other data or another mixture.
         """
         self.load_resume_state(ResumeState.from_dict(state))
 

@@ -1,7 +1,7 @@
-"""What a loader counts: what it handed out, what it read for that, and how long its trainer waited.
+"""Counters of a loader: its batches, its reads, and the time that its trainer waited.
 
-Workers send what they count along with each batch, a few integers, so that nothing is shared, and nothing is left
-behind when one is killed. What streams had is worked out from the plan when it is asked for.
+Workers send their counters, a few integers, along with each batch. So processes share nothing, and a killed one leaves
+nothing behind. The counts of streams over all ranks are computed from the plan on request.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = ['LoaderCounters', 'LoaderStats', 'MixtureCounts', 'ReadCounts', 'Stre
 _SHORTEST_STALL = 0.001  # seconds
 _STALL_SHARE = 0.05
 _RECENT = 16
-_MOST_UNCOUNTED = 1 << 18  # samples: orders that look each of them up must not do so for a whole epoch at once
+_MOST_UNCOUNTED = 1 << 18  # samples: some orders look each of them up, which must not take a whole epoch at once
 
 
 class ReadCounts(NamedTuple):
-    """What a worker's process has read of some streams until now, since it began."""
+    """A worker's reads of some streams since its start."""
 
     process: int
     """Its id."""
@@ -48,15 +48,15 @@ class WorkerBatch(NamedTuple):
     streams: npt.NDArray[np.unsignedinteger[Any]] | None
     """Stream number of each row, [rows]; None where there is one stream."""
     read: ReadCounts | None = None
-    """Of the streams of which that was not said before; None: of none, or the process is the loader's own."""
+    """Counters of streams that changed since the last batch; None if none did, or without workers."""
     bad_rows: npt.NDArray[np.bool_] | None = None
     """bool[rows], True where the sample could not be read; None: nowhere."""
     left_out: int = 0
-    """Documents that could not be read, and so are in no sequence, since the batch before."""
+    """Unreadable documents since the batch before; they are in no sequence."""
 
 
 class StreamStats(NamedTuple):
-    """What one loader, on one rank, has had and read of one stream; see `LoaderStats`."""
+    """Counters of one stream in one loader, on one rank; see `LoaderStats`."""
 
     samples: int
     """Rows handed out that are no padding; with packing, documents that were read."""
@@ -70,17 +70,17 @@ class StreamStats(NamedTuple):
     """Its shards that were deleted to make room, for shards of any stream."""
     retries: int
     shards_waited_for: int
-    """Shards that were not there yet when a batch was to be read from them, so that its process, which may be a worker
-    that is ahead of the trainer, waited for more than 1 ms."""
+    """Shards for which a process waited more than 1 ms, because they were not in the cache yet. A worker may wait while
+    it is ahead of the trainer."""
     seconds_waited: float
-    """How long processes waited for these; processes that wait at the same time are added up."""
+    """Time of these waits, summed over the processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderStats:
-    """What one loader, on one rank, has done since it was made.
+    """Counters of one loader, on one rank, since it was made.
 
-    What a worker reads counts when a batch of its arrives, so that what is read ahead is counted a little later.
+    A worker's reads count when its next batch arrives, so reads ahead of the trainer count a little later.
     """
 
     batches: int
@@ -90,33 +90,33 @@ class LoaderStats:
     stream_samples: Mapping[str, int]
     """The same by stream. Of this rank alone: `StreamingDataLoader.mix` counts all ranks'."""
     bad_samples: int
-    """Those of them whose sample could not be read, so that another is in its place; with packing, documents that were
-    left out. See `on_bad_sample`."""
+    """Rows that hold another sample because theirs could not be read; with packing, documents that were skipped. See
+    `on_bad_sample`."""
     stream_bad_samples: Mapping[str, int]
     """The same by stream; with packing, `PackedDataset.document_counts` has it."""
     seconds_waiting: float
-    """Time that whoever iterates has waited in `next` for a batch, the first ones included."""
+    """Time that the trainer has waited in `next` for batches, the first ones included."""
     stalls: int
-    """Batches, first ones of passes excepted, that were waited for more than 1 ms and more than 5 % of the time that a
-    batch lately took the one who iterates, the median of the last 16."""
+    """Batches for which the trainer waited more than 1 ms, and more than 5 % of its time per batch (the median of the
+    last 16). The first batch of a pass does not count."""
     seconds_to_first_batch: float | None
-    """Of the pass begun last: time from its begin to its first batch, workers' start included. None: not there yet."""
+    """Time from the start of the last pass to its first batch, workers' start included. None: not there yet."""
     bytes_downloaded: int
-    """Bytes that came from stores, compressed where shards are; what was fetched in vain included, indexes not."""
+    """Bytes from stores, as stored there, with those of failed fetches; without indexes."""
     bytes_unpacked: int
-    """Bytes that these shards have uncompressed, of those that were compressed."""
+    """Uncompressed bytes of the shards that were compressed."""
     requests: int
-    """Times that an object was asked of a store, also in vain."""
+    """Requests for objects of stores, failed ones included."""
     shards_fetched: int
     """Shards that this rank's processes made present in the cache."""
     cache_hits: int
-    """Shards that were present when they were opened to be read: from before, or fetched ahead."""
+    """Shards that were present when a batch needed them: from before, or prefetched."""
     evictions: int
     """Shards deleted to make room."""
     retries: int
-    """Transfers begun again, and files fetched again because they were bad."""
+    """Transfers that began again, and files that were fetched again because they were bad."""
     streams: Mapping[str, StreamStats]
-    """The same by stream, as far as that means something: batches, and the trainer's waits for them, are of all."""
+    """The counters that exist for each stream; batches and the trainer's waits do not."""
 
     def as_dict(self) -> dict[str, Any]:
         """The same as dicts of str and numbers, as JSON has them; `dataclasses.asdict` would not look into streams."""
@@ -130,12 +130,12 @@ class LoaderStats:
 
 
 class _ByStream(Mapping[str, StreamStats]):
-    """`StreamStats` by name, made when they are looked at: there may be thousands of streams."""
+    """`StreamStats` by name, made on request: there may be thousands of streams."""
 
     __slots__ = ('_counts', '_names', '_numbers', '_samples')
 
     def __init__(self, names: tuple[str, ...], samples: npt.NDArray[np.int64], counts: CountTable) -> None:
-        """Take names, int64[2, streams] samples and those of them that are bad, and what was read."""
+        """Take names, samples and bad samples as int64[2, streams], and the counters of reads."""
         self._names, self._samples, self._counts = names, samples, counts
         self._numbers: dict[str, int] | None = None
 
@@ -168,7 +168,7 @@ class _ByStream(Mapping[str, StreamStats]):
 
 
 class StreamCount(NamedTuple):
-    """What was handed out of a stream, and what was promised."""
+    """Samples of a stream, counted and expected."""
 
     samples: int
     """Over all ranks, without padding."""
@@ -183,9 +183,9 @@ class LoaderCounters:
         """Take the streams' names.
 
         Args:
-            names: the streams of the samples that are handed out.
-            read_names: the streams that are read; others, if samples are packed from theirs.
-            here: what this process has read of them, and will.
+            names: the streams of the batches' samples.
+            read_names: the streams that are read; with packing, those of the documents.
+            here: this process' counters of their reads.
         """
         self._names, self._read_names = tuple(names), tuple(read_names)
         self._packs = self._names != self._read_names
@@ -201,20 +201,20 @@ class LoaderCounters:
         self._asked = self._handed_out = 0.0
         self._busy: deque[float] = deque(maxlen=_RECENT)
         self.own_samples = 0
-        """Rows of the batch handed out last that are no padding."""
+        """Rows of the last batch that are no padding."""
         self._rows = 0
         self._own_streams: npt.NDArray[Any] | None = None
         self._bad_rows: npt.NDArray[np.bool_] | None = None
 
     def begin_pass(self, *, new_processes: bool) -> None:
-        """A pass begins, in processes that begin to count, or in those of the last one."""
+        """Note the start of a pass, in new processes or in those of the last pass."""
         self._asked, self._handed_out = time.perf_counter(), 0.0
         self._seconds_to_first_batch = None
         if new_processes:  # ids are used again
             self._of_process.clear()
 
     def ask(self) -> None:
-        """The next batch is asked for."""
+        """Note that the trainer asks for the next batch."""
         self._asked = time.perf_counter()
         self._busy.append(self._asked - self._handed_out)
 
@@ -225,7 +225,7 @@ class LoaderCounters:
             yield received
 
     def receive(self, received: WorkerBatch) -> None:
-        """Something came from where it was read."""
+        """Count the reads of a batch that arrives."""
         if received.read is not None:
             process, streams, counts = received.read
             before = self._of_process.get(process)
@@ -240,10 +240,10 @@ class LoaderCounters:
                 self._documents[1] += np.bincount(received.streams[received.bad_rows], minlength=most)
 
     def hand_out(self, received: WorkerBatch, own_samples: int) -> float:
-        """A batch is handed out, of whose rows the first own_samples are no padding.
+        """Count a batch for the trainer; its first own_samples rows are no padding.
 
         Returns:
-            Seconds for which it was waited, if it counts as a stall.
+            Seconds that the trainer waited for it, if they count as a stall.
         """
         self._batches += 1
         self._samples += own_samples
@@ -269,16 +269,16 @@ class LoaderCounters:
 
     @property
     def own_streams(self) -> npt.NDArray[np.int64]:
-        """Stream number of each row of the batch handed out last, int64[rows], padding included."""
+        """Stream number of each row of the last batch, int64[rows], padding included."""
         return np.zeros(self._rows, np.int64) if self._own_streams is None else self._own_streams.astype(np.int64)
 
     @property
     def own_bad_rows(self) -> npt.NDArray[np.bool_]:
-        """Which rows of the batch handed out last hold another sample than theirs, bool[rows], padding included."""
+        """Rows of the last batch that hold another sample, bool[rows], padding included."""
         return np.zeros(self._rows, np.bool_) if self._bad_rows is None else self._bad_rows.copy()
 
     def stats(self, *, reads_here: bool) -> LoaderStats:
-        """What was counted; of what was read, what this process did, or what workers have sent word of."""
+        """All counters; those of reads are this process', or the workers'."""
         table = self._here.table() - self._before if reads_here else self._read.copy()
         read = CacheCounts(*table.sum(axis=0).tolist())
         samples = self._documents.copy() if self._packs else np.array([self._streams, self._bad_streams])
@@ -303,9 +303,9 @@ class LoaderCounters:
 
 
 class MixtureCounts:
-    """What streams had in some batches, on all ranks, beside what was promised: worked out when it is asked for.
+    """Samples of each stream in some batches, on all ranks, and the expected numbers; computed on request.
 
-    No rank talks to another: the plan knows all ranks' batches.
+    The plan knows the batches of all ranks, so ranks exchange nothing.
     """
 
     def __init__(self) -> None:
@@ -313,10 +313,10 @@ class MixtureCounts:
         self._plan: BatchPlan | None = None
         self._promise: Promise | None = None
         self._counted = self._reached = self._seen = 0
-        self._pending: list[tuple[BatchPlan, int, int]] = []  # of earlier plans, reached and not done
+        self._pending: list[tuple[BatchPlan, int, int]] = []  # batches of earlier plans that are not done
 
     def reach(self, plan: BatchPlan, number: int, *, is_done: bool = True) -> None:
-        """Batch `number` of a plan is reached, and counts if it is done; of a new plan, those before it do not."""
+        """Reach batch `number` of a plan, which counts once it is done; a new plan counts from this batch on."""
         if plan is not self._plan:
             self._settle()
             if self._plan is not None and self._reached < self._seen:
@@ -350,12 +350,12 @@ class MixtureCounts:
             self._counts[stream.name] = StreamCount(had.samples + count, had.promised + share)
 
     def add(self, counts: Mapping[str, StreamCount]) -> None:
-        """Count what was counted elsewhere, such as before a checkpoint."""
+        """Add counts from elsewhere, such as those of a checkpoint."""
         for name, count in counts.items():
             had = self._counts.get(name, StreamCount(0, 0.0))
             self._counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)
 
     def counts(self) -> dict[str, StreamCount]:
-        """What each stream had, by name."""
+        """Counts by stream name."""
         self._settle()
         return dict(self._counts)

@@ -1,4 +1,4 @@
-"""The position of a training in its data, without any trainer: what was handed out, what was trained, and the state."""
+"""The position of a training run in its data: batches handed out, batches trained, and the state for checkpoints."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class PositionListener(Protocol):
 
 
 class PositionTracker:
-    """The position of the samples that were trained, as opposed to those that a loader handed out.
+    """The position of the trained samples, as opposed to those that a loader handed out.
 
-    A training loop says when a batch is in the weights; a checkpoint asks for the state. A batch that failed, was
-    prefetched, or whose gradients no optimizer step has used yet, comes again after a resume:
+    A training loop reports each batch that is in the weights; a checkpoint asks for the state. A resume repeats a batch
+    that failed, was only prefetched, or whose gradients no optimizer step has used yet:
 
         tracker = PositionTracker(loader)
         for batch in tracker.follow(loader):
@@ -70,7 +70,7 @@ class PositionTracker:
         """The loaders' positions, in the given order."""
         self.mode: TrainMode = mode
         self.rolled_over = 0
-        """Epochs that `load_state_dict` passed over at last, because nothing of them was left."""
+        """Empty epochs that the last `load_state_dict` skipped."""
         self._pass: Pass | None = None
         self._first_epochs: Sequence[int] | None = None  # of the pass that a state was taken in
 
@@ -91,7 +91,7 @@ class PositionTracker:
             self._pass.is_over = True  # an empty pass must not come again
 
     def begin(self, places: Places | None = None) -> None:
-        """Begin a pass. A pass of which nothing was trained comes again: its first batch may have failed.
+        """Begin a pass, or repeat an untrained one, whose first batch may have failed.
 
         Args:
             places: the epoch and the position of each loader; by default where their next passes begin.
@@ -145,7 +145,7 @@ class PositionTracker:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a pass was begun since the start, or since the last state was loaded."""
+        """Whether a pass has begun since the start, or since the last state was loaded."""
         return self._pass is not None
 
     # -- saving ----------------------------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class PositionTracker:
         }
 
     def _here(self) -> tuple[Places, Sequence[int], bool]:
-        """The places to go on from, the loaders' epochs when their pass began, and whether a pass is over there."""
+        """The places to continue from, the loaders' epochs at their pass' start, and whether a pass ends there."""
         begun = self._pass
         if begun is None:
             places = self.next()
@@ -213,12 +213,12 @@ class PositionTracker:
     # -- resuming --------------------------------------------------------------------------------------------------
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next pass go on where `state` was taken; where its epoch is over, with the next epoch.
+        """Have the next pass continue where `state` was taken; at the end of an epoch, with the next epoch.
 
         States of a `StreamingDataLoader` load too.
 
         Raises:
-            ResumeError: the state is no state, or belongs to other data, another mixture, another order or other
+            ResumeError: the state is malformed, or belongs to other data, another mixture, another order or other
                 loaders.
         """
         entries = self._entries(state)
@@ -239,7 +239,7 @@ class PositionTracker:
         self._warn_of_batch_sizes(entries)
 
     def _epochs_between(self, before: Places, after: Places, *, is_over: bool) -> int:
-        """Epochs of a trainer from one place to another. Of a single loader, those that are skipped count too."""
+        """A trainer's epochs from one place to another; for a single loader, skipped ones count too."""
         return after[0][0] - before[0][0] if len(self.loaders) == 1 else int(is_over)
 
     def _entries(self, state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -284,7 +284,7 @@ class PositionTracker:
         """Have the next pass begin in epochs with samples left.
 
         Returns:
-            How many of the trainer's epochs that passes over.
+            Number of the trainer's epochs that it skips.
         """
         passed = [loader.pass_over_empty_epochs() for loader in self.loaders]
         return passed[0] if len(passed) == 1 else 0
@@ -296,16 +296,16 @@ class PositionTracker:
 
 @dataclasses.dataclass(slots=True)
 class Pass:
-    """A pass over the data, and what was done of it."""
+    """A pass over the data, and its progress."""
 
     places: Places
-    """Where the loaders began, or were resumed."""
+    """The loaders' places at its start, or at a resume."""
     first_epochs: Sequence[int]
     """The loaders' epochs at its very beginning."""
     handed_out: int = 0
     trained: int = 0
     is_over: bool = False
-    """Whether the trainer ended it, however many batches are left."""
+    """Whether the trainer ended it, before its last batch or after."""
 
 
 def loader_entries(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

@@ -1,8 +1,8 @@
-"""Samples that cannot be read: what is done about them, which errors mean one, and their mark in a batch.
+"""Samples that cannot be read: their policy, their errors, and their mark in a batch.
 
-Under ``on_bad_sample: skip`` such a sample's row holds the values of another, and every batch that is a dict holds the
-mark, those without bad samples too: what a batch is made of depends on the setting alone. So rows stay equal on all
-ranks, positions mean what they mean, and a checkpoint need not know.
+Under ``on_bad_sample: skip`` the row of such a sample holds the values of another. Every batch that is a dict then has
+the mark, so the columns of a batch depend on the setting alone. The number of rows stays equal on all ranks, and
+positions and checkpoints are the same as without bad samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BAD_SAMPLE_KEY: Final = ReservedKey(
 )
 
 BadSamplePolicy = Literal['raise', 'skip']
-"""What happens at a sample that cannot be read: its error is raised, or its row holds another and is marked."""
+"""Handling of a sample that cannot be read: its error is raised, or its row holds another and is marked."""
 
 
 def parse_policy(value: object) -> BadSamplePolicy:
@@ -41,14 +41,14 @@ def parse_policy(value: object) -> BadSamplePolicy:
 
 
 def is_bad_sample(error: Exception, *, from_user: bool = False) -> bool:
-    """Whether an error says that a sample's data are bad, rather than that it could not be got at now.
+    """Whether an error means bad data of one sample.
 
-    What the store, the network, the disk, the memory or the arguments are to blame for would be so for any sample: a
-    run that went on would train on nothing while an outage lasts.
+    Errors of the store, the network, the disk, the memory or the arguments would hit any sample. To skip those would
+    train on nothing while an outage lasts.
 
     Args:
-        error: what reading a sample raised.
-        from_user: whether code of a user's read it, whose exceptions may be of any class.
+        error: the error of reading a sample.
+        from_user: whether a user's code read it, whose exceptions may be of any class.
     """
     for cause in _causes(error):
         if isinstance(cause, MemoryError):
@@ -59,7 +59,7 @@ def is_bad_sample(error: Exception, *, from_user: bool = False) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error, and those that it was raised from or while handling: a user's own may stand for one of headrace's."""
+    """An error and its causes: a user's exception may wrap one of headrace's."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -1,4 +1,4 @@
-"""Marks: what loaders put into a batch beside the data's columns, under a key of its own."""
+"""Keys that loaders reserve in batches, for marks beside the data's columns."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ['ReservedKey']
 
 @dataclass(frozen=True, slots=True)
 class ReservedKey:
-    """A key of batches that are dicts. Others cannot hold it; their loader answers in its place."""
+    """A key of batches that are dicts. For other batches the loader has a property instead."""
 
     key: str
     what: str
-    """What marks what, for messages."""
+    """The setting and its meaning, for messages."""
     instead: str
-    """What to do where the data has the key itself, for messages."""
+    """The fix if the data has a column of that name, for messages."""
 
     def check(self, names: Iterable[str]) -> None:
-        """Check that no column has the name of the mark.
+        """Check that no column has this name.
 
         Raises:
             ConfigError: one has.
@@ -32,14 +32,14 @@ class ReservedKey:
             raise ConfigError(f'{self.what} under {self.key!r}, but the data has a column of that name. {self.instead}')
 
     def put(self, into: Any, value: Any) -> Any:
-        """A batch or a sample with the mark, if it is a dict or the like; otherwise the same as before.
+        """A copy of a batch or sample with the mark, if it is a mapping; any other comes back as it is.
 
         Args:
-            into: what a loader is about to hand out; it is not changed.
+            into: the batch or sample.
             value: the mark.
 
         Raises:
-            ConfigError: it has something else under the key of the mark.
+            ConfigError: the key is taken.
         """
         if not isinstance(into, MutableMapping):
             return into

@@ -1,8 +1,8 @@
-"""The mark of rows that only fill up a batch: which they are, and a batch without them.
+"""The mark of padding, the rows that only fill up a batch, and batches without padding.
 
-Under ``remainder: exact`` every batch that is a dict holds the mark, those without padding too: what a batch is made of
-depends on the setting alone, and not on the number of samples or of ranks. Other batches cannot hold it; their loader
-says how many rows are real (`headrace.StreamingDataLoader.own_samples`).
+Under ``remainder: exact`` every batch that is a dict has the mark, with or without padding. So the columns of a batch
+depend on the setting alone, and not on the number of samples or ranks. For other batches the loader counts the real
+rows (`headrace.StreamingDataLoader.own_samples`).
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
     """The batch with the mark, if it can hold it.
 
     Args:
-        batch: what a loader is about to hand out; it is not changed.
+        batch: the batch; it is not changed.
         rows: number of its samples, padding included.
         own_samples: number of those that are no padding; they come first.
 
     Raises:
-        ConfigError: the batch has something else under the key of the mark.
+        ConfigError: the key is taken.
     """
     return PADDING_KEY.put(batch, torch.arange(rows) >= own_samples)
 
 
 def without_padding(batch: Any, own_samples: int | None = None, bad_rows: npt.NDArray[np.bool_] | None = None) -> Any:
-    """The rows of a batch that count, and no mark: for metrics, and for what is predicted.
+    """The rows of a batch that count, without marks: for metrics and predictions.
 
-    A rank that has no sample of its own in a batch is left with no rows at all: run the model on the whole batch, and
-    take the padding out of what you count. Rows whose sample could not be read are taken out, too.
+    Rows of bad samples are removed, too. A rank without samples of its own in a batch gets no rows at all. So run the
+    model on the whole batch, and remove the padding from the values that you count.
 
     Args:
-        batch: a batch of a loader with ``remainder='exact'`` or ``on_bad_sample='skip'``. Tensors and arrays, dicts,
-            lists and tuples of them, nested in any way; tensors of the result are views unless a bad row is taken out,
-            mappings become dicts.
+        batch: a batch of a loader with ``remainder='exact'`` or ``on_bad_sample='skip'``. It may nest dicts, lists and
+            tuples of tensors and arrays. Tensors of the result are views unless a bad row is removed. Mappings become
+            dicts.
         own_samples: number of rows that count, for a batch without the mark of padding: the loader's `own_samples`.
         bad_rows: bool[rows], for a batch without the mark of bad samples: the loader's `own_bad_rows`.
 
@@ -81,7 +81,7 @@ def without_padding(batch: Any, own_samples: int | None = None, bad_rows: npt.ND
         )
     candidates = possible_rows(batch) or []
     if rows is None:
-        # At most one row of a batch is padding, which decides where a shape leaves a choice.
+        # A batch has one row of padding at most, which settles an ambiguous shape.
         rows = next((rows for rows in candidates if rows - own_samples in (0, 1)), None)
     if rows is None or rows not in candidates:
         raise ConfigError(

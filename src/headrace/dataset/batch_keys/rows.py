@@ -1,9 +1,8 @@
-"""Rows of a batch of any shape: how many it has, and some of them.
+"""Rows of a batch of any structure: their number, and selections of them.
 
-A batch is a tree. Tensors and arrays hold a row at each place of their first dimension. A mapping holds columns, which
-agree on the number of rows. A list or tuple is either rows, as a column of texts or of ragged values is, or columns,
-as ``(inputs, labels)`` is; where its parts leave both open, it is rows in a mapping and columns elsewhere. Numbers,
-texts and None belong to every row.
+A batch is a tree. Tensors and arrays hold their rows along their first dimension. A mapping holds columns, which agree
+on the number of rows. A list or tuple holds either rows, as a column of texts does, or columns, as ``(inputs, labels)``
+does. An ambiguous one holds rows inside a mapping, and columns elsewhere. Numbers, texts and None belong to every row.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ['cut_rows', 'has_rows', 'outline', 'pick_rows', 'possible_rows']
 
 
 def possible_rows(part: Any, *, is_column: bool = False) -> list[int] | None:
-    """The numbers of rows that a part can be read to have, the likeliest first; None: it says nothing of rows."""
+    """Possible numbers of rows of a part, the likeliest first; None: it belongs to every row."""
     if has_rows(part):
         return [int(part.shape[0])]
     if isinstance(part, Mapping):
@@ -36,7 +35,7 @@ def possible_rows(part: Any, *, is_column: bool = False) -> list[int] | None:
 
 
 def _common(columns: list[list[int]]) -> list[int] | None:
-    """What all columns agree on, in the order of the one that leaves the least open."""
+    """Numbers of rows that all columns allow, in the order of the least ambiguous one."""
     if not columns:
         return None
     return [rows for rows in min(columns, key=len) if all(rows in column for column in columns)]
@@ -57,7 +56,7 @@ def pick_rows(part: Any, picked: list[int], rows: int) -> Any:
 
 
 def _take(part: Any, take: Callable[[Any], Any], rows: int, *, is_column: bool = False) -> Any:
-    """What `take` makes of each tensor, array, and list or tuple of rows."""
+    """Apply `take` to each tensor, array, and list or tuple of rows."""
     if has_rows(part):
         return take(part)
     if isinstance(part, Mapping):
@@ -76,7 +75,7 @@ def _take(part: Any, take: Callable[[Any], Any], rows: int, *, is_column: bool =
 
 
 def has_rows(part: Any) -> TypeGuard[torch.Tensor]:
-    """Whether a part is a tensor or array with a row at each place of its first dimension."""
+    """Whether a part is a tensor or array with at least one dimension, that of its rows."""
     return isinstance(part, (torch.Tensor, np.ndarray)) and part.ndim > 0
 
 

@@ -1,4 +1,4 @@
-"""The mark of streams in a batch: which one each row is of, for metrics by stream."""
+"""The mark of streams in a batch: the stream of each row, for metrics by stream."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def with_streams(batch: Any, streams: npt.NDArray[Any] | None, rows: int) -> Any
     """The batch with the mark, if it can hold it.
 
     Args:
-        batch: what a loader is about to hand out; it is not changed.
+        batch: the batch; it is not changed.
         streams: stream number of each row, [rows]; None: all are of stream 0.
         rows: number of its samples, padding included.
 
     Raises:
-        ConfigError: the batch has something else under the key of the mark.
+        ConfigError: the key is taken.
     """
     numbers = np.zeros(rows, np.int64) if streams is None else streams.astype(np.int64)
     return STREAM_KEY.put(batch, torch.from_numpy(numbers))

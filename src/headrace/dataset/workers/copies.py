@@ -1,4 +1,4 @@
-"""Objects that workers cannot get a copy of, where each is sent one."""
+"""The error for objects that cannot be pickled, where workers get copies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reader in a worker, with what the worker has read of each stream."""
+"""A reader in a worker that counts the reads of each stream."""
 
 from __future__ import annotations
 
@@ -17,34 +17,33 @@ __all__ = ['CountedKey', 'CountingReader']
 
 
 class CountedKey(NamedTuple):
-    """What a reader is asked for, and in which pass of its loader."""
+    """A reader's key, and the pass of its loader."""
 
     number: int
-    """Of the pass; each has another."""
+    """The pass, counted from 1."""
     key: Any
 
 
 class CountingReader(Dataset[Any]):
-    """Adds to each batch what this process has read, of the streams for which that is news.
+    """Adds to each batch the counters that have changed since the last one.
 
-    Most batches bring no news: a shard is opened once for many. What is sent is what was read since the process began,
-    and not what is new: batches that nobody takes, as those of a pass that was left, may then be lost. So the first
-    one of a pass repeats all that such batches may have said.
+    Most batches change none: a shard is opened once for many. Counters run from the start of the process, so a batch
+    that nobody takes, as at the end of an abandoned pass, loses nothing. The first batch of a pass repeats all of them.
     """
 
     def __init__(self, reader: Reader[Any]) -> None:
         """Take the reader, which is copied into workers."""
         self._reader = reader
         self._process = 0
-        self._before: CountTable | None = None  # a fork goes on with its parent's counters
+        self._before: CountTable | None = None  # a fork inherits its parent's counters
         self._pass = -1
         self._said: set[int] = set()
 
     def __getitem__(self, asked: CountedKey) -> WorkerBatch:
         counters = self._reader.counters
         if self._before is None:
-            # What a fork has from its parent is shared with it until one of them writes, as a collection does to
-            # every object that it looks at. It need not look at these: they outlive the worker.
+            # A garbage collection writes to every object that it visits, and so copies the memory that a fork shares
+            # with its parent. The parent's objects outlive the worker, so it need not visit them.
             gc.freeze()
             self._process, self._before = os.getpid(), counters.table()
         received = self._reader[asked.key]

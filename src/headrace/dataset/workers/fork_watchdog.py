@@ -1,10 +1,9 @@
-"""Forked workers that do come out of the fork.
+"""Replacement of forked workers that hang in the fork.
 
-A process that is forked while another thread holds a lock gets a copy of the lock, held by nobody. Python's own list
-of threads has such a lock: before 3.12 a child takes it before it runs a line, so it stands still for ever where a
-thread of gloo or NCCL, just done with a collective, was entering itself in the list (CPython's `PyOS_AfterFork_Child`).
-A rank then waits for its worker, and all others wait for that rank. As the child has done nothing yet, it can be done
-without.
+A process that is forked while another thread holds a lock gets a copy of the lock that nobody releases. Python's list
+of threads has such a lock. Before 3.12 a child takes it before it runs a line (CPython's `PyOS_AfterFork_Child`). So it
+hangs if a thread of gloo or NCCL was entering itself in the list at that moment. Its rank then waits for ever, and all
+other ranks wait for that one. The child has done nothing yet, so another one can take its place.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from headrace.redaction import warn
 
 __all__ = ['worker_context']
 
-_SECONDS = 10.0  # a fork takes milliseconds; a machine may be busy, and a child that was only late is lost without harm
+_SECONDS = 10.0  # a fork takes milliseconds; to lose a child that was only late does no harm
 _ATTEMPTS = 6
 
 
 def worker_context(context: BaseContext | None) -> BaseContext:
-    """The context to start workers with: `context`, or Python's default, where forks are watched."""
+    """The context to start workers with: `context` or Python's default, with a watchdog for forks."""
     chosen = multiprocessing.get_context() if context is None else context
     return _WatchedForkContext() if type(chosen) is ForkContext else chosen
 
 
 class _WatchedProcess(ForkProcess):
-    """A forked process that says that it runs, and goes on when it is told to; else another one takes its place."""
+    """A forked process that reports to its parent before it runs; a silent one is replaced."""
 
     _pipes: tuple[int, int, int, int]
 

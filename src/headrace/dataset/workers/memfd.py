@@ -1,10 +1,9 @@
-"""Batches go from workers to the trainer in memory that has no name.
+"""Workers send batches to the trainer through memfds: shared memory without a name.
 
-PyTorch gives each tensor that a worker hands on a file in /dev/shm, and removes its name once it is mapped. A worker
-that is killed in between leaves the file there until the machine restarts; and containers often have 64 MB of /dev/shm,
-beyond which a worker ends with a bus error. A memfd (memfd_create(2)) is shared memory that goes with its last user,
-and that no mount bounds. It is written to and not mapped, so that the worker has no page faults: the copy takes half
-the time.
+PyTorch sends each tensor through a file in /dev/shm, and removes its name once it is mapped. A worker killed in between
+leaves the file there until the machine restarts. Containers often have 64 MB of /dev/shm; beyond that a worker ends
+with a bus error. A memfd (memfd_create(2)) ends with its last user, and no mount bounds it. The worker writes to it
+without mapping it, so it has no page faults, and the copy takes half the time.
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ _OPEN_FILES: Final = '/proc/self/fd/'
 
 
 def use_memfd_for_tensors() -> None:
-    """Have this process, a worker, hand on its tensors so. May be called again.
+    """Send this worker's tensors through memfds. May be called again.
 
-    Tensors arrive as they do with PyTorch, but that two views of the whole of one memory arrive as two. What is no
-    plain memory of the processor (sparse, nested, on a device, with a gradient), shows a part of its memory only, or is
-    shared already goes on as PyTorch does it, and all does so with the sharing strategy `file_system`. In a worker
-    `default_collate` puts its tensors into shared memory of PyTorch's; here it does not. What a user has put in the
-    place of either stays there.
+    Tensors arrive as with PyTorch, except that two views of one storage arrive as separate tensors. PyTorch sends all
+    others: sparse, nested, shared, with a gradient, on a device, and views of a part of their storage. It sends all
+    tensors under the sharing strategy `file_system`. `default_collate` no longer stacks into PyTorch's shared memory.
+    A user's own replacement of either stays.
     """
     if hasattr(os, 'memfd_create'):
         _replace(torch.Tensor, reduce_tensor, _reduce)
@@ -42,23 +40,23 @@ def use_memfd_for_tensors() -> None:
 
 
 def _replace(kind: type, theirs: Callable[..., Any], ours: Callable[..., Any]) -> None:
-    """Have this process hand on objects of a kind by `ours` instead of `theirs`."""
+    """Have this process send objects of a kind by `ours` instead of `theirs`."""
     if ForkingPickler._extra_reducers.get(kind) is theirs:  # pyright: ignore[reportAttributeAccessIssue] - no stub
         ForkingPickler.register(kind, ours)
 
 
 def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
-    """As `default_collate`, which in a worker stacks into shared memory at once, but for that."""
+    """As `default_collate`, but without shared memory: a worker's would stack into it at once."""
     if _is_shared_by_name() or not all(_is_dense(tensor) for tensor in batch):
         return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
     return torch.stack(list(batch))
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    # A worker's thread does this: a batch with which it fails is lost, and waited for without end.
+    # A worker's thread does this: if it fails, the trainer waits for the batch for ever.
     try:
         return _reduce_plain(tensor) if _is_plain(tensor) else reduce_tensor(tensor)
-    except (OSError, RuntimeError):  # not here, or not with this one; what PyTorch does may be possible still
+    except (OSError, RuntimeError):  # PyTorch's way may work still
         return reduce_tensor(tensor)
 
 
@@ -90,7 +88,7 @@ def _reduce_plain(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _rebuild(
     duplicate: Any, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
-    empty = torch.empty(0, dtype=dtype, device='cpu')  # wherever the user has new tensors made
+    empty = torch.empty(0, dtype=dtype, device='cpu')  # whatever the default device
     return empty.set_(_mapped(duplicate, size), 0, shape, stride)  # pyright: ignore[reportArgumentType]
 
 
@@ -106,7 +104,7 @@ def _written(content: memoryview) -> Any:
 
 
 def _mapped(duplicate: Any, size: int) -> torch.UntypedStorage:
-    """What `_written` has sent."""
+    """The storage over the memfd that `_written` sent."""
     descriptor = duplicate.detach()
     try:
         # Nothing stays open: batches of many tensors may be kept.
@@ -118,11 +116,11 @@ def _mapped(duplicate: Any, size: int) -> torch.UntypedStorage:
 
 
 def _reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
-    """What `_mapped` made has no descriptor left by which another process could have it: it gets a copy."""
+    """A storage of `_mapped` has no descriptor left to send, so another process gets a copy."""
     if storage.device.type != 'cpu' or not (storage.filename or '').startswith(_OPEN_FILES):
         return reduce_storage(storage)
     content = torch.empty(0, dtype=torch.uint8, device='cpu').set_(storage).numpy().data
-    if get_spawning_popen() is not None:  # which takes descriptors that stay open until it begins
+    if get_spawning_popen() is not None:  # it needs descriptors that stay open until it begins
         return _unpacked, (bytearray(content),)
     return _mapped, (_written(content), len(content))
 

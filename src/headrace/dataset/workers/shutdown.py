@@ -1,12 +1,12 @@
-"""How workers end: with the process that they work for, whatever they are doing, and at once.
+"""The end of workers: with their rank, at once, and in the midst of any work.
 
-PyTorch's workers look after their parent every 5 s, but only between two batches. One that waits for a store that does
-not answer, or that cannot hand on what it has read, would outlive a rank that was killed: with its memory, and with the
-fetch that the next run waits for.
+PyTorch's workers check for their parent every 5 s, but only between two batches. A worker that waits for a silent store
+would outlive a killed rank. So would one that cannot send its batch. It would keep its memory, and the lock of a fetch
+that the next run waits for.
 
-A spawned worker ends as a forked one does, without taking the interpreter down: threads that go on, such as those that
-fetch or that hand tensors on, would be unwound through C++ code, which aborts the process; PyTorch tells the trainer
-of that in place of what ended the run. What the user registered with `atexit` runs where Python would run it.
+A spawned worker ends as a forked one does, without the interpreter's shutdown. That would unwind running threads, such
+as those of fetches, through C++ code, and so abort the process. PyTorch would report the abort, and not the error that
+ended the run. A user's `atexit` functions run where Python would run them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from typing import Final
 __all__ = ['end_at_once', 'end_with_parent']
 
 _SECONDS: Final = 1.0
-_GRACE: Final = 6.0  # for PyTorch's way, which also removes the worker's temporary files
+_GRACE: Final = 6.0  # for PyTorch's own check, which also removes the worker's temporary files
 
-_LAST: Final = -1000  # after all else that multiprocessing does at a process' end
+_LAST: Final = -1000  # after all other finalizers of multiprocessing
 
 _watched = 0  # process that has the thread; a forked one has not
 
@@ -40,7 +40,7 @@ def end_with_parent() -> None:
 
 
 def _watch() -> None:
-    # A forkserver's worker is no child of the rank, and whoever is an orphan already sees no change of its parent.
+    # A forkserver's worker is no child of the rank, and an orphan sees no change of its parent.
     rank, parent = multiprocessing.parent_process(), os.getppid()
     while os.getppid() == parent and (rank is None or rank.is_alive()):
         time.sleep(_SECONDS)
@@ -49,18 +49,18 @@ def _watch() -> None:
 
 
 def end_at_once() -> None:
-    """Have this process, a worker that has done its work, end without unwinding its threads."""
+    """Have this worker end without unwinding its threads, once its work is done."""
     multiprocessing.util.Finalize(None, _end_at_once, exitpriority=_LAST)
 
 
 def _end_at_once() -> None:
     if sys.exc_info()[0] is not None:
-        return  # this process fails, and says so by its exit status
+        return  # the exit status reports the failure
     # Waits for this process' threads, as multiprocessing and the interpreter do; daemons excepted.
     vars(threading)['_shutdown']()
     if multiprocessing.get_start_method() == 'spawn' or sys.version_info >= (3, 13):  # else they are the parent's
         atexit._run_exitfuncs()
     for stream in sys.stdout, sys.stderr:
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, or nobody reads it any more
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # it is missing or closed
             stream.flush()
     os._exit(0)

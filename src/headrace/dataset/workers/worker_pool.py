@@ -1,7 +1,6 @@
-"""What worker processes read, in the order in which it was asked for: PyTorch's loader does the processes.
+"""Batches of worker processes in the order of their keys; PyTorch's loader runs the processes.
 
-It is handed keys, so any worker can read any batch, and what was prefetched but not handed out is no part of a
-position.
+Workers get keys, so any worker can read any batch. Prefetched batches that were never used are no part of a position.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ __all__ = ['WorkerPool']
 
 
 class WorkerPool:
-    """The workers of one reader; from pass to pass the same, if they are to persist."""
+    """The workers of one reader; they live on from pass to pass with `persistent_workers`."""
 
     def __init__(self, reader: Reader[Any], like: DataLoader[Any]) -> None:
-        """Take what reads, and a loader whose settings for workers hold."""
+        """Take the reader, and the loader that has the settings for workers."""
         self._keys = _Keys()
         self._passes = 0
         self._context = worker_context(like.multiprocessing_context)
@@ -62,13 +61,13 @@ class WorkerPool:
             raise refused from error
 
     def _refusal_of_copies(self) -> ConfigError | None:
-        """The error for objects that workers cannot get; no worker has been started then."""
+        """The error for objects that cannot be sent to workers; no worker runs then."""
         method = self._context.get_start_method()
         return None if method == 'fork' else refusal(method, self._sent)
 
 
 class _Start:
-    """A `worker_init_fn` that has workers hand on and end as they should, and calls the user's."""
+    """A `worker_init_fn` that sets up memfds and the worker's end, and calls the user's."""
 
     def __init__(self, worker_init_fn: Callable[[int], None] | None) -> None:
         self._worker_init_fn = worker_init_fn
@@ -86,7 +85,7 @@ def _as_it_is(received: Any) -> Any:
 
 
 class _Keys:
-    """The sampler of PyTorch's loader: whatever keys the pass at hand wants."""
+    """The sampler of PyTorch's loader: the keys of the current pass."""
 
     keys: Iterator[Any] = iter(())
 
