@@ -1,4 +1,4 @@
-"""Samples to bytes of shards and back; no network, no torch.
+"""Shards as bytes: their encoding, index and readers; no network, no torch.
 
 1. ``parse_index`` checks an ``index.json`` (``index``; ``entries`` shard by shard, ``fast_path`` and ``rules`` many at
    once) and gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``). ``pack_table`` and

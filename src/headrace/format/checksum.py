@@ -1,4 +1,4 @@
-"""Checksums of shard files: size always, a hash where one is asked for."""
+"""Checksums of shard files: always the size, a hash on request."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def get_hashes() -> set[str]:
 
 
 def is_hash(algo: str) -> bool:
-    """Whether there is a hash algorithm of this name."""
+    """Whether a hash algorithm has this name."""
     return algo in _HASHES
 
 
@@ -70,11 +70,11 @@ def _new(algo: str) -> Any:
 
 
 def verify_file(path: Path, info: FileInfo, algorithm: str | None) -> None:
-    """Check a file against what the index says; reads it in pieces of 1 MiB, and only when a hash is asked for.
+    """Check a file against its entry in the index. Only a hash needs to read it, in pieces of 1 MiB.
 
     Args:
         path: the file.
-        info: what it should be.
+        info: its entry in the index.
         algorithm: the hash to check, None for the size only.
 
     Raises:

@@ -1,7 +1,7 @@
 """Compressed shard files: whole-file streams of Brotli, bzip2, gzip, Snappy (raw block) or Zstandard.
 
 A name is an algorithm with an optional level: ``br:0..11``, ``bz2:1..9``, ``gz:0..9``, ``snappy``, ``zstd:1..22``.
-Users add theirs with ``register_compression``.
+`register_compression` adds others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
     'unpack_file',
 ]
 
-_HEAD: Final = 64  # bytes of a file in which an algorithm may announce the size of its content
+_HEAD: Final = 64  # first bytes of a file, which may announce the size of its content
 
 
 def _find(algorithm: str) -> Compression:
@@ -50,7 +50,7 @@ def get_compressions() -> set[str]:
 
 
 def is_compression(algo: str | None) -> bool:
-    """Whether there is an algorithm of this name and level; None, no compression, is none."""
+    """Whether an algorithm has this name and level. None (no compression) is no algorithm."""
     if algo is None:
         return False
     try:
@@ -80,7 +80,7 @@ def compress(algo: str | None, data: bytes) -> bytes:
 
 
 def decompress(algo: str | None, data: bytes) -> bytes:
-    """What was compressed; ``data`` itself for None. Of trusted data only, see ``unpack_file``.
+    """The decompressed content; ``data`` itself for None. For trusted data only; see ``unpack_file``.
 
     Raises:
         ConfigError: no such algorithm.
@@ -91,10 +91,10 @@ def decompress(algo: str | None, data: bytes) -> bytes:
 
 
 def unpack_file(algorithm: str, src: Path, dst: Path, limit: int) -> None:
-    """Decompress a file of exactly ``limit`` bytes. Several members or frames are read as one.
+    """Decompress a file of exactly ``limit`` bytes. Several members or frames count as one.
 
-    Never writes more than ``limit`` bytes, whatever the file holds, and needs little memory (Snappy: the file and its
-    content). After an error ``dst`` may exist with a part of the content.
+    No file makes it write more than ``limit`` bytes. It needs little memory (Snappy: the file and its content). After
+    an error ``dst`` may hold a part of the content.
 
     Args:
         algorithm: with or without a level.
@@ -111,7 +111,7 @@ def unpack_file(algorithm: str, src: Path, dst: Path, limit: int) -> None:
     found = _find(algorithm)
     errors = found.errors()
     written = 0
-    dst.unlink(missing_ok=True)  # a link of that name would lead elsewhere
+    dst.unlink(missing_ok=True)  # it may be a link
     with src.open('rb') as packed, dst.open('xb') as out:
         _check_announced_size(found, packed, src, limit)
         pieces = found.stream(iter(lambda: packed.read(CHUNK), b''))
@@ -137,7 +137,7 @@ def _wrong_size(src: Path, limit: int, got: str) -> ShardError:
 
 
 def _check_announced_size(algorithm: Compression, packed: BinaryIO, src: Path, limit: int) -> None:
-    """Refuse a file that announces another size than the index, before anything is allocated."""
+    """Refuse a file that announces another size than the index, before memory is allocated."""
     try:
         size = algorithm.announced_size(packed.read(_HEAD))
     except ShardError as error:

@@ -1,4 +1,4 @@
-"""The algorithms of compressed shard files: how each turns bytes into a file, and a file into bounded pieces."""
+"""The algorithms of compressed shard files. Each decompresses in pieces of bounded size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 CHUNK: Final = 1 << 18
 """Bytes read and written at a time."""
 _ZSTD_FEED: Final = 1 << 10
-"""Compressed bytes given to Zstandard at a time: 4 of them can stand for 128 KiB, and its output has no limit."""
+"""Compressed bytes given to Zstandard at a time. 4 of them can mean 128 KiB, and its output has no limit."""
 
 
 class Compression(ABC):
@@ -49,7 +49,7 @@ class Compression(ABC):
     extension: ClassVar[str]
     """The file name's ending, which is also the algorithm's name. `register_compression` sets it."""
     levels: ClassVar[list[int]] = []
-    """The levels there are; empty where there is no choice."""
+    """The levels to choose from; empty if there is only one."""
     default_level: ClassVar[int | None] = None
 
     def __init__(self, level: int | None = None) -> None:
@@ -71,7 +71,7 @@ class Compression(ABC):
         """
 
     def decompress(self, data: bytes) -> bytes:
-        """What was compressed. Of trusted data only: a small file can stand for gigabytes (``unpack_file``).
+        """The decompressed content. For trusted data only: a small file can hold gigabytes (``unpack_file``).
 
         Raises:
             ShardError: ``data`` is not a complete compressed file.
@@ -93,22 +93,22 @@ class Compression(ABC):
 
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
-        """What the algorithm's package raises for damaged data."""
+        """Exceptions of the algorithm's package for damaged data."""
 
     def announced_size(self, head: bytes) -> int | None:
-        """Bytes of content that the first bytes of a file announce; None: they do not say it.
+        """Size of the content in bytes, as the first bytes of a file announce it; None if they do not.
 
-        An algorithm that decompresses a file at once needs it: a wrong size is found before memory is allocated.
+        An algorithm that decompresses a whole file at once needs it: the size is checked before memory is allocated.
 
         Raises:
-            ShardError: the file should begin with its size, but does not.
+            ShardError: the file does not begin with its size, as it should.
         """
         del head
         return None
 
 
 def damaged(what: str, algorithm: str, reason: str) -> ShardError:
-    """The error for something that should be a compressed file."""
+    """The error for a damaged file."""
     return ShardError(f'{what} is not a complete {algorithm} file: {reason or "damaged data"}. Fetch it again.')
 
 
@@ -179,7 +179,7 @@ class Bzip2(Compression):
 
 
 class Gzip(Compression):
-    """gzip, of the standard library. The time in its header is 0, so that bytes reproduce."""
+    """gzip, of the standard library. The time in its header is 0, so equal content gives equal bytes."""
 
     extension, levels, default_level = 'gz', list(range(10)), 9
 
@@ -223,7 +223,7 @@ class Snappy(Compression):
         return _optional('snappy').compress(data)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
-        """See ``Compression.stream``; here one piece. Its size is announced: ``unpack_file`` checks that before."""
+        """See ``Compression.stream``; here one piece. ``unpack_file`` has checked its announced size."""
         yield _optional('snappy').decompress(b''.join(chunks))
 
     def errors(self) -> tuple[type[Exception], ...]:
@@ -277,7 +277,7 @@ ALGORITHMS: Final[dict[str, type[Compression]]] = {
 
 
 def register_compression(name: str, algorithm: type[Compression]) -> None:
-    """Have shards compressed and read by an algorithm of your own.
+    """Register an algorithm that compresses and decompresses shards.
 
     Call it where your module is imported, and import that module in the script that makes the dataset. Workers import
     the script, so they know the algorithm too, whatever their start method. An index holds the name: keep it.

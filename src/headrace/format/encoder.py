@@ -1,11 +1,11 @@
-"""Writing shards: the protocol that encoders of all formats fulfil, and what they have in common.
+"""The common class of shard encoders of all formats.
 
 An encoder turns samples into finished shards and does no input or output::
 
     encoder = MDSEncoder({'id': 'int', 'text': 'str'}, compression='zstd', hashes=['sha1'], size_limit='64mb')
     shards = []
     for sample in samples:
-        for shard in encoder.add(sample):     # at most one shard: the one that the sample did not fit into
+        for shard in encoder.add(sample):     # a full shard, if the sample did not fit
             store(shard.files)
             shards.append(shard.info)
     for shard in encoder.finish():            # the last one
@@ -13,8 +13,8 @@ An encoder turns samples into finished shards and does no input or output::
         shards.append(shard.info)
     store([('index.json', dump_index(shards))])
 
-``add`` checks and encodes the sample before it changes anything: after an error the encoder can go on with the next
-sample. A shard is held in memory until it is full. Errors count samples by the calls of ``add``, from 0.
+``add`` checks and encodes the sample first, so the encoder accepts the next sample after an error. A shard stays in
+memory until it is full. Errors count samples by the calls of ``add``, from 0.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ['EncodedShard', 'ShardEncoder']
 
 DEFAULT_SIZE_LIMIT: Final = 1 << 26
 MAX_OFFSET: Final = (1 << 32) - 1
-"""The largest position that a shard's table of offsets can hold."""
+"""The largest offset of a shard's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class EncodedShard:
     """A finished shard."""
 
     info: ShardInfo
-    """Its entry of the index; ``info.entry()`` is the JSON object."""
+    """Its entry in the index; ``info.entry()`` is the JSON object."""
     files: tuple[tuple[str, bytes], ...]
     """Name and content of each file to store. With compression only the compressed files."""
 
@@ -58,11 +58,11 @@ class ShardEncoder(ABC):
         schema: the columns, checked.
         compression: algorithm with an optional level ('zstd', 'br:9'), None or '' for none.
         hashes: names of hash algorithms, sorted.
-        size_limit: bytes of a shard (how they are counted depends on the format), a number or a text such as '64mb';
-            None or 0 for no limit.
+        size_limit: bytes of a shard, a number or a text such as '64mb'; None or 0 for no limit. Each format counts its
+            own files.
 
     Raises:
-        ConfigError: an argument is not one of these.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ShardEncoder(ABC):
         self.hashes = _check_hashes(hashes)
         self.size_limit = _check_size_limit(size_limit)
         self._calls = 0
-        self._column = ''  # at which encoding a sample failed
+        self._column = ''  # whose encoding failed
         self._index = 0
         self._samples: list[bytes] = []
         self._start_shard()
@@ -95,10 +95,10 @@ class ShardEncoder(ABC):
         }
 
     def add(self, sample: Mapping[str, Any]) -> list[EncodedShard]:
-        """Add one sample; keys that are no columns are ignored.
+        """Add one sample; keys without a column are ignored.
 
         Returns:
-            The shard that this sample did not fit into any more, or nothing.
+            The previous shard if this sample did not fit into it, or nothing.
 
         Raises:
             KeyError: a column is missing.
@@ -119,7 +119,7 @@ class ShardEncoder(ABC):
             _name_place(error, f'Sample {number}, column {self._column!r}')
             raise
         done: list[EncodedShard] = []
-        # A sample above the limit gets a shard of its own, but no empty shard before it.
+        # A sample above the limit is alone in its shard; no empty shard precedes it.
         if self._samples and self.size_limit is not None and self._size_with(data) > self.size_limit:
             done = self.finish()
         if self._file_size_with(data) > MAX_OFFSET:
@@ -133,7 +133,7 @@ class ShardEncoder(ABC):
         return done
 
     def finish(self) -> list[EncodedShard]:
-        """The shard of the samples that are left, or nothing; the encoder then starts the next shard."""
+        """The shard of the remaining samples, or nothing; the encoder then starts the next shard."""
         if not self._samples:
             return []
         name = f'shard.{self._index:05}.{self.format}'
@@ -153,7 +153,7 @@ class ShardEncoder(ABC):
         return [EncodedShard(info, tuple(stored for _, stored in packed))]
 
     def _pack(self, name: str, raw: bytes) -> tuple[ShardFile, tuple[str, bytes]]:
-        """What the index says about a file, and the name and bytes to store."""
+        """A file's entry in the index, and its name and bytes to store."""
         raw_info = self._file_info(name, raw)
         if self.compression is None:
             return ShardFile(raw_info, None), (name, raw)
@@ -170,7 +170,7 @@ class ShardEncoder(ABC):
 
     @abstractmethod
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
-        """The sample's bytes in the data file. Before an error, `_column` becomes the column that it is about."""
+        """The sample's bytes in the data file. An error is about the column in `_column`."""
 
     @abstractmethod
     def _size_with(self, data: bytes) -> int:
@@ -186,14 +186,14 @@ class ShardEncoder(ABC):
 
     @abstractmethod
     def _files(self) -> list[tuple[str, bytes]]:
-        """The files of the collected samples: what each one's name ends in after the shard's, and its bytes."""
+        """The files of the collected samples: the suffix of each name, and the bytes."""
 
 
 _PLAIN_ERRORS: Final = (AttributeError, TypeError, ValueError, OverflowError)
 
 
 def _name_place(error: Exception, place: str) -> None:
-    """Put a place in front of an encoding's message, or into a note on an error of another kind."""
+    """Prefix an encoding's message with a place, or note the place on another error."""
     if type(error) in _PLAIN_ERRORS and len(error.args) == 1:
         error.args = (f'{place}: {error.args[0]}',)
     else:
@@ -206,7 +206,7 @@ def config_json(config: Mapping[str, Any]) -> bytes:
 
 
 def offset_table(sizes: Sequence[int], start: int) -> bytes:
-    """u32 count, u32 offset[count + 1] of samples of these sizes that begin at ``start``."""
+    """u32 count, u32 offset[count + 1] of samples with these sizes; the first begins at ``start``."""
     table = bytearray(len(sizes).to_bytes(4, 'little'))
     table += start.to_bytes(4, 'little')
     for size in sizes:

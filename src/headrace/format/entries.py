@@ -1,4 +1,4 @@
-"""The rules for one shard of ``index.json``: which keys it has, what they hold, and which file names are allowed."""
+"""The rules for one shard of ``index.json``: its keys, their values, and its file names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ['INDEX_NAME', 'MAX_OFFSET', 'OWN_NAMES', 'EntryParser', 'show']
 
 INDEX_NAME: Final = 'index.json'
 OWN_NAMES: Final = '.headrace'
-"""Beginning of the names of files and folders that headrace makes for itself; no shard may have one."""
+"""Prefix of headrace's own files and folders; no shard may use it."""
 
 _SEPARATORS: Final = {'csv': ',', 'tsv': '\t'}
 _PLAIN_ENCODINGS: Final = ('str', 'int', 'float')  # of json and the separated formats
@@ -34,14 +34,14 @@ _KEYS: Final[dict[str, frozenset[str]]] = {
 }
 _OWN_KEYS: Final = {'samples', 'raw_data', 'zip_data', 'raw_meta', 'zip_meta'}  # differ from shard to shard
 _FILE_KEYS: Final = frozenset({'basename', 'bytes', 'hashes'})
-# What nearly all names are; others are looked at part by part.
+# Nearly all names match; others are checked part by part.
 _PLAIN_NAME: Final = re.compile(r'(?:[A-Za-z0-9_][A-Za-z0-9_.-]*/)*[A-Za-z0-9_][A-Za-z0-9_.-]*')
 MAX_OFFSET: Final = (1 << 32) - 1  # offsets inside shards are 32 bits
 _MAX_BYTES: Final = (1 << 63) - 1
 
 
 def _is_utf8(text: str) -> bool:
-    """False for text with lone surrogates, which JSON can hold and file systems cannot."""
+    """False for text with lone surrogates: JSON allows them, file systems do not."""
     try:
         text.encode('utf-8')
     except UnicodeEncodeError:
@@ -50,29 +50,29 @@ def _is_utf8(text: str) -> bool:
 
 
 def _fold(name: str) -> str:
-    """The name as a file system may see it that ignores case, and characters without a shape."""
+    """The name on a file system that ignores case and invisible characters."""
     return ''.join(c for c in name.casefold() if c.isascii() or unicodedata.category(c)[0] not in 'CM')
 
 
 def show(value: Any) -> str:
-    """What a message says of a value: its beginning, if it is long."""
+    """A value's text in a message; cut if it is long."""
     text = repr(value)
     return text if len(text) <= 80 else text[:80] + '...'
 
 
 class _Common(NamedTuple):
-    """What most shards of an index have in common."""
+    """The fields that most shards of an index share."""
 
     schema: Schema
     least: int
-    """Bytes that a sample has at least."""
+    """Minimum bytes of a sample."""
     compression: str | None
     hashes: tuple[str, ...]
     size_limit: int | None
 
 
 class EntryParser:
-    """Checks the shards of one index, one after the other; the messages count them."""
+    """Checks the shards of one index in order; messages give their numbers."""
 
     def __init__(self, source: str, allow_unsafe_types: bool) -> None:
         self.source = source
@@ -84,7 +84,7 @@ class EntryParser:
         self.common = _Common(Schema('mds', (), ()), 0, None, (), None)
 
     def fail(self, message: str) -> FormatError:
-        """The error for the shard at hand."""
+        """The error for the current shard."""
         return FormatError(f'Shard {self.count} of the index {self.source}: {message}')
 
     def parse(self, entry: Any) -> ShardInfo:
@@ -120,7 +120,7 @@ class EntryParser:
         return f'{what} has the keys {", ".join(sorted(keys))}, but this one {" and ".join(parts)}.'
 
     def _common(self, entry: dict[str, Any]) -> _Common:
-        """Check all but the counts and files, unless that is as in the shard before."""
+        """Check everything except counts and files, unless it equals the previous shard's."""
         last = self.last
         keys = _KEYS.get(last['format'])
         if entry.keys() == keys and last.items() <= entry.items():
@@ -140,7 +140,7 @@ class EntryParser:
         return self.common
 
     def _schema(self, name: str, entry: Mapping[str, Any]) -> Schema:
-        """The schema, shared by all shards that have the same."""
+        """The schema; equal schemas are one object."""
         if name == 'json':
             columns = entry['columns']
             if not isinstance(columns, dict):

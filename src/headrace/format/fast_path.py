@@ -1,11 +1,10 @@
-"""Shards whose JSON texts differ in nothing but their own counts, names and digests, read by comparing texts.
+"""A fast reader of index entries that differ only in counts, names and digests.
 
-The objects of an index were written by one program with one configuration. After one of them has been parsed and
-checked, the text of the next is compared with it: the *pattern* is a regular expression, the first one's text
-with a group for each value of the shard's own. A match is the same JSON with other values in the groups, since a group
-takes only one JSON number or one JSON text without escapes. That is several times faster than parsing.
+One program wrote all entries of an index. So the text of one parsed and checked entry becomes a regular expression, its
+*pattern*, with a group for each value that may differ. A group matches only one JSON number, or one JSON text without
+escapes. Matching is several times faster than parsing.
 
-This fast path refuses nothing, and checks neither file names nor sizes: see `rules`.
+The fast path refuses nothing, and checks neither file names nor sizes: see `rules`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ __all__ = ['read_by_pattern']
 _NUMBER: Final = '(0|[1-9][0-9]{0,17})'  # fits an int64
 _TEXT: Final = r'"([^"\\\x00-\x1f]*)"'
 _TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[ \t\n\r]+|[^ \t\n\r{}\[\],:"]+')
-_LONGEST: Final = 1 << 16  # characters of an object; a longer one gets no pattern
-_MOST: Final = 8  # patterns made for one list, and looked at for one object
+_LONGEST: Final = 1 << 16  # characters of an object with a pattern
+_MOST: Final = 8  # patterns made for one list, and tried on one object
 _RUN: Final = 1 << 14  # shards taken at once
 
 
@@ -35,8 +34,8 @@ def read_by_pattern(elements: Elements, parser: EntryParser, builder: TableBuild
     """Read the list of shards.
 
     Raises:
-        FormatError: a shard that was parsed breaks a rule; the number that the message gives it is wrong.
-        json.JSONDecodeError: the list is no JSON.
+        FormatError: a parsed shard breaks a rule. The message gives a wrong number for it.
+        json.JSONDecodeError: the list is not JSON.
     """
     text = elements.text
     at = skip(text, elements.at + 1)
@@ -50,7 +49,7 @@ def read_by_pattern(elements: Elements, parser: EntryParser, builder: TableBuild
             rows, end = pattern.run(text, at, between)
             if rows:
                 builder.add_rows(pattern.kind, rows)
-                patterns.insert(0, patterns.pop(number))  # the next shards are most likely like these
+                patterns.insert(0, patterns.pop(number))  # the next shards probably match the same pattern
                 break
         else:
             value, end = decode(text, at)
@@ -69,7 +68,7 @@ def read_by_pattern(elements: Elements, parser: EntryParser, builder: TableBuild
 
 
 class _EntryPattern:
-    """The text of one shard's object, with a group for each value of its own."""
+    """The text of one shard's object, with a group for each value that may differ."""
 
     def __init__(self, expression: re.Pattern[str], groups: list[int], kind: Kind) -> None:
         self.kind = kind
@@ -78,7 +77,7 @@ class _EntryPattern:
 
     @classmethod
     def of(cls, text: str, info: ShardInfo) -> _EntryPattern | None:
-        """The pattern of an object that was parsed; None if it has keys twice, or escapes in a value of its own."""
+        """The pattern of a parsed object; None if it repeats a key, or if a group's value has escapes."""
         kind = Kind.of(info)
         wanted = set(kind.slots)
         parts: list[str] = []
@@ -100,11 +99,11 @@ class _EntryPattern:
 
         Args:
             text: the index.
-            at: where an object begins.
-            between: what is expected between two objects.
+            at: the first object's position.
+            between: the separator of two objects.
 
         Returns:
-            The rows of the objects that match, and the position behind the last of them.
+            The rows of the matching objects, and the position after the last one.
         """
         rows: list[Row] = []
         match, groups, step, end = self._match, self._groups, len(between), at
@@ -119,7 +118,7 @@ class _EntryPattern:
 
 
 def _values(text: str) -> Iterator[tuple[str, tuple[str | None, ...]]]:
-    """The tokens of a JSON object, and for those that are a value, the keys that lead to it (None: a list)."""
+    """The tokens of a JSON object. A value's token comes with its path of keys (None: a list)."""
     path: list[str | None] = []
     is_key = False
     for token in _TOKEN.findall(text):

@@ -15,7 +15,7 @@ _COUNT_UNITS: Final = {'k': 10**3, 'm': 10**6, 'b': 10**9, 't': 10**12}
 
 
 def _scaled(number: str, factor: int) -> int | None:
-    """``number`` times ``factor``, truncated as a float product; None where ``number`` is not a finite number."""
+    """``number`` times ``factor``, truncated as a float product; None if ``number`` is not a finite number."""
     try:
         return int(float(number) * factor)
     except (ValueError, OverflowError):
@@ -23,7 +23,7 @@ def _scaled(number: str, factor: int) -> int | None:
 
 
 def _whole(text: str) -> int | None:
-    # Digits only: int() alone would also take signs, inner underscores and spaces.
+    # Digits only: int() also accepts signs, inner underscores and spaces.
     if not text.isdecimal():
         return None
     try:
@@ -35,10 +35,10 @@ def _whole(text: str) -> int | None:
 def bytes_to_int(bytes_str: int | float | str) -> int:
     """A number of bytes from a number or from text such as ``'100'``, ``'100b'``, ``'64mb'``, ``'1.5gb'``.
 
-    Units are powers of 1024: kb, mb, gb, tb, pb, eb, zb, yb. Case and outer spaces do not matter.
+    Units are powers of 1024, from kb to yb. Case and outer spaces do not matter.
 
     Raises:
-        ConfigError: the text is no size.
+        ConfigError: the text is not a size.
     """
     if isinstance(bytes_str, int | float):
         return _number(bytes_str, 'A size')
@@ -59,7 +59,7 @@ def number_abbrev_to_int(abbrev_str: int | float | str) -> int:
     Units are powers of 1000. Case and outer spaces do not matter.
 
     Raises:
-        ConfigError: the text is no count.
+        ConfigError: the text is not a count.
     """
     if isinstance(abbrev_str, int | float):
         return _number(abbrev_str, 'A count')

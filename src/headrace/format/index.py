@@ -1,7 +1,7 @@
-"""``index.json``: which shards a dataset has, what is in their files, and how their columns are encoded.
+"""``index.json``: the shards of a dataset, their files, and the encodings of their columns.
 
-Everything in an index is checked before anything uses it: no name leads out of the dataset's folder, no count is
-larger than the file it counts in, no column runs code unless that was allowed.
+All entries are checked before use. No name leads out of the dataset's folder, and no count is larger than its file. A
+column that runs code needs permission.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headrace.format.table_builder import TableBuilder
 
 __all__ = ['dump_index', 'parse_index']
 
-LARGE: Final = 1 << 16  # characters; in a smaller index, making a pattern costs more than it saves
+LARGE: Final = 1 << 16  # characters; a pattern costs more than it saves in a smaller index
 
 
 def dump_index(shards: Iterable[ShardInfo], *, version_first: bool = False) -> bytes:
@@ -30,7 +30,7 @@ def dump_index(shards: Iterable[ShardInfo], *, version_first: bool = False) -> b
 
     Args:
         shards: in order.
-        version_first: put the version before the shards, as a merged index has it. Changes nothing else.
+        version_first: put the version before the shards, as in a merged index.
     """
     entries = ', '.join(json.dumps(shard.entry(), sort_keys=True) for shard in shards)
     if version_first:
@@ -48,8 +48,8 @@ def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, a
         allow_empty: accept an index without samples.
 
     Raises:
-        IndexFileError: the file is empty or is not JSON.
-        FormatError: it is JSON, but not an index; or a column is unsafe.
+        IndexFileError: the file is empty or not JSON.
+        FormatError: the JSON is not an index, or a column is unsafe.
         EmptyDatasetError: it has no samples.
     """
     try:
@@ -70,7 +70,7 @@ def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, a
 
 
 def _quickly(text: str, source: str, allow_unsafe_types: bool) -> ShardTable | None:
-    """The shards of an index that breaks no rule; None if it does or may do so."""
+    """The shards of an index that surely breaks no rule; else None."""
     try:
         shards = _parse(text, source, allow_unsafe_types, read_by_pattern)
     except HeadraceError:
@@ -92,7 +92,7 @@ def _parse(
     shards: ShardTable | None = None
     version: Any = None
     collecting = gc.isenabled()
-    gc.disable()  # a large index makes millions of objects: looking for garbage takes a third of the time
+    gc.disable()  # a large index makes millions of objects: garbage collection takes a third of the time
     try:
         for key, value in top_level(text, lazy='shards'):
             if key == 'version':
@@ -100,7 +100,7 @@ def _parse(
             elif key == 'shards':
                 if not isinstance(value, Elements):
                     raise FormatError(f'`shards` of an index is a list, but {source} has {show(value)}.')
-                builder = TableBuilder()  # should the key come twice, the last one counts
+                builder = TableBuilder()  # the last of repeated keys counts
                 read(value, EntryParser(source, allow_unsafe_types), builder)
                 shards = builder.finish()
     except NotAnObjectError as error:

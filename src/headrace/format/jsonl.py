@@ -29,7 +29,7 @@ __all__ = [
 
 
 class _Checked:
-    """An encoding of JSONL columns: a type that values must have. Values are stored as JSON."""
+    """An encoding of JSONL columns: the type of its values, which are stored as JSON."""
 
     name: str
     type: type
@@ -72,7 +72,7 @@ def get_json_encodings() -> set[str]:
 
 
 def is_json_encoding(encoding: str) -> bool:
-    """Whether JSONL columns may have this encoding."""
+    """Whether JSONL columns support this encoding."""
     return encoding in _ENCODINGS
 
 
@@ -110,7 +110,7 @@ class JSONEncoder(LineEncoder):
 
     Args:
         columns: column name to encoding (str, int, float).
-        newline: what ends a line.
+        newline: the end of a line.
         compression: see ``ShardEncoder``.
         hashes: see ``ShardEncoder``.
         size_limit: counts the lines.

@@ -1,4 +1,4 @@
-"""What JSONL and the separated formats share: a data file of lines, and a meta file that says where each begins.
+"""The common parts of JSONL and the separated formats: a data file of lines, and a meta file with their offsets.
 
 The meta file is ``u32 n | u32 offset[n+1] | configuration``: ``offset[i]`` is the position of line i in the data file,
 ``offset[n]`` the data file's length.
@@ -44,7 +44,7 @@ class LineReader:
         self._offsets = self._check_table(meta, self._first_line())
 
     def _first_line(self) -> int:
-        """Where the first sample's line begins."""
+        """Offset of the first sample's line."""
         return 0
 
     def _check_table(self, meta: memoryview, first: int) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -101,7 +101,7 @@ class LineReader:
 
     @abstractmethod
     def _parse(self, line: str, names: Collection[str]) -> dict[str, Any]:
-        """These columns of a line without its newline, in the schema's order; FormatError if it is no sample."""
+        """These columns of a line without its newline, in the schema's order; FormatError if it is not a sample."""
 
 
 class LineEncoder(ShardEncoder):

@@ -3,8 +3,8 @@
 ``offset[i]`` is the position of sample i in the file, ``offset[n]`` the file's length. A sample is the u32 sizes of its
 variable-size values in column order, then all values in column order. Columns are ordered by name.
 
-The reader takes batches of rows. When all columns have fixed sizes, every column is a strided array over the map and a
-batch is one copy per column. Otherwise the positions of all values are computed from the sizes at the samples' heads.
+The reader takes batches of rows. If all columns have fixed sizes, each column is a strided array over the map, and a
+batch is one copy per column. Otherwise the sizes at the samples' heads give the positions of all values.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ __all__ = ['MDSEncoder', 'MDSReader']
 
 _PAIR: Final = struct.Struct('<II')
 _SIZE: Final = np.dtype('<u4')
-# Up to here a loop over the rows is faster than the fixed cost of computing all positions at once.
+# rows; a loop over fewer is faster than computing all positions at once
 _FEW_ROWS: Final = 4
 
 
 class _Column:
-    """What reading one column needs, worked out once per schema."""
+    """Constants for reading one column, computed once per schema."""
 
     __slots__ = ('encoding', 'is_int', 'is_text', 'name', 'raw_type', 'shape', 'size', 'strides', 'value_type')
 
@@ -49,13 +49,13 @@ class _Column:
         self.name = name
         self.encoding: Encoding = get_mds_encoding(encoding)
         self.size = size
-        self.is_int = type(self.encoding) is Int  # not a subclass, which may decode in its own way
+        self.is_int = type(self.encoding) is Int  # a subclass may decode differently
         self.is_text = type(self.encoding) is Str
         self.value_type: np.dtype[Any] | None = None
         self.shape: tuple[int, ...] = ()
         self.strides: tuple[int, ...] = ()
         self.raw_type: np.dtype[Any] | None = None
-        """How a whole value is copied into a batch: as a number, or as an opaque run of bytes."""
+        """The dtype for copying whole values into a batch: a number, or opaque bytes."""
         if array is not None:
             self.value_type, self.shape = array[0].newbyteorder('<'), array[1]
             self.strides = np.ndarray(self.shape, self.value_type).strides
@@ -63,7 +63,7 @@ class _Column:
 
 
 class _Layout:
-    """How the samples of a schema are laid out."""
+    """The layout of a schema's samples."""
 
     __slots__ = ('all_arrays', 'columns', 'head', 'head_type', 'least', 'variable')
 
@@ -82,7 +82,7 @@ def _layout_of(schema: Schema) -> _Layout:
     layout = schema.layout
     if layout is None:
         layout = _Layout(schema)
-        object.__setattr__(schema, 'layout', layout)  # the same from every thread, so a race does no harm
+        object.__setattr__(schema, 'layout', layout)  # every thread computes the same, so a race does no harm
     return layout
 
 
@@ -162,7 +162,7 @@ class MDSReader:
         if self._fixed is not None:
             sample: dict[str, Any] = {}
             for column, typed, _ in self._fixed:
-                value = typed[i]  # a number of its own, or a view of an array
+                value = typed[i]  # a copied number, or a view of an array
                 sample[column.name] = value.copy() if column.shape else int(value) if column.is_int else value
             return sample
         begin, sizes = self._head(i)
@@ -182,7 +182,7 @@ class MDSReader:
         return IndexError(f'Shard {self._source} has samples 0 to {self.num_samples - 1}, but got {i}.')
 
     def _head(self, i: int) -> tuple[int, tuple[int, ...]]:
-        """Where sample ``i`` begins, and the checked sizes of its variable-size values."""
+        """The offset of sample ``i``, and the checked sizes of its variable-size values."""
         begin, end = _PAIR.unpack_from(self._view, 4 + 4 * i)
         sizes = self._layout.head.unpack_from(self._view, begin)
         if begin + self._layout.least + sum(sizes) != end:
@@ -216,7 +216,7 @@ class MDSReader:
                     raise self._range_error(row)
                 self._gather_row(row, out, batch)
             return
-        if np.minimum.reduce(rows) < 0:  # rows that are too large are refused by numpy's indexing
+        if np.minimum.reduce(rows) < 0:  # numpy's indexing refuses rows that are too large
             raise self._range_error(int(rows.min()))
         if self._fixed is None:
             self._gather_rows(rows, out_rows, batch)
@@ -303,7 +303,7 @@ class MDSReader:
                     for out, begin, end in zip(outs, starts, stops, strict=True):
                         values[out] = decode(view[begin:end])
             except (FormatError, UnicodeDecodeError):
-                # The loops do not keep track of their row, so that good data is read faster: look for it now.
+                # The loops do not track their row, for speed: find it now.
                 for row in rows.tolist():
                     self.sample(row)
                 raise

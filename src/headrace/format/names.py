@@ -1,4 +1,4 @@
-"""Finding one name among a million, and whether all differ, without a Python object for each."""
+"""A search for one name among a million, and for duplicates, without a Python object per name."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 __all__ = ['NameFinder']
 
-_LONG: Final = 256  # bytes; names from there on are hashed one by one, of which a table cannot have many
+_LONG: Final = 256  # bytes; longer names, which are few, are hashed one by one
 _WORDS: Final = _LONG // 8
-# Drawn anew in each process, so that nobody can make up names that have one hash.
+# A random secret of each process, so nobody can construct names with equal hashes.
 _KEYS: Final = np.random.default_rng().integers(0, 1 << 64, _WORDS + 1, np.uint64) | np.uint64(1)
 _HALF: Final = np.uint64(32)
 
@@ -24,8 +24,8 @@ class NameFinder:
         """Hash all names.
 
         Args:
-            names: all names, each with one byte behind it.
-            starts: int64[names + 1], where each begins, and the end of the last's.
+            names: all names, with one byte after each.
+            starts: int64[names + 1], the offset of each, and the end of the last.
         """
         self._names, self._starts = names, starts
         hashes = _hash_all(names, starts)
@@ -34,7 +34,7 @@ class NameFinder:
 
     @property
     def all_differ(self) -> bool:
-        """True only if no name is there twice; False by a chance of less than one in a million."""
+        """True only if no name is repeated. A wrong False has a chance below one in a million."""
         return not bool((self._hashes[1:] == self._hashes[:-1]).any())
 
     def find(self, name: str) -> int | None:
@@ -42,7 +42,7 @@ class NameFinder:
         try:
             data = name.encode()
         except UnicodeEncodeError:
-            return None  # of bytes that are no UTF-8
+            return None  # of bytes that are not UTF-8
         one = np.frombuffer(data + b'/', np.uint8)
         wanted = _hash_all(one, np.array([0, len(one)], np.int64))[0]
         first, end = self._hashes.searchsorted(wanted, 'left'), self._hashes.searchsorted(wanted, 'right')

@@ -1,4 +1,4 @@
-"""Opening a shard: the protocol that readers of all formats fulfil, and the choice among them."""
+"""The protocol of shard readers of all formats, and `open_shard`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ __all__ = ['ShardReader', 'open_shard']
 class ShardReader(Protocol):
     """The samples of one mapped shard.
 
-    A reader holds views of its buffers: drop it before the buffers are released. What it returns owns its memory.
-    It has no state that changes, so threads may share it.
+    A reader holds views of its buffers: drop it before the buffers are released. Returned values own their memory.
+    A reader never changes, so threads may share it.
     """
 
     num_samples: int
     """Number of samples."""
 
     def sample(self, i: int) -> dict[str, Any]:
-        """Sample ``i`` of 0 to ``num_samples - 1``: its columns, or those that were asked for, in the schema's order.
+        """Sample ``i`` of 0 to ``num_samples - 1``: its selected columns, in the schema's order.
 
         Raises:
             IndexError: ``i`` is out of range.
-            ShardError: the sample's bytes are not what the schema says.
+            ShardError: the sample's bytes contradict the schema.
         """
         ...
 
@@ -52,7 +52,7 @@ class ShardReader(Protocol):
 
         Raises:
             IndexError: a row is out of range.
-            ShardError: a sample's bytes are not what the schema says. The batch is then partly filled.
+            ShardError: a sample's bytes contradict the schema. The batch is then partly filled.
         """
         ...
 
@@ -60,10 +60,10 @@ class ShardReader(Protocol):
 def open_shard(
     info: ShardInfo, buffers: Sequence[memoryview], *, source: str, columns: Collection[str] | None = None
 ) -> ShardReader:
-    """The reader of a shard whose raw files are in memory or mapped.
+    """The reader of a shard; its raw files are in memory or mapped.
 
     Args:
-        info: what the index says.
+        info: the shard's entry in the index.
         buffers: the raw files in the order of ``info.files``.
         source: path or URL of the shard, for messages.
         columns: the columns to read, all of them in the schema; no other is decoded. None: all.

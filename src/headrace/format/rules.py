@@ -1,8 +1,7 @@
-"""The rules for what is a shard's own, applied to all shards of a table at once.
+"""The rules for the values of single shards, applied to all shards of a table at once.
 
-No file's name leads out of the dataset's folder or is one of headrace's own, no name is there twice, no count is larger
-than the file it counts in. These are the rules of `entries`, which explains what is wrong; here the answer is only yes,
-or that one has to look more closely.
+No file name leads out of the dataset's folder, is one of headrace's own, or is repeated. No count is larger than its
+file. These are the rules of `entries`, which explains mistakes. Here the answer is only "surely valid" or "check".
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from headrace.format.table import Kind, ShardTable
 
 __all__ = ['keeps_the_rules']
 
-# All names stand in one text, each between two '/', so that parts of names do, too.
+# All names are one text, each between two '/'; so parts of names are, too.
 _FORBIDDEN: Final = (b'//', b'/./', b'/../', b'\\', b'\0')
 _RESERVED: Final = (f'/{INDEX_NAME}/'.encode(), f'/{OWN_NAMES}'.encode())
-"""Not even in capitals, or with characters in between that some file systems ignore."""
+"""In any case, and with characters in between that some file systems ignore."""
 
 
 def keeps_the_rules(table: ShardTable) -> bool:
-    """Whether a table, whose columns fit one another, is surely one that `EntryParser` would accept."""
+    """Whether `EntryParser` would surely accept a table whose columns fit one another."""
     return (
         _names_stay_inside(table)
         and bool((table.samples >= 0).all())
@@ -37,7 +36,7 @@ def keeps_the_rules(table: ShardTable) -> bool:
 
 def _names_stay_inside(table: ShardTable) -> bool:
     names = table.names.tobytes()
-    # Each name has its own '/' before and behind it, and something between them.
+    # Each name has a '/' before and after it, and is not empty.
     if names[:1] != b'/' or bool((np.diff(table.name_starts) < 2).any()):
         return False
     if bool((table.names[table.name_starts - 1] != ord('/')).any()) or any(text in names for text in _FORBIDDEN):
@@ -64,5 +63,5 @@ def _counts_fit(table: ShardTable, number: int, kind: Kind) -> bool:
     if bool((offsets < 8 + 4 * samples).any()):
         return False
     room = data - (8 + 4 * samples) if kind.schema.format == 'mds' else data
-    least = min(kind.schema.least_size, MAX_OFFSET + 1)  # no overflow; more does not fit into any file
+    least = min(kind.schema.least_size, MAX_OFFSET + 1)  # no overflow; no file is larger
     return not bool((samples * least > room).any())

@@ -1,7 +1,6 @@
 """A large JSON object, read member by member.
 
-The JSON objects of an index need several times the memory of what is kept of them, so that its list of shards is never
-there as a whole.
+The JSON objects of an index need several times the memory of its table. So its list of shards is never held as a whole.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ __all__ = ['Elements', 'NotAnObjectError', 'decode', 'expect', 'skip', 'top_leve
 
 
 class NotAnObjectError(Exception):
-    """The text is JSON, but no object; the argument is what it is."""
+    """The text is JSON, but not an object; the argument is its value."""
 
 
 decode: Final = json.JSONDecoder().raw_decode
-"""(text, position) -> (value, position behind it)"""
+"""(text, position) -> (value, position after it)"""
 _SPACE: Final = ' \t\n\r'
 
 
 def skip(text: str, at: int) -> int:
-    """The position of the first character from `at` on that is no space."""
+    """The position of the first character from `at` on that is not a space."""
     size = len(text)
     while at < size and text[at] in _SPACE:
         at += 1
@@ -41,11 +40,11 @@ def expect(text: str, at: int, wanted: str) -> str:
 def top_level(text: str, lazy: str) -> Iterator[tuple[str, Any]]:
     """The key-value pairs of the outermost object.
 
-    A list under the key `lazy` is given as its `Elements`, to be read to their end before the next pair is asked for.
+    The list under the key `lazy` is yielded as its `Elements`: read them to the end before the next pair.
 
     Raises:
-        NotAnObjectError: the text is JSON, but no object.
-        json.JSONDecodeError: it is no JSON.
+        NotAnObjectError: the text is JSON, but not an object.
+        json.JSONDecodeError: the text is not JSON.
     """
     at = skip(text, 0)
     if at == len(text):
@@ -85,7 +84,7 @@ def _end(text: str, at: int) -> None:
 
 
 class Elements:
-    """The elements of the JSON list at ``at``; afterwards ``at`` is the position behind the list."""
+    """The elements of the JSON list at ``at``; afterwards ``at`` is the position after the list."""
 
     def __init__(self, text: str, at: int) -> None:
         self.text = text

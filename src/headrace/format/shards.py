@@ -1,4 +1,4 @@
-"""What is known of shards before they are read: their files, their counts, their columns."""
+"""The metadata of shards: their files, counts and columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ['NO_HASHES', 'ColumnBatch', 'Columns', 'FileInfo', 'Schema', 'ShardFile', 'ShardInfo']
 
 NO_HASHES: Final[Mapping[str, str]] = MappingProxyType({})
-"""The hashes of files that have none: one object for all of them."""
+"""The hashes of all files without any."""
 
 _LINE_KINDS: Final = {'str': 'str', 'int': 'int64', 'float': 'float64'}
 
@@ -39,21 +39,21 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardFile:
-    """One file of a shard, as it is read and as it may be stored."""
+    """One file of a shard, raw and compressed."""
 
     raw: FileInfo
-    """The file that readers map."""
+    """The raw file, which readers map."""
     zip: FileInfo | None
-    """The compressed file, None when the shard is stored as it is."""
+    """The compressed file; None for an uncompressed shard."""
 
 
 class ColumnBatch:
     """The columns of one batch, filled by ``ShardReader.gather``.
 
     Attributes:
-        columns: a numpy array ``[n, *shape]`` for each column of fixed-size numbers, a list of length n (None where
-            nothing was gathered yet) for each other column.
-        raw: for each array, the same memory as n opaque elements ``[n]`` of one value each, for copying whole values.
+        columns: a numpy array ``[n, *shape]`` for each column of fixed-size numbers, else a list of length n. A list
+            holds None for rows not yet gathered.
+        raw: the memory of each array as opaque elements ``[n]``, for copying whole values.
     """
 
     __slots__ = ('columns', 'raw')
@@ -78,14 +78,14 @@ class Columns:
     """The columns of a batch; shards of several schemas may fill one."""
 
     arrays: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]] | None]
-    """Dtype and shape of a value by column; None for values that are gathered into a list."""
+    """Dtype and shape of a value by column; None for columns gathered into a list."""
 
     def allocate(self, n: int, names: Collection[str] | None = None) -> ColumnBatch:
         """Room for n samples: arrays ``[n, *shape]`` (not initialised) and lists of None.
 
         Args:
             n: how many samples.
-            names: the columns to make room for; only these are read. None: all.
+            names: the columns that are read. None: all.
         """
         columns: dict[str, np.ndarray[Any, Any] | list[Any]] = {}
         for name, array in self.arrays.items():
@@ -105,17 +105,17 @@ class Schema:
     encodings: tuple[str, ...]
     """The encoding of each column."""
     sizes: tuple[int | None, ...] = ()
-    """mds: the fixed size of each column in bytes, None where values differ in length. Else empty."""
+    """mds: the fixed size of each column in bytes, None if values differ in length. Else empty."""
     newline: str = ''
-    """json and the separated formats: what ends a line."""
+    """json and the separated formats: the end of a line."""
     separator: str = ''
-    """The separated formats: what stands between two values."""
+    """The separated formats: the text between two values."""
     arrays: tuple[tuple[np.dtype[Any], tuple[int, ...]] | None, ...] = field(
         init=False, repr=False, compare=False, default=()
     )
     """Dtype (native) and shape of each column that is gathered into an array; None for those gathered into a list."""
     layout: Any = field(init=False, repr=False, compare=False, default=None)
-    """What the format's reader works out once per schema; kept here by the reader."""
+    """Values that the format's reader computes once per schema."""
 
     def __post_init__(self) -> None:
         types = [fixed_array_type(name) if self.format == 'mds' else None for name in self.encodings]
@@ -132,20 +132,20 @@ class Schema:
 
     @property
     def least_size(self) -> int:
-        """Bytes that a sample has at least in its shard's data file."""
+        """Minimum bytes of a sample in its shard's data file."""
         if self.format == 'mds':
             return sum(4 if size is None else size for size in self.sizes)
         return len(self.newline.encode('utf-8'))
 
     def gathered(self, names: Collection[str] | None = None) -> Columns:
-        """How the columns are gathered into a batch; of `names` only, if they are given."""
+        """The columns of a batch, or only those of `names`."""
         arrays = zip(self.names, self.arrays, strict=True)
         return Columns({name: array for name, array in arrays if names is None or name in names})
 
     def kinds(self, names: Collection[str] | None = None) -> dict[str, str]:
         """The types of columns in a batch, such as ``int64`` or ``float32 array of shape (4,)``.
 
-        Columns whose kinds `do_stack` make the same batches, whatever encodings store them.
+        Columns whose kinds `do_stack` make the same batches with any encodings.
         """
         return {
             name: get_mds_encoding(encoding).kind if self.format == 'mds' else _LINE_KINDS[encoding]
@@ -154,7 +154,7 @@ class Schema:
         }
 
     def allocate(self, n: int, names: Collection[str] | None = None) -> ColumnBatch:
-        """As `Columns.allocate`."""
+        """See `Columns.allocate`."""
         return self.gathered().allocate(n, names)
 
     def config(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """What an index says about one shard."""
+    """One shard's entry in an index."""
 
     format: str
     """'mds', 'json', 'csv', 'tsv' or 'xsv'."""
@@ -184,14 +184,14 @@ class ShardInfo:
     compression: str | None
     """Algorithm with an optional level, such as 'zstd:7'."""
     hashes: tuple[str, ...]
-    """Names of the hash algorithms that the writer was asked for."""
+    """Names of the hash algorithms in the writer's settings."""
     size_limit: int | None
     """The writer's limit in bytes, None for no limit."""
     schema: Schema
     """The columns."""
 
     def moved(self, folder: str) -> ShardInfo:
-        """The same shard below ``folder``, as an index one or more levels up names it."""
+        """The same shard below ``folder``, as in an index of a parent folder."""
 
         def move(info: FileInfo) -> FileInfo:
             return replace(info, basename=f'{folder}/{info.basename}')

@@ -1,7 +1,7 @@
-"""The shards of an index as columns: a quarter of a million are a few arrays, and become objects when asked for.
+"""The shards of an index as a few arrays; objects are made on request.
 
-Shards whose files have the same parts, hashes and columns are of one `Kind`; a table holds each kind once, and of each
-shard only what is its own: number of samples, and name, size and digests of its files.
+Shards whose files have the same parts, hashes and columns are of one `Kind`, which a table holds once. Per shard it
+holds only the number of samples, and the names, sizes and digests of the files.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ __all__ = ['JoinedShards', 'Kind', 'Row', 'ShardTable']
 
 IntArray: TypeAlias = 'npt.NDArray[np.int64]'
 Row: TypeAlias = 'tuple[Any, ...]'
-"""What is a shard's own: samples, names of its files, their sizes, their digests; numbers are int or decimal digits."""
+"""A shard's samples, and its files' names, sizes and digests. Numbers are int or decimal digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What many shards have in common."""
+    """The fields that many shards share."""
 
     schema: Schema
     compression: str | None
     hashes: tuple[str, ...]
-    """Names of the hash algorithms that the writer was asked for."""
+    """Names of the hash algorithms in the writer's settings."""
     size_limit: int | None
     files: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...]
-    """For each file of a shard the hash algorithms of the raw file and of the compressed one, None if there is none."""
+    """The hash algorithms of each file, raw and compressed; None for a missing one."""
     algorithms: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
-    """The same for each stored file: raw data, compressed data, raw meta, compressed meta, as far as they exist."""
+    """The same for each stored file, in this order: raw data, compressed data, raw meta, compressed meta."""
     num_digests: int = field(init=False, repr=False, compare=False)
     """Digests of all files of a shard."""
 
@@ -57,7 +57,7 @@ class Kind:
 
     @property
     def slots(self) -> list[tuple[str, ...]]:
-        """Where the values of a `Row` stand in a shard's JSON object: the keys that lead there."""
+        """The paths of keys to the values of a `Row` in a shard's JSON object."""
         parts = [
             part
             for (_, packed), name in zip(self.files, ('data', 'meta'), strict=False)
@@ -76,7 +76,7 @@ class Kind:
 
     @staticmethod
     def row(info: ShardInfo) -> Row:
-        """What is a shard's own."""
+        """The shard's row."""
         stored = [part for file in info.files for part in (file.raw, file.zip) if part is not None]
         return (
             info.samples,
@@ -91,27 +91,27 @@ class ShardTable(Sequence[ShardInfo]):
     """The shards of an index, in order; made by `parse_index`. Compares equal to any sequence of equal shards."""
 
     kinds: tuple[Kind, ...]
-    """At least one shard is of each."""
+    """Each kind has a shard."""
     kind_of: npt.NDArray[np.uint32]
     """uint32[shards], number of each shard's kind."""
     samples: IntArray
     """int64[shards]"""
     sizes: IntArray
-    """int64[files], bytes of the stored files, shard after shard; their number in a shard is its kind's."""
+    """int64[files], bytes of the stored files, shard after shard. The kind gives a shard's number of files."""
     name_starts: IntArray
-    """int64[files + 1], where each file's name begins in `names`, and the end of the last."""
+    """int64[files + 1], the offset of each file's name in `names`, and the end of the last."""
     names: npt.NDArray[np.uint8]
-    """uint8[bytes], a '/', then all names in UTF-8, each with a '/' behind it."""
+    """uint8[bytes], a '/', then all names in UTF-8, each followed by a '/'."""
     digest_starts: IntArray
-    """int64[digests + 1], where each digest begins in `digests`, and the end of the last."""
+    """int64[digests + 1], the offset of each digest in `digests`, and the end of the last."""
     digests: npt.NDArray[np.uint8]
-    """uint8[bytes], all digests in UTF-8 (lone surrogates allowed), without anything between them."""
+    """uint8[bytes], all digests in UTF-8 (lone surrogates allowed), without separators."""
     first_files: IntArray = field(init=False, repr=False)
-    """int64[shards + 1], number of each shard's first file, and of all files."""
+    """int64[shards + 1], number of each shard's first file, then of all files."""
     first_digests: IntArray = field(init=False, repr=False)
-    """int64[shards + 1], number of each shard's first digest, and of all digests."""
+    """int64[shards + 1], number of each shard's first digest, then of all digests."""
     _finder: list[NameFinder] = field(init=False, repr=False, default_factory=list[NameFinder])
-    """Made when it is first needed."""
+    """Made on first use."""
 
     def __post_init__(self) -> None:
         for name, counts in (
@@ -147,7 +147,7 @@ class ShardTable(Sequence[ShardInfo]):
         return list(dict.fromkeys(kind.schema for kind in self.kinds))
 
     def find(self, name: str) -> int | None:
-        """The number of the shard that has a file, raw or compressed, of this name; None if there is none."""
+        """The number of the shard with a file of this name, raw or compressed; None if there is none."""
         if not self._finder:
             self._finder.append(NameFinder(self.names, self.name_starts))
         file = self._finder[0].find(name)

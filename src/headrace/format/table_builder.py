@@ -1,4 +1,4 @@
-"""Shards, one after the other or many at once, into the columns of a `ShardTable`."""
+"""The builder of a `ShardTable`, from single shards or many at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headrace.format.table import Kind, Row, ShardTable
 
 __all__ = ['TableBuilder']
 
-_CHUNK: Final = 1 << 14  # shards kept as Python objects before they are put into arrays
+_CHUNK: Final = 1 << 14  # shards held as Python objects before they become arrays
 
 
 class TableBuilder:
@@ -51,7 +51,7 @@ class TableBuilder:
             column.clear()
 
     def finish(self) -> ShardTable:
-        """The table of all shards that were added."""
+        """The table of all added shards."""
         self._flush()
         chunks = self._chunks
         return ShardTable(
@@ -77,7 +77,7 @@ class _Chunk:
         self.sizes = np.array(sizes, np.int64)
         self.names = ''.join([f'{name}/' for name in names]).encode()
         self.name_lengths = _lengths(names, is_ascii=self.names.isascii())
-        # JSON can hold lone surrogates, which are no text, but nothing forbids them in a digest.
+        # JSON allows lone surrogates, and no rule forbids them in a digest.
         self.digests = ''.join(digests).encode('utf-8', 'surrogatepass')
         self.digest_lengths = _lengths(digests, is_ascii=self.digests.isascii())
 

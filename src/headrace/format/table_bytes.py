@@ -1,9 +1,8 @@
-"""A `ShardTable` as bytes: what is kept of a large index, so that the next process need not parse it again.
+"""A `ShardTable` as bytes: the parsed form of a large index, which saves the next process the parsing.
 
-The file is a head, the table's columns, and one JSON object of `index.json` for each kind of shard. It says which
-index.json it was made of, by digest. Reading it runs no code and allocates no more than its own size. A checksum finds
-damage; whoever makes a file up can make up its checksum too, so that all the rules which an index must keep are checked
-again: a file that was made up can say no more than an index.json that was.
+The file is a head, the table's columns, and one JSON object of `index.json` for each kind of shard. A digest names its
+index.json. Reading runs no code, and allocates at most the file's size. A checksum finds damage. A forged file can have
+a right checksum, so all rules of an index are checked again. Then it can do as little as a forged index.json.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from headrace.format.table import Kind, ShardTable
 __all__ = ['IndexKey', 'key_of_packed', 'pack_table', 'unpack_table']
 
 _MAGIC: Final = b'headrace table 1'
-"""Changes with the format; 16 bytes."""
+"""16 bytes; changes with the format."""
 _HEAD: Final = struct.Struct('<16s16s16sQ8s7Q')
 """Magic, checksum of all that follows it, key (digest and size of index.json, fingerprint), lengths of the columns."""
 _CHECKED_FROM: Final = 32
@@ -43,18 +42,18 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class IndexKey:
-    """Which index.json a table was made of."""
+    """The index.json of a table."""
 
     digest: bytes
-    """XXH3 of the file, 16 bytes: it need not withstand forgery, since who can forge it can write index.json."""
+    """XXH3 of the file, 16 bytes. It need not resist forgery: a forger could as well write index.json."""
     size: int
     """Bytes of the file."""
     fingerprint: str
-    """BLAKE2b of the file, 16 hexadecimal digits: what states pin."""
+    """BLAKE2b of the file, 16 hexadecimal digits, as in saved states."""
 
 
 def pack_table(table: ShardTable, key: IndexKey) -> bytes | None:
-    """The bytes of a table; None for one that `unpack_table` would not take, such as one with digests not in ASCII."""
+    """The bytes of a table; None if `unpack_table` would refuse it, for example for digests not in ASCII."""
     if not table.digests.tobytes().isascii() or not keeps_the_rules(table):
         return None
     columns = [np.ascontiguousarray(getattr(table, name), kind) for name, kind in _COLUMNS]
@@ -70,7 +69,7 @@ def pack_table(table: ShardTable, key: IndexKey) -> bytes | None:
 
 
 def key_of_packed(data: bytes) -> IndexKey | None:
-    """What index.json a packed table was made of; None if it is damaged, or no table of this version."""
+    """The index.json of a packed table; None if it is damaged, or not a table of this version."""
     if len(data) < _HEAD.size or not data.startswith(_MAGIC):
         return None
     _, checksum, digest, size, fingerprint, *_ = _HEAD.unpack_from(data)
@@ -80,7 +79,7 @@ def key_of_packed(data: bytes) -> IndexKey | None:
 
 
 def unpack_table(data: bytes, *, allow_unsafe_types: bool = False) -> ShardTable | None:
-    """The table of a file that has a key; None if it breaks any rule, or holds no samples.
+    """The table of a file with a key; None if it breaks a rule, or has no samples.
 
     Args:
         data: the file.
@@ -111,7 +110,7 @@ def _kinds(data: bytes, allow_unsafe_types: bool) -> tuple[Kind, ...] | None:
 
 
 def _fit_one_another(kinds: tuple[Kind, ...], columns: dict[str, npt.NDArray[Any]]) -> bool:
-    """Whether the columns are of the lengths that the kinds ask for, and what points into others stays inside."""
+    """Whether the columns have the lengths that the kinds imply, and all offsets are inside their columns."""
     kind_of, sizes, digests = columns['kind_of'], columns['sizes'], columns['digests']
     name_starts, digest_starts = columns['name_starts'], columns['digest_starts']
     if len(kind_of) != len(columns['samples']) or not len(kind_of) or int(kind_of.max()) >= len(kinds):
@@ -130,7 +129,7 @@ def _fit_one_another(kinds: tuple[Kind, ...], columns: dict[str, npt.NDArray[Any
 
 
 def _are_bounds(starts: npt.NDArray[np.int64], count: int, first: int, last: int) -> bool:
-    """Whether these are the begins of so many parts, and the last one's end."""
+    """Whether these are the offsets of `count` parts, and the end of the last."""
     return (
         len(starts) == count + 1
         and int(starts[0]) == first

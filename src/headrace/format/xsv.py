@@ -50,7 +50,7 @@ class _Text:
         """The value of the text.
 
         Raises:
-            FormatError: the text is none.
+            FormatError: the text is not a value.
         """
         try:
             return self.type(obj)
@@ -59,7 +59,7 @@ class _Text:
 
 
 class Str(_Text):
-    """Text as it is."""
+    """Text, unchanged."""
 
     name, type = 'str', str
 
@@ -70,7 +70,7 @@ class Int(_Text):
     name, type = 'int', int
 
     def encode(self, obj: Any) -> str:
-        """The digits; a bool counts as 0 or 1, because the text ``True`` could not be read back."""
+        """The digits. A bool is stored as 0 or 1, because the text ``True`` could not be read back."""
         return str(int(obj)) if isinstance(obj, bool) else super().encode(obj)
 
 
@@ -80,7 +80,7 @@ class Float(_Text):
     name, type = 'float', float
 
     def encode(self, obj: Any) -> str:
-        """The shortest text that gives the same float back."""
+        """The shortest text of exactly this float."""
         super().encode(obj)
         return repr(float(obj))
 
@@ -95,7 +95,7 @@ def get_xsv_encodings() -> set[str]:
 
 
 def is_xsv_encoding(encoding: str) -> bool:
-    """Whether separated columns may have this encoding."""
+    """Whether separated columns support this encoding."""
     return encoding in _ENCODINGS
 
 
@@ -114,7 +114,7 @@ def xsv_decode(encoding: str, obj: str) -> Any:
 
     Raises:
         ConfigError: no such encoding.
-        FormatError: the text is no such value.
+        FormatError: the text is not such a value.
     """
     return _get(encoding).decode(obj)
 
@@ -154,8 +154,8 @@ class XSVEncoder(LineEncoder):
     Args:
         columns: column name to encoding (str, int, float).
         shard_format: 'csv', 'tsv' or 'xsv'.
-        separator: what stands between two values; for 'xsv' only, csv and tsv have their own.
-        newline: what ends a line.
+        separator: the text between two values; for 'xsv' only, since csv and tsv fix it.
+        newline: the end of a line.
         compression: see ``ShardEncoder``.
         hashes: see ``ShardEncoder``.
         size_limit: counts the lines of samples.

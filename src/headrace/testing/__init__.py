@@ -1,1 +1,1 @@
-"""What tests of headrace are made of, and of third parties: contract suites, loopback servers, the resume oracle."""
+"""Parts of tests, also for third parties: contract suites, loopback servers, the resume oracle."""

@@ -35,7 +35,7 @@ _CHUNK: Final = 1 << 18
 
 
 def unpack(folder: Path, compression: str, packed: bytes, limit: int) -> bytes:
-    """The content of a file that `unpack_file` reads; it never writes more than ``limit`` bytes."""
+    """The content of a file, by `unpack_file`, which never writes more than ``limit`` bytes."""
     (folder / 'packed').write_bytes(packed)
     try:
         unpack_file(compression, folder / 'packed', folder / 'raw', limit)
@@ -49,7 +49,7 @@ class CompressionContract:
     """Tests of the `Compression` protocol."""
 
     def quick(self, compression: str) -> str:
-        """The name with the lowest level, if there are levels: the quickest, for large data."""
+        """The name with the lowest level, if there are levels: the fastest one, for large data."""
         levels = [name for name in get_compressions() if name.startswith(f'{compression}:')]
         return min(levels, key=lambda name: int(name.partition(':')[2]), default=compression)
 

@@ -27,18 +27,18 @@ class EncodingCase:
     """An encoding and values to try it with."""
 
     name: str
-    """As columns give it, parameters included."""
+    """The name in a column, with parameters."""
     values: tuple[Any, ...]
-    """Some values that it holds, two at least."""
+    """At least two valid values."""
     wrong: tuple[Any, ...]
-    """Some values that it refuses."""
+    """Some invalid values."""
 
 
 class EncodingContract:
     """Tests of the `Encoding` protocol."""
 
     def is_same(self, value: Any, back: Any) -> bool:
-        """Whether a value came back as it was; override it for values that `==` does not compare."""
+        """Whether a value came back unchanged; override it for values that `==` does not compare."""
         if isinstance(value, np.ndarray) or isinstance(back, np.ndarray):
             return bool(np.array_equal(value, back))
         return bool(value == back)

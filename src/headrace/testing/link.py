@@ -1,4 +1,4 @@
-"""A network link of some latency and bandwidth in front of a loopback server."""
+"""A link of given latency and bandwidth in front of a loopback server."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ['Link']
 
 
 class Link:
-    """Forwards TCP connections to a loopback server as a distant one's; a process of its own does it.
+    """Makes a loopback server look distant. A separate process forwards its TCP connections.
 
-    What a link does, and no more: bytes arrive half a round trip after they are sent, and all connections together get
-    so many bytes per second from the server, in turns of about 2 ms. A connection's first bytes leave after one round
-    trip more, the handshake's. It has no slow start and loses nothing. What the client sends is not limited.
+    Bytes arrive half a round trip after they are sent. All connections share the rate of bytes from the server, in
+    turns of about 2 ms. The handshake adds one round trip before a connection's first bytes. There is no slow start, no
+    loss, and no limit to the bytes from the client.
 
-    Bandwidth is kept on the average, to well below a percent: where other processes keep this one from running while
-    data wait, it makes up for up to 100 ms. Data that a client does not read are held back after some MB.
+    The average rate is exact to well below a percent: if the process could not run while data waited, it makes up for
+    100 ms at most. If a client does not read, the link stops reading after some MB.
 
     Usage: ``with Link(server.endpoint_url, latency=0.02, rate=25e6) as link: ... link.endpoint_url``.
 
@@ -46,27 +46,27 @@ class Link:
 
     @property
     def endpoint_url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         return f'{self._scheme or "http"}://127.0.0.1:{self._counts[relay.PORT]}'
 
     @property
     def bytes_received(self) -> int:
-        """Bytes that the server sent over the link until now, heads of answers included."""
+        """Bytes from the server so far, with the heads of answers."""
         return self._counts[relay.TO_CLIENT]
 
     @property
     def bytes_sent(self) -> int:
-        """Bytes that went to the server."""
+        """Bytes to the server so far."""
         return self._counts[relay.TO_SERVER]
 
     @property
     def connections(self) -> int:
-        """Connections that were made."""
+        """Connections so far."""
         return self._counts[relay.CONNECTIONS]
 
     @property
     def open_connections(self) -> int:
-        """Those of them that neither side has left, as far as the link knows."""
+        """Connections that neither side has closed, as far as the link knows."""
         return self._counts[relay.OPEN]
 
     def processor_time(self) -> float:
@@ -75,7 +75,7 @@ class Link:
         return int(fields[0]) / 1e9
 
     def wait_idle(self, seconds: float = 0.2) -> None:
-        """Wait until nothing has come over the link for so long, as after a client that ended in a transfer."""
+        """Wait until the link was silent for this time, for example after a client died in a transfer."""
         seen, since = self.bytes_received, time.monotonic()
         while time.monotonic() - since < seconds:
             time.sleep(seconds / 10)
@@ -100,7 +100,7 @@ class Link:
                 return self._counts[relay.PORT] != 0
 
             wait_until(listens)
-            file.close()  # so that nothing is left behind if this process is killed
+            file.close()  # nothing stays behind if this process is killed
             self._stack = stack.pop_all()
         return self
 

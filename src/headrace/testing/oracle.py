@@ -1,7 +1,7 @@
 """The resume oracle: a state taken after every batch, restored elsewhere, must give the rest of the sequence.
 
-All ranks of a world run in this process, one after another for each batch, which is possible because no rank ever
-waits for another. What a rank hands out is recorded by sample id.
+All ranks of a world run in this process, one after another for each batch. No rank ever waits for another. The oracle
+records the sample ids of each rank.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from headrace.order import Topology
 __all__ = ['Step', 'World', 'check_resume', 'walk']
 
 MakeLoader = Callable[[Topology, int], StreamingDataLoader]
-"""(topology, workers) -> a loader for that rank, with a device batch size that keeps the global batch."""
+"""(topology, workers) -> a loader for that rank; its device batch size keeps the global batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def walk(
     """Iterate a world, from a state if one is given, until `epochs` passes have ended.
 
     Raises:
-        AssertionError: ranks give out unequal numbers of batches or rows, or disagree about the state.
+        AssertionError: ranks return unequal numbers of batches or rows, or disagree about the state.
     """
     loaders = [
         make_loader(
@@ -84,8 +84,8 @@ def check_resume(
         make_loader: makes one rank's loader.
         worlds: the world that runs, then those that resume.
         epochs: passes of the run.
-        every: check the states after every so many batches.
-        horizon: compare so many batches after each resumption; None compares all.
+        every: the number of batches between two checked states.
+        horizon: the number of batches to compare after each resume; None: all.
 
     Returns:
         The number of states that were checked.
@@ -98,7 +98,7 @@ def check_resume(
     for at in range(0, len(run), every):
         world = worlds[1:][checked % (len(worlds) - 1)] if len(worlds) > 1 else worlds[0]
         rest = run[at + 1 :]
-        # A state at the end of an epoch continues with the next one, so one pass less is left.
+        # A state at the end of an epoch continues with the next one, so one pass fewer remains.
         passes = len({step.epoch for step in rest})
         resumed = walk(make_loader, world, epochs=passes, state=run[at].state) if passes else iter(())
         for number, (was, now) in enumerate(zip(rest, resumed, strict=horizon is None)):

@@ -1,4 +1,4 @@
-"""How well an order shuffles, and what it costs in shards: the measures of docs/shuffle_quality.md."""
+"""The measures of docs/shuffle_quality.md: how well an order shuffles, and its cost in shards."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class Sequence(NamedTuple):
     samples: IntArray
     """int64[N]: sample ids; position p is canonical node p mod C's."""
     shards: IntArray
-    """int64[N]: the shards they are in."""
+    """int64[N]: their shards."""
     num_nodes: int
     """C, canonical nodes."""
 
     def node(self, c: int) -> Sequence:
-        """Return what canonical node c sees."""
+        """Return the part of canonical node c."""
         return Sequence(self.samples[c :: self.num_nodes], self.shards[c :: self.num_nodes], 1)
 
 
 class NodeUse(NamedTuple):
-    """What a canonical node's sequence needs in shards. A shard is open from its first sample to its last."""
+    """The shards of a canonical node's sequence. A shard is open from its first sample to its last."""
 
     open: IntArray
     """int64[M]: shards open at each position."""
     new: IntArray
-    """int64[batches]: shards of which a batch has the first sample."""
+    """int64[batches]: shards that begin in each batch."""
 
 
 def sequence_of(algorithm: str, sizes: IntArray, num_nodes: int, block_size: int, seed: int) -> Sequence:
     """Make the sequence of epoch 0 over a stream of shards of sizes int64[shards], none of them 0.
 
-    The compatible orders are dealt to positions as the native one is: one sample of each canonical node in turn.
+    The MosaicML orders get positions like the native one: one sample of each canonical node in turn.
 
     Raises:
         ConfigError: the algorithm does not take the block size.
@@ -68,8 +68,8 @@ def sequence_of(algorithm: str, sizes: IntArray, num_nodes: int, block_size: int
 def bits(values: IntArray) -> float:
     """Return the entropy in bits of the absolute differences of neighbours in a sequence int64[n], n > 1.
 
-    The sum over d of -p(d) · log2 p(d), p(d) being the share of neighbours that differ by d. Samples or shards that
-    come in runs or in stored order give few differences, and so few bits.
+    The sum over d of -p(d) · log2 p(d), where p(d) is the share of neighbours that differ by d. Runs, or the stored
+    order, give few differences, so few bits.
     """
     counts = np.bincount(np.abs(np.diff(values)))
     share = counts[counts > 0] / (len(values) - 1)
@@ -77,7 +77,7 @@ def bits(values: IntArray) -> float:
 
 
 def node_use(shards: IntArray, batch_size: int) -> NodeUse:
-    """Return which shards a canonical node needs when, from its sequence of shard numbers int64[M].
+    """Return the shard use of a canonical node, from its sequence of shard numbers int64[M].
 
     Args:
         shards: the node's sequence.

@@ -15,30 +15,30 @@ __all__ = ['Fault', 'FaultProxy', 'ProxiedRequest']
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """What the proxy does to the requests that it matches. Counts of bytes are of the answer's body."""
+    """A fault of the matching requests. Bytes are counted in the answer's body."""
 
     match: str = ''
     """A regular expression found in "GET /bucket/key"."""
     times: int | None = None
-    """Apply to that many requests, then no more."""
+    """Number of requests that it applies to."""
     skip: int = 0
-    """Let that many pass first."""
+    """Number of requests to let pass first."""
     for_each_path: bool = False
-    """Count ``times`` and ``skip`` for each path by itself."""
+    """Count ``times`` and ``skip`` separately for each path."""
     seconds: float | None = None
-    """Apply for so long from the first request on that it applies to, then no more."""
+    """Seconds that it applies, from its first request on."""
     status: int | None = None
-    """Answer with this status, and do not ask the server."""
+    """Answer with this status, without asking the server."""
     retry_after: int | None = None
-    """Seconds, sent along with ``status``."""
+    """Seconds, sent with ``status``."""
     drop: bool = False
     """Close the connection without an answer."""
     reset_after: int | None = None
-    """Reset the connection after so many bytes."""
+    """Reset the connection after this number of bytes."""
     close_after: int | None = None
-    """Close it regularly."""
+    """Close the connection normally after this number of bytes."""
     stall_after: int | None = None
-    """Send nothing more, and keep it open."""
+    """Send nothing after this number of bytes; keep the connection open."""
     flip_at: int | None = None
     """Flip a bit of this byte."""
     latency: float = 0.0
@@ -54,11 +54,11 @@ class ProxiedRequest:
     method: str
     path: str
     headers: dict[str, str]
-    """Names in lower case."""
+    """Header names are in lower case."""
 
 
 class FaultProxy:
-    """An HTTP proxy in a thread of its own; one request per connection. Change ``faults`` at any time.
+    """An HTTP proxy in a separate thread; one request per connection. Change ``faults`` at any time.
 
     Usage: ``with FaultProxy(server.endpoint_url, [Fault(match='GET', reset_after=1000, times=1)]) as proxy``.
     """
@@ -73,7 +73,7 @@ class FaultProxy:
         self._ready = threading.Event()
         self._port = 0
         self._of_path: dict[tuple[int, str], Fault] = {}
-        self._since: dict[int, float] = {}  # by fault: when it applied first
+        self._since: dict[int, float] = {}  # by fault: the time of its first request
 
     @property
     def endpoint_url(self) -> str:
@@ -96,7 +96,7 @@ class FaultProxy:
         self._ready.set()
         self._loop.run_forever()
         server.close()
-        while tasks := asyncio.all_tasks(self._loop):  # some wait for others that they cancel
+        while tasks := asyncio.all_tasks(self._loop):  # some wait for others, which they cancel
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
@@ -125,7 +125,7 @@ class FaultProxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._answer(reader, writer)
-        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):  # an end has gone, or the proxy ends
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):  # an end closed, or the proxy ends
             pass
         finally:
             writer.close()
@@ -180,14 +180,14 @@ class FaultProxy:
                 if fault.stall_after is not None:
                     await asyncio.sleep(3600)
                 if fault.reset_after is not None:
-                    await asyncio.sleep(0.05)  # let what was sent arrive: a reset discards the rest
+                    await asyncio.sleep(0.05)  # let sent bytes arrive: a reset discards the rest
                     linger = struct.pack('ii', 1, 0)
                     writer.get_extra_info('socket').setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 return
 
 
 def _closing(head: bytes) -> bytes:
-    """The head of an answer, which says that the connection ends with it: whatever the server said is of its own."""
+    """The head of an answer, with ``Connection: close`` in place of the server's header."""
     first, *lines = head.removesuffix(b'\r\n\r\n').split(b'\r\n')
     kept = [line for line in lines if not line.lower().startswith((b'connection:', b'keep-alive:'))]
     return b'\r\n'.join([first, *kept, b'Connection: close', b'', b''])

@@ -1,9 +1,9 @@
 # ruff: noqa: D102 - the name of a test says what it states
-"""What every store must do when its server or the network fails, as tests to inherit.
+"""The contract of stores when a server or the network fails, as tests to inherit.
 
-A backend's test class inherits `StoreFaultContract` and gives it two fixtures: ``direct``, an empty store, and
-``proxied``, the same objects through a `FaultProxy` (or something with ``faults`` and ``requests`` like it), with the
-time-outs of the fixture ``read_timeout``. A store whose protocol is not HTTP gives it other tables of faults, too.
+A backend's test class inherits `StoreFaultContract` and gives it two fixtures. ``direct`` is an empty store.
+``proxied`` has the same objects behind a `FaultProxy` or a proxy like it, with the time-outs of the fixture
+``read_timeout``. A store whose protocol is not HTTP also gives it other tables of faults.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ RANGE: dict[str, Any] = {'offset': 1000, 'size': len(DATA) - 2000}
 
 
 class ProxiedStore(NamedTuple):
-    """A store, and what stands between it and its server."""
+    """A store, and the proxy in front of its server."""
 
     store: Store
     proxy: Any
-    """A `FaultProxy`, or something with ``faults`` and ``requests`` like it."""
+    """A `FaultProxy`, or an object with ``faults`` and ``requests`` like it."""
 
 
 @contextlib.contextmanager
@@ -90,25 +90,25 @@ class StoreFaultContract:
 
     OPERATIONS: ClassVar = OPERATIONS
     FAULTS: ClassVar = FAULTS
-    """What goes wrong with each operation, and what it then raises."""
+    """Faults of each operation, and their errors."""
     BROKEN_BODIES: ClassVar = BROKEN_BODIES
-    """How a transfer ends after a number of bytes."""
+    """Ends of a transfer after a number of bytes."""
     RETRY: ClassVar = Retry(attempts=4, first_delay=0.01)
     REQUESTS: ClassVar[dict[str, int]] = {}
-    """Requests that an operation makes at most where it is more than one."""
+    """Maximum requests of an operation, if more than one."""
     SILENT: ClassVar[frozenset[str]] = frozenset({'no first byte', 'stalled'})
-    """The rows of both tables in which nothing more comes, so that only a time-out ends them."""
+    """The rows of both tables that only a time-out ends."""
     SILENCE: ClassVar = 0.5
-    """Their time-out in seconds; more for a server that takes longer to answer on a busy machine."""
+    """Their time-out in seconds; raise it for a server that is slow on a busy machine."""
     SLOWEST: ClassVar = 20.0
-    """Seconds until any failure must have been told."""
+    """Seconds in which any failure must be reported."""
 
     def slow(self) -> Any:
-        """The fault of a connection that is slow, and never silent for long."""
+        """The fault of a slow connection that is never silent for long."""
         return Fault(match='GET', rate=2_000_000)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Have a test that names a row of a table run with each of this class's."""
+        """Run a test that names a row of a table with each row of this class."""
         given = {name for mark in metafunc.definition.iter_markers('parametrize') for name in _names(mark.args[0])}
         tables = {
             'operation': self.OPERATIONS,
@@ -122,7 +122,7 @@ class StoreFaultContract:
 
     @pytest.fixture
     def read_timeout(self, request: pytest.FixtureRequest) -> float:
-        """Seconds that ``proxied`` waits for a byte: few where none comes, else more than a busy machine pauses."""
+        """Seconds that ``proxied`` waits for a byte: few if none comes, else more than a busy machine pauses."""
         rows = request.node.callspec.params.values() if hasattr(request.node, 'callspec') else ()
         return self.SILENCE if any(isinstance(row, str) and row in self.SILENT for row in rows) else 30.0
 
@@ -140,7 +140,7 @@ class StoreFaultContract:
             act(store)
         assert time.monotonic() - begin < self.SLOWEST
         assert store.url in str(caught.value)
-        # The SDK's own retries are off: who counts attempts must know of all of them.
+        # The SDK's own retries are off, so that all attempts are counted.
         assert len(proxy.requests) <= self.REQUESTS.get(operation, 1)
         proxy.faults = []
         self.RETRY.call(operation, lambda: act(store))  # on a busy machine the time-out may come before the answer

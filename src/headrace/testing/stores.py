@@ -1,5 +1,5 @@
 # ruff: noqa: D102 - the name of a test says what it states
-"""What every store must do, as tests to inherit, and stores that count or fail.
+"""The contract of stores, as tests to inherit; and stores that count or fail.
 
 A backend's test class inherits `StoreContract` and gives it a fixture ``store``: an empty store, writable.
 """
@@ -184,18 +184,18 @@ class StoreContract:
 
 
 class CountingStore:
-    """Passes calls on, and counts them; with ``log``, into a file that several processes may share."""
+    """Forwards calls and counts them; with ``log``, in a file that several processes may share."""
 
     def __init__(self, store: Store, *, log: Path | None = None, delay: float = 0.0) -> None:
         self.store = store
         self.log = log
         self.delay = delay
-        """Seconds that each `get` takes longer."""
+        """Extra seconds of each `get`."""
         self.calls: Counter[tuple[str, str]] = Counter()
 
     @property
     def url(self) -> str:
-        """That of the store below."""
+        """The same of the store below."""
         return self.store.url
 
     def _count(self, verb: str, key: str) -> None:
@@ -206,7 +206,7 @@ class CountingStore:
             os.close(handle)
 
     def logged(self) -> Counter[str]:
-        """How often each call was made, by all processes, as ``'get x'``."""
+        """The counts of calls of all processes, by ``'get x'``."""
         return Counter(self.log.read_text().splitlines()) if self.log is not None and self.log.exists() else Counter()
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
@@ -238,11 +238,16 @@ class CountingStore:
 
 
 class FaultyStore(CountingStore):
-    """Fails as it is told: ``faults`` are taken one per `get`, first to last, then everything works.
+    """Fails on purpose: each `get` has the next of ``faults``; after the last one all calls work.
 
-    A fault is ``'broken'`` (a TransferError after half of the bytes), ``'busy'`` (one before any byte), ``'denied'``,
-    ``'short'`` (half of the bytes, and no error), ``'flipped'`` (one bit is wrong), ``'long'`` (a byte too many),
-    ``'empty'``, or any callable, which is given the bytes and the file to write to.
+    * ``'broken'``: a TransferError after half of the bytes
+    * ``'busy'``: a TransferError before any byte
+    * ``'denied'``: an AccessDeniedError
+    * ``'short'``: half of the bytes, without an error
+    * ``'flipped'``: one wrong bit
+    * ``'long'``: a byte too many
+    * ``'empty'``: no bytes
+    * a callable, which gets the bytes and the file to write to
     """
 
     def __init__(
@@ -255,7 +260,7 @@ class FaultyStore(CountingStore):
 
     def get(self, key: str, out: BinaryIO, *, offset: int = 0, size: int | None = None, etag: str | None = None) -> str:
         """See `Store.get`."""
-        del etag  # it names this wrapper's versions, which are all one
+        del etag  # it names this wrapper's versions, which are all equal
         self._count('get', key)
         with self._lock:
             fault = self.faults.pop(0) if self.faults else None

@@ -1,4 +1,4 @@
-"""A proxy in front of a loopback server that breaks connections on purpose, for protocols other than HTTP."""
+"""A proxy that breaks connections to a loopback server on purpose, for protocols other than HTTP."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ['ProxiedConnection', 'TcpFault', 'TcpProxy']
 
 @dataclass(slots=True, kw_only=True)
 class TcpFault:
-    """What the proxy does to the connections that it applies to. Counts of bytes are of what the server sends."""
+    """A fault of some connections. Bytes are counted in the direction from the server."""
 
     times: int | None = None
-    """Apply to that many connections, then no more."""
+    """Number of connections that it applies to."""
     skip: int = 0
-    """Let that many pass first."""
+    """Number of connections to let pass first."""
     drop: bool = False
     """Close the connection without a byte."""
     reset_after: int | None = None
-    """Reset the connection after so many bytes."""
+    """Reset the connection after this number of bytes."""
     close_after: int | None = None
-    """Close it regularly."""
+    """Close the connection normally after this number of bytes."""
     stall_after: int | None = None
-    """Send nothing more and take nothing more, and keep it open."""
+    """Send and read nothing after this number of bytes; keep the connection open."""
     latency: float = 0.0
     """Seconds before the server's first byte is sent."""
     rate: float | None = None
@@ -45,7 +45,7 @@ class ProxiedConnection:
 
 
 class TcpProxy:
-    """A proxy in a thread of its own. Change ``faults`` at any time; a connection has the fault of its beginning.
+    """A proxy in a separate thread. Change ``faults`` at any time; a connection keeps its first fault.
 
     Usage: ``with TcpProxy(server.port, [TcpFault(reset_after=1000, times=1)]) as proxy``.
     """
@@ -54,7 +54,7 @@ class TcpProxy:
         self._upstream = upstream
         self.faults = faults or []
         self.requests: list[ProxiedConnection] = []
-        """All connections so far, under the name by which a `FaultProxy` counts."""
+        """All connections so far, under the name of a `FaultProxy`'s requests."""
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name='tcp-proxy', daemon=True)
@@ -72,7 +72,7 @@ class TcpProxy:
         self._thread.join()
 
     def reset_all(self) -> None:
-        """Reset every connection that is open now."""
+        """Reset all open connections."""
         done = threading.Event()
 
         def reset() -> None:
@@ -117,7 +117,7 @@ class TcpProxy:
         try:
             if not fault.drop:
                 await self._relay(reader, writer, fault, connection)
-        except (OSError, asyncio.CancelledError):  # the client has gone, or the proxy ends
+        except (OSError, asyncio.CancelledError):  # the client closed, or the proxy ends
             pass
         finally:
             self._open.discard(writer)
@@ -176,7 +176,7 @@ class TcpProxy:
             stalled.set()
             await asyncio.sleep(3600)
         if fault.reset_after == end:
-            await asyncio.sleep(0.05)  # let what was sent arrive: a reset discards the rest
+            await asyncio.sleep(0.05)  # let sent bytes arrive: a reset discards the rest
             _reset(writer)
 
 

@@ -1,7 +1,7 @@
-"""The encodings of MDS columns: samples' values to bytes and back.
+"""The encodings of MDS columns, which turn values into bytes and back.
 
-A name is one of ``get_mds_encodings()``, or ``ndarray:<dtype>`` or ``ndarray:<dtype>:<d0>,<d1>...``. Classes enter the
-table with the decorator ``named``; users add theirs with ``register_encoding``.
+A name is one of ``get_mds_encodings()``, or ``ndarray:<dtype>`` or ``ndarray:<dtype>:<d0>,<d1>...``. The
+decorator ``named`` registers the classes of this package; ``register_encoding`` adds others.
 """
 
 from __future__ import annotations

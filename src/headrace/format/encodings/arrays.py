@@ -1,7 +1,7 @@
 """Numpy arrays: ``ndarray``, ``ndarray:<dtype>`` and ``ndarray:<dtype>:<d0>,<d1>...``.
 
-A value is: dtype code (1 byte, unless the encoding fixes the dtype), shape (unless the encoding fixes it), values in
-C order, little-endian. The shape is one byte ``ndim << 2 | k``, then ndim entries of ``2**k`` bytes.
+A stored array is its dtype code (1 byte), its shape, and its values in C order, little-endian. An encoding with a fixed
+dtype or shape omits that part. The shape is one byte ``ndim << 2 | k``, then ndim entries of ``2**k`` bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class NDArray(Encoding):
         shape: the fixed shape, or None when each value says its own; needs ``dtype``.
 
     Raises:
-        ConfigError: the dtype is not one that can be stored, or a dimension is not a positive number.
+        ConfigError: the dtype is not supported, or a dimension is not a positive number.
     """
 
     def __init__(self, dtype: str | None = None, shape: tuple[int, ...] | None = None) -> None:
@@ -72,7 +72,7 @@ class NDArray(Encoding):
 
     @property
     def name(self) -> str:
-        """The encoding as it is written in an index."""
+        """The encoding's text in an index."""
         parts = ['ndarray']
         if self.dtype is not None:
             parts.append(self.dtype.name)
@@ -101,8 +101,8 @@ class NDArray(Encoding):
         """The array's bytes.
 
         Args:
-            obj: an array of one to 63 axes without a zero length, of any memory layout. Any byte order where the
-                dtype is not fixed.
+            obj: an array of one to 63 axes without a zero length, of any memory layout. Without a fixed dtype, any byte
+                order.
 
         Raises:
             AttributeError: not a numpy array.
@@ -165,7 +165,7 @@ class NDArray(Encoding):
             raise FormatError(f'A value of encoding `{self.name}` has no zero-length axis, but got {_short(shape)}.')
         try:
             array = np.ndarray(shape, dtype, data, start)
-        except ValueError as error:  # more axes than this numpy has
+        except ValueError as error:  # more axes than this numpy supports
             raise FormatError(f'A value of encoding `{self.name}` cannot be an array: {error}.') from None
         return array.copy() if dtype.isnative else array.astype(dtype.newbyteorder('='))
 

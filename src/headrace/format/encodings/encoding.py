@@ -1,4 +1,4 @@
-"""What every MDS encoding has: a name, a fixed size or none, one way to bytes and one way back."""
+"""The protocol of MDS encodings: name, size, `encode` and `decode`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ['ENCODINGS', 'ArrayKind', 'Buffer', 'Encoding', 'do_stack', 'named', 'wrong_type']
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
-"""What a value is decoded from: any contiguous run of bytes, a slice of a mapped file included."""
+"""The stored bytes of a value: any contiguous buffer, such as a slice of a mapped file."""
 
 
 class ArrayKind(str):
@@ -35,7 +35,7 @@ class ArrayKind(str):
 
 
 def do_stack(one: str, other: str) -> bool:
-    """Whether values of two kinds can share a batch. Dtypes and shapes that are not declared may be equal."""
+    """Whether values of two kinds can share a batch. An undeclared dtype or shape matches any."""
     if not (isinstance(one, ArrayKind) and isinstance(other, ArrayKind)):
         return one == other
     return all(a is None or b is None or a == b for a, b in ((one.dtype, other.dtype), (one.shape, other.shape)))
@@ -44,14 +44,14 @@ def do_stack(one: str, other: str) -> bool:
 class Encoding(ABC):
     """One kind of column of an MDS shard.
 
-    Instances hold no state but what their name says, so one instance serves all threads and shards.
+    The name defines an instance completely, so one instance serves all threads and shards.
     """
 
     size: int | None = None
     """Bytes of every value, or None when values differ in length."""
 
     kind: str
-    """What a batch holds of such a column. Encodings can share a column of a mixture if their kinds `do_stack`.
+    """The kind of a column in a batch. Encodings can share a column of a mixture if their kinds `do_stack`.
 
     The default is the name of the class.
     """
@@ -59,11 +59,11 @@ class Encoding(ABC):
     array_type: tuple[np.dtype[Any], tuple[int, ...]] | None = None
     """Dtype (little-endian) and shape of a fixed-size value whose stored bytes are that array; else None.
 
-    Such columns are read many rows at once, without ``decode``.
+    Such columns are read in many rows at once, without ``decode``.
     """
 
     trusted_name: ClassVar[bool] = True
-    """False for an encoding that runs code when it is read (pickle)."""
+    """False if reading a value runs code (pickle)."""
 
     def __init_subclass__(cls) -> None:
         if not hasattr(cls, 'kind'):
@@ -75,7 +75,7 @@ class Encoding(ABC):
 
         Raises:
             AttributeError: ``obj`` is not of the encoding's type.
-            ValueError: ``obj`` is of the right type, but has a value that cannot be stored.
+            ValueError: ``obj`` is of the right type, but its value cannot be stored.
             OverflowError: a number is out of the encoding's range.
         """
 
@@ -88,7 +88,7 @@ class Encoding(ABC):
         """
 
     def with_parameters(self, text: str) -> Encoding | None:
-        """The encoding of a name with parameters, such as ``ndarray:float32:3,224``; None: it takes no parameters.
+        """The encoding of a name with parameters, such as ``ndarray:float32:3,224``; None if it has no parameters.
 
         Args:
             text: the part of the name after the first colon.
@@ -101,13 +101,13 @@ class Encoding(ABC):
 
 
 ENCODINGS: Final[dict[str, Encoding]] = {}
-"""By name without parameters: those of this package, and those that users register."""
+"""Encodings by name without parameters, registered ones included."""
 
 _Encoding = TypeVar('_Encoding', bound=Encoding)
 
 
 def named(*names: str) -> Callable[[type[_Encoding]], type[_Encoding]]:
-    """A decorator that adds an encoding of this package under its names."""
+    """A decorator that registers an encoding of this package."""
 
     def add(kind: type[_Encoding]) -> type[_Encoding]:
         for name in names:
@@ -118,7 +118,7 @@ def named(*names: str) -> Callable[[type[_Encoding]], type[_Encoding]]:
 
 
 def wrong_type(encoding: str, holds: str, obj: Any) -> AttributeError:
-    """The error for a value that does not belong into a column of this encoding."""
+    """The error for a value that a column of this encoding refuses."""
     text = repr(obj)
     shown = text if len(text) <= 60 else text[:60] + '...'
     return AttributeError(

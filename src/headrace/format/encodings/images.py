@@ -1,7 +1,7 @@
 """Images: ``pil``, ``jpeg``, ``png``, lists of them, and ``jpeg_array``. Needs Pillow when a value is read or written.
 
-Images are decoded completely when they are read, so that a damaged one is an error where it is read, and so that the
-image does not depend on an open file. Pillow's limit on the number of pixels (``PIL.Image.MAX_IMAGE_PIXELS``) holds.
+A read decodes the whole image. So a damaged image raises at once, and no image depends on an open file.
+Pillow's limit on the number of pixels (``PIL.Image.MAX_IMAGE_PIXELS``) holds.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _pillow() -> ModuleType:
 
 @cache
 def _safe_formats() -> tuple[str, ...]:
-    """Every format of Pillow but EPS, which it draws by running Ghostscript on the file."""
+    """Every format of Pillow except EPS, for which Pillow runs Ghostscript on the file."""
     image = _pillow()
     image.init()
     return tuple(name for name in image.ID if name != 'EPS')
@@ -75,7 +75,7 @@ class PIL(Encoding):
         return _PIL_HEAD.pack(*obj.size, len(mode)) + mode + obj.tobytes()
 
     def decode(self, data: Buffer) -> Any:
-        """A PIL image. No pixel is allocated before the number of bytes is known to be right."""
+        """A PIL image. The number of bytes is checked before pixels are allocated."""
         image = _pillow()
         if len(data) < _PIL_HEAD.size:
             raise FormatError(f'A value of encoding `pil` has a head of 12 bytes, but got {len(data)} bytes in all.')
@@ -120,9 +120,9 @@ class JPEG(Encoding):
     kind = 'image'
 
     def encode(self, obj: Any) -> bytes:
-        """The bytes of the file that the image was opened from, else the image encoded with Pillow's defaults.
+        """The bytes of the image's source file, else the image encoded with Pillow's defaults.
 
-        The second loses quality: give ``bytes`` to store a JPEG file as it is.
+        Encoding again loses quality: give ``bytes`` to store a JPEG file unchanged.
         """
         _check_image('jpeg', obj)
         from PIL.JpegImagePlugin import JpegImageFile
@@ -164,7 +164,7 @@ def _join(items: list[bytes]) -> bytes:
 
 
 def _split(name: str, data: memoryview) -> list[memoryview]:
-    """What ``_join`` joined; every size is checked before anything is allocated."""
+    """The items that ``_join`` joined; all sizes are checked before memory is allocated."""
     count = int.from_bytes(data[:4], 'little') if len(data) >= 4 else -1
     if not 0 <= count <= (len(data) - 4) // 4:
         raise FormatError(

@@ -1,4 +1,4 @@
-"""Encodings by name: those of headrace and those that users register."""
+"""Encodings by name: headrace's and registered ones."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ def register_encoding(
     size: int | None = None,
     kind: str | None = None,
 ) -> None:
-    """Have columns of MDS shards written and read by an encoding of your own, or by two functions.
+    """Register an encoding of MDS columns: an `Encoding`, or two functions.
 
     Call it where your module is imported, and import that module in the script that makes the dataset. Workers import
     the script, so they know the encoding too, whatever their start method. Shards hold the name: keep it.
 
     Args:
         name: as columns give it, without parameters, such as 'point'.
-        encoding: an `Encoding`, or its class; for encodings with parameters, fixed-size arrays or code that runs.
-        encode: gives the bytes of a value; an error of any kind refuses the value.
-        decode: gives the value of the bytes; an error of any kind makes the sample a damaged one.
+        encoding: an `Encoding` or its class, for encodings with parameters, fixed-size arrays, or code that runs.
+        encode: returns the bytes of a value; any error refuses the value.
+        decode: returns the value of the bytes; any error marks the sample as damaged.
         size: bytes of every value; None: values differ in length.
         kind: streams of a mixture may share a column if their encodings have the same kind. None: the name.
 
@@ -94,7 +94,7 @@ def register_encoding(
 
 
 def _source(encoding: Encoding) -> str:
-    """Where an encoding was defined: a module that is run again may register again."""
+    """The place of an encoding's definition. A module that runs again may register again."""
     if isinstance(encoding, _FunctionEncoding):
         return encoding.source
     return f'{type(encoding).__module__}.{type(encoding).__qualname__}'
@@ -117,7 +117,7 @@ class _FunctionEncoding(Encoding):
         self._name, self._encode, self._decode = name, encode, decode
 
     def encode(self, obj: Any) -> bytes:
-        """The bytes that the function gives; its errors are those of a value that cannot be stored."""
+        """The function's bytes; its errors mean that the value cannot be stored."""
         try:
             data = self._encode(obj)
         except (HeadraceError, ImportError, MemoryError, AttributeError, TypeError, ValueError, OverflowError):
@@ -132,7 +132,7 @@ class _FunctionEncoding(Encoding):
         return data
 
     def decode(self, data: Buffer) -> Any:
-        """The value that the function gives; its errors are those of a damaged value."""
+        """The function's value; its errors mean that the value is damaged."""
         try:
             return self._decode(bytes(data))
         except (HeadraceError, ImportError, MemoryError):
@@ -145,7 +145,7 @@ class _FunctionEncoding(Encoding):
 
 
 def get_mds_encodings() -> set[str]:
-    """The names of encodings, without parameters: 28 of headrace, and those that were registered."""
+    """The names of encodings, without parameters: 28 of headrace, and the registered ones."""
     return set(ENCODINGS)
 
 
@@ -169,7 +169,7 @@ def get_mds_encoding(encoding: str) -> Encoding:
 
 
 def is_mds_encoding(encoding: str) -> bool:
-    """Whether there is an encoding of this name, its parameters included."""
+    """Whether an encoding has this name, parameters included."""
     try:
         get_mds_encoding(encoding)
     except ConfigError:
@@ -185,7 +185,7 @@ def is_mds_encoding_safe(encoding: str) -> bool:
 def mds_encode(encoding: str, obj: Any) -> bytes:
     """The bytes stored for ``obj`` in a column of this encoding.
 
-    A ``bytes`` object is stored as it is, whatever the encoding: it is taken for an encoded value.
+    Every encoding stores a ``bytes`` object unchanged, as an encoded value.
 
     Raises:
         ConfigError: no such encoding.
@@ -215,7 +215,7 @@ def get_mds_encoded_size(encoding: str) -> int | None:
 
 
 def fixed_array_type(encoding: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-    """Dtype (little-endian) and shape of a value of a fixed-size encoding, for reading many at once; else None.
+    """Dtype (little-endian) and shape of a fixed-size value, for reading many at once; else None.
 
     ``int`` is int64 of shape (); numbers have shape (); ``ndarray:<dtype>:<shape>`` its own.
     """

@@ -1,4 +1,4 @@
-"""Numbers of a fixed width: ``int`` (int64, Python ints) and one encoding for each numpy number type."""
+"""Numbers of fixed width: ``int`` (int64, Python ints) and one encoding per numpy number type."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Scalar(Encoding):
     def encode(self, obj: Any) -> bytes:
         """The number in the column's type.
 
-        Floats lose their fraction in an integer column and become infinite where a float column is too narrow;
-        integers out of range are refused. Text is read as a number.
+        Floats lose their fraction in an integer column, and become infinite in a float column that is too narrow.
+        Integers out of range are refused. Text is read as a number.
         """
         name, dtype = self.dtype.name, self.dtype
         value = obj

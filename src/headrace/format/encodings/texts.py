@@ -24,7 +24,7 @@ def decode_text(data: Buffer, what: str) -> str:
 
 
 def parse_json(text: str, what: str) -> Any:
-    """A JSON value; FormatError names ``what`` and the place of the mistake, too deep nesting included."""
+    """A JSON value; FormatError names ``what`` and the place of the mistake. Too deep nesting is one."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -35,7 +35,7 @@ def parse_json(text: str, what: str) -> Any:
 
 @named('bytes')
 class Bytes(Encoding):
-    """Bytes as they are."""
+    """Bytes, unchanged."""
 
     kind = 'bytes'
 
@@ -157,7 +157,7 @@ class JSON(Encoding):
 
 @named('pkl')
 class Pickle(Encoding):
-    """Any object, as a pickle. Reading one runs whatever code it names: only with ``allow_unsafe_types``."""
+    """Any object, as a pickle. Reading one runs the code that it names, so it needs ``allow_unsafe_types``."""
 
     kind = 'pickled object'
     trusted_name = False

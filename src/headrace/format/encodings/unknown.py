@@ -1,4 +1,4 @@
-"""Encodings that columns are given and that do not exist: what was meant."""
+"""Messages about unknown encodings, with suggestions."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ _BY_USUAL_NAME: Final[dict[str, tuple[str, ...]]] = {
     'tuple': ('json', 'ndarray'),
     'utf8': ('str',),
 }
-"""Encodings by the names of Python's types and of other formats; those that a format does not have are left out."""
+"""Encodings by the names of Python's types and of other formats. A format suggests only those that it has."""
 
 
 def check_encodings(columns: object, *, writer: str, is_known: Callable[[str], bool], names: Iterable[str]) -> None:
-    """Refuse columns of a writer that are no mapping from names to encodings.
+    """Refuse a writer's columns unless they map names to encodings.
 
     Args:
-        columns: what the writer was given.
+        columns: the writer's argument.
         writer: its name, for messages.
         is_known: whether an encoding exists, its parameters included.
         names: the encodings' names, without parameters.
 
     Raises:
-        ConfigError: one is none; it names the column, and the encoding that is meant.
+        ConfigError: an encoding is unknown; the message names the column and suggests encodings.
     """
     if not isinstance(columns, Mapping):
         raise ConfigError(
@@ -78,7 +78,7 @@ def check_encodings(columns: object, *, writer: str, is_known: Callable[[str], b
 
 
 def meant(encoding: object, names: Iterable[str]) -> str:
-    """The encodings that a wrong one may mean, and the list of all names."""
+    """Suggestions for an unknown encoding, and the list of all names."""
     known = sorted(names)
     head, colon, parameters = _usual_name(encoding).partition(':')
     near = [name for name in _BY_USUAL_NAME.get(head, ()) if name in known]
@@ -101,7 +101,7 @@ def meant(encoding: object, names: Iterable[str]) -> str:
 
 
 def _usual_name(encoding: object) -> str:
-    """The name of a type or dtype; a text is a name."""
+    """The name of a type or dtype; text is its own name."""
     if isinstance(encoding, str):
         return encoding
     if isinstance(encoding, np.dtype):

@@ -1,8 +1,8 @@
 """Run reference vectors: `python -m headrace.testing.golden order DIR`.
 
 DIR is a folder of recorded results of MosaicML Streaming: ``order/manifest.json`` with ``arrays.npz``, ``traces`` and
-``e2e.json``, ``pure/<function>.json``, ``resume/manifest.json``; whichever of them are there. Every vector that fails
-is printed; the last line is ``N passed, M failed``, and the exit status is 1 if any failed.
+``e2e.json``, ``pure/<function>.json``, ``resume/manifest.json``; missing ones are skipped. The program prints every
+vector that fails. The last line is ``N passed, M failed``, and the exit status is 1 if any failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recorded cases and arrays, and how ours are compared with them."""
+"""Recorded cases and arrays, and the comparison with ours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ['Case', 'Outcome', 'array_problem', 'expect_error', 'read_arrays', 'r
 
 Case: TypeAlias = dict[str, Any]
 Outcome: TypeAlias = tuple[str, str]
-"""A vector's name, and what is wrong with what we gave for it; empty: nothing."""
+"""A vector's name, and the difference of our result; empty if there is none."""
 
 
 def read_json(path: Path) -> Any:
@@ -40,7 +40,7 @@ def array_problem(got: NDArray[np.int64], case: Case, arrays: dict[str, NDArray[
         first = int(np.flatnonzero(got.ravel() != wanted.ravel())[0])
         return f'entry {first} is {got.ravel()[first]} instead of {wanted.ravel()[first]}'
     digest = hashlib.sha256(np.ascontiguousarray(got, '<i8').tobytes()).hexdigest()
-    # Where MosaicML Streaming's order depends on the CPU, the stable one is the one to give.
+    # If MosaicML Streaming's order depends on the CPU, the stable one is right.
     expected = case.get('cpu_variants', {}).get('stable_argsort', case['sha256'])
     if digest != expected:
         return 'the values differ'
@@ -52,7 +52,7 @@ def array_problem(got: NDArray[np.int64], case: Case, arrays: dict[str, NDArray[
 
 
 def expect_error(case: Case, call: Callable[[], Any], *, instead: tuple[type[Exception], ...] = ()) -> str:
-    """Say what is wrong with the error that a call raises; ``instead`` are classes that will do too."""
+    """Say what is wrong with the error that a call raises; ``instead`` are other allowed classes."""
     names = {case['raises'], case.get('raises_real_dataset', case['raises'])}
     try:
         call()

@@ -1,4 +1,4 @@
-"""Reference vectors of whole orders, of the calls inside them, and of what real ranks received."""
+"""Reference vectors of whole orders, of the calls inside them, and of the samples of real ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from headrace.testing.golden.case import Case, Outcome, array_problem, expect_er
 
 __all__ = ['call_partitions', 'call_shuffle', 'mixture_of', 'resampled', 'run']
 
-# Arguments that are right, for which MosaicML Streaming fails: any order with equal ranks will do.
+# Right arguments for which MosaicML Streaming fails: any order with equal ranks passes.
 _CRASHES = ('broadcast_mismatch', 'reshape_mismatch')
 
 
@@ -40,7 +40,7 @@ class Run(NamedTuple):
         return self.args['batch_size']
 
     def plan(self, rank: int) -> BatchPlan:
-        """What a rank of the whole world gets."""
+        """The samples of a rank of the whole world."""
         topology = world(self.args, rank)
         return make_plan(
             self.order,
@@ -79,7 +79,7 @@ def _guarded(check: Any, *arguments: Any) -> str:
 
 
 def mixture_of(args: Case) -> Mixture:
-    """The streams of a case, and what an epoch draws of them."""
+    """The streams of a case, and an epoch's draws of them."""
     epoch_size = args.get('epoch_size')
     return Mixture.resolve(
         [
@@ -96,7 +96,7 @@ def mixture_of(args: Case) -> Mixture:
 
 
 def config_of(args: Case) -> OrderConfig:
-    """The order of a case, as asked for."""
+    """The requested order of a case."""
     return OrderConfig(
         shuffle=args['shuffle'],
         algorithm=args['shuffle_algo'],
@@ -130,7 +130,7 @@ def _prepare(args: Case) -> Run:
 
 
 def work(prepared: Run) -> NDArray[np.int64]:
-    """Sample ids of the whole world, int64[nodes, ranks, workers, batches, batch]."""
+    """Sample ids of the whole world: nodes x ranks x workers x batches x batch size."""
     args, topology = prepared.args, prepared.topology
     devices = Devices(
         nodes=topology.nodes,
@@ -178,7 +178,7 @@ def _case_problem(case: Case, arrays: dict[str, NDArray[np.int64]]) -> str:
 
 
 def _any_order_problem(case: Case) -> str:
-    """For arguments that MosaicML Streaming fails on: an order with equal ranks, or the same error."""
+    """Check arguments for which MosaicML Streaming fails: an order with equal ranks, or the same error."""
     try:
         ids = work(_prepare(case['args']))
     except ConfigError as error:
@@ -188,14 +188,14 @@ def _any_order_problem(case: Case) -> str:
 
 
 def _delivered(ids: NDArray[np.int64], node: int, rank: int) -> list[list[int]]:
-    """Batches of a rank: its workers' in turn, as far as they have samples."""
+    """Batches of a rank: its workers' batches in turn, as long as they have samples."""
     workers, batches, size = ids.shape[2:]
     in_turn = ids[node, rank].transpose(1, 0, 2).reshape(workers * batches, size)
     return [batch[batch >= 0].tolist() for batch in in_turn if (batch >= 0).any()]
 
 
 def _plans_problem(prepared: Run, ids: NDArray[np.int64]) -> str:
-    """Check that what a loader would read on the first and the last rank is what the array says."""
+    """Compare a loader's reads on the first and the last rank with the array."""
     for rank in {0, prepared.topology.world_size - 1}:
         plan = prepared.plan(rank)
         got = [plan.ids(k).tolist() for k in range(plan.num_batches)]
@@ -271,7 +271,7 @@ def call_shuffle(args: Case) -> NDArray[np.int64]:
 def _to_work_array(
     rows: NDArray[np.int64], *, nodes: int, ranks: int, workers: int, batch_size: int
 ) -> NDArray[np.int64]:
-    """Arrange rows of global batches as MosaicML Streaming does: dataloader workers take them in turn.
+    """Distribute rows of global batches like MosaicML Streaming: workers take them in turn.
 
     Args:
         rows: int64[batches, P·R·B].

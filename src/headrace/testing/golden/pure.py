@@ -46,7 +46,7 @@ def _problem(check: Callable[[Case, Arrays], str], case: Case, arrays: Arrays) -
 
 def _partitions(case: Case, arrays: Arrays) -> str:
     got = call_partitions(case['args'])
-    if 'raises' in case:  # arguments that MosaicML Streaming fails on: any order with equal ranks will do
+    if 'raises' in case:  # arguments for which MosaicML Streaming fails: any order with equal ranks passes
         per_rank = (got >= 0).sum((2, 3, 4))
         return '' if per_rank.min() == per_rank.max() else f'ranks get {per_rank.tolist()} samples'
     return array_problem(got, case, arrays)

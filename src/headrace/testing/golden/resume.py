@@ -1,14 +1,13 @@
 """Reference scripts of saving and resuming, run with real datasets and loaders.
 
-Every answer must be the recorded one, but where headrace's position means something else by design:
+Every answer must be the recorded one, except for the designed differences of headrace's position:
 
 * A state from before the first pass is epoch 0, sample 0, in place of epoch -1.
-* `load` is a command: the next pass begins there, also in an earlier epoch, and a state taken after it is the one that
-  was loaded (MosaicML Streaming adds what the pass before had yielded, and refuses to go back).
-* The checkpoint's seed also decides how samples are rounded among streams, as in the run that wrote it (MosaicML
-  Streaming rounds with the constructor's).
-* A wrong state is refused by `load`, not at the next pass, and a negative position is wrong; one with long extra keys
-  is not.
+* `load` is a command. The next pass begins there, also in an earlier epoch, and a state taken after it equals the
+  loaded one. MosaicML Streaming adds the samples of the previous pass, and refuses to go back.
+* The checkpoint's seed also rounds samples among streams, as in the run that wrote it. MosaicML Streaming rounds with
+  the constructor's seed.
+* `load` refuses a wrong state at once, not at the next pass. A negative position is wrong; long extra keys are not.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def _loader(args: Case, folders: list[Path]) -> StreamingDataLoader:
 
 
 class _Script:
-    """A process of its own: a loader, and what was done with it."""
+    """A simulated process: a loader and its history."""
 
     def __init__(self, loader: StreamingDataLoader, family: str) -> None:
         self._loader, self._family = loader, family
@@ -109,8 +108,8 @@ class _Script:
         }
 
     def problem(self, steps: list[Case], answers: list[Any]) -> str:
-        """Say which answer differs."""
-        # What a step raises there, an earlier one may raise here.
+        """Return the answer that differs."""
+        # An earlier step may raise the error here.
         raises = next((a['raises'] for a in answers if isinstance(a, dict) and 'raises' in a), None)
         for number, (step, wanted) in enumerate(zip(steps, answers, strict=True)):
             try:

@@ -1,5 +1,5 @@
 """Object stores on the loopback interface, for tests and benchmarks.
 
-Every server listens on a free port of 127.0.0.1, keeps its files in a folder of its own, and dies with the process that
-started it. One module for each kind of store; `process` starts and ends programs.
+Every server listens on a free port of 127.0.0.1 and has a separate folder. It dies with the process that started it.
+Each kind of store has a module; `process` starts and ends programs.
 """

@@ -30,7 +30,7 @@ INSTALL_AZURITE = 'npm install --prefix .servers azurite'
 
 ACCOUNT = 'devstoreaccount1'
 KEY = 'Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=='
-"""Of every emulator, as its documentation has it."""
+"""The key of every emulator, from its documentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class AzureServer:
 
     @property
     def endpoint_url(self) -> str:
-        """Of the account's blobs."""
+        """URL of the account's blobs."""
         return f'{self.root_url}/{self.account}'
 
     @property
     def connection_string(self) -> str:
-        """All that a client must know."""
+        """All settings of a client."""
         return f'AccountName={self.account};AccountKey={self.key};BlobEndpoint={self.endpoint_url};'
 
     def client(self) -> Any:
@@ -58,7 +58,7 @@ class AzureServer:
         return BlobServiceClient.from_connection_string(self.connection_string)
 
     def environment(self) -> dict[str, str]:
-        """Variables with which a process reaches this server by ``azure://`` URLs alone."""
+        """Environment variables for ``azure://`` URLs of this server."""
         return {
             'AZURE_STORAGE_SERVICE_ENDPOINT': self.endpoint_url,
             'AZURE_ACCOUNT_NAME': self.account,
@@ -66,7 +66,7 @@ class AzureServer:
         }
 
     def new_container(self, **options: Any) -> str:
-        """Make a container with a name of its own."""
+        """Make a container with a new name."""
         name = f'headrace-{secrets.token_hex(6)}'
         self.client().create_container(name, **options)
         return name
@@ -78,7 +78,7 @@ class AzureServer:
 
 
 def find_azurite() -> str | None:
-    """The program, where it is installed."""
+    """The path of the program."""
     folders = [Path(__file__).parents[4] / '.servers']
     if os.environ.get('HEADRACE_SERVERS'):
         folders.insert(0, Path(os.environ['HEADRACE_SERVERS']))
@@ -88,7 +88,7 @@ def find_azurite() -> str | None:
 
 @contextlib.contextmanager
 def azurite_server(*, certificate: Path | None = None, key: Path | None = None) -> Generator[AzureServer]:
-    """Run Azurite, in a process of its own.
+    """Run Azurite in a separate process.
 
     Args:
         certificate: A PEM file; the server then speaks TLS, and takes tokens of Entra ID.

@@ -1,7 +1,7 @@
 """A Databricks workspace on the loopback interface: Files API, DBFS API, and OAuth.
 
-This is no Databricks software but a stand-in of ours, in memory, which answers databricks-sdk and our backend as the
-documentation of the two APIs says. It checks bearer tokens.
+This is our own server, in memory, not Databricks software. It answers databricks-sdk and our backend as the APIs are
+documented. It checks bearer tokens.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _absent(path: str) -> _RefusalError:
 
 
 class DatabricksServer:
-    """The workspace's state, and how to reach it."""
+    """The workspace's state and address."""
 
     def __init__(self) -> None:
         self.files: dict[str, _File] = {}
@@ -56,29 +56,29 @@ class DatabricksServer:
         self.host = ''
         self.token = secrets.token_hex(8)
         self.client_secret = secrets.token_hex(8)
-        """Of the service principal ``a-client``, for OAuth."""
+        """Secret of the service principal ``a-client``, for OAuth."""
         self.tokens: set[str] = {self.token}
-        """Those that are good."""
+        """Valid tokens."""
         self.token_seconds = 3600.0
-        """How long tokens of OAuth last from now on, as clients are told. They are good until `expire_tokens`."""
+        """Announced lifetime of OAuth tokens in seconds. They stay valid until `expire_tokens`."""
         self.tokens_made = 0
 
     def environment(self) -> dict[str, str]:
-        """Variables with which a process reaches this workspace by ``dbfs:`` URLs alone."""
+        """Environment variables for ``dbfs:`` URLs of this workspace."""
         return {'DATABRICKS_HOST': self.host, 'DATABRICKS_TOKEN': self.token}
 
     def expire_tokens(self) -> None:
-        """Refuse all tokens of OAuth made until now."""
+        """Refuse all existing tokens of OAuth."""
         self.tokens = {self.token}
 
     def new_volume(self) -> str:
-        """Make a volume with a name of its own; returns its path."""
+        """Make a volume with a new name; returns its path."""
         path = f'/Volumes/main/default/v{secrets.token_hex(6)}'
         self._make_folders(path)
         return path
 
     def new_folder(self) -> str:
-        """Make a folder of DBFS with a name of its own; returns its path."""
+        """Make a folder of DBFS with a new name; returns its path."""
         path = f'/headrace/{secrets.token_hex(6)}'
         self._make_folders(path)
         return path
@@ -113,7 +113,7 @@ class DatabricksServer:
         return sorted(path for path in inside if '/' not in path[len(base) :])
 
     def entries(self, folder: str) -> list[dict[str, Any]]:
-        """As the Files API tells them."""
+        """Entries in the form of the Files API."""
         found: list[dict[str, Any]] = []
         for path in self._names(folder):
             entry: dict[str, Any] = {'path': path, 'name': path.rpartition('/')[2], 'is_directory': True}
@@ -128,7 +128,7 @@ class DatabricksServer:
         return found
 
     def status(self, path: str) -> dict[str, Any]:
-        """As the DBFS API tells it."""
+        """An entry in the form of the DBFS API."""
         if path in self.folders:
             return {'path': path, 'is_dir': True, 'file_size': 0, 'modification_time': 0}
         file = self._file(path)
@@ -230,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send(self, status: int, body: bytes = b'', **headers: str) -> None:
         self.send_response(status)
-        kind = {'Content-Type': 'application/json'}  # but for files
+        kind = {'Content-Type': 'application/json'}  # except for files
         for name, value in (kind | {'Content-Length': str(len(body))} | headers).items():
             self.send_header(name.replace('_', '-'), value)
         self.end_headers()
@@ -286,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _put(self, path: str, query: dict[str, str]) -> None:
         if path.startswith(FOLDERS):
             target = path[len(FOLDERS) :]
-            self.workspace._require_folder('/'.join(target.split('/')[:5]))  # volumes are not made like this
+            self.workspace._require_folder('/'.join(target.split('/')[:5]))  # a volume cannot be made like this
             self.workspace._make_folders(target)
         else:
             target = path[len(FILES) :]
@@ -322,12 +322,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Nothing is said of clients that went away."""
+        """Ignore clients that closed the connection."""
 
 
 @contextlib.contextmanager
 def databricks_server() -> Generator[DatabricksServer]:
-    """Run the stand-in, in a thread of this process."""
+    """Run the server in a thread of this process."""
     workspace = DatabricksServer()
     handler = type('Handler', (_Handler,), {'workspace': workspace})
     server = _Server(('127.0.0.1', 0), handler)

@@ -1,8 +1,8 @@
 """Google Cloud Storage on the loopback interface.
 
 ``gcp-storage-emulator`` (PyPI) speaks the JSON API to Google's SDK, in memory. It asks for no credentials, ignores
-preconditions, never says a generation along with an object's bytes, and lists everything on one page. `gcs_gate` is a
-small server of ours in front of it that does these four things as Google does.
+preconditions, sends no generation with an object's bytes, and lists everything on one page. `gcs_gate`, a small server
+in front of it, does these four things like Google.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 __all__ = ['GCSGate', 'GCSServer', 'gcs_emulator', 'gcs_gate', 'have_gcs_emulator']
 
 AUDIENCE = 'https://oauth2.googleapis.com/token'
-"""To whom Google's SDK addresses its claims, wherever it sends them."""
+"""The audience of all claims of Google's SDK."""
 INSTALL = 'pip install gcp-storage-emulator google-cloud-storage'
 
 
 @dataclass(frozen=True, slots=True)
 class GCSServer:
-    """A running server that asks for no credentials."""
+    """A running server without credentials."""
 
     endpoint_url: str
 
     def environment(self) -> dict[str, str]:
-        """Variables with which a process reaches this server by ``gs://`` URLs alone."""
+        """Environment variables for ``gs://`` URLs of this server."""
         return {'STORAGE_EMULATOR_HOST': self.endpoint_url}
 
     def new_bucket(self) -> str:
-        """Make a bucket with a name of its own."""
+        """Make a bucket with a new name."""
         from google.auth.credentials import AnonymousCredentials
         from google.cloud.storage import Client
 
@@ -70,7 +70,7 @@ def have_gcs_emulator() -> bool:
 
 @contextlib.contextmanager
 def gcs_emulator() -> Generator[GCSServer]:
-    """Run ``gcp-storage-emulator``, in a process of its own."""
+    """Run ``gcp-storage-emulator`` in a separate process."""
     if not have_gcs_emulator():
         raise MissingDependencyError(f'The emulator of Google Cloud Storage is not installed. Run: {INSTALL}')
     port = free_port()
@@ -82,31 +82,31 @@ def gcs_emulator() -> Generator[GCSServer]:
 
 @dataclass(slots=True)
 class GCSGate:
-    """A running gate: what it lets through, and whom."""
+    """A running gate: its tokens and limits."""
 
     endpoint_url: str
     emulator: GCSServer
     page_size: int = 1000
-    """The most objects on one page of a listing."""
+    """Maximum objects on one page of a listing."""
     tokens: set[str] = field(default_factory=set[str], repr=False)
-    """Those that are valid now; clear it, and all have expired."""
+    """Valid tokens; clear it to expire all."""
     issued: int = 0
-    """Tokens given so far."""
+    """Number of tokens issued so far."""
     public_key: bytes = b''
-    """Of the one service account that gets tokens."""
+    """Key of the one service account that gets tokens."""
 
     def new_bucket(self) -> str:
-        """Make a bucket with a name of its own."""
+        """Make a bucket with a new name."""
         return self.emulator.new_bucket()
 
     def store(self, bucket: str, prefix: str = '', **options: Any) -> GCSStore:
-        """A store of this server; the credentials are the options', or else found where google-auth looks."""
+        """A store of this server; the credentials come from the options, or from google-auth's places."""
         return GCSStore(
             bucket, prefix, StoreOptions(endpoint_url=options.pop('endpoint_url', self.endpoint_url), **options)
         )
 
     def write_service_account(self, path: Path) -> None:
-        """Make a service account and write its key; the one before it gets no more tokens."""
+        """Make a service account and write its key; the previous one gets no further tokens."""
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import rsa
 
@@ -144,7 +144,7 @@ class GCSGate:
 
 @contextlib.contextmanager
 def gcs_gate(emulator: GCSServer) -> Generator[GCSGate]:
-    """Run the gate in front of an emulator, in a thread of this process."""
+    """Run the gate in front of an emulator in a thread of this process."""
     with serving(_Gatekeeper) as server:
         gate = GCSGate(f'http://127.0.0.1:{server.server_port}', emulator)
         server.gate = gate  # pyright: ignore[reportAttributeAccessIssue]
@@ -211,7 +211,7 @@ class _Gatekeeper(Handler):
         self.answer_json(200, page)
 
     def _ask(self, path: str, body: bytes = b'') -> tuple[int, dict[str, str], bytes]:
-        """What the emulator answers."""
+        """The emulator's answer."""
         upstream = HTTPConnection(self.gate.emulator.endpoint_url.removeprefix('http://'), timeout=60)
         kept = {name: value for name, value in self.headers.items() if name.lower() != 'connection'}
         with contextlib.closing(upstream):

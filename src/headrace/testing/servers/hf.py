@@ -1,8 +1,8 @@
-"""A Hugging Face Hub on the loopback interface: a server of ours that speaks the Hub's protocol to the real SDK.
+"""A Hugging Face Hub on the loopback interface: our server speaks the Hub's protocol to the real SDK.
 
-It has what reading, listing and committing need: resolved files with ranges, ETags and error codes; LFS files, which
-are redirected to URLs that refuse a token as S3 does; trees in pages; commits with uploads to LFS. It writes nothing to
-disk. Set ``HF_HUB_DISABLE_XET=1`` for the SDK: Xet's protocol is not spoken.
+It supports reading, listing and committing: resolved files with ranges, ETags and error codes; LFS files; trees in
+pages; commits with uploads to LFS. LFS files redirect to URLs that refuse a token, like S3. It writes nothing to disk.
+Set ``HF_HUB_DISABLE_XET=1`` for the SDK: the server has no Xet.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Files = dict[str, tuple[bytes, bool]]
 
 @dataclass(slots=True)
 class Repository:
-    """A repository: its revisions, and who may see it."""
+    """A repository: its revisions and visibility."""
 
     revisions: dict[str, Files] = field(default_factory=lambda: {'main': Files()})
-    """The files of each branch and commit: their bytes, and whether they are in LFS."""
+    """The files of each branch and commit: bytes, and whether LFS has them."""
     head: str = ''
     """The last commit of main."""
     private: bool = False
@@ -55,26 +55,26 @@ class HFServer:
 
     endpoint_url: str
     token: str = field(default='hf_testtoken', repr=False)
-    """Who has it may read and write everything; nobody else may write."""
+    """It allows to read and write everything; nobody else may write."""
     lfs: bool = False
-    """Keep what is uploaded in LFS."""
+    """Put uploads into LFS."""
     page_size: int = 1000
     """Entries on one page of a tree."""
     ignored: str = '.ignored'
-    """What .gitignore excludes: names that end like this."""
+    """Endings of names that .gitignore excludes."""
     largest: int = 1 << 30
-    """Bytes of the largest object that LFS takes."""
+    """Maximum bytes of an object in LFS."""
     repositories: dict[tuple[str, str], Repository] = field(default_factory=dict[tuple[str, str], Repository])
     objects: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    """Of LFS, by their hash."""
+    """LFS objects by hash."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def environment(self) -> dict[str, str]:
-        """Variables with which a process reaches this server by ``hf://`` URLs alone."""
+        """Environment variables for ``hf://`` URLs of this server."""
         return {'HF_ENDPOINT': self.endpoint_url, 'HF_TOKEN': self.token, 'HF_HUB_DISABLE_XET': '1'}
 
     def new_repository(self, kind: str = 'datasets', **how: Any) -> str:
-        """Make an empty repository with a name of its own."""
+        """Make an empty repository with a new name."""
         name = f'tester/headrace-{secrets.token_hex(6)}'
         self.repositories[kind, name] = Repository(**how)
         return name
@@ -97,7 +97,7 @@ def hf_server(**how: Any) -> Generator[HFServer]:
 
 
 class _RefusalError(Exception):
-    """An answer that is an error."""
+    """An error as an answer."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
@@ -109,12 +109,12 @@ class _Handler(Handler):
 
     @property
     def hub(self) -> HFServer:
-        """Whose request it is."""
+        """The Hub of this server."""
         return self.server.hub  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def _objects_url(self) -> str:
-        """Where LFS files are: on the same port, so that a proxy in between sees it, but at another host."""
+        """URL of LFS files: another host, and the same port, so that a proxy in between sees them."""
         return f'http://localhost:{self.headers["Host"].rpartition(":")[2]}/lfs'
 
     def handle_any(self, body: bytes) -> None:
@@ -168,7 +168,7 @@ class _Handler(Handler):
             raise _RefusalError(401, '', 'Invalid credentials in Authorization header')
         repository = self.hub.repositories.get((kind, name))
         if repository is None or (repository.private and not known):
-            # As the Hub has it: who is nobody learns nothing.
+            # Like the Hub: anonymous users learn nothing.
             raise _RefusalError(404 if known else 401, 'RepoNotFound', 'Repository not found')
         if repository.gated:
             raise _RefusalError(403, 'GatedRepo', f'Access to {kind} {name} is restricted.')

@@ -1,4 +1,4 @@
-"""Small HTTP servers of ours, in a thread of the process that uses them."""
+"""Small HTTP servers in a thread of the process that uses them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ GENERATED = frozenset({'connection', 'content-length', 'date', 'server', 'transf
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request: a subclass answers it in ``handle_any``, whatever its method is."""
+    """One request: a subclass answers all methods in ``handle_any``."""
 
     protocol_version = 'HTTP/1.1'
     disable_nagle_algorithm = True
 
     def handle_any(self, body: bytes) -> None:
-        """Answer a request that has this body."""
+        """Answer a request with this body."""
         raise NotImplementedError
 
     def _handle(self) -> None:
@@ -33,10 +33,10 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET = do_POST = do_PUT = do_DELETE = do_PATCH = _handle  # noqa: N815 - the names are http.server's
 
     def log_message(self, *_: object) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Say nothing."""
+        """Log nothing."""
 
     def answer(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """Send a whole answer; headers that HTTP itself needs are made anew."""
+        """Send a whole answer; HTTP's own headers are replaced."""
         self.send_response(status)
         for name, value in headers.items():
             if name.lower() not in GENERATED:
@@ -53,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that break off are what tests are about."""
+        """Ignore clients that close the connection: tests do so on purpose."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 

@@ -1,7 +1,7 @@
 """Oracle's Object Storage on the loopback interface.
 
-There is no emulator of it, so this server is ours: the few requests that a store makes of the service, answered as its
-documentation has it, from memory. It verifies the RSA signatures of the real SDK: who has signed, what, and when.
+No emulator exists, so this is our own server, in memory. It answers a store's few requests as the service is
+documented. It verifies the RSA signatures of the real SDK: signer, content and time.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ class _Object(NamedTuple):
 
 @dataclass(slots=True)
 class OCIServer:
-    """A running server, and what it holds."""
+    """A running server and its content."""
 
     port: int = 0
     namespace: str = 'headracespace'
     page: int = 1000
-    """Objects of a listing's page at most."""
+    """Maximum objects on one page of a listing."""
     keys: dict[str, Any] = field(default_factory=dict[str, Any], repr=False)
-    """Public keys, by the name that requests give."""
+    """Public keys by key id."""
     buckets: dict[str, dict[str, _Object]] = field(default_factory=dict[str, dict[str, _Object]])
     public: set[str] = field(default_factory=set[str])
     """Buckets that anybody may read."""
 
     @property
     def endpoint_url(self) -> str:
-        """Where it listens."""
+        """The URL at which it listens."""
         return f'http://127.0.0.1:{self.port}'
 
     def new_bucket(self, *, public: bool = False) -> str:
-        """Make a bucket with a name of its own."""
+        """Make a bucket with a new name."""
         name = f'headrace-{secrets.token_hex(6)}'
         self.buckets[name] = {}
         if public:
@@ -69,12 +69,12 @@ class OCIServer:
         return name
 
     def new_key(self, folder: Path, *, name: str = '', passphrase: str = '') -> tuple[Path, str]:
-        """Make a private key, and let who has it in.
+        """Make a private key that the server accepts.
 
         Args:
-            folder: Receives the file of the key.
-            name: What signatures call it; '' for the API key of a user, which is called by its fingerprint.
-            passphrase: Of the file.
+            folder: The folder of the key's file.
+            name: Its name in signatures; '' for a user's API key, whose name is its fingerprint.
+            passphrase: The file's passphrase.
 
         Returns:
             The file, and the fingerprint.
@@ -104,7 +104,7 @@ class OCIServer:
         return file
 
     def store(self, bucket: str, prefix: str = '', *, namespace: str | None = None, **options: Any) -> OCIStore:
-        """A store of this server; the credentials are those that are configured."""
+        """A store of this server; with the configured credentials."""
         endpoint = options.pop('endpoint_url', self.endpoint_url)
         place = self.namespace if namespace is None else namespace
         return OCIStore(bucket, prefix, StoreOptions(endpoint_url=endpoint, **options), namespace=place)
@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
     state: ClassVar[OCIServer]
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by http.server
-        """Nothing: tests look at what clients see."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         """Objects, listings and the namespace."""
@@ -202,7 +202,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(page).encode(), {'Content-Type': 'application/json'})
 
     def _verify(self) -> None:
-        """Check the signature as the documentation of Oracle's request signatures, version 1, has it."""
+        """Check the signature by Oracle's documentation of request signatures, version 1."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -246,12 +246,12 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients may go away as they like."""
+        """Ignore clients that close the connection."""
 
 
 @contextlib.contextmanager
 def oci_server() -> Generator[OCIServer]:
-    """Run the server, in a thread of this process."""
+    """Run the server in a thread of this process."""
     state = OCIServer()
     handler = type('Handler', (_Handler,), {'state': state})
     with _Server(('127.0.0.1', 0), handler) as server:

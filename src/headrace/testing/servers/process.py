@@ -1,4 +1,4 @@
-"""Server programs in processes of their own, which die with the process that started them."""
+"""Server programs, which die with the process that started them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def quietly(*command: str) -> None:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on, and that the kernel gives nobody who asks for any."""
-    draw = random.SystemRandom()  # other programs draw as well
+    """A free port of 127.0.0.1, outside the range from which the kernel assigns ports."""
+    draw = random.SystemRandom()  # other programs choose ports, too
     while True:
         port = draw.randrange(20000, 29000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -48,11 +48,11 @@ def _die_with_parent() -> None:
 
 @contextlib.contextmanager
 def running(command: list[str], *, environment: Mapping[str, str] | None = None) -> Generator[subprocess.Popen[bytes]]:
-    """Run a program in a process of its own as long as the context lasts, killed at its end.
+    """Run a program in a separate process, which is killed at the end of the context.
 
     Args:
         command: The program and its arguments.
-        environment: Variables besides those of this process.
+        environment: Variables in addition to those of this process.
     """
     process = subprocess.Popen(  # noqa: S603 - fixed programs
         command,
@@ -70,7 +70,7 @@ def running(command: list[str], *, environment: Mapping[str, str] | None = None)
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Ask until it is so; the last failure is raised after `START_TIMEOUT`."""
+    """Retry until it succeeds; raise the last failure after `START_TIMEOUT`."""
     deadline = time.monotonic() + START_TIMEOUT
     while True:
         try:
@@ -85,7 +85,7 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 
 def wait_for_http(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Wait until a server answers HTTP requests, with whatever status."""
+    """Wait until a server answers HTTP requests, with any status."""
 
     def answers() -> bool:
         _require_alive(process)

@@ -1,11 +1,11 @@
-"""The program behind `headrace.testing.link.Link`: forwards connections over a link of some latency and bandwidth.
+"""The program behind `headrace.testing.link.Link`: forwards connections over a link of given latency and bandwidth.
 
-It needs nothing but Python's own library and is run by its path, so that it starts at once.
+It needs only the standard library and is run by its path, so it starts at once.
 
     relay.py HOST PORT LATENCY RATE COUNTERS
 
-HOST and PORT are the server's, LATENCY is a round trip's in seconds, RATE the bytes per second towards the client (0:
-no limit), COUNTERS a file of `COUNTERS` int64 numbers in the machine's byte order, which it writes.
+HOST and PORT are the server's. LATENCY is a round trip in seconds. RATE is bytes per second towards the client (0: no
+limit). It writes `COUNTERS` int64 numbers, in the machine's byte order, to the file COUNTERS.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from typing import Final
 
 COUNTERS: Final = 5
 PORT, TO_CLIENT, TO_SERVER, CONNECTIONS, OPEN = range(COUNTERS)
-"""What the numbers of the file count: the port that it listens on, bytes each way, connections accepted."""
+"""The numbers of the file: its port, bytes each way, accepted connections."""
 
-_SLACK: Final = 0.001  # seconds that a chunk may be taken before its turn: the clock of epoll has no finer grain
-_CATCH_UP: Final = 0.1  # seconds that this process may lose to others while data wait, without losing bandwidth
+_SLACK: Final = 0.001  # seconds that a chunk may be early: the grain of epoll's clock
+_CATCH_UP: Final = 0.1  # seconds of waiting for a processor that it makes up for
 _UNLIMITED_WINDOW: Final = 64 << 20
 _CHUNK: Final = 1 << 18
 
 
 class _Pipe:
-    """One direction of a connection: what was read, what is under way, what has arrived and is not yet written."""
+    """One direction of a connection: bytes that were read, are under way, or have arrived."""
 
     def __init__(self, source: socket.socket, sink: socket.socket, *, to_client: bool) -> None:
         self.source = source
@@ -41,20 +41,20 @@ class _Pipe:
         self.to_client = to_client
         self.peer: _Pipe
         self.opens = 0.0
-        """When the handshake is over: no byte leaves before."""
+        """Time of the handshake's end; no byte leaves earlier."""
         self.flying: deque[bytes] = deque()
-        """In the order of arrival; an empty one is the end."""
+        """Chunks in order of arrival; an empty one is the end."""
         self.arrived: deque[memoryview] = deque()
         self.held = 0
         """Bytes of both."""
         self.is_waiting = False
-        """Whether it stands in the queue for the link."""
+        """Whether it is in the queue for the link."""
         self.has_ended = False
-        """Whether there is nothing more to read."""
+        """Whether the source has ended."""
         self.is_done = False
-        """Whether the end was passed on."""
+        """Whether the sink was told of the end."""
         self.is_blocked = False
-        """Whether the sink takes no more for now."""
+        """Whether the sink is full."""
 
 
 class Relay:
@@ -63,8 +63,8 @@ class Relay:
     Args:
         latency: seconds of a round trip.
         rate: bytes per second towards the clients, 0: no limit.
-        counts: `COUNTERS` numbers, which it changes.
-        clock: seconds since whenever.
+        counts: `COUNTERS` numbers to update.
+        clock: seconds since any moment.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Relay:
         self._reads: dict[socket.socket, _Pipe] = {}
         self._writes: dict[socket.socket, _Pipe] = {}
         self._waiting: deque[_Pipe] = deque()
-        self._free_at = 0.0  # when the last bit that was sent is on the link
+        self._free_at = 0.0  # time at which the last sent bit is on the link
         self._flights: list[tuple[float, int, _Pipe]] = []
         self._numbers = itertools.count()
-        # As much as is under way in four round trips, besides what the kernel keeps: what TCP's window would be.
+        # The bytes of four round trips, like TCP's window; the kernel buffers more.
         self._window = int(4 * rate * latency) + (1 << 20) if rate else _UNLIMITED_WINDOW
-        # About 2 ms of the link, so that connections take turns often.
+        # About 2 ms of the link, so connections often take turns.
         self._quantum = min(max(int(rate * 0.002), 1 << 14), _CHUNK) if rate else _CHUNK
 
     def serve(self, server: tuple[str, int]) -> None:
-        """Listen on a free port, and join whoever connects to the server, for ever."""
+        """Listen on a free port, and connect all clients to the server, for ever."""
         listener = socket.create_server(('127.0.0.1', 0), backlog=512)
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
@@ -99,7 +99,7 @@ class Relay:
                 self._accept(listener, server)
 
     def turn(self, patience: float | None) -> set[socket.socket]:
-        """Wait at most so long until a socket is ready, and do all that can be done.
+        """Wait for a ready socket, at most this long, and do all possible work.
 
         Returns:
             The sockets that were ready.
@@ -118,7 +118,7 @@ class Relay:
         return ready
 
     def patience(self) -> float | None:
-        """Seconds until something is due, None: only sockets can change anything."""
+        """Seconds until the next event that is due; None if only sockets can cause one."""
         due = self._flights[0][0] if self._flights else None
         if self._waiting:
             turn = self._free_at - _SLACK
@@ -140,12 +140,12 @@ class Relay:
             self.join(client, server)
 
     def join(self, client: socket.socket, server: socket.socket) -> None:
-        """Put the link between two sockets, which it closes."""
+        """Link two sockets, and close them at the end."""
         self._counts[CONNECTIONS] += 1
         down = _Pipe(server, client, to_client=True)
         up = _Pipe(client, server, to_client=False)
         down.peer, up.peer = up, down
-        # The kernel has shaken hands already; over the link that takes a round trip, and the client sends after it.
+        # The kernel has done the handshake; over the link it takes a round trip, after which the client sends.
         up.opens = self._clock() + self._round_trip
         for pipe in (down, up):
             pipe.source.setblocking(False)
@@ -155,7 +155,7 @@ class Relay:
         self._counts[OPEN] = len(self._reads) // 2
 
     def _watch(self, end: socket.socket) -> None:
-        """Have the selector look at what can be done with a socket now."""
+        """Register the events of a socket that are possible now."""
         read, write = self._reads.get(end), self._writes.get(end)
         events = 0
         if read is not None and not (read.has_ended or read.is_waiting or read.held > self._window):
@@ -174,7 +174,7 @@ class Relay:
         self._interest[end] = events
 
     def _drop(self, pipe: _Pipe) -> None:
-        """Close both ends of a connection, whatever is under way."""
+        """Close both ends of a connection at once."""
         for one in (pipe, pipe.peer):
             one.has_ended = one.is_done = True
             one.is_blocked = False
@@ -192,7 +192,7 @@ class Relay:
 
     def _readable(self, pipe: _Pipe) -> None:
         if pipe.to_client and self._rate:
-            if not self._waiting:  # the link had nothing to do until now
+            if not self._waiting:  # the link was idle until now
                 self._free_at = max(self._free_at, self._clock())
             pipe.is_waiting = True
             self._waiting.append(pipe)
@@ -202,7 +202,7 @@ class Relay:
             self._watch(pipe.source)
 
     def _send(self) -> None:
-        """Put what waits on the link, one chunk of each connection after another, as far as it is free."""
+        """Send waiting chunks over the link while it is free, one of each connection in turn."""
         now = self._clock()
         while self._waiting and self._free_at <= now + _SLACK:
             pipe = self._waiting.popleft()
@@ -217,7 +217,7 @@ class Relay:
                 self._watch(pipe.source)
 
     def _take(self, pipe: _Pipe, most: int) -> int:
-        """Read at most so many bytes and send them off; how many these were."""
+        """Read at most this many bytes and send them; return their number."""
         try:
             chunk = pipe.source.recv(most)
         except BlockingIOError:
@@ -250,7 +250,7 @@ class Relay:
                     self._write(pipe)
 
     def _write(self, pipe: _Pipe) -> None:
-        """Write what has arrived, as far as the sink takes it."""
+        """Write arrived bytes until the sink is full."""
         pipe.is_blocked = False
         try:
             while pipe.arrived:

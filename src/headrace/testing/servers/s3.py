@@ -1,7 +1,7 @@
 """S3 on the loopback interface.
 
-``moto`` answers as S3 does, in memory; it accepts any credentials. Ceph's RADOS gateway is a real store, used where
-Debian's packages are installed: ``apt-get install --no-install-recommends radosgw ceph-mon ceph-osd``.
+``moto`` answers like S3, in memory; it accepts any credentials. Ceph's RADOS gateway is a real store. It needs Debian's
+packages: ``apt-get install --no-install-recommends radosgw ceph-mon ceph-osd``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class S3Server:
         return _client(self)
 
     def environment(self) -> dict[str, str]:
-        """Variables with which a process reaches this server by ``s3://`` URLs alone."""
+        """Environment variables for ``s3://`` URLs of this server."""
         return {
             'S3_ENDPOINT_URL': self.endpoint_url,
             'AWS_ACCESS_KEY_ID': self.access_key,
@@ -52,7 +52,7 @@ class S3Server:
         }
 
     def new_bucket(self) -> str:
-        """Make a bucket with a name of its own."""
+        """Make a bucket with a new name."""
         name = f'headrace-{secrets.token_hex(6)}'
         self.client().create_bucket(Bucket=name)
         return name
@@ -81,7 +81,7 @@ def _client(server: S3Server) -> Any:
 
 @contextlib.contextmanager
 def moto_server() -> Generator[S3Server]:
-    """Run ``moto_server``, in a process of its own."""
+    """Run ``moto_server`` in a separate process."""
     port = free_port()
     with running([sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', str(port)]) as process:
         wait_for_http(port, process)
@@ -89,7 +89,7 @@ def moto_server() -> Generator[S3Server]:
 
 
 def have_rgw() -> bool:
-    """Whether Ceph's gateway and what it needs are installed."""
+    """Whether Ceph's gateway and its dependencies are installed."""
     programs = ('radosgw', 'radosgw-admin', 'ceph', 'ceph-mon', 'ceph-osd', 'ceph-authtool', 'monmaptool')
     return all(shutil.which(program) for program in programs)
 
@@ -176,7 +176,7 @@ def _write_ceph_files(folder: Path, port: int, monitor: int) -> None:
         'rgw data': folder / 'rgw',
         'rgw frontends': f'beast endpoint=127.0.0.1:{port}',
         'rgw run sync thread': 'false',
-        # Else objects that were replaced stay in memory for two hours.
+        # Otherwise replaced objects stay in memory for two hours.
         'rgw gc obj min wait': 1,
         'rgw gc processor period': 5,
     }

@@ -1,6 +1,6 @@
-"""SFTP on the loopback interface: OpenSSH's own server, which Debian's package ``openssh-server`` holds.
+"""SFTP on the loopback interface, by OpenSSH's own server (Debian's package ``openssh-server``).
 
-The user who runs it logs in with a key that is made for the server; nothing of ``~/.ssh`` is read or written.
+The user who runs it logs in with a key made for the server. It neither reads nor writes ``~/.ssh``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ['SftpServer', 'have_sshd', 'sftp_server']
 
-SSHD: Final = '/usr/sbin/sshd'  # it insists on being started by its full path
+SSHD: Final = '/usr/sbin/sshd'  # sshd must be started by its full path
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class SftpServer:
 
     port: int
     folder: Path
-    """Where `new_folder` makes its folders. The server offers the whole file system."""
+    """Parent of `new_folder`'s folders. The server offers the whole file system."""
     user: str
     key_file: Path
-    """The private key of the one who may log in."""
+    """The private key for logging in."""
     known_hosts: Path
-    """Holds the server's key, for any port of 127.0.0.1 that `known_at` was called for."""
+    """Holds the server's key for each port of 127.0.0.1 given to `known_at`."""
 
     def new_folder(self) -> Path:
-        """Make an empty folder with a name of its own."""
+        """Make an empty folder with a new name."""
         folder = self.folder / secrets.token_hex(6)
         folder.mkdir()
         return folder
 
     def known_at(self, port: int) -> None:
-        """Have the server's key trusted at another port too, such as a proxy's."""
+        """Trust the server's key at another port, such as a proxy's."""
         kind, key = (self.folder.parent / 'host.pub').read_text().split()[:2]
         with open(self.known_hosts, 'a') as out:
             out.write(f'[127.0.0.1]:{port} {kind} {key}\n')
@@ -70,11 +70,11 @@ def have_sshd() -> bool:
 
 @contextlib.contextmanager
 def sftp_server(*arguments: str) -> Generator[SftpServer]:
-    """Run sshd, in a process of its own.
+    """Run sshd in a separate process.
 
     Args:
-        *arguments: Of its ``internal-sftp``, such as ``-R`` (read-only) or ``-P posix-rename`` (without that request);
-            after a line break, more of its configuration.
+        *arguments: Arguments of its ``internal-sftp``, such as ``-R`` (read-only) or ``-P posix-rename`` (without that
+            request). Lines after the first are further configuration.
     """
     if not have_sshd():
         raise MissingDependencyError(
@@ -86,7 +86,7 @@ def sftp_server(*arguments: str) -> Generator[SftpServer]:
             quietly('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-C', key, '-f', str(home / key))
         shutil.copy(home / 'user.pub', home / 'authorized_keys')
         if not os.geteuid():
-            Path('/run/sshd').mkdir(exist_ok=True)  # where sshd, as root, locks its unprivileged part in
+            Path('/run/sshd').mkdir(exist_ok=True)  # chroot of sshd's unprivileged part, if sshd is root
         port = free_port()
         settings = {
             'ListenAddress': '127.0.0.1',
