@@ -137,6 +137,12 @@ class TestRegisteredCompression(CompressionContract):
         return 'xz'
 
 
+def test_methods_of_built_in_types_encode() -> None:
+    register_encoding('test-text', encode=str.encode, decode=bytes.decode)
+    register_encoding('test-text', encode=str.encode, decode=bytes.decode)
+    assert mds_decode('test-text', mds_encode('test-text', 'ä')) == 'ä'
+
+
 def test_a_registered_encoding_is_one_of_the_names_that_errors_list() -> None:
     with pytest.raises(ConfigError, match=r"Did you mean 'test-point'.*test-reversed.*calls register_encoding"):
         mds_encode('test-pont', (1, 2))

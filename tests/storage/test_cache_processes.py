@@ -302,6 +302,26 @@ class TestKill:
             remote.check(lease)
         assert names(tmp_path / 'cache') == ['shard.00000.mds']
 
+    @pytest.mark.parametrize(('others', 'limit'), [(1, SIZE + SIZE // 4), (2, 3 * SIZE)])
+    def test_leftovers_of_the_same_shard_count_towards_no_limit(self, tmp_path, others, limit):
+        remote = make_remote(tmp_path / 'remote', 1 + others)
+        cache = cache_of(remote, tmp_path / 'cache', limit=limit)
+        assert all(map(cache.fetch, remote.entries[1:]))
+        _kill_halfway(remote, cache.folder, remote.entries[0], limit=limit)
+        with cache.acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert len(names(cache.folder)) == limit // SIZE
+
+    def test_room_is_reclaimed_in_all_folders_of_a_limit(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 3)
+        limit = CacheLimit(3 * SIZE)
+        caches = [cache_of(remote, tmp_path / name, limit=limit) for name in ('a', 'b')]
+        for cache in caches:
+            assert cache.fetch(remote.entries[0])
+            _kill_halfway(remote, cache.folder, remote.entries[1])
+        assert caches[0].fetch(remote.entries[2])
+        assert sum(cache.stats.evictions for cache in caches) == 0
+
     def test_a_fetch_in_progress_is_not_reclaimed(self, tmp_path):
         remote = make_remote(tmp_path / 'remote', 2)
         inside, go_on = threading.Event(), threading.Event()
@@ -380,6 +400,21 @@ class TestFork:
         child.start()
         child.join(60)
         assert child.exitcode == 0
+
+
+def _kill_halfway(remote, folder, entry, **how):
+    """Have a process killed that has fetched half of a shard."""
+
+    def half(data, out):
+        out.write(data[: SIZE // 2])
+        threading.Event().wait()
+
+    cache = cache_of(remote, folder, store=FaultyStore(remote.store, [half]), **how)
+    child = FORK.Process(target=cache.acquire, args=[entry])
+    child.start()
+    until(lambda: any(path.stat().st_size for path in folder.glob('.headrace/*.raw')))
+    child.kill()
+    child.join()
 
 
 def _fetch_all(cache, folder):

@@ -113,7 +113,8 @@ class _FunctionEncoding(Encoding):
     ) -> None:
         self.size = size
         self.kind = kind or name
-        self.source = f'{encode.__module__}.{getattr(encode, "__qualname__", name)}'
+        # Methods of built-in types, such as str.encode, have no module.
+        self.source = f'{getattr(encode, "__module__", "builtins")}.{getattr(encode, "__qualname__", name)}'
         self._name, self._encode, self._decode = name, encode, decode
 
     def encode(self, obj: Any) -> bytes:

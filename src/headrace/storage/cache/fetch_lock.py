@@ -130,6 +130,13 @@ class FetchLock:
         finally:
             let_go(handle)
 
+    def clear(self) -> None:
+        """Remove the leftovers of a fetch of this entry whose process ended: they count towards a limit."""
+        with self._opened() as state:
+            if state is not None:
+                _remove_files(state, self._digest)
+        write_text(self._handle, '')
+
     def reserve(self, count: int) -> None:
         """Note that this fetch takes ``count`` bytes of the folder's limit while it runs."""
         write_text(self._handle, json.dumps({'reserved': count}))

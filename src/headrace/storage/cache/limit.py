@@ -196,7 +196,7 @@ class CacheLimit:
 
     def _reclaim(self) -> bool:
         """Remove what killed fetches left. Only when room is short: before, it is in nobody's way."""
-        return any(reclaim_fetches(folder) for folder in self._folders)
+        return any([reclaim_fetches(folder) for folder in self._folders])  # noqa: C419 - in all of them
 
     def _add_up(self, *, exactly: bool) -> _Totals:
         """Add up all folders; with their locks held, and each counted if its ledger is too old, or ``exactly``."""

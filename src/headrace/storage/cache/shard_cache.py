@@ -342,6 +342,7 @@ class ShardCache:
         if self._limit is not None and self._limited is not None:
             for part in absent:  # of the wrong size, if it is there at all
                 delete_file(self.folder, part.name)
+            lock.clear()
             needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
             refusal = self._limit.admit(RoomRequest(self._limited, entry, needed, lock, next_use, ahead))
             if refusal is not None:

@@ -253,7 +253,8 @@ def download(
 
     def name_silent_server() -> float:
         now = retry.clock()
-        heard = max((span.heard for span in spans if span.heard is not None), default=now)
+        times = [span.heard for span in spans]  # read once: other threads end the requests meanwhile
+        heard = max((time for time in times if time is not None), default=now)
         return outages.waiting(what, url, clock=retry.clock, since=heard)
 
     try:
