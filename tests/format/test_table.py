@@ -157,7 +157,7 @@ def test_runs_and_chunks_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_index_takes_the_fast_path_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index, '_one_by_one', None)
+    monkeypatch.setattr(index, '_parse_each', None)
     assert len(parse_index(dumped(numbered(1000)), source='index')) == 1000
 
 

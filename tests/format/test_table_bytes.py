@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from indexes import dumped, entries, parsed
 
-from headrace.format import IndexKey, ShardTable, dump_index, key_of_packed, pack_table, table_bytes, unpack_table
+from headrace.format import IndexKey, ShardTable, dump_index, pack_table, read_packed_key, table_bytes, unpack_table
 
 KEY = IndexKey(bytes(range(16)), 12345, '0123456789abcdef')
 
@@ -46,7 +46,7 @@ PACKED = pack_table(table_of(SHARDS), KEY) or b''
 
 def unpacked(data: bytes) -> ShardTable | None:
     """The table, if the file has a key."""
-    return None if key_of_packed(data) is None else unpack_table(data)
+    return None if read_packed_key(data) is None else unpack_table(data)
 
 
 def forged(data: bytes) -> bytes:
@@ -64,7 +64,7 @@ def test_there_and_back(shards: list[dict[str, Any]]) -> None:
         # An index may have a folder called index.json; telling it from a file of that name is not worth the time.
         assert not table.digests.tobytes().isascii() or b'/index.json/' in table.names.tobytes()
         return
-    assert key_of_packed(data) == KEY
+    assert read_packed_key(data) == KEY
     again = unpack_table(data)
     assert again == table
     assert pickle.loads(pickle.dumps(again)) == table
@@ -169,7 +169,7 @@ def test_columns_are_put_together_as_they_were() -> None:
 def test_a_forged_column_is_refused(change: dict[str, Any]) -> None:
     data = with_columns(**change)
     assert data != PACKED
-    assert key_of_packed(data) == KEY
+    assert read_packed_key(data) == KEY
     assert unpack_table(data) is None
 
 

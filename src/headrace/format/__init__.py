@@ -37,7 +37,7 @@ from headrace.format.mds import MDSEncoder, MDSReader
 from headrace.format.reader import ShardReader, open_shard
 from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.table import JoinedShards, ShardTable
-from headrace.format.table_bytes import IndexKey, key_of_packed, pack_table, unpack_table
+from headrace.format.table_bytes import IndexKey, pack_table, read_packed_key, unpack_table
 from headrace.format.xsv import XSVEncoder, XSVReader
 
 __all__ = [
@@ -74,13 +74,13 @@ __all__ = [
     'is_compression',
     'is_hash',
     'is_mds_encoding',
-    'key_of_packed',
     'mds_decode',
     'mds_encode',
     'number_abbrev_to_int',
     'open_shard',
     'pack_table',
     'parse_index',
+    'read_packed_key',
     'register_compression',
     'register_encoding',
     'unpack_file',

@@ -135,7 +135,7 @@ class EntryParser:
         if isinstance(version, bool) or version != 2:
             raise self.fail(f'`version` is 2, but this is {show(version)}.')
         schema = self._schema(name, entry)
-        self.common = _Common(schema, schema.least_size, *self._writer_options(entry))
+        self.common = _Common(schema, schema.min_sample_size, *self._writer_options(entry))
         self.last = {key: entry[key] for key in keys - _OWN_KEYS}
         return self.common
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError
 from headrace.format.entries import EntryParser, show
 from headrace.format.fast_path import read_by_pattern
-from headrace.format.rules import keeps_the_rules
+from headrace.format.rules import is_surely_valid
 from headrace.format.scan import Elements, NotAnObjectError, top_level
 from headrace.format.shards import ShardInfo
 from headrace.format.table import ShardTable
@@ -58,9 +58,9 @@ def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, a
         raise IndexFileError(
             _corrupted(source, f'it is not UTF-8 text ({error.reason} at byte {error.start})')
         ) from None
-    shards = _quickly(text, source, allow_unsafe_types) if len(text) >= LARGE else None
+    shards = _parse_by_pattern(text, source, allow_unsafe_types) if len(text) >= LARGE else None
     if shards is None:
-        shards = _parse(text, source, allow_unsafe_types, _one_by_one)
+        shards = _parse(text, source, allow_unsafe_types, _parse_each)
     if not allow_empty and not shards.samples.any():
         raise EmptyDatasetError(
             f'Stream contains no samples: {source} lists {len(shards)} shards with 0 samples. '
@@ -69,16 +69,16 @@ def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, a
     return shards
 
 
-def _quickly(text: str, source: str, allow_unsafe_types: bool) -> ShardTable | None:
+def _parse_by_pattern(text: str, source: str, allow_unsafe_types: bool) -> ShardTable | None:
     """The shards of an index that surely breaks no rule; else None."""
     try:
         shards = _parse(text, source, allow_unsafe_types, read_by_pattern)
     except HeadraceError:
         return None
-    return shards if keeps_the_rules(shards) else None
+    return shards if is_surely_valid(shards) else None
 
 
-def _one_by_one(elements: Elements, parser: EntryParser, builder: TableBuilder) -> None:
+def _parse_each(elements: Elements, parser: EntryParser, builder: TableBuilder) -> None:
     for entry in elements:
         builder.add(parser.parse(entry))
 

@@ -15,7 +15,7 @@ from headrace.format.entries import INDEX_NAME, MAX_OFFSET, OWN_NAMES
 from headrace.format.names import NameFinder
 from headrace.format.table import Kind, ShardTable
 
-__all__ = ['keeps_the_rules']
+__all__ = ['is_surely_valid']
 
 # All names are one text, each between two '/'; so parts of names are, too.
 _FORBIDDEN: Final = (b'//', b'/./', b'/../', b'\\', b'\0')
@@ -23,7 +23,7 @@ _RESERVED: Final = (f'/{INDEX_NAME}/'.encode(), f'/{OWN_NAMES}'.encode())
 """In any case, and with characters in between that some file systems ignore."""
 
 
-def keeps_the_rules(table: ShardTable) -> bool:
+def is_surely_valid(table: ShardTable) -> bool:
     """Whether `EntryParser` would surely accept a table whose columns fit one another."""
     return (
         _names_stay_inside(table)
@@ -63,5 +63,5 @@ def _counts_fit(table: ShardTable, number: int, kind: Kind) -> bool:
     if bool((offsets < 8 + 4 * samples).any()):
         return False
     room = data - (8 + 4 * samples) if kind.schema.format == 'mds' else data
-    least = min(kind.schema.least_size, MAX_OFFSET + 1)  # no overflow; no file is larger
+    least = min(kind.schema.min_sample_size, MAX_OFFSET + 1)  # no overflow; no file is larger
     return not bool((samples * least > room).any())

@@ -131,7 +131,7 @@ class Schema:
         return dict(zip(self.names, self.encodings, strict=True))
 
     @property
-    def least_size(self) -> int:
+    def min_sample_size(self) -> int:
         """Minimum bytes of a sample in its shard's data file."""
         if self.format == 'mds':
             return sum(4 if size is None else size for size in self.sizes)

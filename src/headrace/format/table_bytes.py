@@ -19,10 +19,10 @@ import xxhash
 
 from headrace.errors import HeadraceError
 from headrace.format.entries import EntryParser
-from headrace.format.rules import keeps_the_rules
+from headrace.format.rules import is_surely_valid
 from headrace.format.table import Kind, ShardTable
 
-__all__ = ['IndexKey', 'key_of_packed', 'pack_table', 'unpack_table']
+__all__ = ['IndexKey', 'pack_table', 'read_packed_key', 'unpack_table']
 
 _MAGIC: Final = b'headrace table 1'
 """16 bytes; changes with the format."""
@@ -54,7 +54,7 @@ class IndexKey:
 
 def pack_table(table: ShardTable, key: IndexKey) -> bytes | None:
     """The bytes of a table; None if `unpack_table` would refuse it, for example for digests not in ASCII."""
-    if not table.digests.tobytes().isascii() or not keeps_the_rules(table):
+    if not table.digests.tobytes().isascii() or not is_surely_valid(table):
         return None
     columns = [np.ascontiguousarray(getattr(table, name), kind) for name, kind in _COLUMNS]
     _, examples = np.unique(table.kind_of, return_index=True)
@@ -68,7 +68,7 @@ def pack_table(table: ShardTable, key: IndexKey) -> bytes | None:
     return b''.join([_MAGIC, checksum.digest(), *checked])
 
 
-def key_of_packed(data: bytes) -> IndexKey | None:
+def read_packed_key(data: bytes) -> IndexKey | None:
     """The index.json of a packed table; None if it is damaged, or not a table of this version."""
     if len(data) < _HEAD.size or not data.startswith(_MAGIC):
         return None
@@ -94,10 +94,10 @@ def unpack_table(data: bytes, *, allow_unsafe_types: bool = False) -> ShardTable
         column = np.frombuffer(data, kind, length, _HEAD.size + begin)
         columns[name] = column.astype(column.dtype.newbyteorder('='), copy=False)
     kinds = _kinds(data[_HEAD.size + ends[-1] :], allow_unsafe_types)
-    if kinds is None or not _fit_one_another(kinds, columns):
+    if kinds is None or not _are_consistent(kinds, columns):
         return None
     table = ShardTable(kinds, **columns)
-    return table if table.samples.any() and keeps_the_rules(table) else None
+    return table if table.samples.any() and is_surely_valid(table) else None
 
 
 def _kinds(data: bytes, allow_unsafe_types: bool) -> tuple[Kind, ...] | None:
@@ -109,7 +109,7 @@ def _kinds(data: bytes, allow_unsafe_types: bool) -> tuple[Kind, ...] | None:
         return None
 
 
-def _fit_one_another(kinds: tuple[Kind, ...], columns: dict[str, npt.NDArray[Any]]) -> bool:
+def _are_consistent(kinds: tuple[Kind, ...], columns: dict[str, npt.NDArray[Any]]) -> bool:
     """Whether the columns have the lengths that the kinds imply, and all offsets are inside their columns."""
     kind_of, sizes, digests = columns['kind_of'], columns['sizes'], columns['digests']
     name_starts, digest_starts = columns['name_starts'], columns['digest_starts']
@@ -122,13 +122,13 @@ def _fit_one_another(kinds: tuple[Kind, ...], columns: dict[str, npt.NDArray[Any
     num_digests = sum(count * kind.num_digests for count, kind in zip(counts, kinds, strict=True))
     return (
         len(sizes) == files
-        and _are_bounds(name_starts, files, 1, len(columns['names']))
-        and _are_bounds(digest_starts, num_digests, 0, len(digests))
+        and _are_offsets(name_starts, files, 1, len(columns['names']))
+        and _are_offsets(digest_starts, num_digests, 0, len(digests))
         and digests.tobytes().isascii()
     )
 
 
-def _are_bounds(starts: npt.NDArray[np.int64], count: int, first: int, last: int) -> bool:
+def _are_offsets(starts: npt.NDArray[np.int64], count: int, first: int, last: int) -> bool:
     """Whether these are the offsets of `count` parts, and the end of the last."""
     return (
         len(starts) == count + 1

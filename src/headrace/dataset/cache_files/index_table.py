@@ -23,7 +23,7 @@ from typing import Final
 import xxhash
 
 from headrace.errors import CacheError, HeadraceError
-from headrace.format import IndexKey, ShardTable, key_of_packed, pack_table, parse_index, unpack_table
+from headrace.format import IndexKey, ShardTable, pack_table, parse_index, read_packed_key, unpack_table
 from headrace.storage.cache.locks import held, try_lock_file
 
 __all__ = ['INDEX', 'IndexFile']
@@ -95,7 +95,7 @@ class IndexFile:
         with open(path, 'rb', buffering=0) as index:
             owner, size = os.fstat(index.fileno()).st_uid, os.fstat(index.fileno()).st_size
             data = _read_kept(self._cache / KEPT, owners={os.geteuid(), owner}, most=size)
-            key = None if data is None else key_of_packed(data)
+            key = None if data is None else read_packed_key(data)
             if data is None or key is None or key.size != size or key.digest != _digest(index):
                 return False
         shards = unpack_table(data, allow_unsafe_types=self._allow_unsafe_types)

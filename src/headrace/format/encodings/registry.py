@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 
 from headrace.errors import ConfigError, FormatError, HeadraceError
 from headrace.format.encodings.encoding import ENCODINGS, Buffer, Encoding
-from headrace.format.encodings.unknown import meant
+from headrace.format.encodings.unknown import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -163,8 +163,8 @@ def get_mds_encoding(encoding: str) -> Encoding:
         found = found.with_parameters(parameters)
     if found is None:
         raise ConfigError(
-            f'{encoding[:80]!r} is not an encoding of MDS columns. {meant(encoding, ENCODINGS)} If it is your own, '
-            f'import the module that calls register_encoding.'
+            f'{encoding[:80]!r} is not an encoding of MDS columns. {suggestion(encoding, ENCODINGS)} '
+            f'If it is your own, import the module that calls register_encoding.'
         )
     return found
 

@@ -11,7 +11,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.format.encodings.arrays import DTYPES
 
-__all__ = ['check_encodings', 'meant']
+__all__ = ['check_encodings', 'suggestion']
 
 _BY_USUAL_NAME: Final[dict[str, tuple[str, ...]]] = {
     'array': ('ndarray',),
@@ -69,15 +69,16 @@ def check_encodings(columns: object, *, writer: str, is_known: Callable[[str], b
         if not isinstance(encoding, str):
             raise ConfigError(
                 f'{writer} passed column `{name}` with unsupported encoding {encoding!r:.100}. An encoding is a text. '
-                f'{meant(encoding, names)}'
+                f'{suggestion(encoding, names)}'
             )
         if not is_known(encoding):
             raise ConfigError(
-                f'{writer} passed column `{name}` with unsupported encoding `{encoding:.100}`. {meant(encoding, names)}'
+                f'{writer} passed column `{name}` with unsupported encoding `{encoding:.100}`. '
+                f'{suggestion(encoding, names)}'
             )
 
 
-def meant(encoding: object, names: Iterable[str]) -> str:
+def suggestion(encoding: object, names: Iterable[str]) -> str:
     """Suggestions for an unknown encoding, and the list of all names."""
     known = sorted(names)
     head, colon, parameters = _usual_name(encoding).partition(':')
