@@ -1,4 +1,4 @@
-"""What Composer asks about a batch of any shape: its rows, its tokens, and microbatches of it."""
+"""Rows, tokens and microbatches of a batch of any shape, for Composer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def count_rows(batch: Any, *, expected: int | None = None) -> int:
 
     Args:
         batch: The batch.
-        expected: What it is where the batch leaves a choice.
+        expected: The number to prefer if the shape allows several.
 
     Raises:
         ConfigError: The parts of the batch have no number of rows in common.
@@ -59,13 +59,12 @@ def count_tokens(batch: Any, column: str | None, *, count_padding: bool = True) 
 
     Args:
         batch: The batch.
-        column: The column that holds tokens. None: ``input_ids`` or ``tokens``, where one is there and holds a
-            token at each place; otherwise the batch counts as none.
-        count_padding: Whether padding counts. If not, the batch must say what is none, by ``attention_mask``, or by
-            ``num_tokens`` as packed batches do.
+        column: The column that holds tokens. None: ``input_ids`` or ``tokens``; a batch without them has 0 tokens.
+        count_padding: Whether padding counts. If not, the batch must have ``attention_mask``, or ``num_tokens`` as
+            packed batches have.
 
     Raises:
-        ConfigError: `column` was given, but the batch has no such column; or nothing says what is padding.
+        ConfigError: `column` was given, but the batch has no such column; or padding cannot be told from tokens.
     """
     if not count_padding:
         return _count_without_padding(batch)

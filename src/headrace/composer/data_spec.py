@@ -1,4 +1,4 @@
-"""Composer's `DataSpec` of a streaming loader: what counts as a sample, a token, a microbatch."""
+"""Composer's `DataSpec` of a streaming loader, with its counts of samples and tokens."""
 
 from __future__ import annotations
 
@@ -51,34 +51,32 @@ def streaming_data_spec(
     get_num_tokens_in_batch: Callable[[Any], int | dict[str, int]] | None = None,
     **options: Any,
 ) -> StreamingDataSpec:
-    """What `composer.Trainer` takes as ``train_dataloader`` or ``eval_dataloader``.
+    """A ``train_dataloader`` or ``eval_dataloader`` for `composer.Trainer`.
 
-    Give the trainer ``callbacks=[StreamingPosition()]`` too: Composer tells a DataSpec nothing of epochs and
+    Give the trainer ``callbacks=[StreamingPosition()]`` too: Composer does not tell a DataSpec about epochs and
     checkpoints.
 
     Args:
-        source: A YAML file, its content or the configuration made from it; a StreamingDataset; a StreamingDataLoader;
-            or None, and the keys of a loader's configuration as keyword arguments.
-        section: Which loader of the file: ``train``, or ``eval``, ``test``, ``predict``, with the loader's name after
-            a dot where there are several (``eval.code``). Anything but ``train`` is for evaluation: every pass is
-            epoch 0 from its beginning, and padding does not count.
+        source: A YAML file, its content or its configuration; a StreamingDataset; a StreamingDataLoader. None: give the
+            keys of a loader's configuration as keyword arguments.
+        section: The loader of the file: ``train``, ``eval``, ``test`` or ``predict``, and the name of one of several
+            (``eval.code``). All but ``train`` are for evaluation: every pass is epoch 0, and padding does not count.
         overrides: As in `headrace.mixing.load_config`, for a file or its content.
         dataset_class: As in `headrace.mixing.build_loader`.
         collate_fn: As in `headrace.mixing.build_loader`.
         worker_init_fn: As in `headrace.mixing.build_loader`.
         generator: As in `headrace.mixing.build_loader`.
-        token_column: The column whose tokens are counted. None: ``input_ids`` or ``tokens``, if it is one of them and
-            has a token at each place of its first two dimensions.
-        count_padding: Whether tokens that are padding count. If not, the batch says what is none, by
-            ``attention_mask``, or by ``num_tokens`` as packed batches do.
+        token_column: The column whose tokens are counted. None: ``input_ids`` or ``tokens``.
+        count_padding: Whether padding tokens count. If not, the batch must have ``attention_mask``, or ``num_tokens``
+            as packed batches have.
         batch_transforms: As `composer.DataSpec`'s.
         microbatch_transforms: As `composer.DataSpec`'s.
-        split_batch: As `composer.DataSpec`'s; by default one that also knows texts, ragged and nested columns.
-        get_num_samples_in_batch: As `composer.DataSpec`'s. What it returns is what Composer saves as the position;
-            by default it is what the loader knows, and nothing that a collate function does to the shape matters.
+        split_batch: As `composer.DataSpec`'s; the default also splits texts, ragged and nested columns.
+        get_num_samples_in_batch: As `composer.DataSpec`'s. Composer saves its sum as the position. The default asks the
+            loader, so the shape of collated batches does not matter.
         get_num_tokens_in_batch: As `composer.DataSpec`'s.
-        **options: Without `source`: ``remote``, ``local``, ``streams``, ``shuffle``, ``num_workers`` and the other
-            keys of a loader, ``batch_size`` for ``device_batch_size``. With a dataset: the loader's arguments.
+        **options: Without `source`, the keys of a loader such as ``remote`` and ``num_workers``; ``batch_size`` stands
+            for ``device_batch_size``. With a dataset, the loader's arguments.
 
     Raises:
         ConfigError: The configuration breaks a rule, holds no such section, or gives the batch size twice.
@@ -155,7 +153,7 @@ class StreamingDataSpec(DataSpec):
     Args:
         loader: The loader.
         is_evaluation: Whether each pass is epoch 0 from its beginning, and padding does not count.
-        is_prediction: Whether padding is cut off before the trainer sees it: `Trainer.predict` does not do that.
+        is_prediction: Whether to cut off padding before the trainer sees it, since `Trainer.predict` does not.
         token_column, count_padding: See `streaming_data_spec`.
         batch_transforms, microbatch_transforms, split_batch, get_num_samples_in_batch, get_num_tokens_in_batch: As
             `composer.DataSpec`'s.
@@ -176,13 +174,13 @@ class StreamingDataSpec(DataSpec):
         get_num_tokens_in_batch: Callable[[Any], int | dict[str, int]] | None = None,
     ) -> None:
         bind_topology(loader.dataset)
-        loader.plan(0)  # a global batch that the ranks cannot share is refused here, before the trainer is built
+        loader.plan(0)  # raises if the ranks cannot share the global batch
         if not is_evaluation:
             check_batches(loader)
-            # Composer caps `train_subset_num_batches` by the length, which must not be that of one short epoch.
+            # Composer caps `train_subset_num_batches` by the length, so the length must not be a short epoch's.
             loader.counts_skipped = True
         if is_evaluation:
-            loader.fixed_epoch = 0  # Composer leaves a pass after any batch, as after the first one of each `fit`
+            loader.fixed_epoch = 0  # Composer may abandon a pass after any batch
             loader.trainers_sampler = _PaddingSampler(self)
         self.loader = loader
         self.is_evaluation = is_evaluation
@@ -192,7 +190,7 @@ class StreamingDataSpec(DataSpec):
         self._count = get_num_samples_in_batch
         self.is_prediction = is_prediction
         self.has_padding = False
-        """Whether the batch handed out last has a row in the trainer's hands that must not count, its last."""
+        """Whether the last row of the current batch is padding that must not count."""
         self._delivery: _Delivery | None = None
         self._warned = False
         knows_skips(loader)
@@ -207,11 +205,11 @@ class StreamingDataSpec(DataSpec):
         )
 
     def _received(self, batch: Any) -> Any:
-        """Composer's first word about a batch that the loader handed out."""
+        """Composer's first call for a batch that the loader delivered."""
         self._delivery = delivery = _Delivery.last_of(self.loader)
         self.has_padding = self.is_evaluation and delivery.samples < delivery.rows
         if self.is_prediction and self.has_padding and delivery.samples:
-            # A rank that has nothing else keeps a row to compute with.
+            # A rank with nothing else keeps one row to compute with.
             if count_rows(batch, expected=delivery.rows) == delivery.rows:
                 batch = first_rows(batch, delivery.samples, delivery.rows)
                 self.has_padding = False
@@ -226,24 +224,23 @@ class StreamingDataSpec(DataSpec):
         return batch if self._transforms is None else self._transforms(batch)
 
     def _samples(self, batch: Any) -> int | float:
-        # Composer asks once about the batch handed out, which becomes its position, then about microbatches, which
-        # weight the loss.
+        # Composer asks once about the whole batch, for its position, then about microbatches, to weight the loss.
         delivery, self._delivery = self._delivery, None
         counted = self._count_samples(batch, delivery) if self._count is None else self._count(batch)
         topology = self.loader.dataset.topology
         replication = topology.replication
         if delivery is not None and delivery.skipped and not self.is_evaluation and topology.replica == 0:
-            # What is left out belongs to the position. One replica counts it for all.
+            # Skipped samples belong to the position. One replica counts them for all.
             counted += delivery.skipped if replication == 1 else delivery.skipped / replication
         if not self.has_padding or replication == 1:
             return counted
-        # Composer knows of no ranks that share their samples: of a padded batch it takes off a whole one, and it wants
-        # whole numbers in a microbatch.
+        # Composer ignores replication: it subtracts a whole sample from a padded batch, and needs whole numbers in a
+        # microbatch.
         return round(counted * replication) if delivery is None else counted + 1 - 1 / replication
 
     def _count_samples(self, batch: Any, delivery: _Delivery | None) -> int | float:
-        """Samples of a batch or microbatch; of ranks that share their samples, each says its part."""
-        # Only what is handed out is known from the plan: a microbatch is what its shape says.
+        """Samples of a batch or microbatch; each of the ranks that share samples counts its part."""
+        # The plan knows whole batches only; a microbatch is counted by its shape.
         samples = count_rows(batch) if delivery is None else delivery.rows if self.has_padding else delivery.samples
         replication = self.loader.dataset.topology.replication
         return samples if replication == 1 else samples / replication
@@ -252,7 +249,7 @@ class StreamingDataSpec(DataSpec):
         topology = self.loader.dataset.topology
         tokens = count_tokens(batch, self.token_column, count_padding=self.count_padding)
         peer = topology.rank % topology.replication
-        # Composer takes whole numbers only. Those of the ranks that share their samples add up.
+        # Composer takes whole numbers only; the ranks that share samples add up to the total.
         return tokens * (peer + 1) // topology.replication - tokens * peer // topology.replication
 
 
@@ -260,15 +257,15 @@ class _Delivery(NamedTuple):
     """A batch of one rank."""
 
     rows: int
-    """Rows that were read; the same on every rank."""
+    """Rows read, the same on every rank."""
     samples: int
-    """Those of them that are no padding; padding comes last."""
+    """Rows without the padding, which comes last."""
     skipped: int = 0
-    """Positions of the sequence that all ranks pass over with it because they are left out."""
+    """Positions that all ranks skip together with this batch."""
 
     @classmethod
     def last_of(cls, loader: StreamingDataLoader) -> _Delivery:
-        """What a loader handed out last, from its plan; nothing before the first batch."""
+        """The last batch that a loader delivered, from its plan; empty before the first batch."""
         if loader.handed_out is None:
             return cls(rows=0, samples=0)
         plan, number = loader.handed_out
@@ -276,28 +273,27 @@ class _Delivery(NamedTuple):
 
 
 class _PaddingSampler(DistributedSampler[Any]):
-    """What keeps padding from the metrics: in Composer's words, the loader's sampler.
+    """A sampler that makes Composer exclude padding from metrics.
 
-    Composer knows that the last ranks of a `DistributedSampler` have a repeated sample at the end of the last batch. It
-    cuts it off the last microbatch, and where nothing else is left there runs the model, as other ranks may wait for
-    it, but updates no metric. So every rank runs the model equally often. Here other ranks have the padding, at most
-    one row each as well; so each rank says for itself that all ranks' batches are padded, or none. The number of
-    samples is said to be 0, so that Composer asks at every batch.
+    The last ranks of a `DistributedSampler` repeat a sample at the end of the last batch. Composer cuts that sample off
+    the last microbatch. If nothing else is left, it runs the model but updates no metric, so that all ranks run the
+    model equally often. With headrace, other ranks have the padding, also at most one row each. So each rank reports
+    for itself that all ranks are padded, or none. A length of 0 makes Composer ask at every batch.
     """
 
     def __init__(self, spec: StreamingDataSpec) -> None:
-        # PyTorch's constructor wants to know the ranks, and is not needed.
-        self._spec = weakref.ref(spec)  # in a cycle, the garbage collector would decide when workers end
+        # PyTorch's constructor needs the ranks, so it is not called.
+        self._spec = weakref.ref(spec)  # a cycle would leave the end of workers to the garbage collector
         self.dataset = ()  # pyright: ignore[reportAttributeAccessIssue] - of length 0
 
     @property
     def total_size(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Ranks whose last batch is padded, as far as this rank is concerned: all or none."""
+        """Ranks whose last batch is padded: all or none, by this rank's own batch."""
         spec = self._spec()
         return dist.get_world_size() if spec is not None and spec.has_padding else 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Take no word on the epoch: evaluation has but one."""
+        """Ignore the epoch: evaluation has only one."""
 
     def __len__(self) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""A Composer callback: the loader is where the trainer's time says it is, and the random state with it."""
+"""A Composer callback that sets the loader and the random state to the trainer's time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _counted: WeakSet[DataLoader[Any]] = WeakSet()
 
 
 def knows_skips(loader: DataLoader[Any]) -> None:
-    """Say that a loader's `DataSpec` counts the samples that the dataset leaves out, as Composer's position must."""
+    """Record that a loader's `DataSpec` counts skipped samples, as Composer's position requires."""
     _counted.add(loader)
 
 
@@ -37,38 +37,38 @@ def check_batches(loader: StreamingDataLoader) -> None:
     """Check that an epoch of a training loader has a batch.
 
     Raises:
-        ConfigError: an epoch is smaller than a global batch, and what is left over is dropped.
+        ConfigError: an epoch is smaller than a global batch, and the remainder is dropped.
     """
     loader.dataset.check_batches('train', loader.global_batch_size, loader.remainder)
 
 
 def is_followed(loader: DataLoader[Any]) -> bool:
-    """Whether a `StreamingPosition` of a trainer looks after a loader."""
+    """Whether a `StreamingPosition` of a trainer tracks a loader."""
     return loader in _followed
 
 
 class StreamingPosition(Callback):
-    """Keeps a streaming train loader and Composer's time together. Give it to the trainer before other callbacks.
+    """Synchronises a streaming train loader with Composer's time. Give it to the trainer before other callbacks.
 
-    Composer says what was trained, so its time rules: at the start of each `fit` and at each epoch's end the loader
-    is set to the epoch and the sample of `State.timestamp`. A time that is zero begins the data anew.
+    Composer knows the trained batches. At the start of each `fit` and the end of each epoch, the loader is set to the
+    epoch and sample of `State.timestamp`. A time of zero restarts the data.
 
-    With it, these hold that Composer alone does not do:
+    The callback adds to Composer:
 
-    - A checkpoint from an epoch's end goes on with the next epoch, also if MosaicML Streaming wrote it.
+    - A checkpoint from an epoch's end continues with the next epoch, even if MosaicML Streaming wrote it.
     - A resumed epoch ends where the interrupted one would have, with ``train_subset_num_batches`` too.
-    - An epoch in one of MosaicML Streaming's orders is as long as there, so that a run that began there goes on.
-    - After the global batch has changed, ``batch_in_epoch`` counts batches of the new size.
+    - An epoch in one of MosaicML Streaming's orders has the same length as there, so its runs can continue here.
+    - After a change of the global batch size, ``batch_in_epoch`` counts batches of the new size.
     - The random state of Python, NumPy and torch is restored in mid-epoch as well.
-    - A second `fit` goes on where the first ended, and nothing is read twice to get there.
+    - A second `fit` continues where the first ended, without reading samples again.
 
     Args:
         restore_rng: Whether to save and restore the random state.
 
     Raises:
-        ConfigError: At the start of `fit`: the train loader shares its dataset with an evaluator, has no batch in an
-            epoch, or is cut short by ``train_subset_num_batches`` though its epoch has no end.
-        TopologyError: At the start of `fit`: the loader reads for another rank, or tensor-parallel ranks for different
+        ConfigError: At the start of `fit`: the train loader shares its dataset with an evaluator, or has no batch in an
+            epoch; or ``train_subset_num_batches`` cuts an endless epoch.
+        TopologyError: At the start of `fit`: the loader reads for another rank, or tensor-parallel ranks read different
             samples.
     """
 
@@ -82,18 +82,18 @@ class StreamingPosition(Callback):
         self._is_checked = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The random state of every rank, as bytes: a sharded checkpoint must find the same keys on any topology.
+        """The random state of every rank, as bytes: a sharded checkpoint needs the same keys on any topology.
 
-        Composer keeps one of its own, but restores it between epochs only, and does not show it to callbacks.
+        Composer restores its own copy only between epochs, and hides it from callbacks.
         """
         return {'rng': _packed(reproducibility.get_rng_state()) if self.restore_rng else b''}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, to be restored before the first batch."""
+        """Keep the random state of `state_dict`, to restore it before the first batch."""
         self._loaded_rng = state.get('rng', b'')
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Set the loader to the trainer's time, before Composer replays what it believes it must."""
+        """Set the loader to the trainer's time, before Composer skips batches itself."""
         loader, dataset = _train(state)
         if loader is None or dataset is None:
             return
@@ -113,12 +113,12 @@ class StreamingPosition(Callback):
         if dataset.skip and length is not None and is_new and isinstance(loader, StreamingDataLoader):
             self._subset = int(length) if int(length) < loader.longest_epoch else None
         self._is_checked = False
-        # A loader that is new while the time is not is another one than before, or its state was left out of the
-        # load: Composer's `spin_dataloaders` decides whether to skip in it.
+        # A new loader at a later time replaced another one, or its state was not loaded. Composer's `spin_dataloaders`
+        # decides whether to skip in it.
         if dataset.progress.fresh:
             return
         while int(state.timestamp.epoch) < dataset.mixture.origin.epoch:
-            # Another mixture took over, whose epochs are shorter or longer, and with it the next epoch began.
+            # The next epoch began when another mixture took over.
             state.timestamp = state.timestamp.to_next_epoch()
         time = state.timestamp
         epoch, sample = int(time.epoch), dataset.position_of(int(time.sample_in_epoch))
@@ -133,13 +133,13 @@ class StreamingPosition(Callback):
             self._rng = _unpacked(loaded)
 
     def epoch_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Have Composer take all batches of this epoch: one of which something is left out has fewer than others."""
+        """Tell Composer the length of this epoch: skipped samples make it shorter than others."""
         loader, dataset = _train(state)
         if loader is not None and dataset is not None:
             self._set_length(state, loader, dataset)
 
     def _set_length(self, state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> None:
-        """Have the epoch of the trainer's time end with its batches, or with the subset's if they are fewer."""
+        """Set the length of the current epoch to its batches, or to the subset's if they are fewer."""
         if not dataset.skip or not dataset.has_length:
             return
         batches = _plan(loader, dataset, int(state.timestamp.epoch), 0).total_batches
@@ -147,7 +147,7 @@ class StreamingPosition(Callback):
         self._length_set = state.dataloader_len = Time(batches, TimeUnit.BATCH)
 
     def _shorten(self, state: State, rest: BatchPlan) -> None:
-        """Count the batches that the resumed epoch has behind it, and let it have only the others."""
+        """Shorten the resumed epoch by its finished batches, and count these in the trainer's time."""
         done = rest.total_batches - rest.num_batches
         if state.dataloader_len is not None:
             self._batches_of_epoch = state.dataloader_len
@@ -156,8 +156,8 @@ class StreamingPosition(Callback):
             state.timestamp = state.timestamp.copy(batch_in_epoch=done)
 
     def before_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Restore the random state before the first batch is fetched, which may use it."""
-        # Composer has taken the number of batches by now. All others, such as schedulers, want the whole epoch's.
+        """Restore the random state before the first batch is read, which may use it."""
+        # Composer has read the number of batches by now. Others, such as schedulers, need the whole epoch's.
         if self._batches_of_epoch is not None:
             state.dataloader_len = self._batches_of_epoch
             self._batches_of_epoch = None
@@ -168,7 +168,7 @@ class StreamingPosition(Callback):
                 self._rng = None
 
     def after_dataloader(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Restore it once more if workers were started for that batch: that takes a random number."""
+        """Restore it again if that batch started workers, which draws a random number."""
         if self._rng is not None:
             reproducibility.load_rng_state(self._rng)
             self._rng = None
@@ -192,7 +192,7 @@ class StreamingPosition(Callback):
             )
 
     def epoch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Go to the beginning of the next epoch, before the checkpoint of this one's end is saved."""
+        """Move to the beginning of the next epoch, before Composer saves this one's last checkpoint."""
         self._rng = None
         _, dataset = _train(state)
         if dataset is not None:
@@ -200,7 +200,7 @@ class StreamingPosition(Callback):
 
 
 def _train(state: State) -> tuple[DataLoader[Any], StreamingDataset] | tuple[None, None]:
-    """The train loader and its dataset, if they are headrace's. A plain DataLoader will do."""
+    """The train loader and its dataset, if the dataset is headrace's. The loader may be a plain DataLoader."""
     loader = state.train_dataloader
     if isinstance(loader, DataLoader) and isinstance(loader.dataset, StreamingDataset):
         return loader, loader.dataset
@@ -208,11 +208,10 @@ def _train(state: State) -> tuple[DataLoader[Any], StreamingDataset] | tuple[Non
 
 
 def _shorten_as_mosaicml(state: State, loader: DataLoader[Any], dataset: StreamingDataset) -> None:
-    """Let an epoch in one of MosaicML Streaming's orders have the batches that it has there, under Composer.
+    """Cut an epoch in one of MosaicML Streaming's orders to the length that it has there, under Composer.
 
-    These orders deal the same number of samples to each canonical node, with repeats, which can make more batches than
-    the length of MosaicML Streaming's loader says; and Composer takes no more than that. A run that began there has the
-    same epochs here.
+    These orders repeat samples so that all canonical nodes have the same number. The epoch can then have more batches
+    than the length of MosaicML Streaming's loader, where Composer stops.
     """
     if isinstance(loader, StreamingDataLoader) and dataset.order_config.is_compatible:
         assert loader.batch_size
@@ -264,5 +263,5 @@ def _packed(rng: list[dict[str, Any]]) -> bytes:
 
 
 def _unpacked(packed: bytes) -> list[dict[str, Any]]:
-    # `weights_only`: numbers, texts and tensors; what a checkpoint holds runs no code here.
+    # `weights_only` runs no code from a checkpoint.
     return torch.load(io.BytesIO(packed), weights_only=True)

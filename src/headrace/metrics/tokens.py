@@ -1,4 +1,4 @@
-"""How many tokens a batch holds."""
+"""Number of tokens in a batch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _COLUMNS = ('input_ids', 'tokens')
 
 
 def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | None:
-    """The tokens of a batch: those that its attention mask keeps, or all places of its column of tokens.
+    """The tokens of a batch: those in its attention mask, or all places of its token column.
 
-    Rows that are marked as bad samples do not count.
+    Rows marked as bad samples do not count.
 
     Args:
-        batch: a dict with `input_ids` or `tokens`, [rows, length] or a list of ragged rows, and maybe with
+        batch: a dict with `input_ids` or `tokens`: [rows, length] or a list of ragged rows. It may have an
             `attention_mask`, [rows, length], 1 for a token that counts.
-        own_samples: number of rows that count, which come first; None: all.
+        own_samples: number of leading rows that count; None: all.
 
     Returns:
-        An int; a tensor of one element where the mask is on a device, so that nobody has to wait for it; None for a
-        batch without such a column.
+        An int; a tensor of one element if the mask is on a device, to avoid a synchronisation; None for a batch without
+        such a column.
     """
     if not isinstance(batch, Mapping):
         return None
@@ -48,7 +48,7 @@ def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | N
             mask = mask[:own_samples]
         if bad is not None:
             mask = torch.as_tensor(mask).masked_fill(bad[:, None], 0)
-        # Of a tensor in memory, numpy counts in a third of the time that PyTorch takes.
+        # numpy counts three times as fast as PyTorch in CPU memory.
         return int(np.count_nonzero(mask)) if getattr(mask, 'is_cpu', True) else mask.count_nonzero()
     values = columns[name]
     if has_rows(values):

@@ -1,14 +1,12 @@
 """Documents become sequences of tokens of one length, in an order that resumes on any topology.
 
-1. `tokenizers`: values of a column become documents, arrays of tokens, by whichever library.
-2. `lane`: documents go round to lanes, by their positions in the order; a `Lane` packs its own, window by window, by
-   the algorithms of `bin_packing`, and knows the cuts from which it can be worked out again.
+1. `tokenizers`: any library turns values of a column into documents, which are arrays of tokens.
+2. `lane`: lanes take documents in turn. A `Lane` packs its own, window by window, with `bin_packing`. It keeps states
+   from which packing can restart.
 3. `lanes`: all lanes of a run, as far as this rank knows them.
-4. `run`: a `PackedRun` has sequences for positions, and puts the lanes' cuts into states.
-5. `reader`: workers read and tokenise chunks of documents; the process that trains packs them, and `rows` makes them a
-   batch.
-6. `dataset`: a `PackedDataset` holds this together; a `StreamingDataLoader` reads it like any other. `exchange` has
-   ranks know of one another's lanes.
+4. `run`: a `PackedRun` counts positions in sequences, and saves lane states in checkpoints.
+5. `reader`: workers read and tokenise chunks of documents. The training process packs them, and `rows` builds batches.
+6. `dataset`: a `StreamingDataLoader` reads a `PackedDataset` like any other. `exchange` shares lane states among ranks.
 """
 
 from __future__ import annotations

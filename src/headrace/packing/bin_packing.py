@@ -1,4 +1,4 @@
-"""Which pieces of documents share a sequence: functions of their lengths alone."""
+"""Assignment of pieces to sequences, from their lengths alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ __all__ = ['best_fit', 'concatenate']
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Bins for pieces, each piece whole: best fit decreasing.
+    """Bins of whole pieces: best fit decreasing.
 
-    Pieces are taken from the longest to the shortest, and go into the fullest bin that has room (Johnson et al.,
-    "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974: at most 11/9 of the fewest bins
-    possible, and one more). Bins come in the order of their earliest pieces, pieces in a bin in their own order, so
-    that neither is sorted by length.
+    Each piece, longest first, goes into the fullest bin that has room. At most 11/9 of the optimum, plus one bin, are
+    used: Johnson et al., "Worst-case performance bounds for simple one-dimensional packing algorithms", 1974. Bins come
+    in the order of their earliest pieces, and pieces in their own order, so neither is sorted by length.
 
     Args:
         lengths: of the pieces, each from 1 to `capacity`.
@@ -24,7 +23,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         The numbers of the pieces in each bin.
     """
     bins: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # of the bins that have some, rising, with their numbers
+    room: list[tuple[int, int]] = []  # free places and number of each bin that is not full, rising
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
         length = lengths[number]
         at = bisect_left(room, (length, -1))
@@ -47,7 +46,7 @@ def concatenate(lengths: Sequence[int], capacity: int) -> tuple[list[int], int]:
         capacity: of the bin.
 
     Returns:
-        The numbers of the pieces in the bin, and how much of the last one is in it.
+        The numbers of the pieces in the bin, and the part of the last one that fits.
     """
     taken, number = 0, 0
     while taken + lengths[number] < capacity:

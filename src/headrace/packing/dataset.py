@@ -25,13 +25,13 @@ __all__ = ['PackedDataset']
 class PackedDataset(StreamingDataset):
     """A `StreamingDataset` whose samples are documents, and whose batches are sequences packed from them.
 
-    Give it to `headrace.StreamingDataLoader`. Batches are dicts as `headrace.packing.batch_of` describes them. All that
-    counts samples of batches counts sequences here: the batch size, `skip`, the position, an epoch.
+    Give it to `headrace.StreamingDataLoader`. `headrace.packing.batch_of` describes its batches. The batch size,
+    `skip`, the position and an epoch count sequences, not samples.
 
-    What is in which sequence follows from the order of the documents and from `packing`, and from nothing else: ranks,
-    workers and the batch size do not matter, and a state goes on with the token after the last one. Its position is a
-    number of sequences. Beside that it says where lanes can be taken up: of lanes that other ranks work on it knows as
-    of the last `exchange_cuts`, and what came since is tokenised again when the run goes on.
+    The order of the documents and `packing` alone decide the content of each sequence. Ranks, workers and the batch
+    size do not matter, and a resumed run continues with the next token. A checkpoint holds the number of sequences and
+    a state of each lane. Lane states of other ranks date from the last `exchange_cuts`; a resumed run tokenises later
+    documents again.
 
     Args:
         packing: how documents are packed.
@@ -41,11 +41,11 @@ class PackedDataset(StreamingDataset):
             is marked.
 
     Raises:
-        ConfigError: an argument breaks a rule; MosaicML Streaming's orders, other mixtures at a resumption and marked
-            remainders are not to be had with packing; a stream lacks the column.
+        ConfigError: an argument breaks a rule; the order or the mixture change does not work with packing; a stream
+            lacks the column.
     """
 
-    run: PackedRun  # pyright: ignore[reportIncompatibleVariableOverride] - set once, after that of the documents
+    run: PackedRun  # pyright: ignore[reportIncompatibleVariableOverride] - set once
 
     def __init__(self, *, packing: Packing, skip: Sequence[SkipRange] = (), **options: Any) -> None:
         if options.get('on_mixture_change', 'refuse') != 'refuse':
@@ -60,7 +60,7 @@ class PackedDataset(StreamingDataset):
                 f"MosaicML Streaming's orders depends on the ranks."
             )
         self.packing = packing
-        for stream in self.streams if self.is_columnar else ():  # samples of a subclass's own have columns of their own
+        for stream in self.streams if self.is_columnar else ():  # a subclass's samples may have other columns
             for names in column_names(stream):
                 if packing.document_column not in names:
                     fix = 'Set `column`' if packing.tokenizer else 'Set `column`, or give `tokenizer`'
@@ -73,14 +73,14 @@ class PackedDataset(StreamingDataset):
         self.run = PackedRun(documents, packing, fingerprint(packing.tokenizer), self.skip)
         self.stream_names = ('sequences',)
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
-        """What this rank has taken from each stream, by its name, since the dataset was made."""
+        """Documents that this rank took from each stream, by name, since the dataset was made."""
 
     def require_equal_columns(self) -> None:
-        """Nothing: only the documents' column is read, and what is made of it is alike."""
+        """No check: only the documents' column is read."""
 
     @property
     def epoch_size(self) -> int:
-        """Sequences in an epoch; of one without end, more than anybody will train on."""
+        """Sequences in an epoch; a huge number if the epoch is endless."""
         return self.run.mixture.epoch_size
 
     @property
@@ -95,7 +95,7 @@ class PackedDataset(StreamingDataset):
 
     @property
     def order_key(self) -> object:
-        """What the content of batches depends on beside their numbers."""
+        """Values that batch contents depend on, beside batch numbers."""
         return super().order_key, self.run.documents.config(1, None), self.run.lane_count
 
     def read_order(self) -> tuple[Mixture, OrderConfig]:
@@ -105,11 +105,11 @@ class PackedDataset(StreamingDataset):
 
     @property
     def skip_unit(self) -> int:
-        """What the bounds of ranges that are left out must be multiples of, in sequences of the run: the lanes."""
+        """Divisor of the bounds of `skip` ranges, in sequences: the number of lanes."""
         return self.run.lane_count or 1
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
-        """Which sequences make up batch k of a plan, on all ranks; which documents are in them only tokenising tells.
+        """The sequences of batch k of a plan, on all ranks. Their documents are known only after tokenising.
 
         Raises:
             IndexError: there is no such batch.
@@ -117,22 +117,22 @@ class PackedDataset(StreamingDataset):
         return plan.explain(k)
 
     def exchange_cuts(self, gather: Callable[[Any], Sequence[Any]]) -> None:
-        """Learn where the lanes of all ranks are, so that a state of any rank knows it.
+        """Share the lane states of all ranks, so that any rank's checkpoint holds them.
 
-        It is not needed for a run to go on exactly, but without it what the other ranks have trained since the last
-        resumption is tokenised again. The trainers' plugins call it every few hundred batches.
+        A run resumes exactly without it, but tokenises again all documents of the other ranks since the last resume.
+        The trainers' plugins call it every few hundred batches.
 
         Args:
-            gather: returns what each rank passes to it, in any order: ``torch.distributed.all_gather_object`` with its
-                list made before. All ranks call it.
+            gather: returns the values that all ranks passed, in any order, such as a wrapper of
+                ``torch.distributed.all_gather_object``. All ranks call it.
         """
         self.run.lanes.exchange(gather)
 
     def reader(self, batches: BatchSpec, collate_fn: Collate | None, *, mark_streams: bool = False) -> Reader[Any]:
-        """What reads batches of one rank.
+        """The reader of one rank's batches.
 
         Raises:
-            ConfigError: sequences are neither collated nor of one stream.
+            ConfigError: `collate_fn` or `mark_streams` is given.
         """
         if collate_fn is not None or mark_streams:
             name = '`mark_streams`' if collate_fn is None else '`collate_fn`'
@@ -143,7 +143,7 @@ class PackedDataset(StreamingDataset):
         return PackedReader(self, batches)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
-        """Add what was taken from streams, by their numbers."""
+        """Add documents taken from streams, by stream number."""
         for number, count in counts.items():
             name = self.streams[number].name or ''
             had = self.document_counts[name]

@@ -1,4 +1,4 @@
-"""Ranks tell one another where their lanes are, now and then."""
+"""Periodic exchange of lane states among ranks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headrace.packing.dataset import PackedDataset
 __all__ = ['exchange_now_and_then']
 
 _EVERY = 256
-"""Batches between two exchanges: of so many, at most, the documents are tokenised again when a run goes on."""
+"""Batches between two exchanges. A resumed run tokenises the documents of at most this many batches again."""
 
 
 def exchange_now_and_then(dataset: StreamingDataset, batches: int) -> None:
-    """Have a packed dataset know all ranks' lanes, every few hundred batches; all ranks call it after each.
+    """Share a packed dataset's lane states among ranks, every few hundred batches. All ranks call it after each batch.
 
-    A few hundred bytes for each lane go through torch.distributed, where it runs.
+    An exchange sends a few hundred bytes per lane through torch.distributed, if that is initialized.
 
     Args:
-        dataset: any; of others than packed ones there is nothing to know.
-        batches: that were handed out until now, the same number on all ranks.
+        dataset: any dataset; nothing happens unless it is packed.
+        batches: number of batches delivered so far, the same on all ranks.
     """
     if not isinstance(dataset, PackedDataset) or batches % _EVERY or dataset.topology.replicas == 1:
         return

@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 __all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer']
 
 _MOST_DOCUMENTS = 512  # of a chunk
-_EAGERNESS = 1.5  # tokens received for each one handed out, while lanes have less than they should
+_EAGERNESS = 1.5  # tokens received for each one delivered, while lanes are below their target
 
 
 class DocumentCount(NamedTuple):
-    """Documents and tokens that were taken from a stream."""
+    """Documents and tokens taken from a stream."""
 
     documents: int
-    """Documents that were taken."""
+    """Documents taken."""
     tokens: int
     """Their tokens."""
     left_out: int = 0
-    """Those of them that could not be read, and have none; see `on_bad_sample`."""
+    """Unreadable documents among them, without tokens; see `on_bad_sample`."""
 
 
 class ChunkKey(NamedTuple):
     """Documents of one lane, by their numbers there."""
 
     row: int
-    """The sequence of the run that the pass begins with."""
+    """First sequence of the pass, counted through the run."""
     lane: int
     numbers: tuple[int, ...]
 
 
 class Chunk(NamedTuple):
-    """These documents, end to end."""
+    """Tokenised documents, end to end."""
 
     key: ChunkKey
     tokens: npt.NDArray[np.int32]
@@ -54,7 +54,7 @@ class Chunk(NamedTuple):
     lengths: npt.NDArray[np.int32]
     """int32[documents]."""
     bad: BadRows | None
-    """bool[documents], True for one that could not be read, and has no tokens; None: all could."""
+    """bool[documents], True for an unreadable one, without tokens; None: all were read."""
 
     def documents(self) -> list[Document]:
         """One by one."""
@@ -66,14 +66,14 @@ class Chunk(NamedTuple):
 
 
 class Packer:
-    """Lanes of one rank in one pass: asks for documents, and hands out batches of sequences.
+    """Lanes of one rank in one pass: requests documents and delivers batches of sequences.
 
     Args:
         plan: the batches of the pass.
         packing: how documents are packed.
-        lanes: all of the run.
+        lanes: all lanes of the run.
         own: numbers of this rank's lanes.
-        count: told what was taken from streams, by their numbers.
+        count: called with the documents taken from each stream, by stream number.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class Packer:
         self._plan = plan
         self._packing = packing
         self._add = count
-        self._first = plan.order.epoch * len(plan.order)  # the sequence of the run that the epoch begins with
+        self._first = plan.order.epoch * len(plan.order)  # first sequence of the epoch
         self._row = row = self._first + plan.start
         self._count = lanes.count
         self._lanes = lanes.resume_at(own, row)
         self._window = lanes.window
         self._asked = {number: lane.received for number, lane in self._lanes.items()}
         self._is_missing = {number for number, lane in self._lanes.items() if lane.missing}
-        self._documents, self._tokens = 1, packing.sequence_length // 4  # until they are known
+        self._documents, self._tokens = 1, packing.sequence_length // 4  # a first guess
         self._supplies = {number: self._supply(number) for number in self._lanes}
         self._enough = len(own) * packing.sequence_length * (lanes.window + 1)
-        self._left_out = 0  # documents that could not be read, since the last batch
+        self._left_out = 0  # unreadable documents since the last batch
 
     def keys(self) -> Iterator[ChunkKey]:
-        """Chunks that lanes want; the lane that runs out first comes first."""
+        """Chunks that lanes need; the lane that runs out first comes first."""
         while True:
             number = min(self._supplies, key=self._supplies.__getitem__)
             lane = self._lanes[number]
@@ -118,11 +118,11 @@ class Packer:
             yield ChunkKey(self._row, number, tuple(range(first, first + count)))
 
     def batches(self, chunks: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
-        """The batches of the pass, made of chunks that come in the order of `keys`."""
+        """The batches of the pass, from chunks in the order of `keys`."""
         plan, packing = self._plan, self._packing
         for number in range(plan.num_batches):
             numbers = plan.positions(number) + self._first
-            # A row that only fills up the last batch would be another rank's; it has no tokens here.
+            # A row that only pads the last batch belongs to another rank's lane; it has no tokens here.
             own = plan.own_samples(number)
             rows = self._rows(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
             batch = batch_of(rows, packing.sequence_length, packing.pad_token_id)
@@ -132,7 +132,7 @@ class Packer:
             yield WorkerBatch(batch, len(rows), None, left_out=left_out)
 
     def _supply(self, number: int) -> float:
-        """Sequences that a lane will have when all has come that was asked for."""
+        """Sequences that a lane will have once all requested documents have arrived."""
         if number in self._is_missing:
             return -1
         lane = self._lanes[number]

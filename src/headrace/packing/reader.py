@@ -1,4 +1,4 @@
-"""Batches of packed sequences: workers tokenise documents, whoever trains packs them."""
+"""Batches of packed sequences: workers tokenise documents, the training process packs them."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 __all__ = ['PackedReader']
 
-_BLOCK = 16  # documents of each lane whose shards are looked up together, to fetch them ahead
+_BLOCK = 16  # documents of each lane that prefetching looks up together
 _MOST_ORDERS = 4
 _FEW_DOCUMENTS = 1_000_000
 
 
 class PackedSource(SampleSource, Protocol):
-    """A dataset of documents, as far as its readers know it."""
+    """The part of a dataset of documents that its readers use."""
 
     @property
     def run(self) -> PackedRun:
@@ -51,15 +51,14 @@ class PackedSource(SampleSource, Protocol):
         ...
 
     def count(self, counts: Mapping[int, DocumentCount], /) -> None:
-        """Add what was taken from streams, by their numbers."""
+        """Add documents taken from streams, by stream number."""
         ...
 
 
 class PackedReader(Reader[ChunkKey]):
-    """Reads and tokenises chunks of documents by their keys, in workers or here; and packs them, here.
+    """Reads and tokenises chunks of documents by key, in workers or here, and packs them here.
 
-    A chunk depends on its key alone, so any worker may have any. Lanes are in the process that iterates, which asks for
-    what they want next.
+    A chunk depends on its key alone, so any worker may read it. Lanes live in the iterating process.
     """
 
     def __init__(self, source: PackedSource, batches: BatchSpec) -> None:
@@ -116,7 +115,7 @@ class PackedReader(Reader[ChunkKey]):
         return WorkerBatch(chunk, len(ids), streams, bad_rows=bad)
 
     def _values(self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
-        """What is to be tokenised, and which of it could not be read."""
+        """Values to tokenise, and a mask of the unreadable ones."""
         column = self._packed.packing.document_column
         if self._is_columnar:
             if self._skipping_reader is not None:
@@ -124,7 +123,7 @@ class PackedReader(Reader[ChunkKey]):
             return self._packed.pool.values(ids, column), None
         values: list[Any] = [None] * len(ids)
         bad = np.zeros(len(ids), np.bool_)
-        for epoch in np.unique(epochs).tolist():  # what samples draw is another in each pass over them
+        for epoch in np.unique(epochs).tolist():  # samples draw other random numbers in each pass
             places = np.flatnonzero(epochs == epoch)
             read = partial(self._value, epoch)
             if self._skipping_reader is not None:
@@ -140,7 +139,7 @@ class PackedReader(Reader[ChunkKey]):
         return self._sample(epoch, sample_id)[self._packed.packing.document_column]
 
     def _documents(self, values: Any, bad: BadRows | None) -> list[Document]:
-        """Tokens of each value; of those that are bad none, so that the sequences are as if they were not there."""
+        """Tokens of each value. A bad one has none, as if the document did not exist."""
         assert self._encode is not None
         if bad is None:
             return self._encode(values)
@@ -154,7 +153,7 @@ class PackedReader(Reader[ChunkKey]):
         self._encode = encoder_of(self._packed.packing)
 
     def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Sample ids of lanes' documents, and in which pass over the data they are."""
+        """Sample ids of lanes' documents, and the pass over the data of each."""
         count, size = self._lanes_and_size()
         epochs, positions = np.array([place_of(*document, count, size) for document in documents], np.int64).T
         ids = np.empty(len(documents), np.int64)

@@ -75,7 +75,7 @@ class PackedRun(Run):
         return Lanes(self.packing, count, self._num_documents)
 
     def freeze_defaults(self, nodes: int, global_batch_size: int | None) -> None:
-        """As `Run.freeze_defaults`; the lanes are what they are from now on."""
+        """As `Run.freeze_defaults`; also fixes the number of lanes."""
         if self._lanes is None and global_batch_size is not None:
             self._lanes = self._make_lanes(global_batch_size)
         self.documents.freeze_defaults(nodes, self.lane_count)
@@ -118,7 +118,7 @@ class PackedRun(Run):
         global_batch_size: int | None,
         batches: BatchSpec | None = None,
     ) -> ResumeState:
-        """As `Run.state`, with what documents and lanes are pinned to, and the cuts to take lanes up from."""
+        """As `Run.state`, with the order of the documents, the packing and the lane states."""
         rows = super().state(epoch, sample, 1, global_batch_size, batches)
         count = self.lane_count
         documents = self.documents.state(0, 0, nodes, count or global_batch_size)
@@ -131,7 +131,7 @@ class PackedRun(Run):
         return replace(documents, epoch=epoch, sample_in_epoch=sample, epoch_size=rows.epoch_size, config=text)
 
     def _row(self, epoch: int, sample: int) -> int:
-        """The number in the run of a sequence of an epoch."""
+        """Number of an epoch's sequence, counted through the run."""
         return epoch * self.mixture.epoch_size + sample
 
     def _pinned(self, lanes: int | None) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class PackedRun(Run):
         """As `Run.resume`.
 
         Raises:
-            ResumeError: as `Run.resume`; or the state's sequences were packed in another way, or not at all.
+            ResumeError: as `Run.resume`; or the state's sequences were packed differently, or not at all.
         """
         pinned = state.pinned
         then = pinned.pop('packing', None)

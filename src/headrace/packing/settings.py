@@ -24,34 +24,32 @@ class Packing:
     sequence_length: int
     """Tokens of a sequence, padding included."""
     tokenizer: Any = None
-    """Turns texts into tokens: a `tokenizers.Tokenizer`, a tokenizer of `transformers`, a `tiktoken.Encoding`, or a
-    function from a list of column values to a list of token arrays, int[n] each, or of dicts with `input_ids` and, of
-    the same length, `labels`. None: the column holds tokens already, as an array of integers."""
+    """Turns texts into tokens: a `tokenizers.Tokenizer`, a `transformers` tokenizer, a `tiktoken.Encoding`, or a
+    function. The function takes a list of column values. It returns a list of token arrays, int[n], or of dicts with
+    `input_ids` and `labels` of one length. None: the column already holds arrays of integers."""
     column: str | None = None
     """The column that holds the document; None: `text` with a tokenizer, `tokens` without."""
     token_dtype: str | None = None
-    """What the bytes of tokens are, where the column holds bytes: `uint16`, `int32`, ..., in this machine's order."""
+    """Type of the tokens in a column of bytes: `uint16`, `int32`, ..., in this machine's byte order."""
     method: Method = 'best_fit'
-    """`best_fit`: a document stays whole where it is no longer than a sequence, and documents are combined so that
-    little is left to pad. `concatenate`: documents follow one another and are cut where a sequence is full; nothing is
-    padded."""
+    """`best_fit`: a document that fits into a sequence stays whole, and documents are combined to need little padding.
+    `concatenate`: documents follow one another and are cut at the end of each sequence, without padding."""
     bos_token_id: int | None = None
     """A token to put before each document."""
     eos_token_id: int | None = None
     """A token to put after each document."""
     pad_token_id: int = 0
-    """What a sequence is filled up with."""
+    """The padding token."""
     lanes: int | None = None
-    """How many sequences of documents are packed side by side: lane l takes each document whose position in the order
-    is l modulo the lanes. It belongs to the order of a run, whatever its ranks, which must divide it. None: as many as
-    a global batch has sequences when the run begins."""
+    """Number of lanes packed side by side. Lane l takes the documents whose position is l modulo the lanes. The number
+    is fixed for a run, and its ranks must divide it. None: the sequences of a global batch when the run begins."""
     sequences_per_epoch: int | None = None
-    """Sequences that trainers are told make an epoch, a multiple of the lanes. How many the documents make is not known
-    before they are tokenised, so that an epoch here need not be a pass over the documents: lanes go on through both.
-    None: the epoch does not end, and the loader has no length."""
+    """Sequences of an epoch for the trainer, a multiple of the lanes. An epoch need not be a pass over the documents,
+    because their number of sequences is not known before tokenising. None: the epoch does not end, and the loader has
+    no length."""
     window: int = 32
-    """Sequences that `best_fit` fills at a time, in each lane: with more of them less is padded, and more must be
-    tokenised before the first batch."""
+    """Sequences that `best_fit` fills at a time in each lane. A larger window pads less, but tokenises more before the
+    first batch."""
 
     def __post_init__(self) -> None:
         least = {'sequence_length': 2, 'lanes': 1, 'sequences_per_epoch': 1, 'window': 1, 'pad_token_id': 0}
@@ -77,12 +75,12 @@ class Packing:
 
     @property
     def rows_per_window(self) -> int:
-        """Sequences that are filled at a time."""
+        """Sequences filled at a time."""
         return self.window if self.method == 'best_fit' else 1
 
 
 def lanes_rule(sequences_per_epoch: int, lanes: int) -> str:
-    """What is wrong with a number of sequences that is no multiple of the lanes."""
+    """Message for a number of sequences that is not a multiple of the lanes."""
     below = sequences_per_epoch // lanes * lanes
     near = ' or '.join(str(size) for size in (below, below + lanes) if size)
     return (

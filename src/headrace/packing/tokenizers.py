@@ -1,4 +1,4 @@
-"""Texts to tokens, by whichever library: quickly, and without its global lock where it can."""
+"""Texts to tokens, by any supported library, in parallel where it releases the interpreter lock."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ LIBRARIES = ('tokenizers', 'transformers', 'tiktoken')
 
 
 def load_tokenizer(library: str, name: str) -> Any:
-    """A tokenizer by name, as a configuration has it.
+    """A tokenizer by name, as a configuration gives it.
 
     Args:
-        library: `tokenizers`, where the name is the path of a ``tokenizer.json``; `transformers`, where it is what
-            ``AutoTokenizer.from_pretrained`` takes; `tiktoken`, where it is the name of an encoding.
-        name: of the tokenizer.
+        library: `tokenizers`, `transformers` or `tiktoken`.
+        name: of `tokenizers`, the path of a ``tokenizer.json``; of `transformers`, an argument of
+            ``AutoTokenizer.from_pretrained``; of `tiktoken`, the name of an encoding.
 
     Raises:
         ConfigError: there is no such library or file.
@@ -54,13 +54,13 @@ def load_tokenizer(library: str, name: str) -> Any:
         raise MissingDependencyError(
             f'A tokenizer of {library} needs it to be installed: pip install {library}.'
         ) from error
-    except Exception as error:  # of whatever kind the library raises where a file or name is wrong
+    except Exception as error:  # libraries raise many kinds for a wrong file or name
         raise ConfigError(f'The tokenizer {name!r} of {library} cannot be loaded: {error}.') from error
     raise ConfigError(f'`library` of a tokenizer must be one of {list(LIBRARIES)}, but is {library!r}.')
 
 
 def encoder_of(packing: Packing) -> Encoder:
-    """A function from values of the document's column to documents, marked at their ends as is wanted.
+    """A function from values of the document's column to documents, with their begin and end tokens.
 
     Raises:
         ConfigError: the tokenizer is of no known kind.
@@ -82,7 +82,7 @@ def encoder_of(packing: Packing) -> Encoder:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """What tells one tokenizer from another, between processes and machines; the name only of what has no more."""
+    """A text that identifies a tokenizer on any machine: a hash of its content, or else its name."""
     if tokenizer is None:
         return 'none'
     library = _library(tokenizer)
@@ -110,7 +110,7 @@ def _library(tokenizer: Any) -> str:
 
 
 def _stored(dtype: str | None) -> Callable[[Sequence[Any]], Any]:
-    """Tokens that are stored as they are."""
+    """Tokens of a column that already holds tokens."""
 
     def tokens(value: Any) -> Any:
         if not isinstance(value, bytes):
@@ -128,7 +128,7 @@ def _stored(dtype: str | None) -> Callable[[Sequence[Any]], Any]:
 def _encode(tokenizer: Any) -> Callable[[Sequence[Any]], Any]:
     library = _library(tokenizer)
     if library == 'transformers' and getattr(tokenizer, 'backend_tokenizer', None) is not None:
-        # What it wraps does the same without making what nobody wants: masks, types, offsets, dicts.
+        # The wrapped tokenizer makes the same tokens without masks, types, offsets and dicts.
         tokenizer, library = tokenizer.backend_tokenizer, 'tokenizers'
     if library == 'tokenizers':
         tokenizer = _plain(tokenizer)
@@ -147,7 +147,7 @@ def _encode(tokenizer: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def _plain(tokenizer: Any) -> Any:
-    """A copy that neither cuts nor pads, whatever was asked of the tokenizer before, and takes all text as text."""
+    """A copy that neither truncates nor pads, and treats special tokens as plain text."""
     copy = type(tokenizer).from_str(tokenizer.to_str())
     copy.no_truncation()
     copy.no_padding()
@@ -156,7 +156,7 @@ def _plain(tokenizer: Any) -> Any:
 
 
 def _in_threads(encode: Callable[[str], list[int]]) -> Callable[[Sequence[Any]], Any]:
-    """Encode texts one by one, which frees the interpreter, in as many threads as there are for one call."""
+    """Encode texts one by one in threads; encoding releases the interpreter lock."""
     pool: list[ThreadPoolExecutor] = []
 
     def some(texts: Sequence[str]) -> list[list[int]]:
@@ -176,7 +176,7 @@ def _in_threads(encode: Callable[[str], list[int]]) -> Callable[[Sequence[Any]],
 
 
 def _threads() -> int:
-    """Of one call: workers share the cores."""
+    """Threads of one call; workers share the cores."""
     return 1 if torch.utils.data.get_worker_info() is not None else max(torch.get_num_threads(), 1)
 
 
