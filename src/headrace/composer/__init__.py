@@ -1,14 +1,13 @@
 """The plugin for MosaicML Composer.
 
 1. `data_spec.streaming_data_spec` makes Composer's `DataSpec` of a YAML file, a dataset or a loader.
-2. `batches` counts and cuts what that DataSpec hands to the trainer.
-3. `position.StreamingPosition`, a callback, keeps the loader where the trainer's time says it is.
-4. `statistics.DataStatistics`, a callback, logs what loaders count, by way of `headrace.metrics`.
-5. `spikes.LossSpikes`, a callback, writes beside the checkpoints what a loss spike was trained on, and what leaves it
-   out.
-6. `stream_metrics` makes metrics by stream such as Composer wants.
+2. `batches` counts and splits batches for that DataSpec.
+3. `position.StreamingPosition`, a callback, sets the loader to the trainer's time.
+4. `statistics.DataStatistics`, a callback, logs the loaders' counters through `headrace.metrics`.
+5. `spikes.LossSpikes`, a callback, writes the data of a loss spike beside the checkpoints, with a `skip` to omit it.
+6. `stream_metrics` makes metrics by stream for Composer.
 
-The position itself is the dataset's: Composer saves it with `StreamingDataset.state_dict`.
+The dataset owns the position: Composer saves it with `StreamingDataset.state_dict`.
 """
 
 from __future__ import annotations

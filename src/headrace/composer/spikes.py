@@ -1,4 +1,4 @@
-"""Watches the training loss: what a spike was trained on, and what leaves it out, in files beside the checkpoints."""
+"""A Composer callback that reports the data of loss spikes in files beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ _LOSS = 'loss/train/total'
 
 
 class LossSpikes(Callback):
-    """Writes what a loss spike was trained on, and the `skip` that leaves it out, beside the checkpoints.
+    """Writes the data of a loss spike, and the `skip` that omits it, beside the checkpoints.
 
-    For a spike in batch 147 of the run, ``loss-spike-batch147.json`` has every row of the global batch with its rank,
-    stream, shard and place; ``loss-spike-batch147.yaml`` is a configuration with the `skip` of the resumed run, to go
-    over the one of this run. What a spike is, `headrace.metrics.SpikeDetector` says. The loss is the one that Composer
-    logs, the mean over all ranks and microbatches, which it reads in each batch anyway. Rank 0 writes, and asks no
-    other rank: the plan knows all rows. The files are given to the trainer's loggers too, which may upload them.
+    For a spike in batch 147 of the run, ``loss-spike-batch147.json`` lists every row of the global batch with its rank,
+    stream, shard and place. ``loss-spike-batch147.yaml`` holds the `skip` of the resumed run, to merge over this run's
+    configuration. `headrace.metrics.SpikeDetector` defines a spike. The loss is the mean over ranks and microbatches
+    that Composer logs. Rank 0 writes alone, since the plan knows all rows. The trainer's loggers get the files too, and
+    may upload them.
 
     Args:
         factor: standard deviations above the median that make a spike, by the median absolute deviation.
-        window: batches whose losses are remembered.
-        warmup: batches to see before any is judged.
-        before: batches before a spike to leave out with it.
-        after: batches after a spike to leave out with it.
-        folder: folder to write to, with Composer's placeholders, such as ``{run_name}/spikes``; None: where
-            `CheckpointSaver` saves on this machine (`save_folder`).
+        window: number of remembered losses.
+        warmup: batches before the first judgement.
+        before: batches before a spike to skip with it.
+        after: batches after a spike to skip with it.
+        folder: output folder, with Composer's placeholders, such as ``{run_name}/spikes``; None: the local folder of
+            `CheckpointSaver` (`save_folder`).
         stop: end the training after the spike's batch, on all ranks.
-        limit: spikes that files are written for.
+        limit: maximum number of spikes with files.
 
     Raises:
-        ConfigError: a number is out of range; or, before the first step, the train loader is not headrace's, or no
-            folder is known.
+        ConfigError: a number is out of range; or, before the first step, the train loader is not headrace's, or the
+            folder is unknown.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LossSpikes(Callback):
         self._judged: dict[str, float] | None = None
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """See that there is something to explain, and where to write."""
+        """Check that the loader can be explained, and find the output folder."""
         _train_loader(state)
         self._place(state)
         self._reports.begin()
@@ -94,7 +94,7 @@ class LossSpikes(Callback):
                 warn(f'The loss of batch {number} was {spike}: {written}', stacklevel=2)
 
     def _write(self, spike: LossSpike, number: int, state: State, logger: Logger) -> str:
-        """Write what a spike was; returns a line on that."""
+        """Write the files of a spike; returns a line about them."""
         loader, folder = _train_loader(state), self._place(state)
         assert loader.handed_out is not None
         try:
@@ -102,7 +102,7 @@ class LossSpikes(Callback):
             folder.mkdir(parents=True, exist_ok=True)
             for file in files:
                 _write_one(file, folder, logger, state.run_name)
-        except Exception as error:  # a logger's uploads have errors of their own, and none may end a training
+        except Exception as error:  # no error of a logger's upload may end a training
             return f'what it was trained on could not be written: {error!r}'
         return f'see {folder / files[0].name}.' if files else 'nothing more is written of spikes.'
 
@@ -119,11 +119,11 @@ class LossSpikes(Callback):
         return Path(format_name_with_dist(folder, state.run_name))
 
     def state_dict(self) -> dict[str, Any]:
-        """The losses remembered, as one text: a sharded checkpoint must find the same keys in any run."""
+        """The remembered losses, as one text: a sharded checkpoint needs the same keys in any run."""
         return {'detector': json.dumps(self._detector.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the losses of a checkpoint."""
+        """Restore the losses of a checkpoint."""
         self._detector.load_state_dict(json.loads(state.get('detector', '{}')))
 
 

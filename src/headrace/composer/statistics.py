@@ -1,4 +1,4 @@
-"""What the data costs and what it is made of, in Composer's loggers."""
+"""Throughput, waits and the mix of streams, in Composer's loggers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,15 @@ __all__ = ['DataStatistics']
 class DataStatistics(Callback):
     """Logs throughput, waits for data, downloads and the mix of streams.
 
-    Figures are those of `headrace.metrics.DataMeter.read`. Samples, samples per second and streams are those of all
-    ranks, worked out from the plan; they go on after a resume. Tokens are those that Composer counts. Time in
-    evaluation does not count.
+    `headrace.metrics.DataMeter.read` defines the figures. Samples, samples per second and streams are of all ranks,
+    computed from the plan, and continue after a resume. Composer counts the tokens. Time in evaluation does not count.
 
     Args:
         every_n_batches: batches between two logs.
         per_stream: log samples, share and promised share of each stream.
-        per_stream_reads: log also what was downloaded of each stream, and how long its shards were waited for; None: if
-            at most 32 streams have to be downloaded.
-        sync_dist: add up downloads, requests, hits, stalls, waits and bad samples over all ranks, those of each stream
-            included, by one reduction at each log. If not, each rank's are its own.
+        per_stream_reads: also log downloads and waits of each stream; None: if at most 32 streams are remote.
+        sync_dist: add up the counters of reads and waits over all ranks, by one reduction per log. If not, each rank
+            logs its own.
 
     Raises:
         ConfigError: `every_n_batches` is below 1; or, before the first step, the train loader is not headrace's.
@@ -87,19 +85,19 @@ class DataStatistics(Callback):
         logger.log_metrics(figures)
 
     def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Let time stand still."""
+        """Pause the clock."""
         self._meter.pause()
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """Go on."""
+        """Resume the clock."""
         self._meter.resume()
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts of streams, as one text: a sharded checkpoint must find the same keys in any run."""
+        """The counts of streams, as one text: a sharded checkpoint needs the same keys in any run."""
         return {'counts': json.dumps(self._meter.state_dict())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the counts of a checkpoint."""
+        """Restore the counts of a checkpoint."""
         self._meter.load_state_dict(json.loads(state.get('counts', '{}')))
 
 

@@ -1,4 +1,4 @@
-"""Metrics by stream as Composer takes them: one metric, and one number, for each stream."""
+"""Metrics by stream for Composer: one metric with one number for each stream."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ __all__ = ['stream_metrics']
 
 
 def stream_metrics(metric: PerStream | PerStreamMean) -> dict[str, Metric]:
-    """The metrics of each stream, for `ComposerModel.get_metrics`, whose values Composer wants to be numbers.
+    """A metric for each stream, for `ComposerModel.get_metrics`, since Composer needs numbers as values.
 
     Args:
         metric: the metric of all streams; it is copied.
 
     Returns:
-        By the prefix of the metric and the name of the stream; each is updated, with the same arguments, as `metric`
-        would be, and counts its own stream's rows. The value is NaN where there were none on any rank. Which metric it
-        is of can be told by its attribute `metric`, a `PerStream` or `PerStreamMean`.
+        Metrics by the prefix of `metric` and the name of the stream. Each takes the arguments of `metric`, and counts
+        its own stream's rows. The value is NaN for a stream without rows on all ranks. The attribute `metric` holds a
+        `PerStream` or `PerStreamMean`.
     """
     return {metric.prefix + name: _OfStream(metric, number) for number, name in enumerate(metric.names)}
 
 
 class _OfStream(WrapperMetric):
-    """What a metric by stream says of one stream."""
+    """One stream's value of a metric by stream."""
 
     def __init__(self, metric: PerStream | PerStreamMean, number: int) -> None:
         super().__init__()
         self._streams, self._number = metric.names, number
         name, prefix = metric.names[number], metric.prefix
         self._name = prefix + name
-        # Of one stream, since one of all streams would hold a metric for each of them.
+        # Made for one stream: the original holds a metric for each stream.
         self.metric = (
             PerStreamMean([name], prefix=prefix)
             if isinstance(metric, PerStreamMean)
@@ -73,6 +73,6 @@ class _OfStream(WrapperMetric):
         return self.metric.compute()[self._name]
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset the metric."""
         super().reset()
         self.metric.reset()

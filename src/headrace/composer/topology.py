@@ -1,4 +1,4 @@
-"""Which rank of how many this process is, in Composer's words."""
+"""The topology of this process from Composer: its rank among how many."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def composer_topology(replication: int = 1) -> Topology:
     Raises:
         TopologyError: `replication` does not divide the ranks.
     """
-    # Composer cannot load a checkpoint where the launcher left NODE_RANK out. torchrun says it by another name.
+    # Composer cannot load a checkpoint without NODE_RANK, which torchrun sets under another name.
     if 'GROUP_RANK' in os.environ:
         os.environ.setdefault('NODE_RANK', os.environ['GROUP_RANK'])
     world_size = dist.get_world_size()
-    # Composer refuses to say how many ranks a node has where the launcher did not.
+    # Composer raises if the launcher did not set the number of ranks per node.
     local = os.environ.get('LOCAL_WORLD_SIZE', '')
     ranks_per_node = int(local) if local.isdigit() and int(local) and world_size % int(local) == 0 else world_size
     return Topology(
@@ -44,7 +44,7 @@ def composer_topology(replication: int = 1) -> Topology:
 
 
 def bind_topology(dataset: StreamingDataset) -> None:
-    """Have `dataset` read for the rank that Composer says this is, or check that it does.
+    """Bind `dataset` to Composer's rank, or check that it is bound to it.
 
     Raises:
         TopologyError: The dataset was given another rank or number of ranks.
@@ -60,7 +60,7 @@ def bind_topology(dataset: StreamingDataset) -> None:
             f'the launcher or torch.distributed has said how many ranks there are.'
         )
     elif known.replica_index is not None:
-        # Which of a sample's ranks counts its tokens follows from their being neighbours, as in Composer's mesh.
+        # Counting tokens needs the ranks of a sample to be neighbours, as in Composer's mesh.
         raise TopologyError(
             f'Under Composer, ranks that get the same samples must be consecutive, but the topology has rank '
             f'{known.rank} as replica {known.replica} with replication {known.replication}.'

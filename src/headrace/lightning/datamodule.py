@@ -46,30 +46,27 @@ _STAGES = {'fit': ('train', 'val'), 'validate': ('val',), 'test': ('test',), 'pr
 class StreamingDataModule(HookedDataModule):
     """Streaming datasets for a Lightning trainer: from a YAML file, or from datasets and loader options.
 
-    Ranks and nodes come from the trainer, never from the environment. Training goes on exactly where a checkpoint was
-    taken, on any number of ranks, nodes and workers; evaluation loaders give the same batches in every pass. Making
-    one reads at most the YAML file; datasets are opened in `setup`, unless they are given ready-made.
+    Ranks and nodes come from the trainer, never from the environment. Training resumes exactly, on any number of ranks,
+    nodes and workers. Evaluation loaders give the same batches in every pass. The constructor reads at
+    most the YAML file; `setup` opens datasets that are not ready-made.
 
     Args:
-        config: a YAML file, its content as a mapping, or what `headrace.mixing.load_config` returned. It says all
-            about the loaders: of the arguments below, only `overrides`, `collate_fn`, `worker_init_fn`,
-            `dataset_class`, `prepare`, `topology`, `save_rng`, `position_files` and, if it gives no other value,
-            `batch_size` go with it.
-        overrides: what goes over the configuration, such as `['train.loader.num_workers=8']`.
+        config: a YAML file, its content as a mapping, or a configuration from `headrace.mixing.load_config`. It
+            describes the loaders completely. The arguments that go with it are `overrides`, the callables,
+            `topology`, `save_rng`, `position_files` and, if it has none, `batch_size`.
+        overrides: changes to the configuration, such as `['train.loader.num_workers=8']`.
         train: the training dataset: a `StreamingDataset`, its keyword arguments, a function that makes it, or a
-            `headrace.mixing.LoaderConfig`. Or several, in a list or by name: each step gets a batch of each, in a list
-            or a dict, and each keeps a position of its own. (To mix streams in one batch, give one dataset with
-            several streams.)
-        train_mode: when an epoch of several training loaders ends, as Lightning's `CombinedLoader` has it: with the
-            longest, the others beginning anew meanwhile ('max_size_cycle') or giving None ('max_size'), or with the
-            shortest, what is left of the others being left out ('min_size').
+            `headrace.mixing.LoaderConfig`. Or several, in a list or by name: each step gets a list or dict with a batch
+            of each, and each has its position. (To mix streams in one batch, give one dataset with several streams.)
+        train_mode: end of an epoch of several training loaders, as in Lightning's `CombinedLoader`. 'max_size_cycle':
+            with the longest, while the others restart. 'max_size': with the longest, while the others give None.
+            'min_size': with the shortest.
         val: as `train`, for validation. Lightning numbers the loaders of several in their order.
         test: as `val`, for tests.
         predict: as `val`, for predictions.
-        prepare: called once, on rank 0 of the whole run, before any dataset is opened, while the other ranks wait: to
-            convert data, or to upload it. It runs at every start, and must see for itself what is done already.
-        batch_size: samples per device. An evaluation dataset with a batch size of its own keeps it, and so does one of
-            several training datasets.
+        prepare: a function that converts or uploads data. Rank 0 of the whole run calls it before any dataset is
+            opened; the other ranks wait. It runs at every start, so it must detect finished work.
+        batch_size: samples per device. An evaluation dataset or one of several training datasets keeps its batch size.
         num_workers: of all loaders, as PyTorch's: processes of each that read.
         pin_memory: of all loaders, as PyTorch's.
         drop_last: of all loaders, as PyTorch's: leave out the samples after the last full global batch.
@@ -80,10 +77,10 @@ class StreamingDataModule(HookedDataModule):
         mark_streams: of all loaders: put the number of each row's stream into the batch, under `headrace.STREAM`.
         collate_fn: of all loaders, as PyTorch's.
         worker_init_fn: of all loaders, as PyTorch's.
-        dataset_class: what to make in place of `StreamingDataset`; it takes the same keywords.
-        topology: in place of what the trainer's strategy says of nodes and of ranks that share their samples: a
-            `headrace.Topology`; a `DeviceMesh`, whose data-parallel dimensions read different samples; fields, such as
-            `{'replication': 2}`; or a function that returns one of these and is called with the trainer in `setup`.
+        dataset_class: class to use instead of `StreamingDataset`; it takes the same keywords.
+        topology: nodes and replication, if the trainer's strategy does not know them. A `headrace.Topology`; a
+            `DeviceMesh`, whose data-parallel dimensions read different samples; fields, such as `{'replication': 2}`;
+            or a function of the trainer that returns one of these, called in `setup`.
         save_rng: save the random generators of rank 0 in checkpoints, and restore them on every rank.
         position_files: write the position as JSON beside each checkpoint, for people: `epoch=1-step=120.headrace.json`.
 
@@ -92,8 +89,7 @@ class StreamingDataModule(HookedDataModule):
     """
 
     batch_size: int | None
-    """Samples per device and training step. May be set: by `BatchSizeFinder`, or by hand. None: not known before
-    `setup`."""
+    """Samples per device and training step. `BatchSizeFinder` and users may set it. None: not known before `setup`."""
 
     def __init__(
         self,
@@ -162,7 +158,7 @@ class StreamingDataModule(HookedDataModule):
         if not any(self._sources.values()):
             raise ConfigError('A StreamingDataModule needs data: give `config`, or one of train, val, test, predict.')
         for section in SECTIONS:
-            # Lightning takes a method that it finds for a loader that there is.
+            # Lightning expects a loader wherever it finds this method.
             name = f'{section}_dataloader'
             if not self._sources[section] and getattr(type(self), name) is getattr(StreamingDataModule, name):
                 setattr(self, name, None)
@@ -170,8 +166,8 @@ class StreamingDataModule(HookedDataModule):
         self._train_mode: TrainMode = train_mode
         self._prepare = prepare
         if prepare is not None:
-            self.prepare_data_per_node = False  # what is uploaded is uploaded once
-        # As `save_hyperparameters` does, which compares what it is given with every argument of a subclass.
+            self.prepare_data_per_node = False  # one upload is enough
+        # As `save_hyperparameters`, which would check the names against a subclass's arguments.
         self._set_hparams({'headrace': hyperparameters(self._sources, batch_size=batch_size, **workers)})
         self._hparams_initial = copy.deepcopy(self._hparams)
         self._log_hyperparams = True
@@ -196,12 +192,12 @@ class StreamingDataModule(HookedDataModule):
         self._trainer = trainer
 
     def __iter__(self) -> Iterator[Any]:
-        """No iteration: `pytorch_lightning` takes a module that it does not know for a loader, and asks for this."""
+        """Raise: `pytorch_lightning` takes an unknown module for a loader, and iterates it."""
         _refuse_pytorch_lightning()
 
     @override
     def prepare_data(self) -> None:
-        """Call what was given as `prepare`."""
+        """Call `prepare`, if it was given."""
         if self._prepare is not None:
             self._prepare()
 
@@ -217,7 +213,7 @@ class StreamingDataModule(HookedDataModule):
         topology = topology_of(trainer, self._topology)
         callbacks: list[Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] — set by a connector
         if self._callback not in callbacks:
-            # First of all, so that it has seen a batch or an exception before ModelCheckpoint saves.
+            # First, so that it sees a batch or an exception before ModelCheckpoint saves.
             callbacks[:] = [self._callback, *(other for other in callbacks if not isinstance(other, PositionCallback))]
         if self._position_files and stage == 'fit':
             write_position_files(trainer, self._callback.state_key)
@@ -235,9 +231,9 @@ class StreamingDataModule(HookedDataModule):
                 self._batch_size_of(source)
 
     def bind(self, trainer: Trainer) -> None:
-        """Have the datasets that are open know the ranks of a trainer, and take its position for this module's.
+        """Bind open datasets to a trainer's ranks, and the position to its counters.
 
-        For loaders that were passed to the trainer by hand: `setup` does it for those of its own data module.
+        Only needed for loaders that you pass to the trainer yourself; `setup` binds a data module's own.
         """
         self._trainer, topology = trainer, topology_of(trainer, self._topology)
         for section in SECTIONS:
@@ -265,7 +261,7 @@ class StreamingDataModule(HookedDataModule):
             last = self.position
             batches = {source.name if len(sources) > 1 else '': self._batches_of(source) for source in sources}
             self.position = TrainPosition(batches, trainer, self._train_mode)
-            if last is not None:  # another trainer trains from the start; the same one goes on with the next epoch
+            if last is not None:  # another trainer starts anew; the same one continues with the next epoch
                 self._callback.has_new_trainer = last.has_begun and last.trainer is not trainer
                 self.position.move()
         self._set_up_position()
@@ -367,10 +363,10 @@ class StreamingDataModule(HookedDataModule):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Have the training go on where `state_dict` was taken. Without effect outside of `fit`.
+        """Resume the training from `state_dict`. Without effect outside of `fit`.
 
         Raises:
-            ResumeError: the state is no state, or belongs to other data, another mixture or another order.
+            ResumeError: the state is malformed, or belongs to other data, another mixture or another order.
         """
         is_fitting = self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
         if self.position is not None and is_fitting and is_position(state_dict):

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 __all__ = ['FabricLoader', 'FabricLoaders', 'setup']
 
 Single: TypeAlias = LoaderConfig | StreamingDataset | StreamingDataLoader
-"""What makes one loader."""
+"""Source of one loader."""
 
 
 class FabricLoader:
     """A `StreamingDataLoader` whose batches lie on a Fabric's device. `setup` makes it.
 
-    What `fabric.setup_dataloaders` returns has no state of its own, so this one holds both: it iterates the one, and
-    saves and restores its position by the other. Put it into the state that `fabric.save` and `fabric.load` get.
+    The loader of `fabric.setup_dataloaders` has no state. This one iterates it, and saves and restores the position of
+    the `StreamingDataLoader` beneath. Put it into the state for `fabric.save` and `fabric.load`.
 
     Args:
         loader: the loader, bound to the Fabric's ranks.
@@ -43,7 +43,7 @@ class FabricLoader:
     def __init__(self, loader: StreamingDataLoader, fabric: Fabric, *, move_to_device: bool = True) -> None:
         self.loader = loader
         """The loader itself, with its plan and sizes."""
-        # No sampler is wanted: the plan says which samples are this rank's.
+        # The plan selects this rank's samples, so no sampler is needed.
         self._moved = fabric.setup_dataloaders(loader, use_distributed_sampler=False, move_to_device=move_to_device)
 
     @property
@@ -53,7 +53,7 @@ class FabricLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next `iter` begins, or goes on with after a resume."""
+        """The epoch that the next `iter` begins, or continues after a resume."""
         return self.loader.next_pass()[0]
 
     @property
@@ -63,12 +63,12 @@ class FabricLoader:
 
     @property
     def own_samples(self) -> int:
-        """Rows of the batch handed out last that are no padding; see `StreamingDataLoader.own_samples`."""
+        """Rows of the last batch without padding; see `StreamingDataLoader.own_samples`."""
         return self.loader.own_samples
 
     @property
     def own_bad_rows(self) -> npt.NDArray[np.bool_]:
-        """Which rows of the batch handed out last are bad samples; see `StreamingDataLoader.own_bad_rows`."""
+        """Mask of the bad samples in the last batch; see `StreamingDataLoader.own_bad_rows`."""
         return self.loader.own_bad_rows
 
     def __len__(self) -> int:
@@ -76,18 +76,18 @@ class FabricLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches of the next epoch, or of the rest of the one that was loaded, on the device."""
+        """Batches of the next epoch, or of the rest of a resumed one, on the device."""
         return iter(self._moved)
 
     def state_dict(self) -> dict[str, int | str]:
-        """The position after the batch that was handed out last, the same on every rank."""
+        """The position after the last batch, the same on every rank."""
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next `iter` continue where `state` was taken; at the end of an epoch, with the next epoch.
+        """Let the next `iter` continue after `state`; after the end of an epoch, with the next epoch.
 
         Raises:
-            ResumeError: the state is no state, or belongs to other data, another mixture or another order.
+            ResumeError: the state is malformed, or belongs to other data, another mixture or another order.
         """
         self.loader.load_state_dict(state)
 
@@ -98,7 +98,7 @@ class FabricLoaders:
 
     train: FabricLoader | None
     val: dict[str, FabricLoader]
-    """Those of `eval`, by name; a single one without a name is called by its section: 'val', 'test', 'predict'."""
+    """The loaders of `eval` by name; the name of a single unnamed one is its section: 'val', 'test', 'predict'."""
     test: dict[str, FabricLoader]
     predict: dict[str, FabricLoader]
 
@@ -151,24 +151,23 @@ def setup(
     """Loaders for a launched Fabric, in place of `fabric.setup_dataloaders`.
 
     Ranks and nodes come from the Fabric, never from the environment, and no process group is made. The returned
-    loaders keep their position: `fabric.save(path, {'model': model, 'data': loader})`, and `fabric.load` with the same
-    on any number of ranks, nodes and workers.
+    loaders save their position: `fabric.save(path, {'model': model, 'data': loader})`. `fabric.load` restores it on any
+    number of ranks, nodes and workers.
 
     Args:
         fabric: the Fabric, launched.
-        data: a YAML file, its content as a mapping, or what `headrace.mixing.load_config` returned: all its loaders.
-            Or one loader's `headrace.mixing.LoaderConfig`, a `StreamingDataset`, or a `StreamingDataLoader`.
-        overrides: what goes over a file or a mapping, such as `['train.loader.num_workers=8']`.
-        evaluation: of one loader that is not ready-made: give epoch 0's batches in every pass, and mark what only fills
-            up the last batch, as the evaluation loaders of a file do.
-        replication: consecutive ranks that get the same samples, where the Fabric's strategy does not know it.
-        topology: in place of what the strategy says of nodes and of ranks that share their samples, as
-            `StreamingDataModule`'s; a function is called with the Fabric.
+        data: a YAML file, its content as a mapping, or a configuration from `headrace.mixing.load_config`: all its
+            loaders. Or one loader's `headrace.mixing.LoaderConfig`, a `StreamingDataset`, or a `StreamingDataLoader`.
+        overrides: changes to a file or a mapping, such as `['train.loader.num_workers=8']`.
+        evaluation: give epoch 0's batches in every pass, and mark padding in the last batch. Only for one loader that
+            is not ready-made; the evaluation loaders of a file always do so.
+        replication: consecutive ranks that get the same samples, if the Fabric's strategy does not know it.
+        topology: as `StreamingDataModule`'s; a function is called with the Fabric.
         move_to_device: whether batches are moved to the Fabric's device, as by `fabric.setup_dataloaders`.
         collate_fn: as PyTorch's; not for a ready-made loader.
         worker_init_fn: as PyTorch's; not for a ready-made loader.
-        dataset_class: what to make in place of `StreamingDataset`, for configurations.
-        options: `batch_size`, `num_workers` and whatever else `StreamingDataLoader` takes, for a dataset.
+        dataset_class: class to use instead of `StreamingDataset`, for configurations.
+        options: arguments of `StreamingDataLoader`, such as `batch_size` and `num_workers`, for a dataset.
 
     Returns:
         The loader; for a file, a mapping or a `Config`, all its loaders.

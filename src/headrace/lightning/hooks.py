@@ -1,4 +1,4 @@
-"""What a data module's subclass does to samples, as the loaders' workers do it."""
+"""The `transform` and `collate` hooks of data modules, run by the loaders' workers."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ if TYPE_CHECKING:
 
 __all__ = ['HookedDataModule', 'SampleHooks']
 
-# What belongs to the training, and neither can nor should be sent to a worker.
+# Attributes of the training process that are not sent to workers.
 _OF_THE_TRAINING = ('_trainer', '_callback', '_sources', '_topology', '_prepare', 'position')
 
 
 class HookedDataModule(LightningDataModule):
-    """A data module whose subclasses say what becomes of samples on their way into batches."""
+    """A data module whose subclasses transform and collate samples."""
 
     _collate_fn: Collate | None = None
 
     def transform(self, sample: Any, section: str) -> Any:  # noqa: ARG002 - for subclasses
-        """What is trained on in place of a sample: override it to tokenise, to augment, to choose columns.
+        """A sample made ready for training: override it to tokenise, augment or choose columns.
 
-        Runs where batches are made, so in the workers where there are some.
+        It runs in the workers, if there are some.
 
         Args:
             sample: a sample of the dataset, a dict from column to value.
             section: train, val, test or predict.
 
         Returns:
-            What `collate` gets; here the sample itself.
+            A value for `collate`; by default the sample itself.
         """
         return sample
 
     def collate(self, samples: list[Any], section: str) -> Any:  # noqa: ARG002 - for subclasses
-        """A batch of samples: override it to pad, to pack, to build tensors. Runs where `transform` does.
+        """A batch of samples: override it to pad, pack or build tensors. It runs where `transform` does.
 
         Args:
-            samples: what `transform` returned, one for each row.
+            samples: values from `transform`, one for each row.
             section: train, val, test or predict.
 
         Returns:
-            The batch; here what `collate_fn` makes of them, by default `torch.utils.data.default_collate`.
+            The batch; by default from `collate_fn`, or else `torch.utils.data.default_collate`.
         """
         return (self._collate_fn or default_collate)(samples)
 
@@ -58,7 +58,7 @@ class HookedDataModule(LightningDataModule):
 class SampleHooks:
     """A data module's `transform` and `collate` as one `collate_fn`.
 
-    A worker that is spawned gets a copy of the module without its trainer and its datasets.
+    A spawned worker gets a copy of the module without its trainer and its datasets.
 
     Args:
         module: the module.
@@ -69,7 +69,7 @@ class SampleHooks:
         self._module = module
         self._section = section
         self.row_at_hand: int | None = None
-        """The row that is being transformed, for the error that it may raise."""
+        """Row whose transform raised, for the error message."""
 
     def __call__(self, samples: list[Any]) -> Any:
         """A batch of samples."""

@@ -1,4 +1,4 @@
-"""What loggers and checkpoints are told of a data module's arguments."""
+"""A data module's arguments as hyperparameters for loggers and checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (Config, LoaderConfig)):
         return _plain(to_mapping(value))
     if isinstance(value, StreamingDataset):
-        # It has been made, by whatever class; where its data is says most of it.
+        # The dataset is ready-made, so its arguments are unknown; the places of its data say most.
         streams = [{'name': stream.name, 'remote': stream.remote, 'local': stream.local} for stream in value.streams]
         return {'streams': _plain(streams), 'shuffle_seed': value.shuffle_seed}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The loaders that the data module hands to Lightning."""
+"""The training loaders that the data module returns to Lightning."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ __all__ = ['TrackedLoader', 'TrackedLoaders']
 
 
 class TrackedLoader(StreamingDataLoader):
-    """A `StreamingDataLoader` that says when a pass begins, and when a batch is handed out.
+    """A `StreamingDataLoader` that reports the begin of a pass, and each batch.
 
-    Lightning calls `iter` more often than it iterates, and makes the loader anew for `overfit_batches`, so a pass
-    begins with the first `next`, and everything special comes by keyword.
+    A pass begins with the first `next`, because Lightning also calls `iter` without iterating.
 
     Args:
         dataset: as `StreamingDataLoader`'s.
-        listener: told when a pass begins, before its first batch is read, and when a batch is handed out.
+        listener: called when a pass begins, before its first batch is read, and for each batch.
         fixed_epoch, max_epochs, mark_streams, remainder, options: as `StreamingDataLoader`'s.
     """
 
-    # Lightning makes a loader anew with what the names of `__init__` find among its attributes.
+    # For `overfit_batches`, Lightning copies a loader from the attributes named like its `__init__` parameters.
     def __init__(
         self,
         dataset: StreamingDataset,
@@ -68,8 +67,8 @@ class TrackedLoaders(CombinedLoader):
     Args:
         loaders: the loaders, in the collection that a step's batches come in.
         mode: when a pass ends.
-        position: told when a pass begins, before its first batches are read, and when batches are handed out; asked for
-            the length of a pass.
+        position: called when a pass begins, before its first batches are read, and for each step; knows the length of
+            a pass.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class TrackedLoaders(CombinedLoader):
 
     @override
     def __len__(self) -> int:
-        # Of loaders whose epochs differ, Lightning's sum knows only the epochs that they are in.
+        # Lightning's sum ignores that a loader's epochs may differ in length.
         length = self._position.length(is_begun=self._is_begun)
         return super().__len__() if length is None else length
 

@@ -1,9 +1,8 @@
-"""What a SLURM job is told by signals, done between two batches.
+"""Signals to a SLURM job, handled between two batches.
 
-Lightning saves a checkpoint, and has the job requeued, in the handler of the signal: wherever the program is by then.
-Between the optimizer's step and Lightning's count of it, or between the updates of two weights, that checkpoint holds a
-batch that it does not count, which is then trained twice. Of several ranks, one may save while another one is still
-reducing gradients; so they agree first.
+Lightning saves a checkpoint and requeues the job inside the signal handler, at any point of the program. After an
+optimizer step that Lightning has not counted yet, that checkpoint would train a batch twice. One rank may also save
+while another reduces gradients. So ranks agree first, and then handle the signal between two batches.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ __all__ = ['RequeueCallback', 'act_on_signals_between_batches']
 
 
 def act_on_signals_between_batches(trainer: Trainer) -> None:
-    """Have a trainer in a SLURM job act on signals between batches. Calling again changes nothing."""
+    """Make a trainer in a SLURM job handle signals between batches. Calling again changes nothing."""
     connector: Any = getattr(trainer, '_accelerator_connector', None)
     environment = None if connector is None else connector.cluster_environment
     callbacks: list[Callback] = trainer.callbacks  # pyright: ignore[reportAttributeAccessIssue] — set by a connector
@@ -32,12 +31,12 @@ def act_on_signals_between_batches(trainer: Trainer) -> None:
         return
     if not any(isinstance(callback, RequeueCallback) for callback in callbacks):
         signals = (environment.requeue_signal, signal.SIGTERM)
-        # Last of all, so that all others have seen the batch that is saved.
+        # Last, so that all other callbacks have seen the saved batch.
         callbacks.append(RequeueCallback([signum for signum in signals if signum is not None]))
 
 
 class RequeueCallback(Callback):
-    """Takes Lightning's handlers of signals, and calls them between two batches, on all ranks at once.
+    """Calls Lightning's signal handlers between two batches, on all ranks at once.
 
     Args:
         signals: the signals.
@@ -57,7 +56,7 @@ class RequeueCallback(Callback):
         self._take_handlers()
 
     def _take_handlers(self) -> None:
-        # Lightning sets them anew for each fit, and puts back what was there when it ends.
+        # Lightning sets its handlers for each fit, and restores the previous ones at the end.
         for signum in self._signals:
             handler = signal.getsignal(signum)
             if isinstance(handler, _HandlersCompose):
@@ -94,7 +93,7 @@ class RequeueCallback(Callback):
         if not self._handlers or not decide(bool(self._received), all=False):
             return
         for signum, handler in self._handlers.items():
-            # The handler of the first may be what brings the second: SLURM ends a job that is requeued.
+            # The first handler may cause the second signal: SLURM ends a requeued job.
             if decide(signum in self._received, all=False):
                 self._received.discard(signum)
                 handler(signum, None)

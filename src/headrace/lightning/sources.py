@@ -1,4 +1,4 @@
-"""What the data module is given, and the datasets and loader options that this means."""
+"""Datasets and loader options from the data module's arguments."""
 
 from __future__ import annotations
 
@@ -30,18 +30,16 @@ __all__ = [
 
 if TYPE_CHECKING:
     Source: TypeAlias = StreamingDataset | LoaderConfig | Mapping[str, Any] | Callable[[], StreamingDataset]
-    """A dataset; or its configuration, its keyword arguments, or a function that makes it, for when the ranks are
-    known."""
+    """A dataset, or a recipe to make it once ranks are known: a configuration, keyword arguments, or a function."""
 
     Sources: TypeAlias = Source | Mapping[str, Source] | Sequence[Source]
     """One source, or several, with names or without."""
 
     Configuration: TypeAlias = str | os.PathLike[str] | Mapping[str, Any] | Config
-    """A YAML file, its content (OmegaConf's included), or what `headrace.mixing.load_config` made of it."""
+    """A YAML file, its content as a mapping (OmegaConf's too), or its `Config`."""
 else:
-    # What is read when the program runs is read by LightningCLI, which makes command line arguments of signatures.
-    # Where a class is named, it makes an object of each mapping: datasets would be opened before the ranks are known,
-    # and a file would be saved as what was made of it.
+    # LightningCLI turns signatures into command line arguments, and would build an object for each class named here.
+    # Datasets would then open before the ranks are known, and saved configurations would hold their contents.
     Source = Mapping[str, Any] | Callable[[], StreamingDataset]
     Sources = Source
     Configuration = str | Mapping[str, Any]
@@ -51,30 +49,30 @@ SECTIONS = ('train', 'val', 'test', 'predict')
 
 @dataclasses.dataclass(slots=True)
 class LoaderSource:
-    """One loader to be: where its dataset comes from, and how it is read."""
+    """Recipe of one loader: its dataset and its options."""
 
     section: str
-    """The argument that it was given by."""
+    """The argument that named it."""
     name: str
-    """Its name, or number, among several of the section; empty for the only one."""
+    """Its name or number among several of the section; empty for the only one."""
     source: Source
     options: Mapping[str, Any]
-    """Of the loader, other than the batch size."""
+    """Loader options without the batch size."""
     dataset_class: Callable[..., StreamingDataset] | None = None
     dataset: StreamingDataset | None = None
     """The dataset, once it is open."""
     topology: Topology | None = None
-    """What it was opened on."""
+    """The topology that the dataset was opened on."""
     batch_size: int | None = None
-    """Samples per device, as the dataset was given them."""
+    """Samples per device, from the dataset."""
 
     @property
     def label(self) -> str:
-        """What messages call it."""
+        """Name in messages."""
         return f'{self.section} {self.name}'.rstrip()
 
     def open(self, topology: Topology) -> StreamingDataset:
-        """The dataset, bound to the topology. Made at the first call, or when a configuration meets other ranks."""
+        """The dataset, bound to the topology. A configuration makes it anew for other ranks."""
         dataset = self.dataset
         if isinstance(self.source, LoaderConfig):
             if dataset is None or self.topology != topology:

@@ -1,4 +1,4 @@
-"""Watches the training loss: what a spike was trained on, and what leaves it out, in files beside the checkpoints."""
+"""A Lightning callback that reports the data of loss spikes in files beside the checkpoints."""
 
 from __future__ import annotations
 
@@ -27,31 +27,30 @@ __all__ = ['LossSpikes']
 
 
 class LossSpikes(Callback):
-    """Writes what a loss spike was trained on, and the `skip` that leaves it out, beside the checkpoints.
+    """Writes the data of a loss spike, and the `skip` that omits it, beside the checkpoints.
 
-    For a spike in batch 147 of the run, ``loss-spike-batch147.json`` has every row of the global batch with its rank,
-    stream, shard and place; ``loss-spike-batch147.yaml`` is a configuration with the `skip` of the resumed run, to go
-    over the one of this run. What a spike is, `headrace.metrics.SpikeDetector` says. The loss of each batch is judged
-    when the next one is done, so that nothing waits for the device; it is kept across a resume. Rank 0 writes, and asks
-    no other rank: the plan knows all rows.
+    For a spike in batch 147 of the run, ``loss-spike-batch147.json`` lists every row of the global batch with its rank,
+    stream, shard and place. ``loss-spike-batch147.yaml`` holds the `skip` of the resumed run, to merge over this run's
+    configuration. `headrace.metrics.SpikeDetector` defines a spike. Each loss is judged after the next batch, without
+    waiting for the device. Checkpoints keep the losses. Rank 0 writes alone, since the plan knows all rows.
 
     Args:
         factor: standard deviations above the median that make a spike, by the median absolute deviation.
-        window: batches whose losses are remembered.
-        warmup: batches to see before any is judged.
-        before: batches before a spike to leave out with it.
-        after: batches after a spike to leave out with it.
-        folder: where to write, a path or a URL; None: where the first `ModelCheckpoint` saves, or the trainer's
+        window: number of remembered losses.
+        warmup: batches before the first judgement.
+        before: batches before a spike to skip with it.
+        after: batches after a spike to skip with it.
+        folder: output folder, a path or a URL; None: the first `ModelCheckpoint`'s, or the trainer's
             `default_root_dir`.
-        monitor: a logged value to watch, by its name; None: the loss that `training_step` returns.
-        sync_dist: watch the mean over all ranks, by one reduction of a number in each batch. If not, that of rank 0,
-            to which the rows of other ranks make no difference. A value of `monitor` is taken as it was logged.
+        monitor: name of a logged value to watch; None: the loss that `training_step` returns.
+        sync_dist: watch the mean loss over all ranks, by one reduction per batch. If not, rank 0's, which ignores the
+            rows of other ranks. A value of `monitor` is taken as it was logged.
         stop: end the training after a spike, as `trainer.should_stop` does.
-        limit: spikes that files are written for.
+        limit: maximum number of spikes with files.
 
     Raises:
-        ConfigError: a number is out of range; or, before the first step, no training loader is headrace's, or `stop`
-            is to act on what only rank 0 knows; or, at the first batch, there is no loss to watch.
+        ConfigError: a number is out of range. Before the first step: no training loader is headrace's, or `stop` on
+            several ranks lacks `sync_dist`. At the first batch: there is no loss to watch.
     """
 
     def __init__(
@@ -96,13 +95,13 @@ class LossSpikes(Callback):
         batches = {name: TrainedBatch(loader, *new) for name, (loader, new) in self._new(trainer).items()}
         loss = self._loss(trainer, pl_module, outputs)
         if loss is not None:
-            # Lightning types its counters by what they have in common.
+            # Lightning's types of its counters lack their names.
             progress: Any = trainer.fit_loop.epoch_loop.batch_progress
             number = progress.total.processed - 1
             self._last = _Batch(loss, number, logged_steps(trainer), batches)
 
     def _new(self, trainer: Trainer) -> dict[str, tuple[StreamingDataLoader, tuple[BatchPlan, int]]]:
-        """The loaders that had a batch in this step, and which; with `max_size`, one that is used up has none."""
+        """The loaders with a batch in this step, and that batch; with `max_size`, an exhausted one has none."""
         found: dict[str, tuple[StreamingDataLoader, tuple[BatchPlan, int]]] = {}
         for name, loader in _loaders(trainer).items():
             now, before = loader.handed_out, self._handed_out.get(name)
@@ -123,7 +122,7 @@ class LossSpikes(Callback):
         loss: Any = cast('Mapping[str, Any]', outputs).get('loss') if isinstance(outputs, Mapping) else outputs
         if not isinstance(loss, torch.Tensor):
             if pl_module.automatic_optimization:
-                return None  # a step that was left out
+                return None  # a skipped step
             raise ConfigError(
                 f'LossSpikes watches the loss that `training_step` returns, but with manual optimization it returned '
                 f'{type(outputs).__name__}. Return the loss, or give `monitor`, the name of a value that is logged.'
@@ -136,7 +135,7 @@ class LossSpikes(Callback):
         return loss
 
     def _judge(self, trainer: Trainer) -> None:
-        """Look at the batch before, whose loss the device has by now."""
+        """Judge the previous batch, whose loss is computed by now."""
         last, self._last = self._last, None
         spike = None if last is None else self._detector.add(last.loss.item())
         if last is None or spike is None:
@@ -155,13 +154,13 @@ class LossSpikes(Callback):
             )
 
     def _write(self, spike: LossSpike, last: _Batch, trainer: Trainer) -> str:
-        """Write what a spike was; returns a line on that."""
+        """Write the files of a spike; returns a line about them."""
         folder = self._folder or _checkpoint_folder(trainer)
         try:
             files = self._reports.files(spike, last.number, last.batches, optimizer_step=last.optimizer_step)
             for file in files:
                 write_text(f'{folder}/{file.name}', file.text)
-        except Exception as error:  # a store has errors of its own, and none may end a training
+        except Exception as error:  # no store error may end a training
             return f'what it was trained on could not be written: {error!r}'
         return f'see {folder}/{files[0].name}.' if files else 'nothing more is written of spikes.'
 
@@ -171,7 +170,7 @@ class LossSpikes(Callback):
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._judge(trainer)  # it may be what raised
+        self._judge(trainer)  # the spike may be the cause
 
     @property
     @override
@@ -189,13 +188,13 @@ class LossSpikes(Callback):
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """A batch that was trained, and is not judged yet."""
+    """A trained batch that is not judged yet."""
 
     loss: torch.Tensor
     number: int
-    """Of the run, in batches."""
+    """Number in the run."""
     optimizer_step: int
-    """Of the run, in Lightning's loggers."""
+    """Step number in Lightning's loggers."""
     batches: dict[str, TrainedBatch]
 
 

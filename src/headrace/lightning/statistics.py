@@ -1,4 +1,4 @@
-"""What the data costs and what it is made of, in any Lightning logger and in the progress bar."""
+"""Throughput, waits and the mix of streams, in any Lightning logger and in the progress bar."""
 
 from __future__ import annotations
 
@@ -25,22 +25,20 @@ _TEXT_EVERY = 1.0  # seconds
 class DataStatistics(Callback):
     """Logs throughput, waits for data, downloads and the mix of streams, and shows them in the progress bar.
 
-    Figures are those of `headrace.metrics.DataMeter.read`, at the steps at which Lightning logs. Samples, samples per
-    second and streams are those of all ranks, worked out from the plan; they go on after a resume, and count what is
-    trained. Time in validation does not count. With several training loaders figures are sums, and streams are named
+    `headrace.metrics.DataMeter.read` defines the figures; they are logged at Lightning's log steps. Samples, samples
+    per second and streams are of all ranks, computed from the plan. They count trained batches, and continue after a
+    resume. Time in validation does not count. With several training loaders, figures are sums, and streams are named
     ``mix/<loader>/<stream>/...``.
 
     Args:
         every_n_steps: optimizer steps between two logs; None: the trainer's `log_every_n_steps`.
-        tokens: number of tokens of a batch, an int or a tensor of one element; by default
+        tokens: function that counts a batch's tokens, as an int or a tensor of one element; by default
             `headrace.metrics.count_tokens`.
         per_stream: log samples, share and promised share of each stream.
-        per_stream_reads: log also what was downloaded of each stream, and how long its shards were waited for; None: if
-            at most 32 streams have to be downloaded.
+        per_stream_reads: also log downloads and waits of each stream; None: if at most 32 streams are remote.
         progress_bar: show downloads, waits and shares of streams in the trainer's progress bar.
-        sync_dist: add up downloads, requests, hits, stalls, waits, bad samples and tokens over all ranks, those of each
-            stream included, by one reduction at each log. If not, they are those of rank 0, whose tokens stand for
-            every rank's.
+        sync_dist: add up the counters of reads, waits and tokens over all ranks, by one reduction per log. If not,
+            they are rank 0's, and its tokens stand for every rank's.
 
     Raises:
         ConfigError: `every_n_steps` is below 1; or, before the first step, no training loader is headrace's.
@@ -80,7 +78,7 @@ class DataStatistics(Callback):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._follow(trainer)  # Lightning may have made them anew
+        self._follow(trainer)  # Lightning may have replaced them
 
     def _follow(self, trainer: Trainer) -> None:
         loaders = dict(streaming_loaders(trainer.train_dataloader))
@@ -118,7 +116,7 @@ class DataStatistics(Callback):
 
     def _log(self, trainer: Trainer) -> None:
         is_summed = self._sync_dist and trainer.world_size > 1
-        # Of ranks that add up, none may stay away, whether it has a logger or not.
+        # All ranks must take part in a reduction, with or without a logger.
         if not (is_summed or (trainer.is_global_zero and trainer.loggers)):
             return
 
@@ -148,7 +146,7 @@ class DataStatistics(Callback):
     # -- the progress bar ------------------------------------------------------------------------------------------
 
     def _show_in(self, bar: Any) -> None:
-        """Have a progress bar of any kind show the texts: each of them asks its own `get_metrics` for what to show."""
+        """Add the texts to a progress bar's `get_metrics`, which bars of any kind call."""
         if bar is None or self._bar is bar:
             return
         shown = bar.get_metrics
@@ -162,7 +160,7 @@ class DataStatistics(Callback):
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._bar is not None:
-            del self._bar.get_metrics  # of the object; that of its class is there again
+            del self._bar.get_metrics  # the class's method is visible again
             self._bar = None
 
     # -- across a resume -------------------------------------------------------------------------------------------
@@ -182,7 +180,7 @@ class DataStatistics(Callback):
 
 
 def streaming_loaders(data: Any, label: str = '') -> list[tuple[str, StreamingDataLoader]]:
-    """The loaders of headrace's in what a trainer trains on, with the keys that lead to them."""
+    """The `StreamingDataLoader`s in a trainer's training data, with the keys that lead to them."""
     if isinstance(data, StreamingDataLoader):
         return [(label, data)]
     parts: Mapping[Any, Any] = {}
@@ -198,7 +196,7 @@ def streaming_loaders(data: Any, label: str = '') -> list[tuple[str, StreamingDa
 
 def logged_steps(trainer: Trainer) -> int:
     """The number of the step under way."""
-    # As Lightning's own callbacks: what loggers take for the step, also after a resume.
+    # Lightning's loggers use this number, also after a resume.
     return trainer.fit_loop.epoch_loop._batches_that_stepped
 
 

@@ -1,4 +1,4 @@
-"""Which rank of how many a trainer or a Fabric is."""
+"""The topology of a trainer or a Fabric: its rank among how many."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     TopologyOverride: TypeAlias = (
         Topology | DeviceMesh | Mapping[str, int] | Callable[[Any], Topology | DeviceMesh | Mapping[str, int]]
     )
-    """A topology; a device mesh; fields of a topology that are other than the trainer's; or a function that returns one
-    of these for the trainer or the Fabric, when its ranks are known."""
+    """A topology, a device mesh, or fields that replace the trainer's. Or a function of the trainer or the Fabric that
+    returns one of these, called when ranks are known."""
 else:
-    # What LightningCLI makes command line arguments of: fields.
+    # The forms that LightningCLI can read from a command line.
     TopologyOverride = Mapping[str, int] | Callable[[Any], Any]
 
 __all__ = ['TopologyOverride', 'topology_of', 'topology_of_fabric', 'with_replication']
@@ -33,12 +33,12 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(Topology))
 def topology_of(trainer: Trainer, override: TopologyOverride | None = None) -> Topology:
     """The trainer's topology; ranks that share their samples (tensor parallelism) become `replication`.
 
-    Taken from the trainer, never from the environment: Lightning's own launchers set no RANK, and some ranks of a
-    `ModelParallelStrategy` must see the same data.
+    The environment is not used: Lightning's launchers set no RANK, and some ranks of a `ModelParallelStrategy` must see
+    the same data.
 
     Args:
         trainer: the trainer.
-        override: what holds in place of what the trainer's strategy says of replicas and nodes.
+        override: replicas and nodes to use instead of the strategy's.
 
     Raises:
         TopologyError: the replicas do not divide the ranks, or the override is of another rank or world.
@@ -59,7 +59,7 @@ def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None)
 
     Args:
         fabric: the Fabric, launched.
-        override: what holds in place of what the Fabric's strategy says of replicas and nodes.
+        override: replicas and nodes to use instead of the strategy's.
 
     Raises:
         TopologyError: the replicas do not divide the ranks, or the override is of another rank or world.
@@ -77,7 +77,7 @@ def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None)
 
 
 def with_replication(topology: Topology, replication: int | None, label: str) -> Topology:
-    """The topology with a number of ranks that share their samples, where the trainer does not know of any.
+    """The topology with a replication that the trainer does not know.
 
     Raises:
         TopologyError: the trainer knows another number.
@@ -121,7 +121,7 @@ def _overridden(found: Topology, given: Topology | DeviceMesh | Mapping[str, int
         unknown = sorted(set(given) - _FIELDS)
         if unknown:
             raise TopologyError(f'topology has no {", ".join(unknown)}; it has {", ".join(sorted(_FIELDS))}.')
-        # Another replication leaves nothing of what the strategy says about replicas.
+        # The strategy's replica index is void under another replication.
         topology = dataclasses.replace(found, **{'replica_index': None, **given} if 'replication' in given else given)
     elif isinstance(given, Topology):
         topology = given
@@ -131,7 +131,7 @@ def _overridden(found: Topology, given: Topology | DeviceMesh | Mapping[str, int
             f'trainer, but got {type(given).__name__}.'
         )
     if (topology.rank, topology.world_size) != (found.rank, found.world_size):
-        # A topology that was made before the ranks were started would be the same on all of them.
+        # A topology made before the ranks started would be the same on all of them.
         raise TopologyError(
             f'topology says that this is rank {topology.rank} of {topology.world_size}, but by {strategy} it is rank '
             f'{found.rank} of {found.world_size}. Leave rank and world_size out, `topology={{"replication": 2}}`, or '

@@ -1,4 +1,4 @@
-"""The position in every checkpoint, and Lightning's counters in agreement with it at every resume."""
+"""A callback that saves the position in every checkpoint, and corrects Lightning's counters at every resume."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RNG_KEY = 'headrace.rng'
 
 
 class HasPosition(Protocol):
-    """What the callback needs of a `StreamingDataModule`."""
+    """The part of a `StreamingDataModule` that the callback uses."""
 
     @property
     def position(self) -> TrainPosition | None:
@@ -48,10 +48,10 @@ class HasPosition(Protocol):
 
 
 class PositionCallback(Callback):
-    """Keeps a `StreamingDataModule` and Lightning's loops in step. The module adds it to its trainer by itself.
+    """Synchronises a `StreamingDataModule` with Lightning's loops. The module adds it to its trainer by itself.
 
-    Its copy of the position does not depend on the data module's class, whose name Lightning looks for in a
-    checkpoint: a class may be renamed between two runs, or keep another state of its own.
+    Lightning finds a data module's state by its class name. The callback's copy of the position survives a renamed
+    class, or one with other state.
 
     Args:
         datamodule: the module whose position it is.
@@ -64,11 +64,11 @@ class PositionCallback(Callback):
         self._random_state: dict[str, Any] | None = None
         self._begin_epoch_loop = False
         self.empty_epochs = 0
-        """Epochs that the data passed over before training starts, and that Lightning does not count yet."""
+        """Empty epochs skipped before training starts, which Lightning has not counted yet."""
         self._is_behind = False
         self._batches = 0
         self.has_new_trainer = False
-        """Whether the position was another trainer's until now."""
+        """Whether the position belonged to another trainer until now."""
         self._warnings: list[str] = []
         self._is_first_batch = False
 
@@ -79,7 +79,7 @@ class PositionCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        # Loaders that were passed by hand were made before there were ranks, in the process that spawned them.
+        # Loaders passed to the trainer directly were made before ranks started.
         if trainer.datamodule is None:  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
             self._datamodule.bind(trainer)
         position = self._datamodule.position
@@ -99,7 +99,7 @@ class PositionCallback(Callback):
         loaders = checkpoint['loops']['fit_loop']['state_dict'].get('combined_loader', [])
         entries = loader_entries(state) if state else {}
         if len(loaders) == len(entries):
-            # Lightning asked the loaders, which know what they handed out, not what was trained.
+            # Lightning saved the loaders' states, which count delivered batches, not trained ones.
             loaders[:] = [entry['position'] for entry in entries.values()]
         if self._save_rng:
             checkpoint[_RNG_KEY] = random_state()
@@ -114,7 +114,7 @@ class PositionCallback(Callback):
         loaders = fit_loop['state_dict'].get('combined_loader', [])
         copies = [checkpoint.get(type(self._datamodule).__qualname__), checkpoint['callbacks'].get(self.state_key)]
         if len(loaders) == len(position.loaders):
-            # The data module owns the position: what a loader says of itself must not be loaded after it.
+            # The data module owns the position: a loader's own state must not be loaded after it.
             del fit_loop['state_dict']['combined_loader']
             copies += [{'position': loaders[0]}] if len(loaders) == 1 and 'sample_in_epoch' in loaders[0] else []
         state = next((copy for copy in copies if copy and is_position(copy)), None)
@@ -129,7 +129,7 @@ class PositionCallback(Callback):
             position.load_state_dict(state)
         batches = state.get('trainer_batches', trained_batches(fit_loop))
         if 'trainer_epoch' in state:
-            # At the end of an epoch, as a smaller limit may have made it, the position moved to the next one's start.
+            # A smaller limit may have ended the epoch; the position then moved to the next one's start.
             epochs = state['trainer_epoch'] + position.rolled_over
         else:
             epochs = trained_epochs(fit_loop, is_epoch_start=position.is_epoch_start)
@@ -156,12 +156,12 @@ class PositionCallback(Callback):
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Lightning asks for the number of batches once. An epoch of which something is left out has fewer.
+        # Lightning asks for the number of batches once. Skipped samples make an epoch shorter.
         position = self._datamodule.position
         if self._is_behind:
             catch_up(trainer.fit_loop)
             self._is_behind = False
-        # A loader without a length ends by itself; its pass has begun already, for Lightning reads a batch ahead.
+        # A loader without a length ends by itself. Its pass has begun already, since Lightning prefetches a batch.
         has_length = trainer.fit_loop.max_batches != float('inf')
         batches = position.length(is_begun=False) if position is not None and has_length else None
         if batches is not None:
@@ -182,7 +182,7 @@ class PositionCallback(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._restore_random_state()
         if self._is_first_batch:
-            # The scheduler acts at an epoch's start, which does not come again in a resumed epoch.
+            # The scheduler acts at an epoch's start, which a resumed epoch does not repeat.
             for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
                 if isinstance(callback, GradientAccumulationScheduler):
                     trainer.accumulate_grad_batches = callback.get_accumulate_grad_batches(trainer.current_epoch)

@@ -1,9 +1,9 @@
 """Lightning's loop counters in a checkpoint, rewritten to agree with the position of the data.
 
-Lightning counts batches and resumes by these counts, on its own: it ends an epoch when the count reaches the number of
-batches. That count is wrong when the global batch size changed, when the checkpoint was taken at the end of an epoch,
-while a batch failed, or between two accumulated batches. Each count is kept for the current epoch (`current`) and for
-the whole run (`total`), as ready >= started >= processed >= completed.
+Lightning resumes by its own counts of batches, and ends an epoch when the count reaches the number of batches. That
+count is wrong after a change of the global batch size. It is also wrong in a checkpoint from the end of an epoch,
+from a failed batch, or from between two accumulated batches. Each count exists for the current epoch (`current`) and
+for the run (`total`), as ready >= started >= processed >= completed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Counters = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Where Lightning's fit loop shall go on."""
+    """The point at which Lightning's fit loop resumes."""
 
     epochs: int
     """Finished epochs."""
     batches: int
     """Batches trained in all epochs."""
     done: int
-    """Batches of the epoch under way that need not come again, in batches of the size that the run now has."""
+    """Finished batches of the current epoch, in batches of the present size."""
     steps: int
     """Optimizer steps."""
     is_epoch_start: bool
@@ -60,8 +60,8 @@ def rewrite(fit_loop: Counters, restart: Restart) -> bool:
         state['_batches_that_stepped'] = restart.steps
         return True
     if validated:
-        # Lightning goes on after the validation, or finishes it. Unfinished, it must begin anew: the metrics of its
-        # first batches are lost.
+        # Lightning resumes after the validation, or inside it. An unfinished validation must restart, because the
+        # metrics of its first batches are lost.
         _set(batches['total'], restart.batches)
         _begin_anew(fit_loop['epoch_loop.val_loop.batch_progress'])
         return False
@@ -74,7 +74,7 @@ def rewrite(fit_loop: Counters, restart: Restart) -> bool:
 
 
 def trained_epochs(fit_loop: Counters, *, is_epoch_start: bool) -> int:
-    """Finished epochs, for a checkpoint that does not say so itself: Lightning counts the last one late or early."""
+    """Finished epochs, for a checkpoint without the position's count: Lightning counts the last one late or early."""
     current = fit_loop['epoch_progress']['current']
     if is_epoch_start:
         anything = fit_loop['epoch_loop.batch_progress']['current']['processed'] > 0
@@ -83,26 +83,26 @@ def trained_epochs(fit_loop: Counters, *, is_epoch_start: bool) -> int:
 
 
 def trained_batches(fit_loop: Counters) -> int:
-    """Batches trained in all epochs, for a checkpoint that does not say so itself."""
+    """Batches trained in all epochs, for a checkpoint without the position's count."""
     return int(fit_loop['epoch_loop.batch_progress']['total']['processed'])
 
 
 def pass_over(fit_loop: Any, epochs: int) -> None:
-    """Count epochs as processed that have no batches: Lightning ends by this count. `catch_up` follows."""
+    """Count empty epochs as processed, since Lightning ends by this count. `catch_up` follows."""
     for counts in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
         counts.processed += epochs
 
 
 def catch_up(fit_loop: Any) -> None:
-    """Have the other counts of epochs agree with the one of those processed, while an epoch begins."""
+    """Set the other counts of epochs to the processed ones, while an epoch begins."""
     for counts in (fit_loop.epoch_progress.current, fit_loop.epoch_progress.total):
-        # An epoch's number is that of the completed ones: until now it was, for all hooks, that of the last epoch.
+        # The completed count is the epoch's number. All hooks of the last epoch needed its old value.
         counts.ready = counts.processed + 1
         counts.started = counts.completed = counts.processed
 
 
 def set_batches(trainer: Trainer, batches: int) -> None:
-    """Have the epoch that begins end after so many batches, and its validations follow in the same proportion."""
+    """Set the length of the epoch that begins, and scale its validation interval."""
     fit_loop: Any = trainer.fit_loop
     fit_loop.max_batches = batches
     fit_loop._combined_loader.limits = batches

@@ -1,7 +1,7 @@
 """The position as JSON beside each checkpoint: for people, and for `headrace explain --state`.
 
-A checkpoint says where training was only to those who load it, with its weights. The file is right or absent: it goes
-before its checkpoint is overwritten or removed, and comes when the new one is written.
+Reading the position from a checkpoint means loading its weights. The file is right or absent: it is removed before its
+checkpoint changes, and written after it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POSITION_FILE_SUFFIX = '.headrace.json'
 
 
 def write_position_files(trainer: Trainer, key: str) -> None:
-    """Have a trainer write the position beside each checkpoint from now on.
+    """Make a trainer write the position beside each checkpoint from now on.
 
     Args:
         trainer: the trainer; calling again changes nothing.
@@ -41,8 +41,8 @@ def write_position_files(trainer: Trainer, key: str) -> None:
     """
     outer: Any = None
     inner: Any = trainer.strategy.checkpoint_io
-    # The innermost, since `AsyncCheckpointIO` returns before its thread has written the checkpoint: the file comes
-    # after it, in the same thread.
+    # `AsyncCheckpointIO` returns before its thread has written the checkpoint. Innermost, the file follows it in the
+    # same thread.
     while isinstance(inner, _WrappingCheckpointIO):
         if isinstance(inner, PositionFiles):
             return
@@ -118,7 +118,7 @@ class PositionFiles(_WrappingCheckpointIO):
         beside = position_file(path)
         try:
             action(beside, *args)
-        except Exception as error:  # a store has errors of its own, and none may end a training
+        except Exception as error:  # no store error may end a training
             rank_zero_warn(redact(f'{beside} could not be brought up to date, and is absent or old: {error!r}'))
 
 
@@ -152,12 +152,12 @@ def _order_and_streams(name: str, position: ResumeState) -> list[str]:
 
 
 def _of(name: str) -> str:
-    """What a line about one of several loaders begins with."""
+    """Prefix of a line about one of several loaders."""
     return f'{name}: ' if name else ''
 
 
 def write_text(path: str, text: str) -> None:
-    """Write a small file in one piece, to a path, below folders that are made if need be, or to a URL."""
+    """Write a small file atomically to a path, with its folders, or to a URL."""
     store, place = fsspec.core.url_to_fs(path)
     if isinstance(store, LocalFileSystem):
         # A transaction of fsspec's would be atomic too, but is shared with a checkpoint that a thread is writing.

@@ -1,4 +1,4 @@
-"""Checks of a training's data and warnings of data that it drops, both before its first step."""
+"""Checks and warnings about a training's data, before its first step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHER_TRAINER = (
 
 
 def check_training(position: TrainPosition) -> None:
-    """Check that each epoch of Lightning's has a batch of each loader, and that an endless one is the only one.
+    """Check that each of Lightning's epochs has a batch of each loader, and that an endless epoch is the only one.
 
     Raises:
         ConfigError: a loader has no batch, or the trainer ends an epoch of packed data that has no end.

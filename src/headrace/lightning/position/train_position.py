@@ -21,15 +21,15 @@ __all__ = ['TrainPosition', 'is_position']
 
 
 class TrainPosition(PositionTracker):
-    """A tracker that asks Lightning's counters what was trained.
+    """A position tracker that reads trained batches from Lightning's counters.
 
-    A batch counts when Lightning has processed it and its gradients are in the weights. A failed batch does not count,
-    nor do batches since the last optimizer step of `accumulate_grad_batches`.
+    A batch counts when its gradients are in the weights. A failed batch does not count, nor do batches since the last
+    optimizer step of `accumulate_grad_batches`.
 
     Args:
         loaders: the training loaders by name, or the only one.
         trainer: the trainer that trains on them. May be set.
-        mode: how several of them make an epoch of Lightning's.
+        mode: how several loaders form an epoch.
     """
 
     advice = 'the learning rate, accumulate_grad_batches and an integer val_check_interval'
@@ -39,7 +39,7 @@ class TrainPosition(PositionTracker):
     ) -> None:
         super().__init__(loaders, mode)
         self.trainer = trainer
-        self._counts = 0, 0  # of Lightning when the pass began, or was resumed: epochs and batches
+        self._counts = 0, 0  # Lightning's epochs and batches when the pass began or resumed
 
     @property
     @override
@@ -58,7 +58,7 @@ class TrainPosition(PositionTracker):
 
     @override
     def begin(self, places: Places | None = None) -> None:
-        """Begin a pass: Lightning's counters are those from before its first batch.
+        """Begin a pass, with Lightning's counters from before its first batch.
 
         Without a loader's length, Lightning begins the first pass of a later `fit` twice.
         """
@@ -74,8 +74,8 @@ class TrainPosition(PositionTracker):
         begun, progress = self._pass, self._batches
         if begun is not None:
             begun.trained = max(progress.total.processed - self._counts[1], 0)
-            # Lightning may end a pass before its last batch: `limit_train_batches`, or a hook that returns -1. It says
-            # so as soon as it has that batch, which may fail yet.
+            # Lightning may end a pass early: `limit_train_batches`, or a hook that returns -1. `is_last_batch` is set
+            # before that batch is trained, which may still fail.
             begun.is_over = progress.is_last_batch and 0 < begun.handed_out <= begun.trained
             if not begun.is_over and begun.trained < self._whole(begun):
                 begun.trained -= min(begun.trained, progress.current.processed % self.trainer.accumulate_grad_batches)
@@ -93,21 +93,21 @@ class TrainPosition(PositionTracker):
 
     @property
     def unfinished(self) -> Places | None:
-        """The places at which the last pass was left, if it is neither over nor comes again."""
+        """The places at which the last pass stopped, unless it is finished or will restart."""
         if self._pass is None or self._comes_again(self._pass):
             return None
         places, _, is_over = self._here()
         return None if is_over else places
 
     def length(self, *, is_begun: bool) -> int | None:
-        """Batches of the pass under way, or of the next one; None where all have the same number."""
+        """Batches of the current pass, or of the next one; None if all have the same number."""
         if not any(loader.epochs_differ for loader in self.loaders):
             return None
         first_epochs = self._pass.first_epochs if is_begun and self._pass is not None else self._next_first_epochs()
         return self._length([(epoch, 0) for epoch in first_epochs], first_epochs)
 
     def restart(self, *, epochs: int, batches: int, steps: int) -> Restart:
-        """Where Lightning must go on for the position that was loaded."""
+        """The point at which Lightning must resume for the loaded position."""
         first_epochs = self._next_first_epochs()
         whole = self._length([(epoch, 0) for epoch in first_epochs], first_epochs)
         return Restart(
@@ -124,5 +124,5 @@ class TrainPosition(PositionTracker):
 
 
 def is_position(state: Mapping[str, Any]) -> bool:
-    """Whether a state is a `TrainPosition`'s, or holds one."""
+    """Whether a state is of a `TrainPosition`."""
     return 'position' in state or 'loaders' in state
