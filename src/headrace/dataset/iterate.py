@@ -51,7 +51,7 @@ def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
             for row, sample in enumerate(_samples(dataset, epoch, plan.ids(k).tolist())):
                 yield PADDING_KEY.put(sample, row >= own_samples) if is_marked else sample
     finally:
-        dataset.pool.rest()
+        dataset.pool.pause()
         dataset.progress.end(epoch)
 
 

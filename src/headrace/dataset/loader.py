@@ -261,7 +261,7 @@ class StreamingDataLoader(DataLoader[Any]):
         self.dataset.progress.end(epoch)
         self._epoch_under_way = None
         if not self.num_workers:
-            self.dataset.pool.rest()
+            self.dataset.pool.pause()
         if not self.persistent_workers:
             # A traceback or a user's variable may keep PyTorch's iterator, but must not keep its workers.
             getattr(source, '_shutdown_workers', lambda: None)()

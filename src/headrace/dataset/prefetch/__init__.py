@@ -1,1 +1,1 @@
-"""Shards are fetched ahead of the reader, in the order of their first use."""
+"""Prefetch of shards, in the order of their first use."""

@@ -1,4 +1,4 @@
-"""Whether a cache limit leaves room: for any shard, and for those that a shuffled order reads side by side."""
+"""Checks of a cache limit: room for any shard, and for those that a shuffled order reads side by side."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def fixed_bytes(streams: Sequence[Stream]) -> int:
 
 
 def require_room(limit: int, streams: Sequence[Stream]) -> None:
-    """See that the largest shard that is offered can be fetched, before any is: it may come late in the epoch.
+    """Check that the largest shard can be fetched, before the first fetch: it may come late in the epoch.
 
     Args:
         limit: bytes.
         streams: the streams, opened.
 
     Raises:
-        ConfigError: the limit does not hold it beside what is never evicted.
+        ConfigError: the limit does not hold it beside the files that are never evicted.
     """
     fixed = fixed_bytes(streams)
     for stream in streams:
@@ -54,10 +54,10 @@ def require_room(limit: int, streams: Sequence[Stream]) -> None:
 
 
 def bytes_side_by_side(streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> int:
-    """Bytes of the shards that one node reads in turn, about; 0 where it reads one after the other.
+    """Approximate bytes of the shards that one node reads in turn; 0 if it reads one after the other.
 
-    A canonical node spreads the samples of a shard over ``block_size`` samples of its sequence, so it reads as many
-    shards in turn as have that many samples; a node reads its share of the canonical nodes side by side.
+    A canonical node spreads the samples of a shard over ``block_size`` samples of its sequence. So it reads in turn as
+    many shards as have that many samples. A node reads its share of the canonical nodes side by side.
 
     Args:
         streams: the streams, opened.

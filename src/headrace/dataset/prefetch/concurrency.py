@@ -1,4 +1,4 @@
-"""How many shards should be under way at the same time."""
+"""The number of concurrent fetches of shards."""
 
 from __future__ import annotations
 
@@ -10,44 +10,42 @@ __all__ = ['Concurrency', 'Starvation']
 
 _SHORTEST: Final = 0.5  # seconds of a comparison
 _LONGEST: Final = 10.0  # seconds after which it begins anew
-_FEWEST: Final = 4  # shards of one
-_STARVED: Final = 0.05  # of the time; if batches come late for more, more at once is tried
-_GRACE: Final = 0.1  # seconds that they may come late beside: a server may hesitate once
-_WORTH: Final = 1.3  # times as many bytes a second, from twice as many at once
-_PAUSE: Final = 30.0  # seconds to the next trial after one that was in vain; then twice as long
+_FEWEST: Final = 4  # shards of a comparison
+_STARVED: Final = 0.05  # share of the time that batches may be late before a trial
+_GRACE: Final = 0.1  # seconds that they may be late besides: a server may hesitate once
+_WORTH: Final = 1.3  # gain in bytes a second that justifies twice the concurrency
+_PAUSE: Final = 30.0  # seconds from a failed trial to the next; doubles each time
 _LONGEST_PAUSE: Final = 600.0
 
 
 class Concurrency:
-    """Begins with one shard at a time; doubles while batches come late, as long as that brings more bytes a second.
+    """Begins with one shard at a time, and doubles while batches come late and throughput grows.
 
-    Where the network is the limit, what comes at the same time shares it: each shard delays those that are needed
-    before it, and nothing is gained. Where a connection is (object stores give some tens of MB/s to each), or the
-    latency of small objects, more of them are faster. Which of these it is shows only when it is tried, as TCP's
-    congestion control has it (Cardwell et al., "BBR: Congestion-Based Congestion Control", 2016, probes for bandwidth
-    so); and that only matters where somebody waits. A trial that is in vain delays the shard that is needed next by the
-    time of another one. So one begins when batches have come late by as much: waiting for large shards is never more
-    than doubled by it.
+    If the network is the limit, concurrent fetches share it: each shard delays those that are needed before it. If the
+    limit is a connection (object stores give each some tens of MB/s) or the latency of small objects, more fetches are
+    faster. Only a trial can tell, as in the congestion control of TCP (Cardwell et al., "BBR: Congestion-Based
+    Congestion Control", 2016). It only matters while a trainer waits. A failed trial delays the next shard by the time
+    of another one. So a trial begins once batches have been late by as much, and at most doubles the wait.
 
-    What other processes fetched counts too: that they and this one take from each other is no gain.
+    Fetches of other processes count too: throughput taken from them is no gain.
     """
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic, *, width: int = 1) -> None:
-        """Take the most that may be, a clock in seconds, and how many may be at first."""
+        """Take the highest width, a clock in seconds, and the first width."""
         self.width = width
-        """How many may be under way now."""
+        """Number of concurrent fetches allowed now."""
         self._most, self._clock = most, clock
-        self._before: float | None = None  # bytes a second, with half as many, of a trial that goes on
+        self._before: float | None = None  # bytes a second before the running trial
         self._next_trial, self._pause = -float('inf'), _PAUSE
         self._compare(0.0)
 
     def begin(self, starved: float) -> None:
-        """Something else is fetched from now on, perhaps after a while.
+        """Begin with other shards, perhaps after a while.
 
         Args:
-            starved: Seconds that batches have come late until now, in all.
+            starved: total seconds that batches have been late.
         """
-        if self._before is not None:  # a trial that nobody will judge
+        if self._before is not None:  # the trial ends without a result
             self._before = None
             self.width //= 2
         self._compare(starved)
@@ -56,11 +54,11 @@ class Concurrency:
         self._since, self._starved_before, self._bytes, self._shards = self._clock(), starved, 0, 0
 
     def arrived(self, size: int, starved: float) -> None:
-        """A shard of so many bytes is there.
+        """Count a shard that has arrived.
 
         Args:
-            size: Its bytes.
-            starved: Seconds that batches have come late until now, in all.
+            size: its bytes.
+            starved: total seconds that batches have been late.
         """
         self._bytes += size
         self._shards += 1
@@ -79,7 +77,7 @@ class Concurrency:
                 self._next_trial = self._clock() + self._pause
                 self._pause = min(2 * self._pause, _LONGEST_PAUSE)
             elif elapsed < _LONGEST:
-                return  # a batch that is waited for now has come late when it is there
+                return  # a late batch counts only once it arrives
             self._before = None
             self._compare(starved)
         elif is_starved and late > a_shard and 2 * self.width <= self._most and self._clock() >= self._next_trial:
@@ -91,23 +89,23 @@ class Concurrency:
 
 
 class Starvation:
-    """Seconds that batches came late, in all."""
+    """Total seconds that batches were late."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._waited = self._since = 0.0
         self.source: Callable[[], float] | None = None
-        """Says so; None: batches came late as long as the reader waited for shards."""
+        """The trainer's waits; None: the reader's waits for shards count instead."""
 
     @property
     def seconds(self) -> float:
-        """How many until now."""
+        """Seconds until now."""
         return self._waited if self.source is None else self.source()
 
     def begin(self) -> None:
-        """The reader begins to wait for a shard."""
+        """Note that the reader begins to wait for a shard."""
         self._since = self._clock()
 
     def end(self) -> None:
-        """The reader waits no more."""
+        """Note that the reader's wait has ended."""
         self._waited += self._clock() - self._since

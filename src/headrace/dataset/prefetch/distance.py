@@ -1,4 +1,4 @@
-"""How far ahead of its reader a process has shards fetched."""
+"""The look-ahead of the prefetch."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _FEWEST = 2  # shards ahead, however large they are
 
 
 class LookAhead(NamedTuple):
-    """How far ahead of its reader a process has shards fetched."""
+    """Distance of the prefetch from its reader."""
 
     batches: int
     bytes: float
-    """Of shards fetched and not yet used."""
+    """Bytes of shards that were fetched and not yet used."""
     lag: int = 8
-    """Batches by which another rank may be behind: its trainer has not taken what its workers have read."""
+    """Batches by which another rank may be behind: its workers read ahead of its trainer."""
 
 
 def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> LookAhead:
-    """How far a process that makes batches looks ahead for shards to fetch.
+    """The look-ahead of a process that makes batches.
 
     Args:
-        predownload: samples for each worker, as the dataset was given them; None: some samples, bounded in bytes.
+        predownload: the dataset's number of samples for each worker; None: a default, bounded in bytes.
         batch_size: samples of a batch on this rank.
         workers: processes that make batches of this rank in turn.
     """
@@ -42,19 +42,19 @@ class ShardsAhead:
     """The shards that were fetched ahead of the reader and not used yet."""
 
     def __init__(self, most: float) -> None:
-        """Take the bytes that are enough."""
+        """Take the number of bytes that is enough."""
         self._most = most
         self._first_uses: deque[tuple[int, int]] = deque()  # (first batch, bytes)
         self.bytes = 0
-        """Of all these shards."""
+        """Bytes of all these shards."""
 
     @property
     def is_enough(self) -> bool:
-        """Whether no more shards need to be fetched ahead now."""
+        """Whether the prefetch is far enough ahead."""
         return self.bytes >= self._most and len(self._first_uses) >= _FEWEST
 
     def add(self, first: int, size: int) -> None:
-        """Count a shard of so many bytes that batch `first` uses."""
+        """Count a shard of `size` bytes that batch `first` uses."""
         bisect.insort(self._first_uses, (first, size))
         self.bytes += size
 

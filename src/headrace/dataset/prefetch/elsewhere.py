@@ -14,8 +14,8 @@ class Elsewhere:
     """Shards that other processes fetch. Each delays the shards that are needed after it, but not for ever.
 
     Args:
-        patience: Seconds for which a shard that does not come delays others.
-        clock: Seconds.
+        patience: seconds for which a shard that does not come delays others.
+        clock: the time in seconds.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float]) -> None:
@@ -27,15 +27,15 @@ class Elsewhere:
         return bool(self._shards)
 
     def add(self, first: int, shard: int) -> None:
-        """Another process fetches a shard that batch `first` uses."""
+        """Add a shard of another process that batch `first` uses."""
         self._shards.setdefault(shard, (first, self._clock() + self._patience))
 
     def discard(self, shard: int) -> bool:
-        """Forget a shard; whether it was known."""
+        """Forget a shard; True if it was known."""
         return self._shards.pop(shard, None) is not None
 
     def keep(self, shards: Container[int]) -> None:
-        """Forget all others."""
+        """Forget all but these shards."""
         self._shards = {shard: item for shard, item in self._shards.items() if shard in shards}
 
     def clear(self) -> None:
@@ -43,7 +43,7 @@ class Elsewhere:
         self._shards.clear()
 
     def to_look_at(self) -> list[int]:
-        """The shards, if it is time to see which of them have come."""
+        """The shards, if it is time to check which have arrived."""
         now = self._clock()
         if now < self._next_look:
             return []
@@ -51,7 +51,7 @@ class Elsewhere:
         return list(self._shards)
 
     def delays(self, first: int, besides: Container[int]) -> int:
-        """How many shards delay one that batch `first` uses, without those `besides`."""
+        """Number of shards, without `besides`, that delay a shard of batch `first`."""
         now = self._clock()
         return sum(
             its_first <= first and now < until and shard not in besides

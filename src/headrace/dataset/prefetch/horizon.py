@@ -13,21 +13,20 @@ from headrace.dataset.prefetch.upcoming_batch import Upcoming, UpcomingBatch
 
 __all__ = ['Horizon']
 
-_SCAN = 64  # batches looked at in one call at most, so that no single batch waits for the whole look-ahead
-_NEAR = 16  # shards needed next that are looked at again: a limit evicts by what it knew of their uses a while ago
+_SCAN = 64  # batches scanned in one call at most, so that no single batch waits for the whole look-ahead
+_NEAR = 16  # next shards that are checked again: an eviction may have used older knowledge of their use
 
 
 class Horizon:
     """The batches in sight of one reader.
 
-    All workers of a rank look along the rank's batches, and not only along their own. So the shards of the next batch
-    are fetched before those of later ones, whoever reads it. Only the reader's thread moves the horizon; any thread may
-    ask `next_use`.
+    All workers of a rank look along all of the rank's batches. So the shards of the next batch are fetched before those
+    of later ones, in whichever worker. Only the reader's thread moves the horizon; any thread may call `next_use`.
 
     Args:
-        ahead: How far to look.
-        size_of: Bytes that a shard takes in the cache.
-        room: Bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
+        ahead: the look-ahead.
+        size_of: gives the bytes of a shard in the cache.
+        room: bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
     """
 
     def __init__(self, ahead: LookAhead, size_of: Callable[[int], int], room: float = math.inf) -> None:
@@ -35,11 +34,11 @@ class Horizon:
         """The reader's batch."""
         self._ahead, self._size_of, self._is_limited = ahead, size_of, room < math.inf
         self._upcoming: Upcoming | None = None
-        self._seen = -1  # last batch that was looked at
+        self._seen = -1  # last scanned batch
         self._fetched = ShardsAhead(ahead.bytes)
         self._lock = threading.Lock()
         self._uses = NextUse()  # from the reader's batch on
-        self._node_uses = NextUse()  # by all ranks of the node, where the cache has a limit
+        self._node_uses = NextUse()  # by all ranks of the node, if the cache has a limit
         self._window = CacheWindow(size_of, room)
         self._beyond: deque[tuple[int, list[int]]] = deque()  # own shards of the batches beyond the window
 
@@ -60,7 +59,7 @@ class Horizon:
         self._upcoming = None
 
     def advance(self, batch: int) -> list[int]:
-        """Move the reader to `batch`; returns the shards of earlier batches that none in sight used again."""
+        """Move the reader to `batch`; returns the shards of earlier batches that no batch in sight uses."""
         self._fetched.drop_until(batch)
         with self._lock:
             self.at = batch
@@ -68,9 +67,9 @@ class Horizon:
             return self._uses.drop_before(batch)
 
     def scan(self) -> Iterator[tuple[int, int]]:
-        """Shards that may have to be fetched, each with the first batch that uses it. Looks further ahead.
+        """Look further ahead; yields the first batch and the number of each shard that may need a fetch.
 
-        The caller says of each, by `count`, whether it will be fetched.
+        The caller calls `count` for each shard that it fetches.
         """
         if self._is_limited:
             yield from self._entering()
@@ -91,7 +90,7 @@ class Horizon:
                 yield from self._entering()
 
     def _add(self, batch: UpcomingBatch) -> list[int]:
-        """Append a batch; returns its shards that no earlier one uses."""
+        """Append a batch; returns the shards that no earlier batch uses."""
         self._seen = batch.number
         own = list(dict.fromkeys(batch.shards.tolist()))
         with self._lock:
@@ -104,7 +103,7 @@ class Horizon:
         return new
 
     def _entering(self) -> Iterator[tuple[int, int]]:
-        """Shards of the batches that the window takes in: some that were present may have been evicted since."""
+        """Shards of the batches that enter the window: some may have been evicted meanwhile."""
         self._window.move(self.at - self._ahead.lag, self.at)
         while self._beyond and self._beyond[0][0] <= self._window.batch:
             if self._fetched.is_enough and self._beyond[0][0] > self.at + 1:
@@ -113,22 +112,22 @@ class Horizon:
             yield from ((first, shard) for shard in shards if self._uses.next_of(shard) == first)
 
     def count(self, first: int, shard: int) -> None:
-        """Count a shard that is fetched ahead for batch `first`."""
+        """Count a shard that is prefetched for batch `first`."""
         self._fetched.add(first, self._size_of(shard))
 
     @property
     def bytes_ahead(self) -> int:
-        """Bytes of the shards that were fetched ahead and not used yet."""
+        """Bytes of the prefetched shards that were not used yet."""
         return self._fetched.bytes
 
     @property
     def until(self) -> float:
-        """The last batch for which shards may be fetched now, besides the reader's own."""
+        """The last batch whose shards may be fetched now; those of the reader's batch always may."""
         return self._window.batch if self._is_limited else math.inf
 
     @property
     def fits(self) -> bool:
-        """Whether the cache has room for more than what the next batches read."""
+        """Whether the cache has room for more than the shards of the next batches."""
         return self._window.holds_all or self._window.batch > self.at + 1
 
     def __contains__(self, shard: int) -> bool:

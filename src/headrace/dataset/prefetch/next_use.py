@@ -16,7 +16,7 @@ class NextUse:
 
     def __init__(self) -> None:
         self._batches: deque[tuple[int, list[int]]] = deque()
-        # Many shards are used by one batch; and a deque takes ten times as much as a list, however short.
+        # An int for the many shards that one batch uses; a deque takes ten times the memory of a list.
         self._of_shard: dict[int, int | list[int]] = {}
 
     def __contains__(self, shard: int) -> bool:
@@ -26,7 +26,7 @@ class NextUse:
         """Append a batch, with a number above all others, and its shards, each given once.
 
         Returns:
-            Those that no earlier batch uses.
+            The shards that no earlier batch uses.
         """
         self._batches.append((batch, shards))
         new: list[int] = []
@@ -42,7 +42,7 @@ class NextUse:
         return new
 
     def drop_before(self, batch: int) -> list[int]:
-        """Forget the batches before this one; returns the shards that none uses any more."""
+        """Forget the batches before this one; returns the shards that no other batch uses."""
         gone: list[int] = []
         while self._batches and self._batches[0][0] < batch:
             for shard in self._batches.popleft()[1]:
@@ -55,7 +55,7 @@ class NextUse:
         return gone
 
     def soonest(self, count: int, *, after: int, until: int) -> list[int]:
-        """So many shards at most of the batches after one and until another, in the order of their use."""
+        """At most `count` shards of the batches after `after` up to `until`, in the order of their use."""
         found: dict[int, None] = {}
         for batch, shards in self._batches:
             if batch > until or len(found) >= count:
@@ -78,19 +78,19 @@ class NextUse:
 class CacheWindow:
     """The batches ahead of the reader whose shards fit the cache together.
 
-    Processes that share the cache and are given the same batches agree on the window. So none of them fetches a shard
-    that it needs late, in place of one that another process needs soon.
+    Processes that share the cache and the batches agree on the window. So none of them fetches a shard that it needs
+    late instead of one that another process needs soon.
     """
 
     def __init__(self, size_of: Callable[[int], int], room: float) -> None:
-        """Take what gives a shard's bytes, and how many there is room for."""
+        """Take a function for a shard's bytes, and the bytes of the room."""
         self._size_of, self._room = size_of, room
         self._bytes = 0
         self._within: deque[tuple[int, list[int]]] = deque()
         self._beyond: deque[tuple[int, list[int]]] = deque()
         self._last_use: dict[int, tuple[int, int]] = {}  # of each shard within: batch, and the shard's bytes
         self.batch = -1
-        """The last batch whose shards fit, with those of all from the reader's on."""
+        """The last batch whose shards fit, together with those of all batches from the reader's on."""
 
     @property
     def holds_all(self) -> bool:
@@ -98,13 +98,13 @@ class CacheWindow:
         return not self._beyond
 
     def add(self, batch: int, shards: list[int]) -> None:
-        """Append a batch, and the shards that are read for it, each given once."""
+        """Append a batch and its shards, each given once."""
         self._beyond.append((batch, shards))
 
     def move(self, begin: int, at: int) -> None:
-        """Say that the reader is at batch `at`.
+        """Move the reader to batch `at`.
 
-        Its shards, the next batch's and the first two are within in any case.
+        The shards of this batch and the next, and the first two, are within in any case.
 
         Args:
             begin: the first batch whose shards are still needed.

@@ -1,4 +1,4 @@
-"""Shards are fetched ahead of the reader, in the order in which the plan first uses them."""
+"""The prefetcher: threads that fetch shards in the order of their first use in the plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Fetchable(Protocol):
     """Shards that can be fetched, by their numbers."""
 
     def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
-        """Make one shard present, if it can be without waiting for anybody; may raise."""
+        """Make one shard present, unless that needs to wait for another process; may raise."""
         ...
 
     def is_ready(self, shard: int) -> bool:
@@ -40,21 +40,21 @@ class Fetchable(Protocol):
 
 
 class Prefetcher:
-    """Fetches, in one process, the shards of the batches that come next.
+    """Fetches, in one process, the shards of the next batches.
 
-    `Horizon` knows the batches and `FetchSchedule` chooses the next shard; here are the lock and the threads. A shard
-    that another process is fetching is left to it.
+    `Horizon` knows the batches, and `FetchSchedule` chooses the next shard. This class has the lock and the threads. It
+    fetches no shard that another process is fetching.
 
-    Single reader: `follow`, `advance`, `wait` and `close` are called by the thread that reads batches. The threads that
-    fetch are daemons, started at the first missing shard, so that a process can end while the network hangs.
+    Only the thread that reads batches calls `follow`, `advance`, `wait` and `close`. The fetching threads are daemons,
+    started at the first missing shard, so that a process can end while the network hangs.
 
     Args:
-        shards: What is fetched.
-        ahead: How far to look.
-        room: Bytes of the shards that a cache with a limit holds ahead of the reader; inf: it has none.
-        concurrency: How many fetches may be under way; None: as many as prove to be worth it.
-        threads: How many may fetch at the same time; 0: the caller fetches, by `take` and `ended`.
-        clock: Seconds.
+        shards: the shards.
+        ahead: the look-ahead.
+        room: bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
+        concurrency: limits concurrent fetches; None: by their measured gain.
+        threads: number of threads at most; 0: the caller fetches, with `take` and `ended`.
+        clock: the time in seconds.
     """
 
     def __init__(
@@ -82,26 +82,26 @@ class Prefetcher:
         """Look ahead along another sequence of batches.
 
         Args:
-            upcoming: The batches.
-            first: Number of the first one.
-            starved: How many seconds batches came late, in all; None: as long as the reader waited for shards.
+            upcoming: the batches.
+            first: number of the first one.
+            starved: gives the total seconds that batches were late; None: the reader's waits for shards count.
         """
-        self.rest()
+        self.pause()
         self._horizon.follow(upcoming, first=first)
         self._starvation.source = starved
         self._schedule.slots.concurrency.begin(self._starvation.seconds)
 
-    def rest(self) -> None:
-        """Begin no more fetches until there is another sequence to `follow`; those under way end by themselves."""
+    def pause(self) -> None:
+        """Begin no fetches until the next `follow`; running ones end by themselves."""
         with self._lock:
             self._schedule.begin_pass()
             self._horizon.clear()
 
     def advance(self, batch: int) -> list[int]:
-        """Say that the reader is at `batch`, and look further ahead.
+        """Move the reader to `batch`, and look further ahead.
 
         Returns:
-            Shards that earlier batches used, and none in sight uses again.
+            Shards that earlier batches used, and no batch in sight uses.
         """
         with self._lock:
             used = self._horizon.advance(batch)
@@ -121,20 +121,19 @@ class Prefetcher:
         return [shard for shard in used if shard not in self._horizon]
 
     def wait(self, shard: int) -> None:
-        """Wait until a shard that is being fetched is there. If it is not, the caller fetches it at once.
+        """Wait for the running fetch of a shard. If the shard is still missing, the caller fetches it at once.
 
-        To be followed by `has_shard`.
+        The caller then calls `has_shard`.
 
         Raises:
-            Exception: what fetching it raised, if that had begun when it was already waited for, or if it is its data
-                that are bad. The next call tries again.
+            Exception: the error of an urgent fetch, or of bad data. The next call tries again.
         """
         with self._lock:
             self._starvation.begin()
             self._schedule.leave(shard)
             while shard in self._schedule.slots:
                 self._lock.wait()
-            # The reader gets it now, or ends the run; after that it may be fetched ahead again.
+            # The reader gets it now, or ends the run; later it may be prefetched again.
             failure = self._schedule.take_failure(shard)
             self._lock.notify_all()
         if failure is not None:
@@ -144,7 +143,7 @@ class Prefetcher:
                 del failure  # its traceback holds this frame: a cycle, which would hold the reader's dataset, too
 
     def has_shard(self) -> None:
-        """Say that the reader has the shard of its last `wait`, or cannot have it."""
+        """Note that the reader has the shard of its last `wait`, or cannot have it."""
         with self._lock:
             self._starvation.end()
             if self._schedule.slots.reader_fetches:
@@ -153,7 +152,7 @@ class Prefetcher:
 
     @property
     def fits(self) -> bool:
-        """Whether the cache has room for more than what the next batches read."""
+        """Whether the cache has room for more than the shards of the next batches."""
         return self._horizon.fits
 
     def next_use(self, shard: int) -> float:
@@ -161,7 +160,7 @@ class Prefetcher:
         return self._horizon.next_use(shard)
 
     def close(self) -> None:
-        """Take no more shards, for good. Fetches under way end by themselves."""
+        """Begin no fetches any more; running ones end by themselves."""
         with self._lock:
             self._closed = True
             self._schedule.close()
@@ -171,7 +170,7 @@ class Prefetcher:
     # -- the threads -----------------------------------------------------------------------------------------------
 
     def _start_threads(self) -> None:
-        """Start as many as could have something to do. Needs the lock."""
+        """Start the threads that have work. Needs the lock."""
         if len(self._threads) == self._most_threads:
             return
         wanted = self._schedule.wanted_threads(self._most_threads)
@@ -179,13 +178,13 @@ class Prefetcher:
             thread = threading.Thread(target=self._work, name='headrace-fetch', daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # this process may have no more of them: the reader fetches by itself
+            except RuntimeError:  # the limit of threads is reached: the reader fetches
                 return
             self._threads.append(thread)
 
     def _work(self) -> None:
-        # No error of a fetch stays here while the thread waits for the next one. It holds the frames in which it was
-        # raised, the reader's too: its dataset would never be deleted, and never end this thread.
+        # An error holds the frames that raised it, the reader's too. If it stayed here, the dataset would never be
+        # deleted, and never end this thread.
         while (fetch := self.take()) is not None:
             self._run(fetch)
 
@@ -200,7 +199,7 @@ class Prefetcher:
                 self._lock.wait(self._schedule.seconds_to_wait())
 
     def _look_elsewhere(self) -> None:
-        """See which shards other processes have fetched."""
+        """Check which shards other processes have fetched."""
         with self._lock:
             shards = self._schedule.elsewhere.to_look_at()
         for shard in shards:
@@ -221,13 +220,13 @@ class Prefetcher:
             self.ended(fetch, result, came=not was_there)
 
     def almost_done(self, shard: int) -> None:
-        """Say that the last bytes of a shard are about to come."""
+        """Note that the last bytes of a shard are about to come."""
         with self._lock:
             if self._schedule.slots.almost_done(shard):
                 self._lock.notify_all()
 
     def ended(self, fetch: Fetch, result: FetchResult | Exception, *, came: bool = False) -> None:
-        """Note the end of a fetch: what it returned or raised, and whether the shard `came` by it."""
+        """Note the end of a fetch: its result or error, and whether the shard `came` by it."""
         with self._lock:
             size = self._shards.size_of(fetch.shard) if came else 0
             self._schedule.ended(fetch, result, size=size, starved=self._starvation.seconds)

@@ -1,4 +1,4 @@
-"""The shards to fetch ahead, in order, and those that are tried again later."""
+"""The queue of shards to prefetch, and those that are tried again later."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from headrace.dataset.prefetch.horizon import Horizon
 
 __all__ = ['FetchQueue']
 
-_RETRIES = 5  # times that what failed ahead of its use is tried again, after twice, four times, ... the patience
+_RETRIES = 5  # retries of a failed prefetch, after twice, four times, ... the patience
 
 
 class FetchQueue:
-    """Shards in the order of their first use, and those that wait until they may be in it again.
+    """Shards in the order of their first use, and those that wait for another try.
 
-    A refused shard (another process fetches it, or it had no room) is tried again as the reader moves on. A failed
-    shard is tried again some time later; after some failures by the reader only.
+    A refused shard (another process fetches it, or it had no room) is tried again as the reader advances. A failed
+    shard is tried again some time later. After some failures only the reader tries it.
 
     Args:
-        patience: Half of the seconds after which a failed shard is tried again for the first time.
-        clock: Seconds.
+        patience: half of the seconds before the first retry of a failed shard.
+        clock: the time in seconds.
     """
 
     def __init__(self, patience: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,16 +35,16 @@ class FetchQueue:
         self._failures: dict[int, int] = {}  # how many, of these
 
     def __len__(self) -> int:
-        """How many may be taken now."""
+        """Number of shards that may be taken now."""
         return len(self._items)
 
     def __contains__(self, shard: int) -> bool:
-        """Whether a shard will be fetched, or is the reader's to fetch because it failed so often."""
+        """Whether a shard will be fetched, or failed so often that only the reader fetches it."""
         return shard in self._shards or shard in self._failures or any(shard == item[1] for item in self._refused)
 
     @property
     def first(self) -> int:
-        """The first batch that uses the next one."""
+        """The first batch that uses the next shard."""
         return self._items[0][0]
 
     @property
@@ -53,22 +53,22 @@ class FetchQueue:
         return self._shards
 
     def due(self, batch: int, most: int) -> int:
-        """How many of the next ones, up to so many, this batch uses or an earlier one."""
+        """Number of the next `most` shards that this batch or an earlier one uses."""
         return sum(first <= batch for first, _ in itertools.islice(self._items, most))
 
     def add(self, first: int, shard: int) -> None:
-        """Append a shard that is not in it."""
+        """Add a shard that is not in the queue."""
         bisect.insort(self._items, (first, shard))
         self._shards.add(shard)
 
     def take(self) -> tuple[int, int]:
-        """The next one: the first batch that uses it, and the shard."""
+        """Take the next shard: the first batch that uses it, and its number."""
         first, shard = self._items.popleft()
         self._shards.discard(shard)
         return first, shard
 
     def drop(self, shard: int) -> bool:
-        """Leave a shard to the reader; whether it was waiting."""
+        """Leave a shard to the reader; True if it was waiting."""
         if shard in self._shards:
             self._shards.remove(shard)
             self._items = deque(item for item in self._items if item[1] != shard)
@@ -76,13 +76,13 @@ class FetchQueue:
         return self.drop_refused(shard) or any(item[2] == shard for item in self._later)
 
     def drop_refused(self, shard: int) -> bool:
-        """Try a shard no more if it was refused; whether it was."""
+        """Forget a refused shard; True if it was one."""
         before = len(self._refused)
         self._refused = [item for item in self._refused if item[1] != shard]
         return len(self._refused) < before
 
     def forgive(self, shard: int) -> None:
-        """Forget how often a shard failed, so that it may be put in again."""
+        """Forget the failures of a shard, so that it may be added again."""
         self._later = [item for item in self._later if item[2] != shard]
         self._failures.pop(shard, None)
 
@@ -94,25 +94,25 @@ class FetchQueue:
     # -- what was taken -------------------------------------------------------------------------------------------
 
     def came(self, shard: int) -> None:
-        """A shard that was taken is there."""
+        """Note that a taken shard has arrived."""
         self._failures.pop(shard, None)
 
     def failed(self, first: int, shard: int) -> None:
-        """A shard that was taken could not be fetched, ahead of its use."""
+        """Note that the prefetch of a taken shard failed."""
         failures = self._failures[shard] = self._failures.get(shard, 0) + 1
         if failures <= _RETRIES:
             self._later.append((self._clock() + self._patience * 2**failures, first, shard))
 
     def refused(self, first: int, shard: int) -> None:
-        """A shard that was taken is being fetched by another process, or had no room."""
+        """Note that another process fetches a taken shard, or that it had no room."""
         self._refused.append((first, shard))
 
     def reorder(self, horizon: Horizon, running: Container[int]) -> None:
-        """Put in again what was refused, or failed a while ago, and drop what the reader needs no more.
+        """Add shards that were refused, or failed a while ago, and drop those out of sight.
 
         Args:
-            horizon: The batches in sight.
-            running: What is being fetched.
+            horizon: the batches in sight.
+            running: the running fetches.
         """
         now = self._clock()
         again = [item[1:] for item in self._later if item[0] <= now] + self._refused

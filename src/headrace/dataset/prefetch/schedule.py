@@ -1,4 +1,4 @@
-"""Which shard is fetched ahead next, and when its fetch may begin. No thread, no network, no disk."""
+"""The schedule of the prefetch: the next shard, and the start of its fetch. It has no thread and does no I/O."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from headrace.storage import FetchResult, FetchStatus
 __all__ = ['NO_ROOM_PAUSE', 'PATIENCE', 'Fetch', 'FetchSchedule']
 
 PATIENCE = 5.0
-"""Seconds for which a shard that does not come delays those that are needed after it."""
+"""Seconds for which a shard that does not come delays later ones."""
 NO_ROOM_PAUSE = 0.5
-"""Seconds after which a shard without room is tried again, if the reader does not move on before."""
-_WIDEST = 64  # shards that the processes of a rank have under way at most
+"""Seconds before a retry of a shard without room, unless the reader advances earlier."""
+_WIDEST = 64  # fetches of all processes of a rank at most
 
 
 class Fetch(NamedTuple):
-    """A fetch ahead that may begin."""
+    """A fetch that may begin."""
 
     shard: int
     first: int
@@ -42,9 +42,9 @@ class FetchSchedule:
     as `FetchSlots` allows. Fetches of other processes count where they are needed sooner.
 
     Args:
-        horizon: The batches in sight.
-        concurrency: How many fetches may be under way.
-        clock: Seconds.
+        horizon: the batches in sight.
+        concurrency: limits concurrent fetches.
+        clock: the time in seconds.
     """
 
     def __init__(
@@ -55,18 +55,18 @@ class FetchSchedule:
         self.elsewhere = Elsewhere(PATIENCE, clock)
         self.slots = FetchSlots(PATIENCE, concurrency or Concurrency(_WIDEST, clock), clock)
         self._failed: dict[int, Exception] = {}
-        self._no_room_until = 0.0  # when to try again what had no room; 0: there is room, as far as is known
-        self._pass = 0  # how many sequences were followed
+        self._no_room_until = 0.0  # time of the next try after a lack of room; 0: no lack is known
+        self._pass = 0  # number of sequences so far
 
     def begin_pass(self) -> None:
-        """Forget all but the fetches under way: their shards may be of no use to the next sequence."""
+        """Forget all but the running fetches; the next sequence may not need these shards."""
         self._pass += 1
         self.queue.clear()
         self.elsewhere.clear()
         self._failed.clear()
 
     def advance(self) -> None:
-        """The reader has moved on: there may be room, and other shards are needed."""
+        """Note that the reader has advanced: there may be room, and other shards are needed."""
         self.slots.reader_fetches = False
         self._try_again()
 
@@ -76,14 +76,14 @@ class FetchSchedule:
         self.queue.reorder(self._horizon, self.slots)
 
     def add(self, first: int, shard: int) -> bool:
-        """Have a shard fetched that batch `first` uses; False if that was known."""
+        """Queue a shard that batch `first` uses; False if it was known."""
         if shard in self.queue or shard in self.slots or shard in self._failed:
             return False
         self.queue.add(first, shard)
         return True
 
     def take(self) -> Fetch | None:
-        """The fetch that begins now; None if none may."""
+        """Begin the next fetch; None if none may begin."""
         if 0 < self._no_room_until <= self._clock():
             self._try_again()
         if not self._may_begin():
@@ -101,7 +101,7 @@ class FetchSchedule:
         return first <= self._horizon.until and self.slots.is_free(self.elsewhere.delays(first, self.queue.ready))
 
     def seconds_to_wait(self) -> float | None:
-        """Seconds after which something may begin although nobody says so; None: nothing may."""
+        """Seconds until a fetch may begin without a notification; None: none may."""
         if self._no_room_until:
             return max(0.0, self._no_room_until - self._clock())
         if not self.queue:
@@ -112,10 +112,10 @@ class FetchSchedule:
         """Note the end of a fetch.
 
         Args:
-            fetch: The fetch.
-            result: What it returned or raised.
-            size: Bytes that came by it; 0 if the shard was there before.
-            starved: Seconds that batches have come late until now, in all.
+            fetch: the fetch.
+            result: its result or error.
+            size: bytes that it brought; 0 if the shard was there before.
+            starved: total seconds that batches have been late.
         """
         self.slots.end(fetch.shard)
         is_current = fetch.of_pass == self._pass
@@ -137,31 +137,31 @@ class FetchSchedule:
             if result.status is FetchStatus.ELSEWHERE:
                 self.elsewhere.add(int(first), fetch.shard)
             else:
-                # For shards that are needed later, there is none either. The reader may rest, as between two epochs.
+                # Later shards have no room either. A timer, since the reader may pause, as between two epochs.
                 self._no_room_until = self._clock() + NO_ROOM_PAUSE
 
     def came_elsewhere(self, shard: int, size: int, starved: float) -> None:
-        """Another process has fetched a shard of so many bytes; `starved` as in `ended`."""
+        """Note that another process has fetched a shard; `size` and `starved` as in `ended`."""
         if self.elsewhere.discard(shard):
             self.queue.drop_refused(shard)
             self.slots.concurrency.arrived(size, starved)
 
     def leave(self, shard: int) -> None:
-        """Leave a shard to the reader, which needs it now, unless its fetch is under way."""
+        """Leave a shard to the reader, which needs it now, unless its fetch is running."""
         self.slots.reader_fetches = self.queue.drop(shard)
 
     def take_failure(self, shard: int) -> Exception | None:
-        """What the fetch of a shard raised for the reader, if it did. The shard may be fetched ahead again."""
+        """The error that the fetch of a shard left for the reader, if any. The shard may be prefetched again."""
         self.queue.forgive(shard)
         return self._failed.pop(shard, None)
 
     def wanted_threads(self, most: int) -> int:
-        """How many threads, up to so many, could have something to do."""
+        """Number of threads that could have work, at most `most`."""
         # One more begins while the last bytes of another's shard come, or it is unpacked.
         wanted = len(self.slots) + self.queue.due(self._horizon.at, most) + self.slots.concurrency.width + 1
         return min(most, wanted) if self.queue else 0
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Begin no more fetches."""
         self.queue.clear()
         self._failed.clear()

@@ -1,4 +1,4 @@
-"""The fetches under way, and whether one more may begin beside them."""
+"""The running fetches, and the check whether one more may begin."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ['FetchSlots']
 class FetchSlots:
     """The shards that this process fetches now.
 
-    They share the network, so each one delays the others: `Concurrency.width` may be under way. A shard whose last
-    bytes come makes room for the next one, whose first bytes then follow without a pause. So does one that does not
-    come for a while.
+    They share the network, so each delays the others, and only `Concurrency.width` may run. A shard whose last bytes
+    come makes room for the next one, so that its bytes follow without a pause. So does a shard that does not come for
+    a while.
 
     Args:
-        patience: Seconds for which a shard that does not come delays others.
-        concurrency: How many may be under way.
-        clock: Seconds.
+        patience: seconds for which a shard that does not come delays others.
+        concurrency: limits concurrent fetches.
+        clock: the time in seconds.
     """
 
     def __init__(self, patience: float, concurrency: Concurrency, clock: Callable[[], float]) -> None:
@@ -37,22 +37,22 @@ class FetchSlots:
         return len(self._until)
 
     def begin(self, shard: int) -> None:
-        """A fetch begins."""
+        """Note the start of a fetch."""
         self._until[shard] = self._clock() + self._patience
 
     def almost_done(self, shard: int) -> bool:
-        """The last bytes of a shard are about to come; False if its fetch has ended."""
+        """Note that the last bytes of a shard are about to come; False if its fetch has ended."""
         if shard in self._until:
             self._almost_done.add(shard)
         return shard in self._until
 
     def end(self, shard: int) -> None:
-        """A fetch has ended."""
+        """Note the end of a fetch."""
         del self._until[shard]
         self._almost_done.discard(shard)
 
     def is_free(self, delays: int) -> bool:
-        """Whether one more may begin, which so many fetches of other processes delay."""
+        """Whether one more may begin, beside `delays` fetches of other processes."""
         now = self._clock()
         own = sum(now < until for shard, until in self._until.items() if shard not in self._almost_done)
         return own + self.reader_fetches + delays < self.concurrency.width

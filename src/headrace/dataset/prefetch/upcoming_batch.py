@@ -1,4 +1,4 @@
-"""The shards that the batches of a pass are going to read."""
+"""The shards of the next batches of a pass."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from headrace.order import BatchPlan, Topology
 
 __all__ = ['Upcoming', 'UpcomingBatch', 'knows_of_node', 'upcoming_batches']
 
-_CHUNK = 64  # batches of a rank's size whose ids are worked out together
+_CHUNK = 64  # batches of a rank's size whose ids are computed together
 
 
 class UpcomingBatch(NamedTuple):
-    """A batch that comes, and the shards that it reads; int64, repeats allowed."""
+    """A coming batch and its shards; int64, repeats allowed."""
 
     number: int
     shards: npt.NDArray[np.int64]
     of_node: npt.NDArray[np.int64] | None = None
-    """Those that all ranks of the node read for it, which matters where the cache has a limit; None: the same."""
+    """Shards of all ranks of the node, for a cache with a limit; None: the same."""
 
 
 class Located(Protocol):
@@ -43,7 +43,7 @@ Upcoming = Iterator[UpcomingBatch]
 
 
 def knows_of_node(source: Located, topology: Topology) -> bool:
-    """Whether it matters what the other ranks of the node read: they share a cache with a limit."""
+    """Whether the shards of the node's other ranks matter: they share a cache with a limit."""
     return topology.replicas_per_node > 1 and source.cache_limit is not None
 
 
@@ -54,7 +54,7 @@ def upcoming_batches(
     *,
     first: int,
 ) -> Iterator[UpcomingBatch]:
-    """The shards of a rank's batches, with those of its node's where that matters.
+    """The shards of a rank's batches, and of its node's if they share a cache with a limit.
 
     Args:
         source: where samples are.

@@ -9,14 +9,14 @@ __all__ = ['BadSampleLog']
 
 logger = logger_of(__name__)
 
-_MOST = 20  # shards and samples that one process names; after that it tells how many there were
+_MOST = 20  # shards and samples that one process names; later warnings only count
 
 
 class BadSampleLog:
-    """Names each bad shard, and each bad sample of others, once; after so many of them it only counts.
+    """Names each bad shard, and each bad sample of other shards, once; after a number of them it only counts.
 
     Args:
-        samples: says where samples are.
+        samples: gives the places of samples.
     """
 
     def __init__(self, samples: Samples) -> None:
@@ -26,7 +26,7 @@ class BadSampleLog:
         self._next_summary = _MOST
 
     def note(self, sample_id: int, error: Exception) -> None:
-        """A row is wanted of a sample that cannot be read."""
+        """Note a row whose sample cannot be read."""
         self._rows += 1
         stream, local, row = self._samples.stream_of(sample_id)
         shard = stream.first_shard + local

@@ -6,11 +6,11 @@ from collections import OrderedDict
 
 __all__ = ['BadShards']
 
-_MOST = 4096  # some hundred bytes each; what is forgotten is tried once more
+_MOST = 4096  # some hundred bytes each; a forgotten one is tried once more
 
 
 class BadShards:
-    """Why shards cannot be read, by their numbers, so that each is tried once a pass and not once for each sample."""
+    """Errors of shards, by number: a bad shard is tried once a pass, and not once for each sample."""
 
     def __init__(self) -> None:
         self._errors: OrderedDict[int, tuple[type[Exception], str]] = OrderedDict()
@@ -19,13 +19,13 @@ class BadShards:
         return shard in self._errors
 
     def add(self, shard: int, error: Exception) -> None:
-        """Remember one. Not the error itself, which holds on to all that was being done where it was raised."""
+        """Remember class and message of an error. The error itself would keep the frames that raised it."""
         self._errors[shard] = type(error), str(error)
         if len(self._errors) > _MOST:
             self._errors.popitem(last=False)
 
     def check(self, shard: int) -> None:
-        """Raise again what was remembered of a shard, if anything was."""
+        """Raise the remembered error of a shard, if there is one."""
         found = self._errors.get(shard)
         if found is not None:
             raise found[0](found[1])

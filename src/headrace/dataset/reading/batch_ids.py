@@ -1,4 +1,4 @@
-"""The sample ids of a pass, batch by batch, as the process needs them that reads it or looks ahead in it."""
+"""The sample ids of a pass, batch by batch, for its reader and its prefetch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BatchIds:
     """Ids of one rank's batches."""
 
     def __init__(self, plan: BatchPlan, ahead: int) -> None:
-        """Take a plan, and how many batches are looked ahead."""
+        """Take a plan, and the number of batches to look ahead."""
         self.plan = plan
         """Of the pass."""
         self._rows = plan.batch_size
@@ -34,7 +34,7 @@ class BatchIds:
             batches = range(chunk * _CHUNK, self.plan.num_batches)[:_CHUNK]
             ids = self.plan.order.at(np.concatenate([self.plan.positions(batch) for batch in batches]))
             self._chunks[chunk] = ids
-            # What the look-ahead has found is read from here later, up to some samples; more would be without use.
+            # The reader takes the look-ahead's chunks from here later; older ones have no use.
             while len(self._chunks) > self._most_chunks:
                 self._chunks.popitem(last=False)
         return ids[place * self._rows : (place + 1) * self._rows]

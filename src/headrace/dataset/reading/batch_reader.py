@@ -26,20 +26,20 @@ __all__ = ['BatchKey', 'BatchReader']
 
 
 class BatchKey(NamedTuple):
-    """A batch, by what does not depend on who reads it."""
+    """The key of a batch, the same for any process that reads it."""
 
     epoch: int
     start: int
     number: int
     goes_on: bool = False
-    """Whether the process that reads it reads the next epoch, too."""
+    """Whether the same process reads the next epoch, too."""
 
 
 class BatchReader(Reader[BatchKey]):
     """Reads batches of one rank by their keys.
 
-    A key says all that changes from batch to batch, so a worker holds no position and needs no word from the main
-    process at a new epoch or after a resume. What it gives says beside the batch what its rows are.
+    A key has all that changes from batch to batch. So a worker holds no position, and needs no message from the main
+    process at a new epoch or after a resume. Each batch comes with the streams of its rows, and its bad rows.
     """
 
     def __init__(
@@ -48,11 +48,11 @@ class BatchReader(Reader[BatchKey]):
         super().__init__(source, batches, collate_fn)
         self._mark_streams = mark_streams
         self._num_streams = len(source.run.mixture.streams)
-        self._number_type = np.min_scalar_type(self._num_streams - 1)  # of streams, on their way between processes
+        self._number_type = np.min_scalar_type(self._num_streams - 1)  # of stream numbers sent between processes
         self._pass: tuple[int, int] | None = None
-        self._last = -1  # batch that was read; one before it is of another pass, be it of the same epoch
+        self._last = -1  # last batch; a lower number means another pass, perhaps of the same epoch
         self._ids: BatchIds | None = None
-        self._next_ids: tuple[int, BatchIds] | None = None  # of the next epoch, which the look-ahead has reached
+        self._next_ids: tuple[int, BatchIds] | None = None  # of the next epoch, once the look-ahead reaches it
 
     def begin(self, plan: BatchPlan, *, goes_on: bool = False) -> Pass:
         """Begin a pass, in the process that iterates; arguments as `Reader.begin`'s."""
@@ -106,7 +106,7 @@ class BatchReader(Reader[BatchKey]):
         self._ids = begun[1] if begun is not None and is_begun else BatchIds(plan, ahead.batches)
         if self._skipping_reader is not None:
             self._skipping_reader.begin_pass()
-        # The other workers' batches, too, from the one on that is handed out first.
+        # The other workers' batches count, too.
         first = key.number - key.number % workers
         self._source.pool.follow(
             self._upcoming(self._ids, first, ahead.batches, epoch + 1 if key.goes_on else None),
@@ -116,7 +116,7 @@ class BatchReader(Reader[BatchKey]):
         )
 
     def _upcoming(self, ids: BatchIds, first: int, ahead: int, next_epoch: int | None) -> Upcoming:
-        """Batches of a pass, and those of the next epoch, with numbers that go on."""
+        """Batches of a pass, then those of the next epoch with continued numbers."""
         yield from upcoming_batches(self._source, ids.plan, ids.of, first=first)
         if next_epoch is not None:
             after = BatchIds(self._source.run.plan(next_epoch, 0, self._batches), ahead)

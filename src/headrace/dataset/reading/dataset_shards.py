@@ -1,4 +1,4 @@
-"""All shards of a dataset by number: whether they are present, and how each is fetched and opened."""
+"""All shards of a dataset by number: their presence, fetch and lease."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class DatasetShards:
         return stream, shard - stream.first_shard
 
     def size_of(self, shard: int) -> int:
-        """Bytes that a shard takes of the cache, once it is there."""
+        """Bytes of a shard in the cache."""
         stream, local = self.place(shard)
         return 0 if stream.is_local else stream.entry(local).size
 
@@ -57,7 +57,7 @@ class DatasetShards:
             return stream.cache().fetch(stream.entry(local), next_use=_by_entry(next_use))
 
     def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
-        """Make a shard present in its cache, if nobody has to be waited for."""
+        """Make a shard present in its cache, unless that needs to wait for another process."""
         if shard in self.bad:
             return FetchResult(FetchStatus.PRESENT)
         stream, local = self.place(shard)
@@ -92,9 +92,9 @@ class DatasetShards:
 
     @mapping_errors
     def _naming(self, shard: int) -> Generator[None]:
-        """Have errors of storage and format name the stream and the shard.
+        """Add stream and shard to errors of storage and format.
 
-        Any other error of a store's client counts as one of storage: it says nothing about the shard's samples.
+        Any other error comes from a store's client and becomes one of storage: it does not concern the samples.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""The interface of batch readers, and the part of a dataset that they know."""
+"""The interface of batch readers, and of the datasets that they read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Key = TypeVar('Key')
 
 
 class SampleSource(Protocol):
-    """A dataset, as far as its readers know it."""
+    """The part of a dataset that its readers use."""
 
     @property
     def run(self) -> Run:
@@ -41,7 +41,7 @@ class SampleSource(Protocol):
 
     @property
     def progress(self) -> Progress:
-        """Says how long the trainer has waited."""
+        """Has the time that the trainer has waited."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class SampleSource(Protocol):
 
     @property
     def skipping_reader(self) -> SkippingReader | None:
-        """Reads on after bad samples; None: they are errors."""
+        """Replaces bad samples; None: they raise."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class SampleSource(Protocol):
 
 
 class Pass(NamedTuple):
-    """The keys of a pass, in order, and how its batches are made of what is read."""
+    """The keys of a pass, in order, and the packing of its batches."""
 
     keys: Iterator[Any]
     pack: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
@@ -92,7 +92,7 @@ class Pass(NamedTuple):
 
 
 class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
-    """Reads what its keys name, for one rank: in the main process, or in workers, which get a copy.
+    """Reads the data of its keys, for one rank, in the main process or as a copy in workers.
 
     Args:
         source: the dataset that is read.
@@ -118,7 +118,7 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
 
     @abstractmethod
     def __getitem__(self, key: Key) -> WorkerBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return what a key names, in the process that reads."""
+        """Read the data of a key, in this process."""
 
     @property
     def sent_to_workers(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Errors of a user's code, and of `default_collate`, say which sample they are about.
+"""Notes on errors of a user's code and of `default_collate`, which name the sample.
 
-Such an error keeps its class and its message, so that `except MyError` around a loop holds. Its traceback ends with a
-note, in workers too. Notes are made when a batch has failed; other batches pay nothing for them.
+Such an error keeps its class and its message, so that `except MyError` around a loop still works. Its traceback ends
+with a note, in workers too. Only a batch that fails pays for notes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST = 8  # samples that a note names
 
 
 def read_each(ids: Iterable[int], read: Callable[[int], T], describe: Describe) -> Iterator[T]:
-    """Read samples one by one; an error says of which sample it is."""
+    """Read samples one by one; an error names its sample."""
     sample_id = -1
     try:
         for sample_id in ids:
@@ -35,16 +35,16 @@ def read_each(ids: Iterable[int], read: Callable[[int], T], describe: Describe) 
 
 
 def name_sample(error: Exception, sample_id: int, describe: Describe) -> None:
-    """Note on an error of reading a sample where that lies."""
+    """Add the place of a sample to an error of reading it."""
     add_note(error, f'While reading {describe(sample_id)}.')
 
 
 def collated(
     samples: list[Any], ids: Sequence[int], describe: Describe, collate: Callable[[list[Any]], Any] | None = None
 ) -> Any:
-    """A batch by `collate`, by default PyTorch's; an error says of which samples it is.
+    """A batch by `collate`, by default PyTorch's; an error names its samples.
 
-    A `collate` that goes through rows one by one says which it is at by an attribute `row_at_hand`, else None.
+    A `collate` that handles rows one by one has the current row, or None, in an attribute `row_at_hand`.
     """
     try:
         return (collate or default_collate)(samples)
@@ -60,7 +60,7 @@ def collated(
 
 
 def misfit(samples: list[Any], ids: Sequence[int], describe: Describe) -> str:
-    """Which of some samples, or of their values in a column, `default_collate` does not take."""
+    """The first of some samples, or of their values in a column, that `default_collate` refuses."""
     for row in range(len(samples)):
         try:
             default_collate([samples[0], samples[row]] if row else samples[:1])

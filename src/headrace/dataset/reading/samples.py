@@ -1,4 +1,4 @@
-"""The samples of opened streams, by their global ids: where they are, and reading them one by one."""
+"""The samples of opened streams by their global ids: their shards, and access to single samples."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from headrace.storage import CacheCounters
 
 __all__ = ['Samples']
 
-_OTHERS = 8  # shards of a stream, and streams, in which another sample is looked for
+_OTHERS = 8  # shards of a stream, and streams, searched for another sample
 
 
 class Samples:
-    """The samples that streams offer, those of stream 0 first. Copies in other processes map shards of their own."""
+    """The samples that streams offer, those of stream 0 first. Each process maps its own shards."""
 
     def __init__(self, streams: Sequence[Stream], mixture: Mixture, *, cache_limit: int | None) -> None:
         """Take opened streams, the mixture of their sizes, and the bytes that their caches may take, if limited."""
@@ -46,13 +46,13 @@ class Samples:
         if self._pool is None or self._pool_pid != os.getpid():
             self._pool = ShardPool(self._streams, self._map, cache_limit=self._cache_limit)
             self._pool_pid = os.getpid()
-            # Its threads would keep it, and themselves, for ever.
+            # Otherwise its threads would keep it, and themselves, for ever.
             weakref.finalize(self, _close, self._pool, self._pool_pid).atexit = False
         return self._pool
 
     @property
     def counters(self) -> CacheCounters:
-        """What this process has read of each stream; for a forked one, its parent before it too."""
+        """Counters of this process' reads of each stream; a fork starts with its parent's."""
         if self._counters is None:
             self._counters = CacheCounters([stream.cache().stats for stream in self._streams])
         return self._counters
@@ -68,9 +68,9 @@ class Samples:
         return stream.name or '', local, stream.shards[local].files[0].raw.basename
 
     def others(self, sample_id: int) -> Iterator[int]:
-        """A few other samples, those first that are the likeliest to be like this one and to be read if it cannot be.
+        """A few samples that may replace a bad one, the most similar first.
 
-        First of its shard, then of the next shards of its stream, round about, then of other streams.
+        They come from its shard, then from the next shards of its stream, then from other streams.
         """
         shard, _ = self._map.locate_one(sample_id)
         neighbours = self._map.ids_of(shard)
@@ -92,7 +92,7 @@ class Samples:
         return stream, local, row
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
-        """Which samples of which shards make up batch k of a plan, with the names of the shards' files.
+        """The samples and shards of batch k of a plan, with the names of the shards' files.
 
         Raises:
             IndexError: there is no such batch.

@@ -1,4 +1,4 @@
-"""Samples and batches out of mapped shards, in one process."""
+"""Samples and batches from mapped shards, in one process."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = ['OpenShard', 'ShardPool', 'collate_columns']
 
 _Leases: TypeAlias = MapCache[ShardReader] | LeaseCache[ShardReader]
 
-_AHEAD = 0.75  # of a cache limit is for what is needed next; the rest for what is being fetched
-_SHORTEST_WAIT = 1_000_000  # nanoseconds; what is present takes a twentieth of it to open
+_AHEAD = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
+_SHORTEST_WAIT = 1_000_000  # nanoseconds; to open a present shard takes a twentieth of it
 
 
 class OpenShard:
-    """A shard that is read inside a `with` block. A generator would cost more than to read a short sample."""
+    """A shard that is read inside a `with` block. A generator would cost more than a short sample."""
 
     __slots__ = ('_held', '_leases', '_shard')
 
@@ -56,10 +56,10 @@ class OpenShard:
 
 
 class ShardPool:
-    """The shards that one process reads: presence, fetching ahead, next use and leases.
+    """The shards that one process reads: presence, prefetch, next use and leases.
 
-    Under a cache limit a shard is held while rows are read from it, one at a time, and kept a little longer if batches
-    in sight need it. A process that needs the room waits only for readers that wait for nothing, and briefly.
+    Under a cache limit the pool leases one shard at a time while it reads rows, and a little longer if coming batches
+    need it. So a process that needs room waits only for readers that wait for nothing, and only briefly.
     """
 
     def __init__(self, streams: Sequence[Stream], sample_map: SampleMap, *, cache_limit: int | None) -> None:
@@ -75,7 +75,7 @@ class ShardPool:
         self.shared, is_all = gathered_columns(streams)
         """The columns that all shards hold and store alike."""
         self.columns = self.shared if is_all else None
-        """The columns of a batch; None where shards store their columns in different ways."""
+        """The columns of a batch; None if shards store their columns differently."""
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class ShardPool:
         return self._shards.is_present(shard)
 
     def evict(self, shard: int) -> bool:
-        """Give up a shard's place on disk; True if it was removed."""
+        """Remove a shard from its cache; False if it stays."""
         self._leases.drop([shard])
         return self._shards.evict(shard)
 
@@ -108,10 +108,10 @@ class ShardPool:
         """Fetch the shards of upcoming batches in the background.
 
         Args:
-            upcoming: The batches and their shards.
-            first: Number of the first one.
-            ahead: How far to look.
-            progress: Where the loader says how long its trainer waited; None: nobody says so.
+            upcoming: the batches and their shards.
+            first: number of the first one.
+            ahead: the look-ahead.
+            progress: has the time that the trainer has waited; None: unknown.
         """
         if self._shards.are_local:
             return
@@ -121,27 +121,27 @@ class ShardPool:
         self._prefetcher.follow(upcoming, first=first, starved=starved)
 
     def advance(self, batch: int) -> None:
-        """Say that `batch` is read next."""
+        """Move to `batch`, which is read next."""
         if self._prefetcher is not None:
             out_of_sight = self._prefetcher.advance(batch)
             if isinstance(self._leases, LeaseCache):
                 self._leases.has_room = self._prefetcher.fits
                 self._leases.drop(out_of_sight)
 
-    def rest(self) -> None:
-        """Fetch no more for now: the iteration has stopped."""
+    def pause(self) -> None:
+        """Stop the prefetch until the next `follow`."""
         if self._prefetcher is not None:
-            self._prefetcher.rest()
+            self._prefetcher.pause()
 
     def close(self) -> None:
-        """Let go of every map, and fetch no more."""
+        """Unmap all shards, and end the prefetch."""
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._leases.close()
 
     @contextlib.contextmanager
     def trying_once(self) -> Generator[None]:
-        """While this lasts, a shard whose data are bad is remembered, and is not fetched again for its next sample."""
+        """Inside the block, a shard with bad data is remembered, and not fetched again for its next sample."""
         self._is_trying_once = True
         try:
             yield
@@ -162,7 +162,7 @@ class ShardPool:
         except Exception as error:
             if not is_bad_sample(error):
                 raise
-            # Of the right size, and yet no shard? What the cache holds may be damaged where the object is not.
+            # The size is right, but the content is not: the cached file may be damaged, and the object intact.
             if not self.evict(shard):
                 self.bad_shards.add(shard, error)
                 raise
@@ -209,7 +209,7 @@ class ShardPool:
         return collate_columns(self.gather(self.columns, ids), ids, self.describe)
 
     def values(self, ids: npt.NDArray[np.int64], column: str) -> Sequence[Any] | npt.NDArray[Any]:
-        """What the samples of `ids` have in a column, as it is stored, of any shape."""
+        """Values of a column for the samples of `ids`, as stored, of any shape."""
         if column not in self.shared.arrays:
             return [self.sample(sample_id)[column] for sample_id in ids.tolist()]
         return self.gather(self.shared, ids, [column]).columns[column]
@@ -227,8 +227,8 @@ class ShardPool:
         Args:
             into: columns of all shards.
             ids: the samples.
-            names: the ones to read; None: all.
-            failed: takes the errors of bad samples by row, whose values are then of no use; None: they are raised.
+            names: columns to read; None: all.
+            failed: takes the errors of bad samples by row; such rows hold arbitrary values. None: errors are raised.
         """
         columns = into.allocate(len(ids), names)
         shards, rows = self._sample_map.locate(ids)
@@ -245,7 +245,7 @@ class ShardPool:
             except Exception as error:
                 if failed is None or not is_bad_sample(error):
                     raise
-            for out_row in out_rows.tolist():  # to see which of them it was
+            for out_row in out_rows.tolist():  # to find the bad ones
                 try:
                     self._gather_of_shard(shard, rows[[out_row]], np.array([out_row]), columns)
                 except Exception as error:  # noqa: PERF203 - each sample may be bad by itself

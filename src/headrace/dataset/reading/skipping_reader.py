@@ -1,4 +1,4 @@
-"""Reading that goes on where samples cannot be read: what stands in their rows, and which rows these are."""
+"""A reader that replaces samples that cannot be read, and marks their rows."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ BadRows = npt.NDArray[np.bool_]
 
 T = TypeVar('T')
 
-_TRIED = 4  # readable rows around a bad one, whose samples may do for it
+_TRIED = 4  # readable rows around a bad one whose samples are tried in its place
 
 
 class SkippingReader:
-    """Reads the samples of a dataset, and another in the place of each that cannot be read.
+    """Reads the samples of a dataset, and another sample in place of each bad one.
 
-    Which rows are bad follows from their samples alone. What stands in them is that of the nearest row of the batch
-    that could be read, and so depends on which samples share a batch on this rank; where there is none, a few others
-    are tried, and if these cannot be read either, the error is raised: then it is not a sample that is bad.
+    The samples alone decide which rows are bad. A bad row gets the sample of the nearest readable row of the batch on
+    this rank. If the batch has none, the reader tries a few other samples. If these fail too, it raises the error: the
+    fault is not in one sample.
 
     Args:
         samples: those of the dataset.
-        from_user: whether code of a user's reads samples, whose exceptions may be of any class.
+        from_user: whether a user's code reads samples, whose exceptions may be of any class.
     """
 
     def __init__(self, samples: Samples, *, from_user: bool) -> None:
@@ -45,14 +45,14 @@ class SkippingReader:
         self._from_user = from_user
         self._log = BadSampleLog(samples)
         self._stand_in: int | None = None
-        """The sample that was read last in the place of another."""
+        """The last sample that replaced a bad one."""
 
     def begin_pass(self) -> None:
-        """Try everything again that could not be read."""
+        """Forget the bad shards, so that they are tried again."""
         self._samples.pool.bad_shards.clear()
 
     def batch(self, ids: npt.NDArray[np.int64]) -> tuple[dict[str, Any], BadRows | None]:
-        """The samples of `ids`, collated, and which rows are bad; None: none is."""
+        """The samples of `ids`, collated, and the bad rows; None: there are none."""
         pool = self._samples.pool
         if pool.columns is None:
             samples, bad = self.samples(ids.tolist(), pool.sample)
@@ -67,11 +67,11 @@ class SkippingReader:
         return collate_columns(columns, ids, pool.describe), bad
 
     def samples(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
-        """The samples of `ids`, one by one, and which are bad; None: none is.
+        """The samples of `ids`, one by one, and the bad rows; None: there are none.
 
         Args:
             ids: the samples.
-            read: reads one; for a bad row once more that of another, since who gets samples may change them.
+            read: reads one. It reads a sample again for a bad row, since a user's code may change samples in place.
         """
         with self._samples.pool.trying_once(), _errors_by_row() as failed:
             samples = self._read(ids, read, failed)
@@ -83,7 +83,7 @@ class SkippingReader:
         return samples, bad
 
     def readable(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
-        """As `samples`, but what stands in bad rows is None."""
+        """As `samples`, but with None in bad rows."""
         with self._samples.pool.trying_once(), _errors_by_row() as failed:
             samples = self._read(ids, read, failed)
             bad = self._bad_rows(ids, failed)
@@ -92,7 +92,7 @@ class SkippingReader:
         return samples, bad
 
     def readable_values(self, ids: npt.NDArray[np.int64], column: str) -> tuple[list[Any], BadRows | None]:
-        """As `readable`, of one column as it is stored; what stands in bad rows is of no use."""
+        """As `readable`, of one column as it is stored; bad rows hold arbitrary values."""
         pool = self._samples.pool
         if column not in pool.shared.arrays:
             return self.readable(ids.tolist(), lambda sample_id: pool.sample(sample_id)[column])
@@ -104,7 +104,7 @@ class SkippingReader:
         return list(columns.columns[column]), bad
 
     def _read(self, ids: list[int], read: Callable[[int], Any], failed: dict[int, Exception]) -> list[Any]:
-        """Samples; the errors of bad ones go by row into `failed`."""
+        """Samples; the errors of bad ones go into `failed`, by row."""
         samples: list[Any] = [None] * len(ids)
         for row, sample_id in enumerate(ids):
             try:
@@ -116,7 +116,7 @@ class SkippingReader:
         return samples
 
     def _bad_rows(self, ids: list[int], failed: dict[int, Exception]) -> BadRows | None:
-        """Which rows are bad; they are logged."""
+        """Log the bad rows, and return them."""
         if not failed:
             return None
         for row, error in failed.items():
@@ -126,7 +126,7 @@ class SkippingReader:
         return bad
 
     def _other_rows(self, into: Columns, ids: npt.NDArray[np.int64], failed: dict[int, Exception]) -> ColumnBatch:
-        """As many rows, all of one sample from elsewhere."""
+        """As many rows, all of one sample from outside the batch."""
         pool = self._samples.pool
 
         def read(sample_id: int) -> ColumnBatch:
@@ -170,13 +170,13 @@ def _errors_by_row() -> Generator[dict[int, Exception]]:
 
 
 def _nearest(row: int, rows: list[int]) -> list[int]:
-    """Of some rows in rising order, those nearest to a row, the nearest first."""
+    """The rows nearest to a row, the nearest first; `rows` are in rising order."""
     at = bisect(rows, row)
     return sorted(rows[max(at - _TRIED, 0) : at + _TRIED], key=lambda other: abs(other - row))[:_TRIED]
 
 
 def _fill_in(columns: ColumnBatch, bad: Collection[int], rows: int) -> None:
-    """Copy into bad rows what is in the nearest ones of the others."""
+    """Copy the nearest readable rows into the bad ones."""
     readable = [row for row in range(rows) if row not in bad]
     sources = {row: _nearest(row, readable)[0] for row in bad}
     for column in columns.columns.values():
