@@ -40,8 +40,8 @@ def build_dataset(
         config: The configuration of the loader, such as ``load_config(path).train``.
         topology: This rank's place among all. None: a ``device_batch_size`` leaves it to the dataset's first use; a
             ``global_batch_size`` needs it at once, from torch.distributed or the launcher's environment.
-        dataset_class: What to make in place of `StreamingDataset`, or of `PackedDataset` where the configuration has
-            `packing`; it takes the same keywords.
+        dataset_class: Class to use instead of `StreamingDataset`, or of `PackedDataset` with `packing`; it takes the
+            same keywords.
 
     Raises:
         ConfigError: The configuration, made in Python rather than by `load_config`, breaks a rule; or its tokenizer
@@ -128,7 +128,7 @@ def _broken_rules(config: LoaderConfig) -> Iterator[str]:
 
 
 def _streams(config: LoaderConfig) -> list[Stream]:
-    """The streams; what they do not say of transfers and of their selection, the loader says for them."""
+    """The streams, with the loader's defaults for transfers and selection."""
     from headrace.dataset.streams.stream import Stream
 
     single = StreamConfig(remote=config.remote, local=config.local, split=config.split)

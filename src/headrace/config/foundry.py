@@ -1,8 +1,8 @@
 """From the data sections of LLM Foundry's YAML to a `Config` that gives the same batches.
 
-The dataclasses here list Foundry's keys, as `schema` lists ours. Keys of MosaicML Streaming are translated, with the
-defaults that they have there. Keys of token pipelines (tokenising, masking, packing) are refused where they ask for
-something that a loader of headrace does not do, and named in a warning where nothing comes of them.
+The dataclasses here list Foundry's keys, as `schema` lists ours. Keys of MosaicML Streaming are translated, with their
+defaults. Keys of token pipelines (tokenising, masking, packing) are refused if they ask for a feature that headrace lacks,
+and named in a warning if they have no effect.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def config_of_foundry(
 
 
 def _lacks(what: str, *nothing: object, instead: str = '') -> Parsed:
-    """Mark of a key that asks for what is not there, unless its value is one that asks for nothing."""
+    """Constraint on a key for a missing feature: only values that do not ask for the feature are allowed."""
 
     def read(value: object, mistakes: list[Mistake]) -> None:
         if value not in nothing:
@@ -113,7 +113,7 @@ def _read_packing_ratio(value: object, mistakes: list[Mistake]) -> float | None:
 
 
 _WITHOUT_EFFECT = Parsed(lambda value, _: value, 'any value')
-"""Mark of a key that may have any value, and that nothing comes of."""
+"""Constraint on a key without effect: any value is allowed."""
 
 _IN_CODE = 'do it in your `dataset_class` or `collate_fn`'
 
@@ -147,19 +147,19 @@ class _Stream(_Transfer):
     choose: Annotated[int, Count(least=0)] | None = None
 
     def config(self, split: str | None = None) -> StreamConfig:
-        """Our stream; `split` is the dataset's."""
+        """Our stream; `split` is the dataset's default."""
         values: dict[str, Any] = {name: getattr(self, name) for name in field_types(_Stream)}
         values['split'] = self.split or split
         return StreamConfig(**values)
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """Those of our stream, whose keys have the same names."""
+        """The errors of our stream, whose keys have the same names."""
         return self.config().cross_field_errors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dataset(_Transfer):
-    """The section ``dataset``. Defaults that are no None differ from ours, or are to stay whatever ours become."""
+    """The section ``dataset``. Defaults other than None are Foundry's, and do not follow ours."""
 
     streams: Annotated[tuple[_Stream, ...], Named('stream')] = ()
     remote: str | None = None
@@ -211,23 +211,23 @@ class _Dataset(_Transfer):
     shuffle_hard_negatives: Annotated[object, _lacks('contrastive pairs', False, instead=_IN_CODE)] = None
 
     def arguments(self) -> dict[str, Any]:
-        """What our loader has in the place of this section."""
+        """Our loader's keys for this section."""
         values = {name: getattr(self, name) for name in field_types(_Dataset) if name in field_types(DatasetConfig)}
         if self.shuffle_block_size is not None:
             values['shuffle_block_size'] = int(self.shuffle_block_size)  # Foundry, too, cuts a fraction off
         if self.streams:
             values['streams'] = tuple(stream.config(self.split) for stream in self.streams)
-            values['split'] = None  # it is the streams' that have none of their own
+            values['split'] = None  # it became the default of the streams
         return values
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """Those of our loader, whose keys have the same names."""
+        """The errors of our loader, whose keys have the same names."""
         return DatasetConfig(**self.arguments()).cross_field_errors()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loader:
-    """``train_loader`` or one of ``eval_loader``, but for the kind and the label. The defaults are Foundry's."""
+    """``train_loader`` or one of ``eval_loader``, without kind and label. The defaults are Foundry's."""
 
     dataset: _Dataset | None = None
     drop_last: bool = False
@@ -238,13 +238,13 @@ class _Loader:
     timeout: Annotated[float, AtLeast(0)] = 0
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """A loader reads something."""
+        """The broken rule: a loader needs data."""
         if self.dataset is None:
             yield BrokenRule(('dataset',), 'names no data; give `dataset`')
 
 
 class _Section:
-    """One loader of a file: where it stands, and what was read there."""
+    """One loader of a file: its path and its section."""
 
     def __init__(self, path: Path, raw: Mapping[Any, Any], name: str) -> None:
         self.path, self.name = path, name
@@ -256,7 +256,7 @@ class _Section:
         return self.path[0] == 'train_loader'
 
     def read(self, validator: Validator, sizes: _BatchSizes) -> None:
-        """Read it; what is wrong becomes problems of the validator."""
+        """Read it; mistakes become problems of the validator."""
         own = ('name',) if self.is_training else ('name', 'label')
         raw = {key: _with_named_streams(value) for key, value in self._raw.items() if key not in own}
         kind, problems = self._raw.get('name'), validator.problems
@@ -275,7 +275,7 @@ class _Section:
             problems.append(Problem((*self.path, 'dataset', 'packing_ratio'), rule, shown(self.packing_ratio)))
 
     def keys_without_effect(self) -> list[Path]:
-        """Keys that are given, and nothing comes of."""
+        """Given keys without effect."""
         hints = field_types(_Dataset)
         ineffective = [name for name, hint in hints.items() if unwrap(hint)[1] is _WITHOUT_EFFECT]
         given = [name for name in ineffective if getattr(self._loader.dataset, name) is not None]
@@ -287,10 +287,10 @@ class _Section:
         workers = {
             name: getattr(self._loader, name) for name in field_types(WorkerConfig) if name in field_types(_Loader)
         }
-        # Foundry cuts a fraction off, of each device's samples.
+        # Foundry truncates the samples of each device to a whole number.
         size: dict[str, Any] = {'device_batch_size': int((sizes.device_eval_batch_size or 0) * self.packing_ratio)}
         if self.is_training:
-            # Foundry divides by all ranks, those that get the same samples too; we count these once.
+            # Foundry divides by all ranks; we count ranks with the same samples once.
             sequences = (sizes.global_train_batch_size or 0) // self._replication
             size = {'global_batch_size': int(sequences * self.packing_ratio)}
         return LoaderConfig(name=self.name, loader=WorkerConfig(**workers), **size, **self._loader.dataset.arguments())
@@ -324,7 +324,7 @@ def _sections(plain: Mapping[Any, Any], problems: list[Problem]) -> Iterator[_Se
 
 
 def _label(label: object, path: Path, others: set[str], problems: list[Problem]) -> str:
-    """The name of an evaluation loader; what is wrong with it is noted."""
+    """The name of an evaluation loader; mistakes are noted."""
     rule = None
     if not isinstance(label, str) or not label:
         rule = 'must be text: each evaluation loader of a list has a label'
@@ -339,7 +339,7 @@ def _label(label: object, path: Path, others: set[str], problems: list[Problem])
 
 
 def _with_named_streams(dataset: Any) -> Any:
-    """The section ``dataset``; streams in a list get names, which Foundry has no use for."""
+    """The section ``dataset``; unnamed streams of a list get names."""
     if not isinstance(dataset, Mapping) or not isinstance(cast('Mapping[Any, Any]', dataset).get('streams'), list):
         return dataset
     section = cast('Mapping[Any, Any]', dataset)

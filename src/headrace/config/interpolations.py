@@ -14,7 +14,7 @@ __all__ = ['as_written', 'variables_in', 'written_at']
 
 
 def written_at(values: Any, path: Path, value: object) -> object:
-    """What raw values hold at `path` if there is an interpolation in it; else `value`."""
+    """The raw value at `path` if it holds an interpolation; else `value`."""
     found: Any = values
     for part in path:
         if isinstance(found, str) and '${' in found:
@@ -30,7 +30,7 @@ def written_at(values: Any, path: Path, value: object) -> object:
 
 
 def variables_in(values: Any) -> Iterator[str]:
-    """The environment's variables that interpolations name, anywhere in raw values."""
+    """Environment variables that interpolations name, anywhere in raw values."""
     for text in _interpolations_in(values):
         yield from re.findall(r'oc\.env:\s*([^,}\s]+)', text)
 

@@ -1,6 +1,6 @@
 """From a file, a mapping and overrides to a `Config`, and back.
 
-1. `document` reads files with what they include, lays overrides on top and resolves interpolations.
+1. `yaml_source` reads files and their includes, applies overrides and resolves interpolations.
 2. `validate` reads the plain values into the dataclasses of `schema`.
 """
 
@@ -33,7 +33,7 @@ def load_config(
 
     Args:
         source: Path of a YAML file, or its content as a mapping or an OmegaConf one.
-        overrides: What goes over the file, as on a command line: ``train.loader.num_workers=8`` sets a key,
+        overrides: Changes to the file, as on a command line: ``train.loader.num_workers=8`` sets a key,
             ``train.streams=[{name: a, local: /a}]`` a list, ``~train.streams.code`` removes a key. Or a mapping
             from such keys to values.
 

@@ -1,4 +1,4 @@
-"""What a configuration says of packing, and the `Packing` that it describes."""
+"""The schema of packing, and the `Packing` that it describes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ['PackingConfig', 'TokenizerConfig', 'packing_of']
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerConfig:
-    """Which tokenizer makes tokens of texts."""
+    """The tokenizer of texts."""
 
     library: Literal['tokenizers', 'transformers', 'tiktoken'] = 'tokenizers'
-    """The library that it is of."""
+    """The tokenizer's library."""
 
     path: str | None = None
-    """Of `tokenizers`, a `tokenizer.json`; of `transformers`, a folder, or what `AutoTokenizer` takes; of `tiktoken`,
+    """Of `tokenizers`, a `tokenizer.json`; of `transformers`, a folder or a name for `AutoTokenizer`; of `tiktoken`,
     the name of an encoding."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """A tokenizer is somewhere."""
+        """The broken rule: a tokenizer needs a path."""
         if self.path is None:
             yield BrokenRule((), 'names no tokenizer; give `path`')
 
@@ -41,13 +41,13 @@ class PackingConfig:
     """Tokens of a sequence, padding included."""
 
     tokenizer: TokenizerConfig | None = None
-    """What makes tokens of texts. Left out: the column holds tokens."""
+    """The tokenizer of texts. Left out: the column holds tokens."""
 
     column: str | None = None
     """The column of the documents. Left out: `text` with a tokenizer, `tokens` without."""
 
     token_dtype: Literal['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64'] | None = None
-    """What the bytes are, where the column holds tokens as bytes."""
+    """Type of the tokens in a column of bytes."""
 
     method: Literal['best_fit', 'concatenate'] = 'best_fit'
     """Combine whole documents so that little is left to pad, or lay them end to end and cut."""
@@ -59,10 +59,10 @@ class PackingConfig:
     """A token to put after each document. Left out: none."""
 
     pad_token_id: Annotated[int, AtLeast(0)] = 0
-    """What sequences are filled up with."""
+    """The padding token."""
 
     lanes: Annotated[int, AtLeast(1)] | None = None
-    """Sequences of documents that are packed side by side; ranks must divide them. Left out: those of a global batch
+    """Lanes that are packed side by side; ranks must divide their number. Left out: the sequences of a global batch
     when the run begins."""
 
     sequences_per_epoch: Annotated[int, Count()] | None = None
@@ -80,7 +80,7 @@ class PackingConfig:
 
 
 def packing_of(config: PackingConfig) -> Packing:
-    """The packing that is described, with its tokenizer.
+    """The `Packing` of a configuration, with its tokenizer.
 
     Raises:
         ConfigError: the tokenizer cannot be loaded.

@@ -13,22 +13,22 @@ from headrace.redaction import HIDDEN, redact_value
 __all__ = ['MAX_LINES', 'Path', 'Problem', 'as_line', 'dotted', 'refusal', 'refuse', 'shown']
 
 Path = tuple[str | int, ...]
-"""Where a value stands: the keys from the root, an integer for an item of a list."""
+"""The place of a value: the keys from the root, an integer for an item of a list."""
 
 MAX_LINES: Final = 200
-"""Of an error: what is wrong beyond them is counted."""
+"""Lines of an error; further problems are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong with a configuration."""
+    """One mistake in a configuration."""
 
     path: Path
     rule: str
     got: str | None = None
     """The value received, as text; None where there is none."""
     meant: tuple[str, ...] = ()
-    """The keys that the last of the path may have meant."""
+    """Keys similar to the last one of the path."""
 
 
 def dotted(path: Path) -> str:
@@ -62,7 +62,7 @@ def shown(value: object, *, key: str = '') -> str:
 
 
 def refuse(lines: list[str], *, count: int | None = None) -> None:
-    """Raise one ConfigError for all the lines; do nothing if there are none. The count is that of all, if given."""
+    """Raise one ConfigError for all lines; do nothing if there are none. `count` includes omitted lines."""
     if (left := (count or len(lines)) - MAX_LINES) > 0:
         raise refusal(*lines[:MAX_LINES], f'... and {left:,} more', count=count or len(lines))
     if lines:
@@ -70,7 +70,7 @@ def refuse(lines: list[str], *, count: int | None = None) -> None:
 
 
 def refusal(*lines: str, count: int | None = None) -> ConfigError:
-    """One error for everything that is wrong; the count is that of the lines, unless some are left out."""
+    """One error for all lines; `count` is their number, and more if some are omitted."""
     count = count or len(lines)
     errors = 'one error' if count == 1 else f'{count} errors'
     return ConfigError(f'{errors} in the configuration:\n' + '\n'.join(f'  {line}' for line in lines))

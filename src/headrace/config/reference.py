@@ -27,11 +27,11 @@ _TABLES = {
     'tokenizer': (packing.TokenizerConfig,),
     'workers': (schema.WorkerConfig,),
 }
-"""What each table lists: the fields that these classes define themselves, in this order."""
+"""Classes of each table; it lists the fields that they define themselves, in this order."""
 
 
 def field_texts(cls: type) -> dict[str, str]:
-    """What is written beneath each field that `cls` itself defines."""
+    """The text beneath each field that `cls` itself defines."""
     (definition,) = ast.parse(inspect.getsource(cls)).body
     assert isinstance(definition, ast.ClassDef)
     texts: dict[str, str] = {}

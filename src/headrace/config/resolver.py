@@ -22,11 +22,11 @@ from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError
 
 __all__ = ['is_omegaconf', 'plain_omegaconf', 'raw_whole', 'resolve', 'yaml_text']
 
-_MAX_TEXT: Final = 4096  # characters of a text with an interpolation
-_MAX_REFERENCES: Final = 64  # in one text
-_MAX_RESULT: Final = 16_384  # characters of a text that comes of one
-_MAX_CHARACTERS: Final = 1 << 24  # of all these texts together
-_MAX_PARSED: Final = 1 << 19  # characters of the texts that OmegaConf parses, at up to 60 us each
+_MAX_TEXT: Final = 4096  # Characters of a text with an interpolation.
+_MAX_REFERENCES: Final = 64  # References in one text.
+_MAX_RESULT: Final = 16_384  # Characters of a resolved text.
+_MAX_CHARACTERS: Final = 1 << 24  # Characters of all resolved texts.
+_MAX_PARSED: Final = 1 << 19  # Characters that OmegaConf parses, at up to 60 us each.
 
 _REFERENCE = re.compile(r'\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\}', re.ASCII)
 _ENVIRONMENT = re.compile(r'\$\{oc\.env:[^${}\\]*\}')
@@ -51,7 +51,7 @@ def resolve(values: dict[Any, Any], problems: list[Problem], keys: Collection[An
 
 
 class _Failure(NamedTuple):
-    """In the place of a value that cannot be had."""
+    """Placeholder for an unresolvable value."""
 
     rule: str
 
@@ -69,12 +69,12 @@ class _Resolver:
         self._known: dict[Path, Any] = {}
         self._characters = self._parsed = self._depth = 0
         self._tree: DictConfig | None = None
-        self._variables: dict[str, Any] = {}  # of the environment, by their interpolations
-        self._places: list[Path] = []  # of the texts that the tree calls back for
-        self._containers: dict[int, Any] = {}  # what came of those that refer to mappings and lists
+        self._variables: dict[str, Any] = {}  # Environment variables by interpolation.
+        self._places: list[Path] = []  # Places of the texts that the tree calls back for.
+        self._containers: dict[int, Any] = {}  # Results that are mappings or lists.
 
     def read(self, raw: Any, at: Path, path: Path, problems: list[Problem]) -> Any:
-        """The value of what stands at a place, or is referred to from `path`, where problems are noted."""
+        """The resolved value of a place; problems are noted at `path`, which refers to it."""
         self._budget.charge(1)
         if len(path) > MAX_DEPTH:
             rule = 'cannot be resolved: nested too deeply: does an interpolation refer to a mapping around itself?'
@@ -97,7 +97,7 @@ class _Resolver:
             return raw
         whole = _REFERENCE.fullmatch(raw)
         if whole is not None and isinstance(target := self._find(whole[1]), (dict, list)):
-            # The mapping is read at its own place, so that what is wrong within it is told with a path.
+            # The mapping is read at its own place, so that mistakes inside it are reported with a path.
             place = tuple(whole[1].split('.'))
             if at[: len(place)] != place:
                 return self.read(target, place, path, problems)
@@ -108,7 +108,7 @@ class _Resolver:
             return _UNRESOLVED
 
     def _evaluated(self, text: str, at: Path) -> Any:
-        """The value of a text with an interpolation that stands at a place."""
+        """The value of a text with an interpolation at a place."""
         value = self._known.get(at, _UNRESOLVED)
         if value is _OPEN:
             raise _UnresolvableError('cannot be resolved: Recursive interpolation detected')
@@ -156,7 +156,7 @@ class _Resolver:
         return _UNRESOLVED if any(part is _UNRESOLVED for part in parts) else ''.join(map(str, parts))
 
     def _of_piece(self, piece: str, at: Path) -> Any:
-        """The value of one interpolation; unresolved where that is for OmegaConf to say."""
+        """The value of one interpolation; unresolved if only OmegaConf can resolve it."""
         reference = _REFERENCE.fullmatch(piece)
         if reference is not None:
             return self._scalar(reference[1])
@@ -171,7 +171,7 @@ class _Resolver:
         return value
 
     def _scalar(self, reference: str) -> Any:
-        """The value that is referred to; unresolved where that is for OmegaConf to say."""
+        """The value of a reference; unresolved if only OmegaConf can resolve it."""
         value = self._find(reference)
         if isinstance(value, str) and '${' in value:
             return self._evaluated(value, tuple(reference.split('.')))
@@ -201,7 +201,7 @@ class _Resolver:
                 parent = self._whole()
                 for part in at[:-1]:
                     parent = parent[part]
-            # Of OmegaConf's private names the only one: the value that a text has at a place, without standing there.
+            # OmegaConf's only private name here: it resolves a text at a place without storing it there.
             node: Any = AnyNode(text, key=at[-1], parent=parent)._dereference_node()
             return self._plain(node if isinstance(node, (DictConfig, ListConfig)) else node._value(), 0)
         except (OmegaConfBaseException, RecursionError, ValueError, TypeError, KeyError, IndexError) as error:
@@ -256,7 +256,7 @@ _CURRENT: ContextVar[_Resolver] = ContextVar('resolver')
 
 
 def _register() -> None:
-    # OmegaConf 2.4 has another name for it, and warns of the old one.
+    # OmegaConf 2.4 renamed it, and warns about the old name.
     register: Any = getattr(OmegaConf, 'register_resolver', None) or OmegaConf.register_new_resolver
     register(_ONCE, _call_back, replace=True)
 
@@ -292,12 +292,12 @@ def is_omegaconf(source: object) -> bool:
 
 
 def raw_whole(source: Any) -> object:
-    """The raw values of what OmegaConf's mapping is a part of, if it is one."""
+    """The raw values of the whole that OmegaConf's mapping is a part of, if it is one."""
     return None if source._get_parent() is None else OmegaConf.to_container(source._get_root())
 
 
 def plain_omegaconf(source: Any) -> dict[Any, Any]:
-    """The raw values of OmegaConf's mapping; of a part of a larger one, which it refers to, the resolved values.
+    """The raw values of OmegaConf's mapping; resolved values for a part that refers to a larger whole.
 
     Raises:
         YamlError: They cannot be had.
@@ -309,12 +309,12 @@ def plain_omegaconf(source: Any) -> dict[Any, Any]:
 
 
 def yaml_text(values: Mapping[str, Any]) -> str:
-    """Plain values as YAML that is read back as equal ones."""
+    """Plain values as YAML that reads back as equal values."""
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(values)))
 
 
 def _escaped(value: Any) -> Any:
-    """Text that happens to look like an interpolation, such that it is read back as text."""
+    """Text that looks like an interpolation, escaped to be read back as text."""
     if isinstance(value, dict):
         return {key: _escaped(item) for key, item in cast('dict[str, Any]', value).items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What a configuration may say: the keys, their types, their bounds, and the rules between them.
+"""The schema of a configuration: its keys, their types and bounds, and the rules between them.
 
-A key has the name of the argument that it becomes: of ``StreamingDataset`` in a loader, of ``Stream`` in a stream, of
-``torch.utils.data.DataLoader`` under ``loader``. None means that the key was left out, unless its text says more.
+A key has the name of its argument: of ``StreamingDataset`` in a loader, of ``Stream`` in a stream, of
+``torch.utils.data.DataLoader`` under ``loader``. None means that the key was omitted, unless its text says more.
 ``docs/configuration.md`` is generated from the annotations and from the text beneath each field.
 """
 
@@ -33,7 +33,7 @@ __all__ = [
 @redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetConfig(SelectionConfig):
-    """What `StreamingDataset` takes: the streams, the order of their samples, and the cache."""
+    """Arguments of `StreamingDataset`: the streams, the order of their samples, and the cache."""
 
     streams: Annotated[tuple[StreamConfig, ...], Named('stream')] = ()
     """The streams: a mapping from name to stream, or a list of streams with `name`. Files merge mappings, not lists."""
@@ -51,34 +51,34 @@ class DatasetConfig(SelectionConfig):
     """Samples per epoch, such as `1m`; not with `repeat` or `choose`. Left out: as many as the streams hold."""
 
     predownload: Annotated[int, AtLeast(0)] | None = None
-    """Samples ahead of its reading for which each worker has shards fetched. Left out: 65,536, or 8
-    batches if those are more, and 512 MiB at most."""
+    """Samples ahead of its reading whose shards each worker prefetches. Left out: 65,536, or 8 batches if those are
+    more, and 512 MiB at most."""
 
     cache_limit: Annotated[int, Bytes()] | None = None
-    """Bytes that shards and indexes may take in the cache folders of this machine, such as `100gb`; bitmaps of
-    selections and files of epochs come on top. Left out: no limit."""
+    """Limit of shards and indexes in the cache folders of this machine, such as `100gb`. Bitmaps of selections and
+    files of epochs come on top. Left out: no limit."""
 
     sampling_method: Literal['balanced', 'fixed'] = 'balanced'
-    """Which samples of a stream taken in part: others in each epoch (`balanced`) or the same (`fixed`)."""
+    """Samples of a stream taken in part: others in each epoch (`balanced`) or the same (`fixed`)."""
 
     sampling_granularity: Annotated[int, AtLeast(1)] = 1
-    """Neighbouring samples that are picked together where a stream is taken in part."""
+    """Neighbouring samples that are picked together from a stream taken in part."""
 
     partition_algo: Literal['orig', 'relaxed'] = 'relaxed'
     """How shards are dealt to nodes; for the algorithms of MosaicML Streaming."""
 
     num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
-    """Parts that the order is made of, whatever the number of machines. Left out: the checkpoint's that is resumed, or
-    chosen by the algorithm."""
+    """Parts of the order, independent of the number of machines. Left out: the resumed checkpoint's, or the
+    algorithm's default."""
 
     shuffle: bool = False
     """Whether samples are shuffled."""
 
     shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] | None = None
-    """How samples are shuffled. Left out: `native`, or what the checkpoint says that is resumed."""
+    """How samples are shuffled. Left out: the resumed checkpoint's, or `native`."""
 
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    """Seed of the order. Left out: the top level's `shuffle_seed`, the checkpoint's that is resumed, or 9176."""
+    """Seed of the order. Left out: the top level's `shuffle_seed`, the resumed checkpoint's, or 9176."""
 
     shuffle_block_size: Annotated[int, Count()] | None = None
     """Samples among which the block algorithms and the native one shuffle. Left out: chosen by the algorithm."""
@@ -87,13 +87,13 @@ class DatasetConfig(SelectionConfig):
     """How streams mix in a batch: at random, by their proportions, one stream per global batch or per device's."""
 
     schedule: tuple[SchedulePointConfig, ...] = ()
-    """Proportions that change in the course of the run, in the place of the streams' weights: a list of points."""
+    """Proportions that change during the run, instead of the streams' weights: a list of points."""
 
     when_exhausted: Literal['repeat', 'stop', 'drop_stream'] = 'repeat'
-    """When an epoch has had every sample of a stream: go on with its next pass, end the epoch, or go on without it."""
+    """When an epoch has used up a stream: begin its next pass, end the epoch, or continue without it."""
 
     on_mixture_change: Literal['refuse', 'continue'] = 'refuse'
-    """A checkpoint of another mixture: an error that names the differences, or go on, each stream where it was."""
+    """A checkpoint of another mixture: an error that names the differences, or continue each stream where it was."""
 
     allow_unsafe_types: bool = False
     """Read columns that hold pickles. They run code of whoever wrote them: for your own data only."""
@@ -102,20 +102,20 @@ class DatasetConfig(SelectionConfig):
     """Neighbouring ranks that get the same samples, such as the tensor-parallel degree. Left out: 1."""
 
     remainder: Literal['repeat', 'exact', 'drop'] | None = None
-    """Samples after the last full global batch: hand them out, repeating a few so that ranks get as many; the same, and
-    mark the repeats in the batch (`exact`); or drop. Left out: `repeat`; for evaluation under Lightning `exact`."""
+    """Samples after the last full global batch. `repeat`: a few are repeated, so that ranks get equally many.
+    `exact`: the same, with the repeats marked. `drop`: they are skipped. Left out: `repeat`; for evaluation under Lightning `exact`."""
 
     skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
-    """Ranges of the run's global sequence to leave out, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the
-    run's beginning, or global batches of the present size; the end is the first that is kept."""
+    """Ranges of the run's global sequence to skip, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the run's
+    beginning, or global batches of the present size. The end is exclusive."""
 
     on_bad_sample: Literal['raise', 'skip'] = 'raise'
-    """A sample that cannot be read: an error, or log it, put another in its row, and mark the row in the batch as
+    """A sample that cannot be read: an error, or log it, replace its row by another sample, and mark the row as
     `is_bad_sample`."""
 
     @staticmethod
     def other_names() -> Mapping[str, tuple[str, ...]]:
-        """What other programs call these keys."""
+        """Names of these keys in other programs."""
         return {**SOURCE_NAMES, 'seed': ('shuffle_seed',)}
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
@@ -176,7 +176,7 @@ class DatasetConfig(SelectionConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """What `torch.utils.data.DataLoader` takes, and `mark_streams`. With no workers, what concerns them is ignored."""
+    """Arguments of `torch.utils.data.DataLoader`, and `mark_streams`. Without workers, their options are ignored."""
 
     num_workers: Annotated[int, AtLeast(0)] = 0
     """Processes that read, per rank. 0: the training process reads."""
@@ -185,9 +185,9 @@ class WorkerConfig:
     """Batches that each worker holds ready. Left out: 2."""
 
     persistent_workers: bool = False
-    """Keep the workers from one epoch to the next. Under `cache_limit` they also fetch what the next one begins with,
-    where the trainer says how many epochs there are: Lightning by `max_epochs`, Composer by a `max_duration` in epochs,
-    a loop of your own by the loader's `max_epochs`."""
+    """Keep the workers from one epoch to the next. Under `cache_limit` they also prefetch the next epoch, if the
+    trainer gives the number of epochs: Lightning by `max_epochs`, Composer by a `max_duration` in epochs, your own loop
+    by the loader's `max_epochs`."""
 
     pin_memory: bool = False
     """Copy batches into page-locked memory, for faster transfers to a GPU."""
@@ -220,7 +220,7 @@ class LoaderConfig(DatasetConfig):
     """Samples per step of one rank; then the global batch depends on the number of ranks."""
 
     packing: PackingConfig | None = None
-    """How samples, which are documents then, are packed into sequences of tokens; batches count sequences."""
+    """Packing of samples, which are documents, into sequences of tokens; batches count sequences."""
 
     loader: WorkerConfig = WorkerConfig()
     """The processes that read."""
@@ -258,7 +258,7 @@ class Config:
     """`device_batch_size` of the loaders that give no batch size."""
 
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    """`shuffle_seed` of the loaders that give none. Left out: the checkpoint's that is resumed, or 9176."""
+    """`shuffle_seed` of the loaders that give none. Left out: the resumed checkpoint's, or 9176."""
 
     train: LoaderConfig | None = None
     """The training loader."""
@@ -273,7 +273,7 @@ class Config:
     """Loaders for prediction: one loader, or a mapping from name to loader."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
-        """The rules between the top level's keys that do not hold, and those that inheriting from it breaks."""
+        """The broken rules between the top level's keys, and those broken by inheriting from it."""
         yield from _broken_batch_size_rules(self)
         sections = ('train', 'eval', 'test', 'predict')
         if self.train is None and not (self.eval or self.test or self.predict):
@@ -304,7 +304,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileDirectives:
-    """What a file says about its own reading; used up by it, and no part of the configuration."""
+    """Keys that control the reading of a file; they are not part of the configuration."""
 
     defaults: tuple[str, ...] = ()
     """Files to read first, relative to this one. A later file wins over an earlier one, this file over all."""

@@ -17,7 +17,7 @@ def closest(text: str, names: tuple[str, ...]) -> list[str]:
     text = text[:LONGEST_NAME].lower()
     best = difflib.get_close_matches(text, lowered, n=max(len(names), 1), cutoff=0.6)
     score = difflib.SequenceMatcher(None, best[0], text).ratio() if best else 1.0
-    # What ties with the best one is as likely, and is found by the same measure.
+    # Names that tie with the best one are as likely.
     ties = {other for other in best if difflib.SequenceMatcher(None, other, text).ratio() == score}
     return [name for name in names if name.lower() in ties]
 

@@ -1,4 +1,4 @@
-"""What a configuration may say of streams: their data, how it is fetched, what of it is offered, and their shares."""
+"""The schema of streams: their data, its transfer, the selection of samples, and their weights."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ SOURCE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(('url', 'uri', 'bucket'), ('remote',)),
     **dict.fromkeys(('folder', 'dir', 'directory', 'cache', 'cache_dir', 'data_dir', 'data_path'), ('local',)),
 }
-"""What other programs call `remote` and `local`."""
+"""Names of `remote` and `local` in other programs."""
 
 
 @redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferConfig:
-    """How shards get from the store to the cache; of one stream, or of all streams of a loader that do not say."""
+    """Transfer of shards from the store to the cache; of one stream, or a default for all streams of a loader."""
 
     download_retry: Annotated[int, AtLeast(0)] | None = None
     """Further attempts after a failed download, or more, for half a minute; 0: none. Left out: 2."""
@@ -42,25 +42,25 @@ class TransferConfig:
     """Address of the store's server, such as `http://localhost:9000`. Left out: the cloud's own."""
 
     region: str | None = None
-    """Region of the bucket. Left out: what the cloud's own configuration says."""
+    """Region of the bucket. Left out: from the cloud's own configuration."""
 
     anonymous: bool | None = None
     """Send requests without credentials, for public buckets. Left out: false."""
 
     requester_pays: bool | None = None
-    """Agree to pay for the requests, where a bucket's owner asks for it. Left out: false."""
+    """Agree to pay for the requests, if a bucket's owner demands it. Left out: false."""
 
     store_options: Mapping[str, object] | None = None
-    """Options of this kind of store, and time-outs that all have: `docs/stores.md` lists them. Left out: none."""
+    """Options of this kind of store, and general time-outs: `docs/stores.md` lists them. Left out: none."""
 
     on_changed_data: Literal['refresh', 'refuse'] | None = None
-    """If the remote's data have changed since they were cached: take the new ones, or raise. Left out: `refresh`."""
+    """If the remote data changed since they were cached: fetch the new ones, or raise. Left out: `refresh`."""
 
 
 @redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelectionConfig(TransferConfig):
-    """Which stored samples are offered, and their columns; of one stream, or of all streams that do not say."""
+    """Selection of stored samples and columns; of one stream, or a default for all streams of a loader."""
 
     subset: Annotated[Subset, Parsed(Subset.read, 'a list of ranges')] | None = None
     """Ranges of the stored samples: `[[0, 1m], [5m, null]]`, the stop exclusive, null the end. Left out: all."""
@@ -81,7 +81,7 @@ class SelectionConfig(TransferConfig):
 @redacted_repr
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamConfig(SelectionConfig):
-    """One stream: where its shards are, and how much of it an epoch takes.
+    """One stream: the place of its shards, and its weight.
 
     A weight is one of `proportion`, `repeat`, `choose`; a stream without one is taken once.
     """
@@ -109,7 +109,7 @@ class StreamConfig(SelectionConfig):
 
     @staticmethod
     def other_names() -> Mapping[str, tuple[str, ...]]:
-        """What other programs call these keys."""
+        """Names of these keys in other programs."""
         return {**SOURCE_NAMES, 'weight': ('proportion', 'repeat'), 'ratio': ('proportion',), 'share': ('proportion',)}
 
     @property
@@ -131,7 +131,7 @@ class SchedulePointConfig:
     """Proportions from one point of the run on."""
 
     at: Annotated[int, Count(least=0)] = 0
-    """Samples that all ranks have had since the begin of the run, over all epochs, such as `10m`; the first is 0."""
+    """Samples of all ranks since the beginning of the run, over all epochs, such as `10m`; the first is 0."""
 
     proportions: Mapping[str, Annotated[float, AtLeast(0)]] = field(default_factory=dict[str, float])
     """Shares of the streams by name, relative to their sum; a stream that is not named has none."""

@@ -51,7 +51,7 @@ _DECODE_HINT = '; the value is text: write it without quotes, or, from the envir
 
 
 class Validator:
-    """Reads raw values into dataclasses and collects what is wrong on the way.
+    """Reads raw values into dataclasses, and collects their mistakes.
 
     Args:
         written: Gives what a file has in the place of a value, for messages: an interpolation, not what it resolves
@@ -105,12 +105,12 @@ class Validator:
     def _check(
         self, config: object, path: Path, given: Mapping[Any, Any], inside: list[Problem], *, invalid: set[str]
     ) -> None:
-        """Note the rules between keys that `config` breaks, but for those about a key that is wrong by itself.
+        """Note the broken rules between keys of `config`, except rules about a key that is wrong by itself.
 
         Args:
-            config: What was read.
+            config: The dataclass to check.
             path: Where it stands.
-            given: What it was read from.
+            given: The raw values that it was read from.
             inside: The problems of its keys and of those within them.
             invalid: Keys whose values cannot be used.
         """
@@ -248,7 +248,7 @@ class Validator:
         return ', '.join(f'{key}: {self._shown((*path, key), value)}' for key, value in scalars.items()) or None
 
     def _suggest(self, key: str, here: tuple[str, ...]) -> list[str]:
-        """What an unknown key may have meant, all of it keys that may stand there.
+        """Allowed keys that are similar to an unknown one.
 
         First this section's key that other programs call so, then a key of that name in a section within or around,
         then the most similar ones.
@@ -277,7 +277,7 @@ class _Outer(NamedTuple):
 
 
 def _how_to_write(cls: Any, value: object) -> str:
-    """What to write in place of a text where a section is expected."""
+    """The form to write instead of a text, for a section."""
     names = field_types(cls) if dataclasses.is_dataclass(cls) and isinstance(cls, type) else {}
     if not isinstance(value, str) or not names:
         return ''

@@ -1,4 +1,4 @@
-"""YAML as plain values, in bounded time and memory, whoever wrote it."""
+"""YAML as plain values, in bounded time and memory, even for hostile files."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class YamlError(ConfigError):
     """A text is not YAML, or exceeds a limit. The message does not quote the text."""
 
     line: int = 0
-    """From 1; 0 where it is not known."""
+    """From 1; 0 if unknown."""
 
     def at(self, line: int) -> YamlError:
-        """This error, with the line."""
+        """This error with its line."""
         self.line = line
         return self
 
@@ -131,7 +131,7 @@ _OPEN: Any = object()
 
 
 class _Reader:
-    """Makes values of the parser's events."""
+    """Builds values from the parser's events."""
 
     def __init__(self, text: str, budget: Budget) -> None:
         self._text, self._budget = text, budget
@@ -222,7 +222,7 @@ class _Reader:
         return {**merged, **values}
 
     def _merge(self, merged: dict[Any, Any], value: Any, event: Any) -> None:
-        """Add what a merge key names; of several mappings, the first one wins."""
+        """Add the mappings of a merge key; the first of several wins."""
         mappings: list[Any] = value if isinstance(value, list) else [value]
         if not all(isinstance(mapping, dict) for mapping in mappings):
             raise self._error('a merge key (<<) needs a mapping, or a list of mappings', event)

@@ -29,7 +29,7 @@ from headrace.errors import ConfigError
 __all__ = ['DIRECTIVES', 'Document']
 
 DIRECTIVES = tuple(field_types(FileDirectives))
-"""Keys of a file that say how it is read, beside those of a configuration."""
+"""Keys of a file that control its reading, beside those of a configuration."""
 
 _MAX_INCLUDES: Final = 1000  # a file counts each time that it is included
 _MAX_CHAIN: Final = 20  # files that include each other
@@ -37,11 +37,11 @@ _MAX_PATH: Final = 4096  # characters of a path in a message
 
 
 class Document:
-    """A file with what it includes, or a mapping, and overrides on top; its interpolations not resolved yet.
+    """A file with its includes, or a mapping, with overrides applied and interpolations unresolved.
 
     Args:
         source: Path of a YAML file, or its content as a mapping or an OmegaConf one.
-        overrides: What goes over it, as in `load_config`.
+        overrides: Changes to it, as in `load_config`.
 
     Raises:
         ConfigError: A file cannot be read, an override has no place, or there is more of something than the limits
@@ -68,18 +68,18 @@ class Document:
         return tuple(self._layers.values)
 
     def plain(self, problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
-        """Plain values of some keys of the top level, None: of all; what cannot be resolved is noted and left out."""
+        """Plain values of some top-level keys, or of all (None). Unresolvable values are noted and omitted."""
         try:
             return resolve(self._layers.values, problems, keys)
         except YamlError as error:
             raise refusal(f'{self._label}: {error}') from error
 
     def written(self, path: Path, value: object) -> object:
-        """What stands at a path, for messages: an interpolation in the place of the value that it resolves to."""
+        """The value at a path for messages, with interpolations as they are written."""
         return written_at(self._layers.values, path, value)
 
     def refuse(self, problems: Iterable[Problem]) -> None:
-        """Raise one ConfigError for all problems, with where each was written; do nothing if there are none."""
+        """Raise one ConfigError for all problems with their places; do nothing if there are none."""
         located = [(self._layers.origin(problem.path) or _Origin(self._label), problem) for problem in problems]
         if not located:
             return
@@ -91,10 +91,10 @@ class Document:
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
 class _Origin:
-    """Where a key was written."""
+    """The place where a key was written."""
 
     source: str
-    """A file, an override, or what else a message can point to."""
+    """A file, an override, or another source for messages."""
     line: int = 0
     """From 1; 0 where the source has no lines."""
 
@@ -103,22 +103,22 @@ class _Origin:
 
 
 class _Layers:
-    """Raw values merged from files, mappings and overrides, and where each key came from."""
+    """Raw values merged from files, mappings and overrides, and the place of each key."""
 
     def __init__(self) -> None:
         self.values: dict[Any, Any] = {}
         self._origins: dict[Path, _Origin] = {}
-        self.variables: set[str] = set()  # of the environment, that interpolations name
+        self.variables: set[str] = set()  # environment variables that interpolations name
         self._budget = Budget()
         self._included = 0
-        self._files: dict[str, _File] = {}  # by their real path: one that is included often is read once
+        self._files: dict[str, _File] = {}  # by real path, so that each is read once
 
     def origin(self, path: Path) -> _Origin | None:
-        """Where the key at `path`, or else the nearest one around it, was written."""
+        """The place of the key at `path`, or else of the nearest one around it."""
         return _nearest(self._origins, path)
 
     def add_file(self, path: FilePath, *, chain: tuple[str, ...], asked_by: str) -> None:
-        """Merge a file over what there is, after the files that it includes."""
+        """Merge a file over the present values, after the files that it includes."""
         try:
             real = os.path.realpath(path)
             if real in chain:
@@ -130,7 +130,7 @@ class _Layers:
         except OSError as error:
             reason = 'no such file' if isinstance(error, FileNotFoundError) else error.strerror or str(error)
             raise refusal(f'{asked_by}{_named(path)}: {reason}') from error
-        except ValueError as error:  # of a path that has a character that no path can have
+        except ValueError as error:  # the path holds a character that paths cannot have
             if isinstance(error, ConfigError):
                 raise
             raise refusal(f'{asked_by}{_named(path)}: not a path: {error}; remove that character') from error
@@ -164,7 +164,7 @@ class _Layers:
     def add_mapping(self, source: Mapping[str, Any], label: str) -> None:
         """Merge a mapping; files that it includes are relative to the working directory."""
         try:
-            # A part of a larger configuration refers to the whole, which it would lose here.
+            # A part of a larger configuration may refer to the whole, which it would lose here.
             if is_omegaconf(source):
                 self.variables.update(variables_in(raw_whole(source)))
                 values = plain_omegaconf(source)
@@ -179,7 +179,7 @@ class _Layers:
         self._merge(values, origins)
 
     def override(self, overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
-        """Lay overrides on top; returns a line for each that cannot be."""
+        """Apply overrides; returns a line for each that fails."""
         if isinstance(overrides, str):
             raise TypeError(f'overrides must be a list of texts, got one text: {overrides!r}; write [{overrides!r}]')
         items = (
@@ -208,7 +208,7 @@ class _Layers:
             return key, _Malformed(f'the value is {error}')
 
     def _override_one(self, label: str, key: str, value: Any) -> str | None:
-        """Set or remove one key; returns what is wrong with that, or None."""
+        """Set or remove one key; returns the mistake, or None."""
         parts = [match[1] if match[1] is not None else match[0] for match in _KEY_PART.finditer(key.removeprefix('~'))]
         if isinstance(value, _Malformed) or not parts:
             return value.rule if isinstance(value, _Malformed) else 'names no key; write key=value'
@@ -249,12 +249,12 @@ class _Layers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _File:
-    """What a file says."""
+    """The content of a file."""
 
     values: dict[Any, Any]
     lines: dict[Path, int]
     size: int
-    """Values, those of aliases at each place."""
+    """Number of values; an alias counts at each place."""
 
 
 def _named(path: FilePath) -> str:
@@ -279,7 +279,7 @@ def _nearest(origins: Mapping[Path, _Origin], path: Path) -> _Origin | None:
 
 @dataclasses.dataclass(frozen=True)
 class _Malformed:
-    """In the place of an override's value that cannot be read: what is wrong with it."""
+    """The mistake in an override's value, in place of the value."""
 
     rule: str
 
