@@ -49,8 +49,8 @@ def marked(batch: Any, *, rows: int, own_samples: int) -> Any:
 def without_padding(batch: Any, own_samples: int | None = None, bad_rows: npt.NDArray[np.bool_] | None = None) -> Any:
     """The rows of a batch that count, without marks: for metrics and predictions.
 
-    Rows of bad samples are removed, too. A rank without samples of its own in a batch gets no rows at all. So run the
-    model on the whole batch, and remove the padding from the values that you count.
+    Rows of bad samples are removed, too. A rank whose rows are all padding gets none. So run the model on the whole
+    batch, and remove the padding from the values that you count.
 
     Args:
         batch: a batch of a loader with ``remainder='exact'`` or ``on_bad_sample='skip'``. It may nest dicts, lists and

@@ -1,10 +1,9 @@
 """The permutations of the compatible orders, computed once per machine and mapped by all its processes.
 
 ``.headrace-epochs`` of the cache folder holds one file for each permutation in use, int64 in the machine's byte order.
-It is written under a temporary name, while an exclusive lock on the subfolder has the other processes wait in the
-kernel, and then renamed. Who maps a file holds a shared lock on it; files that nobody has mapped are removed when the
-next one is written. Locks end with their processes, so kill -9 leaves nothing but files, and those are reused or
-removed.
+A process writes it under a temporary name and renames it; an exclusive lock on the subfolder makes the other processes
+wait. A process that maps a file holds a shared lock on it. The next write removes all files without such a lock. Locks
+end with their processes, so kill -9 leaves only files, which are reused or removed.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ class EpochPermutations:
     """The permutations of one dataset."""
 
     def __init__(self, folder: Path, *, is_private: bool = False) -> None:
-        """Take the folder that holds the subfolder; nothing is made there before it is needed.
+        """Take the folder that holds the subfolder, which is made on demand.
 
         Args:
             folder: a cache folder.
-            is_private: whether it lies where anybody may make folders, and must belong to this user.
+            is_private: whether it must belong to this user, since anybody may make folders beside it.
         """
         self._place = ControlFolder(folder, FOLDER, _NAMES)
         self.folder = self._place.path
@@ -49,11 +48,11 @@ class EpochPermutations:
 
     @classmethod
     def beside(cls, caches: list[Path]) -> EpochPermutations:
-        """The permutations of a dataset, in the cache folder of the first of its streams that has a remote.
+        """The permutations of a dataset, in the cache folder of its first stream with a remote.
 
         Args:
-            caches: folders of the streams that have a remote. Folders without one are the user's own: a dataset that
-                has only such keeps its permutations in a folder of temporary files.
+            caches: folders of the streams with a remote. A dataset without one keeps its permutations in a folder of
+                temporary files, since its folders are the user's own.
         """
         if caches:
             return cls(caches[0])
@@ -121,7 +120,7 @@ class EpochPermutations:
             return ids if mapped is None else mapped
 
     def _clear(self, folder: OpenFolder) -> None:
-        """Remove what nobody has mapped: earlier epochs, and what was left by processes that were killed."""
+        """Remove files that no process has mapped: earlier epochs, and leftovers of killed processes."""
         for name in folder.names():
             with contextlib.suppress(OSError, CacheError):
                 handle = folder.open_file(name, os.O_RDONLY)

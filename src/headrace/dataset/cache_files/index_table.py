@@ -1,9 +1,9 @@
 """Reads a stream's ``index.json``, and keeps the table of a large one for the next process.
 
 A cache folder with an index of `WORTHWHILE` shards or more gets a file ``.headrace-index`` beside index.json: the table
-of shards as `headrace.format.table_bytes` writes it. The file is valid under four conditions. It was made from the
-bytes of index.json, its checksum is right, its table keeps all rules of an index, and it belongs to this user or to the
-owner of index.json. Otherwise index.json is parsed, so nobody has to remove the file.
+of shards as `headrace.format.table_bytes` writes it. The file is valid under four conditions. It was made from this
+index.json. Its checksum is right. Its table keeps all rules of an index. It belongs to this user or to the owner of
+index.json. Otherwise index.json is parsed, so nobody has to remove the file.
 
 Any number of processes may write the file. Each locks a temporary file while it writes; a process that finds it locked
 writes nothing. The next process overwrites what a killed one left. Folders of a user's own data get no such file.
@@ -35,7 +35,7 @@ _BLOCK: Final = 1 << 20  # bytes of index.json in memory at once while it is com
 
 
 class IndexFile:
-    """One stream's index, as far as it was read."""
+    """One stream's index."""
 
     def __init__(self, source: str, *, allow_unsafe_types: bool, cache: Path | None = None) -> None:
         """Touches no file.
@@ -51,7 +51,7 @@ class IndexFile:
         self._parsed: IndexKey | None = None
 
     def read(self, path: Path) -> None:
-        """Read an index.json, wherever it lies now, or what was kept of it.
+        """Read an index.json at this path, or the kept table of it.
 
         Raises:
             IndexFileError: the file is empty or is not JSON.
@@ -66,12 +66,12 @@ class IndexFile:
         self._parsed = IndexKey(xxhash.xxh3_128_digest(data), len(data), self.fingerprint)
 
     def unproven(self, cached: Path) -> Iterator[str]:
-        """Files whose content may differ between an index that was cached and the one that was read last.
+        """Files whose content may differ between a cached index and the last one read.
 
-        A shard is the same if both indexes say the same of it, and give checksums of its files.
+        A shard is the same if its entries in both indexes are equal, with checksums of its files.
 
         Args:
-            cached: the index that was cached. If it cannot be read, no shard is known to be the same.
+            cached: the cached index. If it cannot be read, all shards may differ.
         """
         old = ShardTable.empty()
         with contextlib.suppress(OSError, HeadraceError):
@@ -90,7 +90,7 @@ class IndexFile:
                         yield stored.basename
 
     def _find(self, path: Path) -> bool:
-        """Take what was kept of this index.json; False if there is nothing, or any doubt about it."""
+        """Take the kept table of this index.json; False if there is none, or any doubt about it."""
         assert self._cache is not None
         with open(path, 'rb', buffering=0) as index:
             owner, size = os.fstat(index.fileno()).st_uid, os.fstat(index.fileno()).st_size
@@ -105,7 +105,7 @@ class IndexFile:
         return True
 
     def keep(self) -> None:
-        """Keep what was parsed, if it is large. A folder that cannot take it is none the worse."""
+        """Keep the table of a large parsed index, if the folder can take it."""
         if self._cache is None or self._parsed is None or len(self.shards) < WORTHWHILE:
             return
         data = pack_table(self.shards, self._parsed)
@@ -142,13 +142,13 @@ def _digest(file: io.FileIO) -> bytes:
 def _write_kept(folder: Path, data: bytes) -> None:
     temporary = folder / f'{KEPT}.tmp'
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    # Others may read it, and not write: it is believed because of whose it is.
+    # Other users may only read it: its owner is the reason to trust it.
     handle = os.open(temporary, flags, 0o644)
     with held(handle):
         if not try_lock_file(handle, temporary):
             return  # another process is writing the same
         info = os.fstat(handle)
-        # Whoever had it locked until now has given it its final name: then this is no temporary file any more.
+        # The last holder of the lock may have given the file its final name.
         if not os.path.samestat(info, temporary.stat(follow_symlinks=False)) or info.st_nlink != 1:
             return
         os.ftruncate(handle, 0)

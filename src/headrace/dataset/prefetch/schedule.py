@@ -162,6 +162,6 @@ class FetchSchedule:
         return min(most, wanted) if self.queue else 0
 
     def close(self) -> None:
-        """Begin no more fetches."""
+        """Forget the queue, so that no fetch begins."""
         self.queue.clear()
         self._failed.clear()

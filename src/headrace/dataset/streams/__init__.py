@@ -1,1 +1,1 @@
-"""Streams: where their shards are, which columns they have, and how much of them an epoch takes."""
+"""Streams: their shards, their columns, and their weight in an epoch."""

@@ -29,16 +29,16 @@ def parse_on_changed_data(value: str | None) -> OnChangedData | None:
 
 
 def first_ask(folders: Sequence[Path]) -> float:
-    """The time, of `time.time`, since which another process of this machine may have asked in this one's place.
+    """The time, as of `time.time`, from which on an answer to another process of this machine is recent enough.
 
-    The ranks of a node begin together, so one of them asks for all. A single process, and a rank that opens a folder
-    again, ask themselves.
+    The ranks of a node start together, so one of them asks for all. A single process asks by itself, and so does a rank
+    that opens a folder again.
     """
     is_first = _asked.isdisjoint(folders)
     _asked.update(folders)
     try:
         topology = detect_topology()
-    except TopologyError:  # told where it is needed
+    except TopologyError:  # a later use of the topology raises it
         return time.time()
     ranks_here = topology.world_size // topology.num_nodes
     return process_start() if is_first and ranks_here > 1 else time.time()

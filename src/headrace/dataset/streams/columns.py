@@ -1,4 +1,4 @@
-"""Which columns of its streams a dataset reads, and whether those of all streams make one batch."""
+"""The columns that a dataset reads, and the check that those of all streams make one batch."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def read_columns(raw: object) -> tuple[str, ...] | None:
 
 
 def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
-    """The columns that are read of an opened stream, for each schema of its shards.
+    """The columns to read of an opened stream, for each schema of its shards.
 
     Raises:
-        StreamError: a shard lacks a column that was asked for.
+        StreamError: a shard lacks one of the stream's `columns`.
     """
     for schema in stream.shards.schemas:
         if stream.columns is None:
@@ -73,7 +73,7 @@ def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
 
 
 def columns_read(streams: Sequence[OpenedStream]) -> dict[tuple[Schema, tuple[str, ...] | None], OpenedStream]:
-    """The different schemas with the columns that are read of them; None: all. With the first stream of each."""
+    """The distinct schemas with their columns to read (None: all), and the first stream of each."""
     found: dict[tuple[Schema, tuple[str, ...] | None], OpenedStream] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
@@ -82,9 +82,9 @@ def columns_read(streams: Sequence[OpenedStream]) -> dict[tuple[Schema, tuple[st
 
 
 def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
-    """The columns that all shards hold and store alike, and whether those are all that is read.
+    """The columns that all shards hold and store alike, and whether no others are read.
 
-    Batches of these columns can be gathered without a look at which shard a row is from.
+    Batches of these columns can be gathered in the same way from any shard.
     """
     every = [schema.gathered(names).arrays for schema, names in columns_read(streams)]
     first, *others = every or [{}]
@@ -95,15 +95,15 @@ def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
 
 
 def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, batching: str) -> None:
-    """Refuse streams whose samples share batches, and do not make batches of the same columns and types.
+    """Refuse streams that share batches but differ in columns or types.
 
     Args:
         streams: the opened streams.
-        mixture: says of which of them nothing is drawn.
+        mixture: tells which of them are drawn from.
         batching: name of the batching method.
 
     Raises:
-        StreamError: columns are missing somewhere, or are of different types; names streams and columns.
+        StreamError: columns are missing, or have different types; names streams and columns.
     """
     drawn = [stream for stream, is_drawn in zip(streams, mixture.is_drawn, strict=True) if is_drawn]
     for sharing in [[stream] for stream in drawn] if batching in ('per_stream', 'device_per_stream') else [drawn]:
@@ -111,10 +111,10 @@ def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, 
 
 
 def _refuse_different(found: dict[tuple[Schema, tuple[str, ...] | None], OpenedStream]) -> None:
-    """Refuse schemas, each with the columns that are read of it, that do not make the same batches."""
+    """Refuse schemas that differ in the columns to read."""
     (first, home), *others = found.items()
     kinds, there = first[0].kinds(first[1]), _whose(home, first[0])
-    # Kinds that go together, with the first that has each: what one leaves open, the next may say.
+    # Compatible kinds, with the first place of each: a later kind may be more specific.
     known = {name: {kind: there} for name, kind in kinds.items()}
     differences = dict[str, str]()
     for (schema, columns), stream in others:

@@ -1,4 +1,4 @@
-"""Which stream of this process has which cache folder."""
+"""The cache folders that this process' streams have claimed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _folders: weakref.WeakValueDictionary[Path, CachedStream] = weakref.WeakValueDic
 
 @contextlib.contextmanager
 def claimed_folder(stream: CachedStream) -> Generator[None]:
-    """Claim a folder for a stream that is opened inside the block. The claim of one that fails ends with the block."""
+    """Claim a folder for a stream that is opened inside the block. A failed opening ends the claim."""
     folder = stream.folder.resolve()
     other = _folders.get(folder)
     if (

@@ -1,4 +1,4 @@
-"""The error for a folder without index.json, which says what is in it instead."""
+"""The error for a folder without index.json, with the likely reason."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ['in_its_place']
 
 _INDEX: Final = 'index.json'
 _SHARDS: Final = ('.mds', '.json', '.csv', '.tsv', '.xsv')
-_MOST: Final = 1000  # entries that are looked at
+_MOST: Final = 1000  # entries to look at
 
 
 def in_its_place(folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The streams of one dataset are opened at the same time."""
+"""Concurrent opening of a dataset's streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def open_streams(
     """Open the streams of one dataset at the same time.
 
     Args:
-        streams: the streams; those without a name get one, and those without a value the dataset's.
+        streams: the streams; each missing name or value is filled in.
         cache_limit: bytes that their folders may take together; None: no limit.
         allow_unsafe_types: whether to open data with pickled columns.
         defaults: values by the names of a stream's arguments.
@@ -29,7 +29,7 @@ def open_streams(
         Exception: as `Stream.open`.
     """
     for number, stream in enumerate(streams):
-        # A stream's name is part of the order's key: it must not depend on where the data lies.
+        # A stream's name is part of the order's key, so it must not depend on the data's location.
         stream.name = stream.name or f'stream_{number}'
         stream.fill_in(defaults)
     limit = None if cache_limit is None else CacheLimit(cache_limit)
@@ -38,9 +38,9 @@ def open_streams(
     def open_one(stream: Stream) -> None:
         stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
 
-    # The threads end here: a process that forks workers should have few, and none that holds a lock.
+    # The threads end before workers are forked: a fork copies the locks that threads hold.
     with ThreadPoolExecutor(min(32, len(streams))) as pool:
-        for _ in pool.map(open_one, streams):  # lets go of an error that it raises, whose traceback holds the streams
+        for _ in pool.map(open_one, streams):  # a list would keep an error, whose traceback holds the streams
             pass
     check.warn()
     first = 0

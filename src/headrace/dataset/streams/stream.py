@@ -1,4 +1,4 @@
-"""One stream: where its shards are, and how much of it an epoch takes."""
+"""One stream: its shards, and its weight in an epoch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from headrace.storage.cache.shared_file import claim_private_folder, private_fol
 
 __all__ = ['Stream']
 
-PATIENCE = 30.0  # seconds without progress, for which a download is tried again however often it fails
+PATIENCE = 30.0  # seconds without progress, during which a download is retried however often it fails
 
 
 class Stream:
@@ -53,34 +53,34 @@ class Stream:
         local: folder to keep shards in. By default one in the system's temporary folder, named after `remote`.
         split: sub-folder of both, such as `train`.
         proportion: share of the epoch's samples, relative to the other streams' proportions.
-        repeat: how often each sample is seen in an epoch; 0.5 takes half of the samples.
-        choose: how many samples of this stream an epoch takes.
-        download_retry: attempts after the first for a download that fails, or more, for half a minute, as long as the
-            store cannot be reached or answers that it is busy; 0: none.
+        repeat: times that each sample is seen in an epoch; 0.5 takes half of the samples.
+        choose: number of samples of this stream in an epoch.
+        download_retry: retries of a failed download; 0: none. While the store is busy or out of reach, there are more,
+            for half a minute.
         download_timeout: seconds without a byte after which a download counts as failed.
-        validate_hash: name of a hash of the index to check files against: when they are downloaded, and those that
-            were there before when a process first opens them. Sizes are always checked.
+        validate_hash: name of a hash of the index to check files against, after their download or when a process first
+            opens them. Sizes are always checked.
         keep_zip: keep the compressed files beside the unpacked ones.
-        name: what the stream is called in errors, metrics and checkpoints.
-        endpoint_url: address of the store's server, where it is not the cloud's own.
+        name: the stream's name in errors, metrics and checkpoints.
+        endpoint_url: address of the store's server, if it is not the cloud's own.
         region: region of the store.
         anonymous: send requests unsigned.
         requester_pays: accept that the requester is billed.
-        store_options: options of this kind of store, which ``docs/stores.md`` lists, such as ``{'profile': 'x'}``; and
-            ``connect_timeout``, the seconds until an attempt to connect is given up, 10 by default. And
-            ``request_timeout``, the seconds of a request besides 1 s for each KiB of its answer, 300 by default.
+        store_options: options of this kind of store, such as ``{'profile': 'x'}``; ``docs/stores.md`` lists them. All
+            stores take ``connect_timeout``, the seconds for a connection (10 by default). They also take
+            ``request_timeout``, the seconds for a request (300 by default), plus 1 s for each KiB of its answer.
         subset: ranges of the stream's samples in stored order, ``[[0, 1000], [5000, None]]``: only these are offered.
         fraction: ``[low, high]``, a random part of each shard, from 0 to 1; parts that only touch share no sample.
-        fraction_seed: which random parts; streams that split the same data must have the same. 0 by default.
+        fraction_seed: seed of the random parts; streams that split the same data need the same one. 0 by default.
         where: tests of columns, ``{'lang': 'de', 'length': {'at_least': 512}}``, or a `Where`: only samples that pass
             are offered. All samples of `subset` are read for it, once per machine.
         columns: names of the columns to read, ``['text']``; no other is decoded. None: all.
-        on_changed_data: what happens if the remote's data have changed since they were cached: 'refresh' takes the new
-            ones, and removes cached shards that may differ; 'refuse' raises.
+        on_changed_data: action if the remote's data have changed since they were cached. 'refresh' takes the new data,
+            and removes cached shards that may differ; 'refuse' raises.
 
     Raises:
-        StreamError: more than one weight, a negative weight, neither `remote` nor `local`, or a `subset`, `fraction`,
-            `where` or `columns` that is none.
+        StreamError: more than one weight, a negative weight, or neither `remote` nor `local`; or a malformed `subset`,
+            `fraction`, `where` or `columns`.
     """
 
     @by_name
@@ -148,32 +148,32 @@ class Stream:
 
     @property
     def local(self) -> str:
-        """The folder that shards are kept in, without the split of a given `local`."""
+        """The folder of cached shards, without the split of a given `local`."""
         if self._given_local is not None:
             return self._given_local
         return os.path.join(temporary_folder(self.remote or ''), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
 
     @property
     def folder(self) -> Path:
-        """Where the stream's index.json and shards are kept."""
+        """The folder of the stream's index.json and shards."""
         return Path(self.local) / (self.split or '')
 
     @property
     def url(self) -> str | None:
-        """Where they come from, or None for a local-only stream."""
+        """URL of the remote with the split, or None for a local-only stream."""
         if self.remote is None:
             return None
         return f'{self.remote.rstrip("/")}/{self.split}' if self.split else self.remote
 
     @property
     def title(self) -> str:
-        """What errors call the stream."""
+        """The stream's name in errors."""
         place = self.url or str(self.folder)
         return f'{self.name} ({place})' if self.name else place
 
     @property
     def is_local(self) -> bool:
-        """Whether nothing has to be fetched: no remote, or a remote that is the local folder itself."""
+        """Whether the data need no fetch: there is no remote, or it is the local folder itself."""
         if self.url is None:
             return True
         path = local_path(self.url)
@@ -193,14 +193,14 @@ class Stream:
         Args:
             allow_unsafe_types: whether to open data with pickled columns.
             limit: bytes that the cache may take, with those of other streams.
-            check: asks the remote whether a cached index is still its own; None: one of this stream's own.
+            check: asks the remote whether a cached index is still current; None: a new one.
 
         Raises:
             FileNotFoundError: the remote holds no index.
             RuntimeError: no `remote`, and no index in the local folder; or an index without samples.
             json.JSONDecodeError: the index is no JSON.
             ValueError: the index breaks the format's rules, or holds an unsafe type.
-            FileExistsError: the default local folder's name is taken by something that is not a folder.
+            FileExistsError: a file has the name of the default local folder.
             StreamError: the local folder is the cache of another remote, a shard lacks one of `columns`, or the data
                 have changed and `on_changed_data` is 'refuse'.
             CacheError: the default local folder was made by another user.
@@ -253,10 +253,10 @@ class Stream:
                 own_check.warn()
             found.keep()
         self.shards, self.fingerprint = found.shards, found.fingerprint
-        list(column_names(self))  # refuses those that a shard lacks
+        list(column_names(self))  # refuses columns that a shard lacks
         self.cache(limit)
         if selection is not None:
-            changed = (folder / INDEX).stat().st_mtime_ns  # data that were written anew can have the same index
+            changed = (folder / INDEX).stat().st_mtime_ns  # rewritten data can have the same index
             self.kept, said = selection.keep(self._shards_to_select(f'{self.fingerprint} {changed}'))
             self.fingerprint += f', {said}'
 
@@ -267,7 +267,7 @@ class Stream:
 
     def _shards_to_select(self, identity: str) -> Shards:
         folder = self.folder
-        if self.is_local:  # nothing is written into a folder of the user's own
+        if self.is_local:  # the user's own folder stays as it is
             folder = private_folder()
             claim_private_folder(folder)
             identity = f'{identity} {self.folder.resolve()}'
@@ -303,7 +303,7 @@ class Stream:
         return self._cache
 
     def number_shards(self, first: int) -> None:
-        """Say which number the stream's first shard has in the dataset; nothing is known of shards by other numbers."""
+        """Set the number of the stream's first shard in the dataset; the cache forgets shards by older numbers."""
         if first != self.first_shard:
             self.first_shard = first
             self.cache().forget()
@@ -327,7 +327,7 @@ class Stream:
         return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
 
     def _entry_of(self, name: str) -> CacheEntry | None:
-        """The entry to which a file of the folder belongs."""
+        """The entry of a file in the folder."""
         shard = self.shards.find(name)
         return None if shard is None else LazyEntry(self.entry(shard), self._make_entry)
 
@@ -335,7 +335,7 @@ class Stream:
         return self.entry(number - self.first_shard)
 
     def entry(self, shard: int) -> CacheEntry:
-        """What the cache must know to fetch a shard, verify it and unpack it."""
+        """The cache's entry of a shard: its files, and how to verify and unpack them."""
         info = self.shards[shard]
         parts: list[CachePart] = []
         for file in info.files:

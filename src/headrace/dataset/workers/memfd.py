@@ -88,7 +88,7 @@ def _reduce_plain(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _rebuild(
     duplicate: Any, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]
 ) -> torch.Tensor:
-    empty = torch.empty(0, dtype=dtype, device='cpu')  # whatever the default device
+    empty = torch.empty(0, dtype=dtype, device='cpu')  # the default device may be another one
     return empty.set_(_mapped(duplicate, size), 0, shape, stride)  # pyright: ignore[reportArgumentType]
 
 

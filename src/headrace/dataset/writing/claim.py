@@ -82,7 +82,7 @@ class WriterMark:
         return f'{_TITLE}\n{json.dumps(dataclasses.asdict(self))}\n'.encode()
 
     def is_of_this_boot(self) -> bool:
-        """Whether this machine has made the mark since it was started: its locks tell whether the writer runs."""
+        """Whether this machine made the mark since its boot: then its locks tell whether the writer runs."""
         return self.host == socket.gethostname() and self.boot == _boot_id()
 
     def is_running(self) -> bool | None:
@@ -99,7 +99,7 @@ class WriterMark:
         except (OSError, ValueError):
             return None
         with held(handle), contextlib.suppress(CacheError):
-            # A lock beside another mark belongs to a later writer, which has taken the folder over.
+            # A lock with another mark belongs to a later writer of the folder.
             return not try_lock_file(handle, path) and self.parse(os.pread(handle, _LONGEST, 0)) == self
         return None
 
@@ -112,7 +112,7 @@ def _boot_id() -> str:
 
 
 class FolderClaim:
-    """A folder that one living writer has for itself."""
+    """A folder that one running writer has for itself."""
 
     def __init__(self, path: Path, handle: int, mark: WriterMark, *, is_temporary: bool) -> None:
         """Take a folder whose mark is locked; `take` and `make_temporary` do so."""
@@ -128,7 +128,7 @@ class FolderClaim:
         Args:
             path: the folder; made if it is not there.
             exist_ok: whether to delete everything that it holds.
-            has_store: whether the dataset is finished in a store, so that an index in the folder says nothing.
+            has_store: whether the dataset is finished in a store; then an index in the folder does not count.
 
         Raises:
             FileExistsError: another writer writes to it; or, without `exist_ok`, it holds a finished dataset or files
@@ -152,9 +152,7 @@ class FolderClaim:
         """Make a folder among the system's temporary files; `release` removes it."""
         while True:
             path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # another writer may take a folder without a mark for a dead one's
+            with contextlib.suppress(FileNotFoundError):  # another writer removes a folder without a mark
                 handle = _lock_mark(path)
                 if handle is not None:
                     return cls(path, handle, _write_mark(handle, path), is_temporary=True)
@@ -222,8 +220,8 @@ def _empty_folder(folder: Path, mark: int, *, exist_ok: bool, has_store: bool) -
 class StoreClaim:
     """The prefix of a store that one writer has for itself.
 
-    No lock reaches other machines. So only the caller can have the unfinished prefix of a writer elsewhere taken over.
-    That one, should it still run, finds another token in the mark and fails.
+    Locks do not reach other machines. So only the caller can decide to take over the unfinished prefix of another
+    machine's writer. If that one still runs, it finds another token in the mark and fails.
     """
 
     def __init__(self, store: Store, retry: Retry, *, exist_ok: bool) -> None:
@@ -269,7 +267,7 @@ class StoreClaim:
         self._leftovers = []
 
     def check(self) -> None:
-        """See that no other writer has taken the prefix over.
+        """Check that no other writer has taken the prefix over.
 
         Raises:
             StorageError: one has.
@@ -285,7 +283,7 @@ class StoreClaim:
             )
 
     def release(self) -> None:
-        """Remove the mark of a finished dataset. A store that refuses keeps it, which does no harm beside an index."""
+        """Remove the mark of a finished dataset. If the store refuses, the mark does no harm beside an index."""
         with contextlib.suppress(StorageError):
             self._call('Finishing', lambda: self._store.delete(MARK))
 
@@ -334,7 +332,7 @@ def _reclaim_temporary_folder(path: str) -> None:
         try:
             handle = os.open(MARK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
         except FileNotFoundError:
-            os.rmdir(path)  # noqa: PTH106 - refused unless it is empty: its writer was killed before it made the mark
+            os.rmdir(path)  # noqa: PTH106 - fails unless it is empty: a killed writer had not made the mark
             return
         with held(handle):
             if not stat.S_ISREG(os.fstat(handle).st_mode):

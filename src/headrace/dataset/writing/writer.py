@@ -1,4 +1,4 @@
-"""Datasets are written: to a folder, to a store, or both."""
+"""Writers of datasets: to a folder, to a store, or both."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _UPLOADS_AHEAD = 4  # shards per worker that may wait in memory or on disk to be
 class Writer:
     """Writes samples into shards, and at the end their index.
 
-    The index is written last, when every shard is where it belongs: a dataset whose writer crashed has no index. The
-    next writer to the same `out` removes what a killed one left there, and its temporary folder.
+    The index comes last, after all shards, so a dataset whose writer crashed has none. The next writer to the same
+    `out` removes the files and the temporary folder of a killed one.
 
     Args:
         encoder: turns samples into shards.
         out: a folder, a URL, or both as `(folder, URL)`.
         keep_local: with a URL, whether the shards stay in the folder too.
         exist_ok: whether to empty a folder, or a prefix of a store, that holds something.
-        progress_bar: whether to show one of the uploads.
+        progress_bar: whether to show a progress bar of the uploads.
         retry: attempts after the first for an upload that fails.
         max_workers: concurrent uploads.
         options: how to reach the store.
 
     Raises:
-        FileExistsError: another writer writes to `out`; or, without `exist_ok`, it holds something but the leftovers of
+        FileExistsError: another writer writes to `out`. Without `exist_ok`, also if `out` holds more than leftovers of
             a writer that was killed on this machine.
         ValueError: an argument breaks a rule.
     """
@@ -104,8 +104,8 @@ class Writer:
         Raises:
             KeyError: the sample lacks a column.
             AttributeError, TypeError, ValueError, OverflowError: a value does not fit its column. The message names
-                the column, and the sample by the number of calls before this one. The sample is left out, and the
-                writer can go on.
+                the column, and the sample by the number of calls before this one. The writer skips the sample, and can
+                continue.
             OSError: an earlier upload failed.
         """
         if not self._is_open:
@@ -124,7 +124,7 @@ class Writer:
             return
         if self._uploader is None:
             self._uploader = ThreadPoolExecutor(self._max_workers, thread_name_prefix='headrace-upload')
-        # Waiting for the oldest bounds the disk that waiting shards take, and raises what it raised.
+        # A wait for the oldest upload bounds the disk space, and raises its error.
         while len(self._uploads) >= _UPLOADS_AHEAD * self._max_workers:
             self._uploads.pop(0).result()
         self._progress.total = (self._progress.total or 0) + 1
@@ -147,7 +147,7 @@ class Writer:
         self._progress.update()
 
     def finish(self) -> None:
-        """Write what is left, then the index. A second call does nothing."""
+        """Write the last shards, then the index. A second call does nothing."""
         if not self._is_open:
             return
         for shard in self._encoder.finish():
@@ -162,7 +162,7 @@ class Writer:
         self._close()
 
     def abort(self) -> None:
-        """Give up: no index is written, and what was written to the folder is removed."""
+        """Stop without an index, and remove the files of the folder."""
         if not self._is_open:
             return
         for upload in self._uploads:
@@ -196,7 +196,7 @@ class Writer:
 
 
 def _split_out(out: Out) -> tuple[Path | None, str | None]:
-    """Folder and URL of `out`; a URL without a folder is written by way of a temporary one."""
+    """Folder and URL of `out`; a URL without a folder needs a temporary one."""
     if isinstance(out, tuple):
         if len(out) != 2 or not all(out):
             raise ConfigError(f'`out` must be a folder, a URL, or a pair (folder, URL), but is {out!r}.')
@@ -230,7 +230,7 @@ class MDSWriter(Writer):
         size_limit: bytes of a shard file before compression, as a number or text ('64mb'); None for a single shard.
 
     Raises:
-        ValueError: an argument breaks a rule, or is none of these.
+        ValueError: an argument breaks a rule, or is unknown.
         FileExistsError: `out` holds something, and `exist_ok` is not set.
     """
 
@@ -254,7 +254,7 @@ class JSONWriter(Writer):
 
     Args:
         columns: encoding of each column.
-        newline: what ends a line.
+        newline: the end of a line.
         out, keep_local, compression, hashes, size_limit: see `MDSWriter`.
     """
 
@@ -281,8 +281,8 @@ class XSVWriter(Writer):
 
     Args:
         columns: encoding of each column: 'str', 'int' or 'float'.
-        separator: what stands between two values.
-        newline: what ends a line.
+        separator: the text between two values.
+        newline: the end of a line.
         out, keep_local, compression, hashes, size_limit: see `MDSWriter`.
     """
 
