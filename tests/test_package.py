@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import metadata, version
 from pathlib import Path
 
 import headrace
-from optional_modules import OTHER_NAMES, REPOSITORY, optional_modules
+from optional_modules import OTHER_NAMES, REPOSITORY, SOURCES, optional_modules
+
+ARCHITECTURE = (REPOSITORY / 'docs' / 'architecture.md').read_text()
 
 IMPORT = """
 import json, os, sys, threading
@@ -50,3 +53,24 @@ def test_it_says_its_version_and_its_license() -> None:
 
 def test_it_is_typed() -> None:
     assert Path(headrace.__file__).with_name('py.typed').exists()
+
+
+def test_the_architecture_draws_the_folders() -> None:
+    (tree,) = re.findall(r'^## Folders$.*?^```text$(.*?)^```$', ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    drawn: list[str] = []
+    for indent, name in re.findall(r'^( *)(\w+) ', tree, re.MULTILINE):
+        parent = next(folder for folder in reversed(drawn) if '/' not in folder) + '/' if indent else ''
+        drawn.append(parent + name)
+    modules = (module.relative_to(SOURCES).parent for module in SOURCES.rglob('*.py'))
+    assert drawn == sorted({folder.as_posix() for folder in modules} - {'.'})
+
+
+def test_the_architecture_names_modules_that_exist() -> None:
+    named = set(re.findall(r'`([\w/]+\.py)`', ARCHITECTURE))
+    assert len(named) > 20
+    assert [path for path in sorted(named) if not any((root / path).exists() for root in (SOURCES, REPOSITORY))] == []
+
+
+def test_the_architecture_answers_ten_questions() -> None:
+    (table,) = re.findall(r'^## Ten questions$(.*?)^##', ARCHITECTURE, re.MULTILINE | re.DOTALL)
+    assert table.count('? |') == 10
