@@ -20,7 +20,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from headrace import PADDING, STREAM, LoaderStats, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset.prefetch.prefetcher import Prefetcher
-from headrace.dataset.statistics import Delivery, ReadCounts
+from headrace.dataset.statistics import ReadCounts, WorkerBatch
 from headrace.errors import ConfigError
 from headrace.storage.cache import limit
 from headrace.storage.stores.local import LocalStore
@@ -455,7 +455,7 @@ def test_pytorch_page_locks_what_is_in_a_delivery():
             return self
 
     streams = np.array([0, 1], np.uint8)
-    sent = Delivery({'x': Batch()}, 2, streams, ReadCounts(5, np.array([1]), np.ones((1, 9), np.int64)))
+    sent = WorkerBatch({'x': Batch()}, 2, streams, ReadCounts(5, np.array([1]), np.ones((1, 9), np.int64)))
     got = pin_memory(sent)
     assert got.batch['x'].is_locked
     assert got[1:] == sent[1:]

@@ -13,7 +13,7 @@ import pytest
 
 from headrace import StreamingDataLoader, StreamingDataset
 from headrace.dataset.cache_files import epoch_permutation
-from headrace.dataset.cache_files.epoch_permutation import EpochFiles
+from headrace.dataset.cache_files.epoch_permutation import EpochPermutations
 from headrace.order import Mixture, OrderConfig, StreamSize, fill_permutation
 
 MIX = Mixture.resolve([StreamSize(name='s', shard_sizes=np.full(100, 1000))])
@@ -32,17 +32,17 @@ def names(folder):
 
 
 def test_it_is_mapped_read_only_and_found_again(tmp_path):
-    ids = EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    ids = EpochPermutations(tmp_path).load(MIX, CONFIG, 0)
     assert np.array_equal(ids, expected())
     assert not ids.flags.writeable
     before = (tmp_path / epoch_permutation.FOLDER / names(tmp_path)[0]).stat()
-    assert np.array_equal(EpochFiles(tmp_path).load(MIX, CONFIG, 0), expected())
+    assert np.array_equal(EpochPermutations(tmp_path).load(MIX, CONFIG, 0), expected())
     after = (tmp_path / epoch_permutation.FOLDER / names(tmp_path)[0]).stat()
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
 def test_what_nobody_maps_is_removed_by_the_next_epoch(tmp_path):
-    files = EpochFiles(tmp_path)
+    files = EpochPermutations(tmp_path)
     first = files.load(MIX, CONFIG, 0)
     second = files.load(MIX, CONFIG, 1)
     assert len(names(tmp_path)) == 2
@@ -61,7 +61,7 @@ def _load(folder, log, barrier):
 
     epoch_permutation.fill_permutation = counted
     barrier.wait()
-    ids = EpochFiles(folder).load(MIX, CONFIG, 0)
+    ids = EpochPermutations(folder).load(MIX, CONFIG, 0)
     os._exit(0 if np.array_equal(ids, expected()) else 1)
 
 
@@ -84,7 +84,7 @@ def _hang(folder, ready):
         signal.pause()
 
     epoch_permutation.fill_permutation = hang
-    EpochFiles(folder).load(MIX, CONFIG, 0)
+    EpochPermutations(folder).load(MIX, CONFIG, 0)
 
 
 def test_a_process_killed_while_it_computes_holds_nobody_up_and_leaves_nothing(tmp_path):
@@ -94,7 +94,7 @@ def test_a_process_killed_while_it_computes_holds_nobody_up_and_leaves_nothing(t
     assert ready.wait(60)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
-    ids = EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    ids = EpochPermutations(tmp_path).load(MIX, CONFIG, 0)
     assert np.array_equal(ids, expected())
     assert len(names(tmp_path)) == 1
 
@@ -105,7 +105,7 @@ def test_a_link_in_place_of_its_folder_is_not_followed(tmp_path):
     (elsewhere / 'thesis.tex').write_text('mine')
     (tmp_path / epoch_permutation.FOLDER).symlink_to(elsewhere)
     with pytest.warns(UserWarning, match='that is a symbolic link'):
-        ids = EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+        ids = EpochPermutations(tmp_path).load(MIX, CONFIG, 0)
     assert np.array_equal(ids, expected())
     assert os.listdir(elsewhere) == ['thesis.tex']
 
@@ -113,21 +113,21 @@ def test_a_link_in_place_of_its_folder_is_not_followed(tmp_path):
 def test_files_of_other_names_stay(tmp_path):
     (tmp_path / epoch_permutation.FOLDER).mkdir()
     (tmp_path / epoch_permutation.FOLDER / 'thesis.tex').write_text('mine')
-    EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    EpochPermutations(tmp_path).load(MIX, CONFIG, 0)
     assert 'thesis.tex' in names(tmp_path)
 
 
 def test_a_file_of_the_wrong_size_is_made_anew(tmp_path):
-    EpochFiles(tmp_path).load(MIX, CONFIG, 0)
+    EpochPermutations(tmp_path).load(MIX, CONFIG, 0)
     path = tmp_path / epoch_permutation.FOLDER / names(tmp_path)[0]
     path.write_bytes(b'short')
-    assert np.array_equal(EpochFiles(tmp_path).load(MIX, CONFIG, 0), expected())
+    assert np.array_equal(EpochPermutations(tmp_path).load(MIX, CONFIG, 0), expected())
 
 
 def test_a_folder_that_cannot_be_made_costs_memory_and_a_warning(tmp_path):
     (tmp_path / 'file').write_bytes(b'')
     with pytest.warns(UserWarning, match='every process computes it for itself'):
-        ids = EpochFiles(tmp_path / 'file').load(MIX, CONFIG, 0)
+        ids = EpochPermutations(tmp_path / 'file').load(MIX, CONFIG, 0)
     assert np.array_equal(ids, expected())
 
 

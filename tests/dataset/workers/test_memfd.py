@@ -22,7 +22,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 
 from descriptors import open_descriptors
 from headrace import StreamingDataLoader, StreamingDataset
-from headrace.dataset.workers.memfd import hand_on_without_names
+from headrace.dataset.workers.memfd import use_memfd_for_tensors
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
 
@@ -34,7 +34,7 @@ DTYPES = [
 
 @pytest.fixture(scope='module', autouse=True)
 def handing_on():
-    hand_on_without_names()
+    use_memfd_for_tensors()
     yield
     ForkingPickler.register(torch.Tensor, reduce_tensor)
     ForkingPickler.register(torch.UntypedStorage, reduce_storage)
@@ -143,13 +143,13 @@ def test_a_users_own_ways_stay():
     default_collate_fn_map[torch.Tensor] = collate
     ForkingPickler.register(torch.Tensor, reduce)
     try:
-        hand_on_without_names()
+        use_memfd_for_tensors()
         assert default_collate([torch.ones(2), torch.ones(3)]).shape == (2, 3)
         assert sent(torch.ones(2)) == [7]
     finally:
         ForkingPickler.register(torch.Tensor, reduce_tensor)
         default_collate_fn_map[torch.Tensor] = collate_tensor_fn
-        hand_on_without_names()
+        use_memfd_for_tensors()
 
 
 def test_nothing_is_a_view_for_autograd():
