@@ -1,8 +1,8 @@
 """From the data sections of LLM Foundry's YAML to a `Config` that gives the same batches.
 
 The dataclasses here list Foundry's keys, as `schema` lists ours. Keys of MosaicML Streaming are translated, with their
-defaults. Keys of token pipelines (tokenising, masking, packing) are refused if they ask for a feature that headrace lacks,
-and named in a warning if they have no effect.
+defaults. Keys of token pipelines (tokenising, masking, packing) are refused if they ask for a feature that headrace
+lacks, and named in a warning if they have no effect.
 """
 
 from __future__ import annotations

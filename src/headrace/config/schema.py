@@ -103,7 +103,8 @@ class DatasetConfig(SelectionConfig):
 
     remainder: Literal['repeat', 'exact', 'drop'] | None = None
     """Samples after the last full global batch. `repeat`: a few are repeated, so that ranks get equally many.
-    `exact`: the same, with the repeats marked. `drop`: they are skipped. Left out: `repeat`; for evaluation under Lightning `exact`."""
+    `exact`: the same, with the repeats marked. `drop`: they are skipped. Left out: `repeat`; for evaluation under
+    Lightning `exact`."""
 
     skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
     """Ranges of the run's global sequence to skip, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the run's
