@@ -1,4 +1,4 @@
-"""The ``headrace`` command: one module a subcommand, which says what it takes and does it."""
+"""The ``headrace`` command: one module declares and runs each subcommand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Command(Protocol):
         ...
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do it; returns the exit status."""
+        """Run the subcommand; returns the exit status."""
         ...
 
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:
         parsed.overrides += rest
     if threading.current_thread() is threading.main_thread():
-        # Ended as by Ctrl-C, so that what a command started ends with it.
+        # SIGTERM acts like Ctrl-C, so that child processes end with the command.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         status = COMMANDS[parsed.command].run(parsed)
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f'headrace: {error}', file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # Who read the output has seen enough (`| head`). What is left of it goes nowhere, also at the end of Python.
+        # The reader has closed the pipe (`| head`). The rest is discarded, also when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:

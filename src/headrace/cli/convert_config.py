@@ -15,13 +15,13 @@ HELP = "print the loaders of LLM Foundry's YAML as YAML of headrace, with the sa
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which file, and what goes over it."""
+    """Declare the file and its overrides."""
     parser.add_argument('config', type=Path, help="YAML file for LLM Foundry's training")
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help="what goes over the file, in Foundry's keys")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; keys without effect are named on stderr."""
+    """Print the configuration; keys without effect are named on stderr."""
     from headrace.mixing import config_of_foundry, to_yaml
 
     with warnings.catch_warnings(record=True) as caught:

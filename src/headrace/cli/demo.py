@@ -11,7 +11,7 @@ HELP = 'train, kill -9, resume on other ranks, and prove that no sample was lost
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where it writes, what it reads from, and which trainers it runs."""
+    """Declare the output folder, the data and the trainers."""
     parser.add_argument('--out', type=Path, default=Path('demo-output'), help='folder for everything that it writes')
     parser.add_argument(
         '--store', choices=['local', 's3'], default='local', help='shards in a folder, or on a loopback S3 server'

@@ -1,4 +1,4 @@
-"""``headrace explain``: which samples make up a global batch, or when a sample is seen next. Reads indexes, no data."""
+"""``headrace explain``: the samples of a global batch, or the next use of a sample. Reads indexes, no data."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EPOCHS = 1000  # looked through for a sample
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which loader of which file, on which topology, and which batch or sample."""
+    """Declare the file, the loader, the topology, and the batch or sample."""
     add_config_arguments(parser)
     parser.add_argument('--loader', default='train', help='train, or eval, test, predict and a name: eval.books')
     parser.add_argument(
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; the exit status is 1 for a sample that is not seen any more."""
+    """Print the answer; the exit status is 1 for a sample without a further use."""
     from headrace.order import run_range
 
     if arguments.batch < 0 or (arguments.epoch or 0) < 0:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_next_use(loader, plan, number, arguments)
     _check_mixture(plan, number)
     explanation = loader.dataset.explain(plan, number)
-    # A position of MosaicML Streaming's orders is no place in one sequence: they skip nothing.
+    # MosaicML Streaming's orders cannot skip, since their positions are not places in one sequence.
     is_compatible = loader.dataset.order_config.is_compatible
     skip = None if is_compatible else list(run_range(plan, number))
     shown = explanation if arguments.rank is None else explanation.of_rank(arguments.rank)
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _find_batch(loader: StreamingDataLoader, arguments: argparse.Namespace) -> tuple[BatchPlan, int]:
-    """A plan with the batch that was asked for, and its number there."""
+    """A plan with the requested batch, and its number there."""
     from headrace.order import find_batch
 
     batch, epoch = arguments.batch, arguments.epoch
@@ -83,7 +83,7 @@ def _find_batch(loader: StreamingDataLoader, arguments: argparse.Namespace) -> t
             there = f'batches 0 to {plan.num_batches - 1}' if plan.num_batches else 'no batches'
             raise ConfigError(f'epoch {epoch} has {there}, got --batch {batch}.')
         return plan, batch
-    # The state may be of a position between batches, and the run's steps may have been others before.
+    # The state may lie between batches, and earlier steps may have had another size.
     epoch, start = (0, 0) if arguments.state is None else loader.next_pass()
     return find_batch(loader.plan, batch, epoch=epoch, start=start, skip=loader.dataset.skip)
 

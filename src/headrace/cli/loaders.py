@@ -1,4 +1,4 @@
-"""The loader that a command is asked about: of a configuration, on a topology, at the position of a state."""
+"""A command's loader: of a configuration, on a topology, at the position of a state."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ['add_config_arguments', 'add_topology_arguments', 'open_loader']
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which file, and what goes over it."""
+    """Declare the file and its overrides."""
     parser.add_argument('config', type=Path, help='YAML file of the loaders')
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
 
 
 def add_topology_arguments(parser: argparse.ArgumentParser) -> None:
-    """Whom batches are dealt to."""
+    """Declare the topology."""
     parser.add_argument('--ranks', type=int, default=1, help='ranks of all nodes together')
     parser.add_argument('--nodes', type=int, default=1, help='nodes')
     parser.add_argument('--replication', type=int, default=1, help='neighbouring ranks that get the same samples')
 
 
 def open_loader(arguments: argparse.Namespace, *, name: str = 'train', rank: int = 0) -> StreamingDataLoader:
-    """The loader of a configuration, on the topology that was given.
+    """The loader of a configuration, on the given topology.
 
     Raises:
         ConfigError, TopologyError: the configuration breaks a rule, or the ranks do not suit it.

@@ -1,4 +1,4 @@
-"""``headrace skip``: what a trainer's step was made of, and the configuration that leaves it out. Reads no data."""
+"""``headrace skip``: the samples of a trainer's step, and the configuration that skips them. Reads no data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELP = "say what a trainer's step was made of, and print or write the configurat
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which step of which run, what else is left out with it, and where the configuration goes."""
+    """Declare the step, the run, further batches to skip, and the output file."""
     add_config_arguments(parser)
     parser.add_argument('--step', type=int, required=True, help='global batch of the run, counted from 0')
     parser.add_argument('--before', type=int, default=0, help='global batches before it that are left out, too')
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print or write it."""
+    """Print or write the configuration."""
     from headrace.metrics import explain_step, report_text, skip_yaml
 
     out: Path | None = arguments.write
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _load_state(loader: StreamingDataLoader, arguments: argparse.Namespace) -> int:
-    """Load the state, if there is one; returns how many batches were trained when it was taken."""
+    """Load the state, if there is one; returns its number of trained batches."""
     given: int | None = arguments.state_step
     if arguments.state is None:
         if given is not None:

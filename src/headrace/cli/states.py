@@ -19,12 +19,12 @@ __all__ = ['FoundState', 'read_state']
 
 @dataclass(frozen=True, slots=True)
 class FoundState:
-    """What a file says of the position."""
+    """The position in a file."""
 
     state: dict[str, Any]
     """The loader's state."""
     batches: int | None
-    """Global batches that the trainer had trained then, in all epochs; None: the file does not say."""
+    """Global batches trained by then, in all epochs; None: unknown."""
 
 
 def read_state(path: Path) -> FoundState:
@@ -53,7 +53,7 @@ def read_state(path: Path) -> FoundState:
 
 
 def _checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint says of the position, as the file beside one of Lightning's does."""
+    """The position in a checkpoint, in the form of the file beside one of Lightning's."""
     with zipfile.ZipFile(path) as archive:
         name = next((name for name in archive.namelist() if name.endswith('data.pkl')), None)
         if name is None:
@@ -94,7 +94,7 @@ def _at(value: object, *keys: str) -> object:
 
 
 class _Inert:
-    """What stands for an object of any class: it takes whatever a pickle does to it, and does nothing."""
+    """A stand-in for an object of any class: it accepts all operations of a pickle, and does nothing."""
 
     def __new__(cls, *_: object, **__: object) -> _Inert:
         return super().__new__(cls)
@@ -122,7 +122,7 @@ class _Inert:
 
 
 class _Structure(pickle.Unpickler):
-    """Reads dicts, lists, numbers and texts of a pickle, and puts inert objects in the place of all else."""
+    """Reads dicts, lists, numbers and texts of a pickle, and replaces all else by inert objects."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         return OrderedDict if (module_name, global_name) == ('collections', 'OrderedDict') else _Inert

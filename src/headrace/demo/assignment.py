@@ -1,4 +1,4 @@
-"""What one rank program is told: a JSON file, so that nothing depends on how a launcher passes arguments on."""
+"""The arguments of a rank program, in a JSON file that works with any launcher."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Assignment:
     mix: str
     """Path of the YAML file of the mix."""
     overrides: dict[str, str | int]
-    """What goes over that file: where the shards are, how many workers read."""
+    """Overrides of that file: the place of the shards, the number of workers."""
     folder: str
-    """Where the run's records and checkpoints go."""
+    """Folder of the run's records and checkpoints."""
     ranks: int
     epochs: int
     checkpoint_every: int

@@ -62,7 +62,7 @@ def corpus_rows(corpus: str, *, rows: int, row_bytes: int) -> _Rows:
 
 
 def _cut(text: str, row_bytes: int) -> _Rows:
-    """Whole rows of one text; what remains at its end is left out, so that no row spans two texts."""
+    """Whole rows of one text; the rest at its end is dropped, so that no row spans two texts."""
     data = np.frombuffer(text.encode(), dtype=np.uint8)
     whole = len(data) // row_bytes
     return data[: whole * row_bytes].reshape(whole, row_bytes)

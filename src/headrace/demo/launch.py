@@ -1,4 +1,4 @@
-"""One framework's rank programs: started, shown while they train, ended by themselves or by SIGKILL."""
+"""One framework's rank programs: start, progress, and end by themselves or by SIGKILL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headrace.demo.settings import Launch, Settings
 __all__ = ['Launcher']
 
 _RUN_SECONDS = 600.0
-"""When a rank program counts as hung. The slowest of them takes a tenth of this."""
+"""Seconds until a rank program counts as hung. The slowest takes a tenth of this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def _command(framework: str, ranks: int) -> list[str]:
 
 
 def _show(bar: Bar, folder: Path) -> int:
-    """Bring the bar to what the run in ``folder`` has recorded; returns the last step, 0 before the first."""
+    """Set the bar to the last recorded step of the run in ``folder``; returns it, or 0 before the first."""
     step, loss = last_step(folder) or (0, None)
     bar.show(step, '' if loss is None else f'loss {loss:.3f}')
     return step

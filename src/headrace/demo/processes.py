@@ -1,4 +1,4 @@
-"""Rank programs as process groups: all of a run's processes are watched, killed and cleared away together."""
+"""Rank programs as process groups: all of a run's processes are watched, killed and reaped together."""
 
 from __future__ import annotations
 

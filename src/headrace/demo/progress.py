@@ -1,4 +1,4 @@
-"""Progress bars for those who watch, and a line now and then for a log."""
+"""Progress bars for a terminal, and lines for a log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOG_SECONDS = 10.0
 
 
 class Bar:
-    """A named bar that is told where the work stands."""
+    """A named progress bar."""
 
     def __init__(self, name: str, *, total: int, unit: str) -> None:
         self._is_watched = sys.stdout.isatty()

@@ -18,7 +18,7 @@ Promise = Sequence[Sequence[Sequence[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What a killed and resumed run trained, held against the promised order and an uninterrupted run."""
+    """Comparison of a killed and resumed run with the promised order and an uninterrupted run."""
 
     expected: int
     """Samples that all epochs together promise, upsampled ones as often as they are due."""
@@ -42,19 +42,18 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was lost, repeated or moved, and the loss went on as if nothing had happened."""
+        """Whether nothing was lost, repeated or moved, and the loss continued as in the uninterrupted run."""
         broken = self.lost or self.repeated or self.wrong_batches or self.wrong_replays
         return not broken and self.seen == self.expected and self.loss_difference <= self.loss_tolerance
 
 
 def check_mix(promise: Promise, *, rows: int, repeats: Mapping[str, float]) -> None:
-    """Hold the promised order against the mix, which says how often an epoch takes each corpus.
+    """Check the promised order against the mix, which sets the repeats of each corpus per epoch.
 
-    A stream goes on where the epoch before left it, so after any epoch its rows were taken equally often, give or take
-    the pass that is under way.
+    A stream continues where the last epoch left it. So after any epoch, the counts of its rows differ by at most one.
 
     Raises:
-        RuntimeError: If it is not so; then a comparison with this order proves nothing.
+        RuntimeError: The order breaks the mix, so a comparison with it proves nothing.
     """
     times: Counter[int] = Counter()
     for epoch, batches in enumerate(promise, start=1):
@@ -109,7 +108,7 @@ def joined(killed: Run, resumed: Run) -> dict[int, Step]:
 
 
 def _lost_and_repeated(promise: Promise, trained: Mapping[int, Step]) -> tuple[int, int]:
-    """Counted within each epoch, as the trainer counted epochs: a sample of the next epoch makes up for nothing."""
+    """Lost and repeated samples within each epoch of the trainer; another epoch's samples do not compensate."""
     due = Counter((epoch, i) for epoch, batches in enumerate(promise) for batch in batches for i in batch)
     done = Counter((record.epoch, i) for record in trained.values() for i in record.ids)
     return (due - done).total(), (done - due).total()

@@ -1,4 +1,4 @@
-"""What a rank trained, written as it trains: one JSON line a step, so that a killed process leaves its proof behind."""
+"""Records of a rank's trained batches: one JSON line per step, which a killed process leaves behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ['Recorder', 'Run', 'Step', 'last_step', 'read_run']
 
 
 _TAIL_BYTES = 1 << 14
-"""More than two records take: what is read of a file to find its last one."""
+"""Bytes at the end of a file that hold at least two records, to find the last one."""
 
 
 class Recorder:
@@ -32,7 +32,7 @@ class Recorder:
         self._write({'step': step, 'epoch': epoch, 'ids': list(ids), 'loss': loss})
 
     def _write(self, record: Mapping[str, object]) -> None:
-        # Handing the line to the kernel is enough: SIGKILL ends the process, not the machine.
+        # Writing the line to the kernel is enough: SIGKILL ends the process, not the machine.
         self._file.write(json.dumps(record) + '\n')
         self._file.flush()
 
@@ -43,17 +43,17 @@ class Step:
 
     epoch: int
     ids: tuple[int, ...]
-    """Every rank's rows, sorted: which rank held a row is no part of the promise."""
+    """Every rank's rows, sorted: the promise does not assign rows to ranks."""
     loss: float
     """The mean over the global batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What all ranks of one run recorded."""
+    """Records of all ranks of one run."""
 
     start: int
-    """Steps that the trainer found done in the checkpoint it started from."""
+    """Finished steps of the checkpoint that the trainer started from."""
     steps: Mapping[int, Step]
     """By step number (the first is 1); only steps that every rank recorded."""
 
@@ -99,7 +99,7 @@ def _path(folder: Path, rank: int) -> Path:
 
 
 def _whole_lines(path: Path) -> list[str]:
-    """The lines of a file whose writer may be dead or still at work: text after the last line end is left out."""
+    """The complete lines of a file whose writer may be dead or still at work."""
     return path.read_text(encoding='utf-8').split('\n')[:-1]
 
 

@@ -15,7 +15,7 @@ __all__ = ['Training', 'draw_curves', 'table']
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """All that one framework left behind."""
+    """All results of one framework."""
 
     framework: str
     uninterrupted: Run

@@ -1,4 +1,4 @@
-"""The demo from end to end: shards, the order they promise, the trainings, the proof. It says what it does."""
+"""The demo from end to end: shards, their promised order, the trainings, the proof. It reports each step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ['FRAMEWORKS', 'run_demo']
 FRAMEWORKS = ('lightning', 'composer')
 
 _MARK = '.headrace-demo'
-"""A file that says that a folder holds nothing but a demo's output, which the next demo may replace."""
+"""A file that marks a folder as a demo's output, which the next demo may replace."""
 
 
 def run_demo(

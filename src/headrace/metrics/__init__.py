@@ -1,11 +1,11 @@
 """Figures of the data for a trainer's loggers, and metrics that know streams and padding.
 
-1. `meter.DataMeter` turns what loaders count (`StreamingDataLoader.stats`, `.mix`) into rates, shares and text. It
-   knows no trainer: `headrace.lightning.DataStatistics` asks it, and so can any loop.
-2. `tokens.count_tokens` says how many tokens a batch holds.
-3. `step_report` says what a trainer's step was made of, and the `skip` that leaves it out; `spikes` finds the steps
-   whose loss stands out, and `spike_report` makes the files of them.
-4. `per_stream` and `padding` are torchmetrics: one value for each stream, and values without rows that only fill up.
+1. `meter.DataMeter` turns the counters of loaders (`StreamingDataLoader.stats`, `.mix`) into rates, shares and text. It
+   knows no trainer: `headrace.lightning.DataStatistics` and any other loop can use it.
+2. `tokens.count_tokens` counts the tokens of a batch.
+3. `step_report` lists the samples of a trainer's step, and the `skip` that omits them. `spikes` finds steps with an
+   unusual loss, and `spike_report` writes their files.
+4. `per_stream` and `padding` are torchmetrics: one value for each stream, and values without padding rows.
 
 Only 4 needs torchmetrics, and imports it when it is first used.
 """

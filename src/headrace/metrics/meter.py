@@ -1,4 +1,4 @@
-"""Rates and shares of what loaders count, between one reading and the next, and since the run began."""
+"""Rates and shares from the counters of loaders, between two readings and since the run began."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headrace.dataset.statistics import LoaderStats, MixtureCounts, StreamCount,
 
 __all__ = ['DataMeter']
 
-_TEXT_STREAMS = 4  # whose shares fit into a line
-_LOGGED_STREAMS = 32  # whose downloads are given without being asked for
+_TEXT_STREAMS = 4  # Streams whose shares fit into a line.
+_LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
 _UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
 
 
 class _Read(NamedTuple):
-    """What is added over loaders, and over ranks."""
+    """Counters that are added over loaders and over ranks."""
 
     seconds_waiting: float = 0.0
     stalls: float = 0
@@ -30,7 +30,7 @@ class _Read(NamedTuple):
     bad_samples: float = 0
     tokens: float = 0
     has_tokens: float = 0
-    """Whether batches had any."""
+    """Whether batches had tokens."""
 
     def plus(self, other: Sequence[float]) -> _Read:
         return _Read(*(a + b for a, b in zip(self, other, strict=True)))
@@ -51,7 +51,7 @@ class _Read(NamedTuple):
 
 
 class _StreamRead(NamedTuple):
-    """The same of a stream."""
+    """Counters of one stream."""
 
     bytes_downloaded: float = 0
     requests: float = 0
@@ -74,20 +74,20 @@ class _StreamRead(NamedTuple):
 
 @dataclass(slots=True)
 class _Followed:
-    """A loader, and what it had counted when the meter first saw it."""
+    """A loader, and its counters when the meter first saw it."""
 
     loader: StreamingDataLoader
     before: _Read
     mix: MixtureCounts
     remote: dict[str, _StreamRead]
-    """Streams that have to be downloaded, and what had been counted of them then."""
+    """Remote streams, and their counters at that time."""
 
 
 class DataMeter:
     """Figures of one or several loaders of a rank, for loggers.
 
-    Tell it of every batch when it is trained (`batch_done`), which takes microseconds; ask it for figures (`read`) now
-    and then. It talks to other ranks only through what `read` is given.
+    Call `batch_done` after every trained batch, which takes microseconds, and `read` for figures at intervals. Other
+    ranks are asked only by the function that `read` gets.
 
     Args:
         clock: seconds, from anywhere.
@@ -105,16 +105,16 @@ class DataMeter:
         self.begin()
 
     def begin(self) -> None:
-        """Let rates and shares begin now."""
+        """Start rates and shares now."""
         now = self._clock()
         self._since = self._text_since = now
         self._last, self._last_samples = self._total(), self._samples()
         self._text_waiting = self._last.seconds_waiting
 
     def follow(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
-        """Read these loaders, by names of theirs ('' if there is one), from now on, and those no more that are gone.
+        """Read these loaders from now on, by name ('' if there is one), and no others.
 
-        One that takes the place of another goes on with its counts.
+        A loader with the name of an earlier one continues its counts.
         """
         for name, loader in loaders.items():
             old = self._followed.get(name)
@@ -149,8 +149,8 @@ class DataMeter:
         """A batch of each loader was trained.
 
         Args:
-            tokens: how many tokens it held; None: it holds none.
-            is_step: whether it is in the weights now, with all since the last; if not, it counts when they are.
+            tokens: its number of tokens; None: it holds none.
+            is_step: whether it ended an optimizer step. If not, it counts with the next step.
         """
         for followed in self._followed.values():
             handed_out = followed.loader.handed_out
@@ -161,11 +161,11 @@ class DataMeter:
             self._has_tokens = True
 
     def pause(self) -> None:
-        """Let time stand still, for an evaluation."""
+        """Stop the clock for an evaluation."""
         self._paused = self._clock()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
+        """Restart the clock after `pause`."""
         if self._paused is not None:
             away = self._clock() - self._paused
             self._since, self._text_since, self._paused = self._since + away, self._text_since + away, None
@@ -186,26 +186,24 @@ class DataMeter:
         Args:
             ranks: number of ranks.
             replicas: number of ranks that have different samples.
-            sum_over_ranks: adds lists of numbers over all ranks; called once, on each of them. None: waits, stalls,
-                requests, hits, bytes and bad samples are of this rank alone, and all ranks count as having as many
-                tokens.
-            per_stream: whether to give the figures of each stream, where there are several.
-            per_stream_reads: whether these include what was read of each stream that has to be downloaded; None: if
-                there are at most 32 of these.
+            sum_over_ranks: adds lists of numbers over all ranks; called once, on each of them. None: counters of reads
+                and waits are of this rank alone, and its tokens stand for every rank's.
+            per_stream: whether to give the figures of each of several streams.
+            per_stream_reads: whether to include the reads of each remote stream; None: if there are at most 32.
 
         Returns:
-            By name; samples, tokens and streams of all ranks together:
+            Figures by name; samples, tokens and streams of all ranks together:
 
             - ``data/samples_per_second``, ``data/tokens_per_second`` (if batches have tokens)
             - ``data/wait_share``: time waiting for data as a share of all time, from 0 to 1; of the mean rank
             - ``data/samples``: of the run, also before a resume
             - ``data/stalls``, ``data/bytes_downloaded``, ``data/requests``, ``data/cache_hits``: since the start
             - ``data/bad_samples``: since the start, under ``on_bad_sample='skip'``
-            - ``data/seconds_to_first_batch``: of the pass begun last; the slowest loader's
-            - ``mix/<stream>/samples``, of the run; ``mix/<stream>/share``, from 0 to 1, and what the mixture or its
-              schedule promises for it: ``mix/<stream>/promised``
-            - ``data/<stream>/bytes_downloaded``, ``requests``, ``cache_hits``, ``shards_waited_for``,
-              ``seconds_waited``: since the start, as `headrace.dataset.StreamStats` has them
+            - ``data/seconds_to_first_batch``: of the latest pass; the slowest loader's
+            - ``mix/<stream>/samples``, of the run
+            - ``mix/<stream>/share``, from 0 to 1, and the mixture's or schedule's share: ``mix/<stream>/promised``
+            - ``data/<stream>/<name>``, since the start: ``bytes_downloaded``, ``requests``, ``cache_hits`` and the
+              other fields of `headrace.dataset.StreamStats`
         """
         now, total, samples = self._clock(), self._total(), self._samples()
         seconds = max(now - self._since, 1e-9)
@@ -246,7 +244,7 @@ class DataMeter:
         return figures
 
     def _stream_reads(self, *, always: bool) -> dict[str, _StreamRead]:
-        """What was read of each stream that has to be downloaded; the same streams on every rank."""
+        """Counters of each remote stream; the same streams on every rank."""
         followed = self._followed.values()
         if sum(len(each.loader.dataset.streams) for each in followed) < 2:
             return {}
@@ -274,7 +272,7 @@ class DataMeter:
         return figures
 
     def counts(self) -> dict[str, StreamCount]:
-        """Samples of each stream that were trained on in the run, on all ranks, and what was promised.
+        """Trained samples of each stream in the run, on all ranks, and the promised number.
 
         With several loaders, the names of streams begin with the loader's, 'loader/stream'.
         """
@@ -291,9 +289,8 @@ class DataMeter:
     def texts(self) -> dict[str, str]:
         """The state of the data for a progress bar: ``data`` 3.2 GB, ``stall`` 0.1%, ``mix`` 0.40/0.60.
 
-        What was downloaded by this rank, if anything has to be; the time that this rank waited, as a share of the time
-        since the last call; and the shares of the streams, in their order, or with more than four streams the largest
-        difference from what was promised.
+        ``data``: bytes downloaded by this rank, if a stream is remote. ``stall``: this rank's share of waiting since
+        the last call. ``mix``: shares of the streams in order, or of more than four the largest deviation.
         """
         now, total = self._clock(), self._total()
         found: dict[str, str] = {}
@@ -323,11 +320,11 @@ class DataMeter:
     # -- across a resume -------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What `read` says of the run: the counts of streams, as ints and floats, the same on every rank."""
+        """The counts of streams in the run, as ints and floats, the same on every rank."""
         return {'streams': {name: [count.samples, count.promised] for name, count in self.counts().items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was taken."""
+        """Restore the counts of a state."""
         self._earlier = {name: StreamCount(int(n), float(m)) for name, (n, m) in state.get('streams', {}).items()}
         for followed in self._followed.values():
             followed.mix = MixtureCounts()
@@ -340,7 +337,7 @@ def _add(counts: dict[str, StreamCount], name: str, count: StreamCount) -> None:
 
 
 def _shares(counts: Mapping[str, StreamCount]) -> dict[str, tuple[float, float]]:
-    """Each stream's share of all samples, and the one that was promised."""
+    """Each stream's share of all samples, and its promised share."""
     samples = max(sum(count.samples for count in counts.values()), 1)
     promised = max(sum(count.promised for count in counts.values()), 1e-9)
     return {name: (count.samples / samples, count.promised / promised) for name, count in counts.items()}

@@ -1,4 +1,4 @@
-"""A metric that leaves out the rows that only fill up a batch, and those that stand for bad samples."""
+"""A metric that ignores padding rows and rows in place of bad samples."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ['WithoutPadding']
 class WithoutPadding(WrapperMetric):
     """Another metric, of the rows of a batch that count: ``metric.update(scores, labels, is_padding=batch[PADDING])``.
 
-    A rank that has no such row in a batch leaves the metric as it is, and takes part in its synchronisation as ever.
+    A rank without such a row in a batch does not update the metric, but takes part in its synchronisation.
 
     Args:
-        metric: any metric whose arguments have a row for each sample; it is used itself, and not copied.
+        metric: any metric whose arguments have a row for each sample; it is not copied.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -33,10 +33,10 @@ class WithoutPadding(WrapperMetric):
         """Update the metric with the rows that count.
 
         Args:
-            args: what the metric takes, each with a row for each sample: tensors, arrays, lists.
-            is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
+            args: the metric's arguments, each with a row for each sample: tensors, arrays, lists.
+            is_padding: bool[rows], True for a row to ignore: ``batch[headrace.PADDING]``.
             is_bad_sample: the same: ``batch[headrace.BAD_SAMPLE]``.
-            kwargs: as args; values that are no rows go to the metric as they are.
+            kwargs: as args; values without rows go to the metric unchanged.
 
         Raises:
             ConfigError: an argument does not have as many rows, or neither mark is given.
@@ -59,12 +59,12 @@ class WithoutPadding(WrapperMetric):
 
     def compute(self) -> Any:
         """The metric's value, over all ranks as the metric itself has it."""
-        # Else a rank whose last rows were all padding would answer what it remembers, while others wait for it.
+        # A rank with only padding rows would otherwise return its cached value, while others wait for it.
         self.metric._computed = None
         return self.metric.compute()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset the metric."""
         super().reset()
         self.metric.reset()
 

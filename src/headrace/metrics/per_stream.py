@@ -23,12 +23,12 @@ __all__ = ['PerStream', 'PerStreamMean']
 class PerStreamMean(Metric):
     """The mean of a value by stream, such as the loss: ``{'loss/code': 1.9, 'loss/prose': 2.3}``.
 
-    Made for training: an update never waits for the device, and `compute` talks to other ranks twice, however many
-    streams there are.
+    It is made for training: an update never waits for the device. `compute` needs two reductions for any number of
+    streams.
 
     Args:
         names: names of the streams, in their order in the dataset.
-        prefix: what the names of values begin with, such as 'loss/'.
+        prefix: prefix of the names of values, such as 'loss/'.
 
     Raises:
         ConfigError: there are no names, or some twice.
@@ -74,7 +74,7 @@ class PerStreamMean(Metric):
         if without is not None:
             without = without.to(self.total.device)
             values, own = values.masked_fill(without, 0), own.masked_fill(without, 0)
-        # Added up by batch: single values would be lost in a total of millions of them.
+        # Values are added up by batch first: single ones would be lost in a total of millions.
         self.total += torch.zeros_like(self.total).index_add_(0, streams, values)
         self.rows.index_add_(0, streams, own)
 
@@ -87,13 +87,13 @@ class PerStreamMean(Metric):
 class PerStream(WrapperMetric):
     """Another metric for each stream: ``{'accuracy/code': 0.8, 'accuracy/prose': 0.7}``.
 
-    Each stream has a copy of the metric, which synchronises over ranks by itself. An update has to know which streams
-    are in the batch, and so waits for the device; for means, `PerStreamMean` does not.
+    Each stream has a copy of the metric, which synchronises over ranks by itself. An update waits for the device to
+    learn the streams of a batch; for means, use `PerStreamMean`, which does not.
 
     Args:
         metric: any metric whose arguments have a row for each sample; it is copied.
         names: names of the streams, in their order in the dataset.
-        prefix: what the names of values begin with, such as 'accuracy/'.
+        prefix: prefix of the names of values, such as 'accuracy/'.
 
     Raises:
         ConfigError: there are no names, or some twice.
@@ -116,11 +116,11 @@ class PerStream(WrapperMetric):
         """Update the metrics of the streams that are in a batch.
 
         Args:
-            args: what the metric takes, each with a row for each sample: tensors, arrays, lists.
+            args: the metric's arguments, each with a row for each sample: tensors, arrays, lists.
             streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``.
             is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
             is_bad_sample: the same: ``batch[headrace.BAD_SAMPLE]``.
-            kwargs: as args; values that are no rows go to the metric as they are.
+            kwargs: as args; values without rows go to the metric unchanged.
 
         Raises:
             ConfigError: an argument does not have as many rows, or there is no stream of a number.
@@ -136,7 +136,7 @@ class PerStream(WrapperMetric):
         is_bad_sample: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Update the metrics, and return the values of the streams in the batch, for it alone."""
+        """Update the metrics, and return the batch's own values, by stream."""
         parts = self._parts(args, kwargs, streams, left_out(is_padding, is_bad_sample))
         values = {self.prefix + self.names[s]: self._metric(s)(*chosen, **named) for s, chosen, named in parts}
         self._forward_cache = values
@@ -169,13 +169,13 @@ class PerStream(WrapperMetric):
             counts = self.rows.compute().reshape(-1).tolist()  # torchmetrics makes a number of a single one
             for number, (name, count) in enumerate(zip(self.names, counts, strict=True)):
                 metric = self._metric(number)
-                # Else a rank without new rows would answer what it remembers, while others wait for it.
+                # A rank without new rows would otherwise return its cached value, while others wait for it.
                 metric._computed = None
                 values[self.prefix + name] = metric.compute() if count else torch.tensor(torch.nan)
         return values
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset the metric."""
         super().reset()
         self.rows.reset()
         for number in range(len(self.names)):

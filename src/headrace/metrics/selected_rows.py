@@ -1,4 +1,4 @@
-"""Some rows of a metric's arguments."""
+"""Selection of rows from a metric's arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ['left_out', 'select_rows']
 
 
 def left_out(is_padding: Tensor | None, is_bad_sample: Tensor | None) -> Tensor | None:
-    """bool[rows], True for a row that either mark leaves out; None where there is no mark."""
+    """bool[rows], True for a padding or bad row; None without both masks."""
     if is_padding is None or is_bad_sample is None:
         return is_bad_sample if is_padding is None else is_padding
     return is_padding | is_bad_sample.to(is_padding.device)
@@ -30,7 +30,7 @@ def select_rows(
     Args:
         where: bool[rows].
         args: each with a row for each place of the mask: tensors, arrays, lists or tuples.
-        kwargs: the same, or values that are no rows, which stay as they are.
+        kwargs: the same, or values without rows, which stay unchanged.
 
     Raises:
         ConfigError: an argument by position has no rows, or any has another number of them.

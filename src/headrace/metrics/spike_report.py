@@ -1,4 +1,4 @@
-"""The files that say what a loss spike was trained on, and leave it out of the resumed run."""
+"""Files with the data of a loss spike, and with the `skip` that omits it from the resumed run."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class TrainedBatch:
     loader: StreamingDataLoader
     plan: BatchPlan
     number: int
-    """Which batch of the plan."""
+    """Number of the batch in the plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpikeFile:
-    """What to write, and under which name."""
+    """A file to write: its name and its text."""
 
     name: str
     text: str
@@ -38,13 +38,12 @@ class SpikeFile:
 class SpikeReports:
     """Makes the files of a run's spikes, on any rank, from the plans alone. It knows no trainer.
 
-    Each file leaves out its own spike and those before it in this run, beside what the run leaves out already: who
-    takes the last file leaves out all of them.
+    Each file skips its own spike, all earlier ones of this run, and the run's own `skip`. The last file skips all.
 
     Args:
-        before: batches before each spike that are left out with it.
-        after: batches after each spike that are left out with it.
-        limit: spikes that files are made of; a loss that stays high would have one for each step.
+        before: batches before each spike to skip with it.
+        after: batches after each spike to skip with it.
+        limit: maximum number of spikes with files; a loss that stays high would have one for each step.
 
     Raises:
         ConfigError: `before` or `after` is negative, or `limit` is below 1.
@@ -61,25 +60,25 @@ class SpikeReports:
         self._ranges: dict[str, list[tuple[int, int]]] = {}
 
     def begin(self) -> None:
-        """A run begins: forget the spikes of the one before."""
+        """Begin a run: forget the spikes of the previous one."""
         self._found = 0
         self._ranges.clear()
 
     def files(
         self, spike: LossSpike, step: int, batches: Mapping[str, TrainedBatch], *, optimizer_step: int | None = None
     ) -> list[SpikeFile]:
-        """The files of a spike: ``loss-spike-batch147.json``, and ``.yaml`` where the order can leave samples out.
+        """The files of a spike: ``loss-spike-batch147.json``, and ``.yaml`` if the order can skip samples.
 
-        With several loaders there is no YAML, which has but one; and no file after the first `limit` spikes.
+        Several loaders get no YAML, which describes one. Later spikes than `limit` get no file.
 
         Args:
             spike: the spike.
             step: the global batch of the run, counted from 0 as the trainer counts.
-            batches: what it trained, by names of the loaders ('' if there is one).
-            optimizer_step: the number that the step has in the trainer's loggers, if that is another one.
+            batches: its batches, by names of the loaders ('' if there is one).
+            optimizer_step: the step's number in the trainer's loggers, if it differs.
 
         Raises:
-            ConfigError: the batch is from before the mixture took over that a loader has now.
+            ConfigError: the batch is older than a loader's present mixture.
         """
         self._found += 1
         if self._found > self._limit:
@@ -130,7 +129,7 @@ class SpikeReports:
 
     @property
     def is_over(self) -> bool:
-        """Whether there was more than one spike beyond `limit`: a loss that stays no number is one in each step."""
+        """Whether there was more than one spike beyond `limit`: a loss that stays NaN is a spike in each step."""
         return self._found > self._limit + 1
 
 
@@ -139,12 +138,12 @@ def _plain(loss: float) -> float | str:
 
 
 def skip_yaml(skip: list[list[int | str]], comments: list[str], defaults: list[str] | None = None) -> str:
-    """A configuration that says what the training leaves out, to go over another one.
+    """A configuration with the `skip` of the training, to merge over another one.
 
     Args:
         skip: the ranges.
         comments: lines above it.
-        defaults: configurations that it goes over; None: it is itself to be named in `defaults`, after another one.
+        defaults: configurations to merge it over; None: another file names it in its `defaults`.
     """
     lines = [f'# {line}' for line in comments]
     if defaults is not None:

@@ -1,4 +1,4 @@
-"""When a training loss stands out from those before it."""
+"""Detection of spikes in a training loss."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LEAST_SPREAD = 0.01  # of the median: losses that hardly vary would make a spik
 
 @dataclass(frozen=True, slots=True)
 class LossSpike:
-    """A loss that stands out."""
+    """A loss far above the earlier ones."""
 
     loss: float
-    """May be infinite, or no number."""
+    """May be infinite or NaN."""
     median: float | None
-    """Of the losses before it; None before there were enough."""
+    """Median of the losses before it; None before there were enough."""
     threshold: float | None
-    """What a loss had to exceed."""
+    """The largest loss that was not a spike."""
 
     def __str__(self) -> str:
         if self.median is None or self.threshold is None:
@@ -37,17 +37,16 @@ class LossSpike:
 
 
 class SpikeDetector:
-    """Tells a spike from the losses before it: the median of a window, and a multiple of the spread around it.
+    """Detects spikes by the median and the spread of earlier losses in a window.
 
     A loss is a spike if it is above the median by more than `factor` standard deviations, or is not finite. The
-    deviation is estimated from the median absolute deviation, which single spikes do not move, and taken to be at least
-    1 % of the median. All finite losses enter the window, so that a loss that stays high is no spike after half a
-    window.
+    deviation is estimated from the median absolute deviation, which single spikes do not move. It is at least 1 % of
+    the median. All finite losses enter the window, so a loss that stays high is not a spike after half a window.
 
     Args:
         factor: standard deviations above the median.
-        window: losses that are remembered.
-        warmup: losses to see before any is judged; one that is not finite is a spike at once.
+        window: number of remembered losses.
+        warmup: losses before the first judgement; an infinite or NaN loss is a spike at once.
 
     Raises:
         ConfigError: `factor` is not above 0, `warmup` is below 2, or `window` is below `warmup`.

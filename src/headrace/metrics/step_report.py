@@ -1,4 +1,4 @@
-"""What a trainer's step was made of, and the `skip` that leaves it out."""
+"""The samples of a trainer's step, and the `skip` that omits them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,28 @@ from headrace.order import BatchExplanation, BatchPlan, batches_after, batches_b
 
 __all__ = ['Report', 'StepReport', 'explain_batches', 'explain_step', 'report_text']
 
-_NAMED_SHARDS = 4  # in a line of a summary; the rows name them all
+_NAMED_SHARDS = 4  # in a line of a summary; the rows name all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """A global batch of the run, those left out with it, and the ranges that do that. The same on every rank."""
+    """A global batch of the run, the batches to skip with it, and their ranges. The same on every rank."""
 
     step: int
-    """The batch that was asked for, counted from 0 through the run as a trainer counts."""
+    """The requested batch, counted from 0 through the run as a trainer counts."""
     steps: tuple[int, ...]
-    """The number of each batch; those from before the run's beginning are not there."""
+    """The number of each batch in the run; none is from before its beginning."""
     numbers: tuple[int, ...]
-    """Which batch of its epoch each is."""
+    """The number of each batch in its epoch."""
     batches: tuple[BatchExplanation, ...]
     """The rows of each batch: rank, stream, shard and place in it."""
     ranges: tuple[tuple[int, int], ...]
-    """The samples of the run that each batch lies between, the end exclusive."""
+    """The range of each batch in samples of the run, the end exclusive."""
     skip: list[list[int | str]] | None
-    """What the resumed run is to be given as `skip`: what this one left out, and these batches. None: the order is one
-    of MosaicML Streaming's, which leave nothing out."""
+    """The `skip` of the resumed run: this run's, and these batches. None: MosaicML Streaming's orders cannot skip."""
 
     def summary(self) -> list[str]:
-        """Lines for people: of each batch its place, and its samples by stream, and by shard where they are few."""
+        """Lines for people: the place of each batch, and its samples by stream and by shard, if shards are few."""
         lines: list[str] = []
         for step, number, batch, (begin, end) in zip(self.steps, self.numbers, self.batches, self.ranges, strict=True):
             lines.append(
@@ -49,7 +48,7 @@ class StepReport:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Plain types: the skip, and of each batch its place, its samples by stream, and its rows."""
+        """Plain types: the skip, and the place, samples by stream and rows of each batch."""
         batches = [
             {
                 'step': step,
@@ -65,7 +64,7 @@ class StepReport:
 
 
 def _shards(batch: BatchExplanation) -> dict[str, dict[str, int]]:
-    """The rows of each stream by its shards' files, padding left out."""
+    """The rows of each stream by its shards' files, without padding."""
     columns = batch.columns()
     files = columns.get('file', columns['shard'])
     rows = zip(columns['stream'], columns['shard'], files, columns['is_padding'], strict=True)
@@ -85,17 +84,16 @@ def explain_step(
     place: tuple[int, int] = (0, 0),
     first_step: int = 0,
 ) -> StepReport:
-    """Explain a trainer's step from the plan alone: which samples it trained, and the `skip` that leaves them out.
+    """Explain a trainer's step from the plan alone: its samples, and the `skip` that omits them.
 
-    Without a place, the run is one that has kept its global batch size and its mixture, and left out what the loader
-    leaves out now.
+    Without a place, the run must have had the present global batch size, mixture and `skip` from its beginning.
 
     Args:
-        loader: a training loader, of any rank, with the topology that rows are dealt to; it is not moved.
+        loader: a training loader of any rank, with the topology of the run; its position does not change.
         step: the batch's number, counted from 0 through all epochs as a trainer counts.
-        before: batches before it that are left out, too.
-        after: batches after it that are left out, too.
-        place: epoch and position that batches are counted from, such as `loader.next_pass()` after `load_state_dict`.
+        before: batches before it to skip too.
+        after: batches after it to skip too.
+        place: epoch and position from which batches are counted, such as `loader.next_pass()` after `load_state_dict`.
         first_step: the number of the batch there.
 
     Raises:
@@ -130,12 +128,12 @@ def explain_batches(
         plan: the plan.
         k: the batch's number there.
         step: its number in the run.
-        before: batches before it that are left out, too.
-        after: batches after it that are left out, too.
-        left_out: samples of the run to leave out beside these and those that the loader leaves out.
+        before: batches before it to skip too.
+        after: batches after it to skip too.
+        left_out: more samples of the run to skip.
 
     Raises:
-        ConfigError: the batch is from before the mixture took over that the loader has now.
+        ConfigError: the batch is older than the loader's present mixture.
     """
     first = plan.order.first
     if plan.spans(k, k + 1)[0][0] < first:
@@ -163,7 +161,7 @@ Report: TypeAlias = Mapping[str, Any] | Sequence[Any]
 
 
 def report_text(report: Report) -> str:
-    """JSON to be read: lists and mappings of plain values take one line each."""
+    """JSON for people: lists and mappings of plain values take one line each."""
     return _lines(report, '') + '\n'
 
 
