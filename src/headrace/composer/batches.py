@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
-from headrace.dataset.batch_keys.rows import cut_rows, has_rows, outline, possible_rows
+from headrace.dataset.batch_keys.rows import cut_rows, outline, possible_rows
 from headrace.errors import ConfigError
+from headrace.metrics.tokens import TOKEN_COLUMNS, count_places
 
 __all__ = ['count_rows', 'count_tokens', 'first_rows', 'split_rows']
-
-_TOKEN_COLUMNS = ('input_ids', 'tokens')
 
 
 def count_rows(batch: Any, *, expected: int | None = None) -> int:
@@ -73,14 +72,8 @@ def count_tokens(batch: Any, column: str | None, *, count_padding: bool = True) 
             return 0
         raise ConfigError(f'`token_column` must name a column of the batch, but it is {column!r}: {outline(batch)}.')
     columns = cast('Mapping[Any, Any]', batch)
-    names = [name for name in ((column,) if column is not None else _TOKEN_COLUMNS) if name in columns]
-    value = columns[names[0]] if names else None
-    if has_rows(value):
-        return int(value.shape[0] * value.shape[1]) if value.ndim > 1 else 0
-    if isinstance(value, (list, tuple)):
-        parts = cast('Sequence[Any]', value)
-        return sum(len(part) for part in parts if not isinstance(part, (str, bytes)) and hasattr(part, '__len__'))
-    return 0
+    names = [name for name in ((column,) if column is not None else TOKEN_COLUMNS) if name in columns]
+    return (count_places(columns[names[0]]) or 0) if names else 0
 
 
 def _count_without_padding(batch: Any) -> int:

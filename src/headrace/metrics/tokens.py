@@ -12,9 +12,10 @@ from torch import Tensor
 from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
 from headrace.dataset.batch_keys.rows import has_rows
 
-__all__ = ['count_tokens']
+__all__ = ['TOKEN_COLUMNS', 'count_places', 'count_tokens']
 
-_COLUMNS = ('input_ids', 'tokens')
+TOKEN_COLUMNS = ('input_ids', 'tokens')
+"""Columns that hold tokens by default."""
 
 
 def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | None:
@@ -34,7 +35,7 @@ def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | N
     if not isinstance(batch, Mapping):
         return None
     columns = cast('Mapping[Any, Any]', batch)
-    name = next((name for name in _COLUMNS if name in columns), None)
+    name = next((name for name in TOKEN_COLUMNS if name in columns), None)
     if name is None:
         return None
     bad = columns.get(BAD_SAMPLE)
@@ -51,17 +52,24 @@ def count_tokens(batch: Any, own_samples: int | None = None) -> int | Tensor | N
         # numpy counts three times as fast as PyTorch in CPU memory.
         return int(np.count_nonzero(mask)) if getattr(mask, 'is_cpu', True) else mask.count_nonzero()
     values = columns[name]
+    if not has_rows(values) and not isinstance(values, (list, tuple)):
+        return None
+    rows: Any = cast('Any', values)[:own_samples]
+    if bad is None:
+        return count_places(rows)
+    if not has_rows(rows):
+        return count_places([row for row, is_bad in zip(rows, bad.tolist(), strict=True) if not is_bad])
+    if rows.ndim < 2:
+        return None
+    tokens = (~bad).sum() * rows.shape[1]
+    return int(tokens) if bad.is_cpu else tokens
+
+
+def count_places(values: Any) -> int | None:
+    """Places in the first two dimensions of a column, or in its ragged rows; None for a column without such places."""
     if has_rows(values):
-        shape = values[:own_samples].shape
-        if len(shape) < 2:
-            return None
-        if bad is None:
-            return int(shape[0] * shape[1])
-        tokens = (~bad).sum() * shape[1]
-        return int(tokens) if bad.is_cpu else tokens
+        return int(values.shape[0] * values.shape[1]) if values.ndim > 1 else None
     if isinstance(values, (list, tuple)):
-        rows = cast('Sequence[Any]', values)[:own_samples]
-        if bad is not None:
-            rows = [row for row, is_bad in zip(rows, bad.tolist(), strict=True) if not is_bad]
+        rows = cast('Sequence[Any]', values)
         return sum(len(row) for row in rows if not isinstance(row, (str, bytes)) and hasattr(row, '__len__'))
     return None
