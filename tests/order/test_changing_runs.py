@@ -86,7 +86,7 @@ class Run:
         mix = self.draw_mix()
         self.mix, state = resume(state, self.config.resolve_defaults(mix), mix, may_change_mixture=True)
         self.epoch, self.sample = state.epoch, state.sample_in_epoch
-        assert self.mix.origin.begin_of(self.epoch, self.mix.epoch_size) + self.sample == self.drawn
+        assert self.mix.takeover.begin_of(self.epoch, self.mix.epoch_size) + self.sample == self.drawn
 
 
 # The numbers are those of runs that once did not end.

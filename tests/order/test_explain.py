@@ -93,7 +93,7 @@ def changed_cases(draw: st.DrawFn) -> tuple[Mixture, OrderConfig, int]:
     epoch, sample = 0, 0
     for _ in range(draw(st.integers(0, 2))):
         epoch += draw(st.integers(0, 2))
-        start = sample if mix.origin.epoch == epoch else 0
+        start = sample if mix.takeover.epoch == epoch else 0
         sample = draw(st.integers(start, mix.epoch_size))
         state = ResumeState.of(config, mix, epoch=epoch, sample_in_epoch=sample)
         state = ResumeState.from_dict(json.loads(json.dumps(state.to_dict())))

@@ -14,7 +14,7 @@ from order_cases import relaxed, shard_lists, whole
 
 from headrace.errors import ConfigError, ResumeError, StreamError
 from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, make_order
-from headrace.order.mixture.takeover import Origin
+from headrace.order.mixture.takeover import Takeover
 from headrace.order.resume import resume
 
 CONFIG = OrderConfig(shuffle=True, num_canonical_nodes=4, block_size=300)
@@ -185,14 +185,14 @@ def test_a_state_after_a_change_continues_without_asking_again() -> None:
     config = CONFIG.resolve_defaults(changed)
     state = ResumeState.of(config, changed, epoch=epoch, sample_in_epoch=sample + 40)
     again, _ = resume(ResumeState.from_dict(state.to_dict()), config, mix_of(data, a=1, b=1))
-    assert again.origin == changed.origin
+    assert again.takeover == changed.takeover
     expected = make_order(changed, config, epoch).at(np.arange(340, 490))
     assert (make_order(again, config, epoch).at(np.arange(340, 490)) == expected).all()
 
 
 def test_an_origin_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(ResumeError, match='cannot be read'):
-        Origin.of({'epoch': 1, 'sample': 3, 'positions': {'a': {'turns': [1]}}})
+        Takeover.of({'epoch': 1, 'sample': 3, 'positions': {'a': {'turns': [1]}}})
 
 
 def test_the_whole_of_an_epoch_is_the_same_before_and_after_a_change_of_nothing() -> None:
@@ -268,8 +268,8 @@ def test_a_tiny_stream_drawn_often_on_many_nodes_changes_in_little_time_and_spac
     tiny = order._streams[1].passes
     drawn, passes = tiny.draws, tiny.first_regular - tiny.draws // size
     assert 0 < passes < 20_000
-    assert len(json.dumps(changed.origin.to_json())) < 150_000
-    assert Origin.of(json.loads(json.dumps(changed.origin.to_json()))) == changed.origin
+    assert len(json.dumps(changed.takeover.to_json())) < 150_000
+    assert Takeover.of(json.loads(json.dumps(changed.takeover.to_json()))) == changed.takeover
     # Of each pass after the change each sample once, whatever the node.
     counts = np.zeros(size, int)
     ids = order.at(np.arange(sample, sample + 4096))

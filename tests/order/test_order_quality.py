@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from order_cases import mixture, shuffled, whole
 
-from headrace.order.random.feistel import column_bits, permute, unpermute
+from headrace.order.random.feistel import column_bits, feistel_permute, feistel_unpermute
 from headrace.order.random.hashing import hashes, keyed_order
 from headrace.testing.order_quality import bits, node_use, sequence_of
 
@@ -24,7 +24,7 @@ def many_permutations(n: int, count: int) -> np.ndarray:
     size = np.full(len(x), n)
     keys = np.repeat(hashes(5, np.arange(count)), n)
     arrays = (a.astype(np.uint64) for a in (x, size, column_bits(size)))
-    return permute(*arrays, keys).astype(np.int64).reshape(count, n)
+    return feistel_permute(*arrays, keys).astype(np.int64).reshape(count, n)
 
 
 @pytest.mark.parametrize('n', [3, 4, 5, 6])
@@ -55,7 +55,7 @@ def test_unpermute_is_the_inverse() -> None:
     n = np.repeat(n, 20)
     x = hashes(1, np.arange(len(n))) % n.astype(np.uint64)
     sizes, bits, keys = n.astype(np.uint64), column_bits(n).astype(np.uint64), hashes(2, np.arange(len(n)))
-    assert (unpermute(permute(x, sizes, bits, keys), sizes, bits, keys) == x).all()
+    assert (feistel_unpermute(feistel_permute(x, sizes, bits, keys), sizes, bits, keys) == x).all()
 
 
 @pytest.mark.parametrize(

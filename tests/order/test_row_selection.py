@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from order_cases import relaxed
 
-from headrace.order import Kept, KeptBits, KeptRanges, KeptSplit, Mixture, SampleMap, StreamSize
-from headrace.order.random.feistel import column_bits, permute
+from headrace.order import Mixture, RowSelection, SampleMap, SelectedBits, SelectedRanges, SelectedSplit, StreamSize
+from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import derive, hash_text, hashes
-from headrace.order.row_selection import SPLIT_UNIT, count_bits, each_kept_row
+from headrace.order.row_selection import SPLIT_UNIT, count_bits, each_selected_row
 
 SIZES = st.lists(st.integers(0, 70), min_size=1, max_size=8).filter(sum)
 PARTS = st.sampled_from([0, 1, SPLIT_UNIT // 3, SPLIT_UNIT // 2, SPLIT_UNIT * 19 // 20, SPLIT_UNIT - 1, SPLIT_UNIT])
@@ -38,26 +38,26 @@ def place(sizes: list[int]) -> list[tuple[int, int]]:
     return [(shard, row) for shard, size in enumerate(sizes) for row in range(size)]
 
 
-def listed(kept: Kept) -> list[tuple[int, int]]:
+def listed(kept: RowSelection) -> list[tuple[int, int]]:
     """Every kept row, asked for one by one."""
     asked = [(shard, rank) for shard, count in enumerate(kept.counts.tolist()) for rank in range(count)]
     shards, ranks = (np.array([pair[i] for pair in asked], np.int64) for i in (0, 1))
     return list(zip(shards.tolist(), kept.rows(shards, ranks).tolist(), strict=True))
 
 
-def bits(sizes: list[int], mask: list[bool], dtype: type = np.uint32) -> KeptBits:
+def bits(sizes: list[int], mask: list[bool], dtype: type = np.uint32) -> SelectedBits:
     words = np.zeros(sum(sizes) // 64 + 1, np.uint64)
     for i, is_set in enumerate(mask):
         words[i // 64] |= np.uint64(is_set) << np.uint64(i % 64)
     below = np.concatenate([[0], np.cumsum(count_bits(words))]).astype(dtype)
-    return KeptBits(np.array(sizes), words, below)
+    return SelectedBits(np.array(sizes), words, below)
 
 
 @relaxed
 @given(sizes_and_ranges())
 def test_ranges_keep_the_samples_that_they_name(case: tuple[list[int], list[list[int]]]) -> None:
     sizes, ranges = case
-    kept = KeptRanges(np.array(sizes), np.array(ranges).reshape(-1, 2))
+    kept = SelectedRanges(np.array(sizes), np.array(ranges).reshape(-1, 2))
     inside = [any(begin <= i < end for begin, end in ranges) for i in range(sum(sizes))]
     assert listed(kept) == [at for at, wanted in zip(place(sizes), inside, strict=True) if wanted]
     expected = [sum(inside[:i]) for i in range(sum(sizes) + 1)]
@@ -88,7 +88,7 @@ def model_of_a_split(sizes: list[int], low: int, high: int, seed: int) -> list[t
         u = int(hashes(derive(key, 1), one)[0]) >> 32
         for at in range((low * size + u) // SPLIT_UNIT, (high * size + u) // SPLIT_UNIT):
             n = np.array([size])
-            row = permute(np.array([at], np.uint64), n.astype(np.uint64), column_bits(n).astype(np.uint64),
+            row = feistel_permute(np.array([at], np.uint64), n.astype(np.uint64), column_bits(n).astype(np.uint64),
                           hashes(key, one))  # fmt: skip
             found.append((shard, int(row[0])))
     return found
@@ -98,7 +98,7 @@ def model_of_a_split(sizes: list[int], low: int, high: int, seed: int) -> list[t
 @given(SIZES, PARTS, PARTS, st.integers(0, 2**70))
 def test_a_split_is_what_its_module_says(sizes: list[int], one: int, other: int, seed: int) -> None:
     low, high = min(one, other), max(one, other)
-    kept = KeptSplit(np.array(sizes), low, high, seed=seed)
+    kept = SelectedSplit(np.array(sizes), low, high, seed=seed)
     assert listed(kept) == model_of_a_split(sizes, low, high, seed)
 
 
@@ -106,7 +106,7 @@ def test_a_split_is_what_its_module_says(sizes: list[int], one: int, other: int,
 @given(SIZES, st.lists(PARTS, max_size=4), st.integers(0, 9))
 def test_splits_that_touch_share_nothing_and_leave_nothing_out(sizes: list[int], cuts: list[int], seed: int) -> None:
     edges = [0, *sorted(cuts), SPLIT_UNIT]
-    parts = [listed(KeptSplit(np.array(sizes), *pair, seed=seed)) for pair in itertools.pairwise(edges)]
+    parts = [listed(SelectedSplit(np.array(sizes), *pair, seed=seed)) for pair in itertools.pairwise(edges)]
     assert sorted(itertools.chain(*parts)) == place(sizes)
 
 
@@ -117,8 +117,8 @@ def test_ranges_leave_a_row_on_its_side_of_a_split(
 ) -> None:
     sizes, ranges = case
     low, high = min(one, other), max(one, other)
-    within = KeptRanges(np.array(sizes), np.array(ranges).reshape(-1, 2))
-    kept = KeptSplit(np.array(sizes), low, high, seed=seed, within=within)
+    within = SelectedRanges(np.array(sizes), np.array(ranges).reshape(-1, 2))
+    kept = SelectedSplit(np.array(sizes), low, high, seed=seed, within=within)
     inside = set(listed(within))
     assert listed(kept) == [at for at in model_of_a_split(sizes, low, high, seed) if at in inside]
 
@@ -126,24 +126,24 @@ def test_ranges_leave_a_row_on_its_side_of_a_split(
 def test_a_split_keeps_its_share_of_shards_of_any_size() -> None:
     for size in (1, 3, 1000):
         shards = 60_000 // size
-        kept = KeptSplit(np.full(shards, size), 0, SPLIT_UNIT // 10, seed=1)
+        kept = SelectedSplit(np.full(shards, size), 0, SPLIT_UNIT // 10, seed=1)
         assert kept.counts.sum() / (shards * size) == pytest.approx(0.1, abs=0.005)
         assert set(kept.counts.tolist()) <= {size // 10, -(-size // 10)}
 
 
 def test_a_split_survives_appended_shards_and_differs_by_shard_and_seed() -> None:
     sizes = np.array([50, 50, 70])
-    before = listed(KeptSplit(sizes, 0, SPLIT_UNIT // 2, seed=3))
-    after = listed(KeptSplit(np.array([50, 50, 70, 10]), 0, SPLIT_UNIT // 2, seed=3))
+    before = listed(SelectedSplit(sizes, 0, SPLIT_UNIT // 2, seed=3))
+    after = listed(SelectedSplit(np.array([50, 50, 70, 10]), 0, SPLIT_UNIT // 2, seed=3))
     assert after[: len(before)] == before
     rows = [{row for shard, row in before if shard == number} for number in (0, 1)]
     assert rows[0] != rows[1]
-    assert set(before) != set(listed(KeptSplit(sizes, 0, SPLIT_UNIT // 2, seed=4)))
+    assert set(before) != set(listed(SelectedSplit(sizes, 0, SPLIT_UNIT // 2, seed=4)))
 
 
 def test_a_split_is_pinned() -> None:
     """A split that changed would leak validation data into training."""
-    kept = KeptSplit(np.array([12, 300]), SPLIT_UNIT * 3 // 4, SPLIT_UNIT, seed=0)
+    kept = SelectedSplit(np.array([12, 300]), SPLIT_UNIT * 3 // 4, SPLIT_UNIT, seed=0)
     assert [row for shard, row in listed(kept) if shard == 0] == [11, 6, 1]
     assert [row for shard, row in listed(kept) if shard == 1][:6] == [293, 103, 48, 85, 269, 181]
 
@@ -153,7 +153,7 @@ def test_a_split_is_pinned() -> None:
 def test_each_kept_row_comes_once_and_in_order(case: tuple[list[int], list[bool]]) -> None:
     kept = bits(*case)
     shards = np.arange(len(case[0]))[::-1]
-    found = [pair for a, b in each_kept_row(kept, shards) for pair in zip(a.tolist(), b.tolist(), strict=True)]
+    found = [pair for a, b in each_selected_row(kept, shards) for pair in zip(a.tolist(), b.tolist(), strict=True)]
     assert found == sorted(listed(kept), key=lambda at: (-at[0], at[1]))
 
 

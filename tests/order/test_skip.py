@@ -12,7 +12,7 @@ from order_cases import mixture, relaxed, shuffled, whole
 
 from headrace.errors import ConfigError
 from headrace.order import OrderConfig, Plan, Topology, make_order, make_plan, parse_skip
-from headrace.order.mixture.takeover import Origin
+from headrace.order.mixture.takeover import Takeover
 from headrace.order.skip import KeptPositions, Ranges, Skip, merged, skipped_in_epoch, skipped_in_run, without
 
 shapes = st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 3, 2), (8, 2, 2), (12, 4, 1)])
@@ -190,7 +190,7 @@ def test_ranges_without_others() -> None:
 
 
 def test_ranges_are_of_the_run_also_where_the_epochs_size_changed() -> None:
-    mix = replace(mixture([100]), origin=Origin(epoch=3, sample=0, begin=730))
+    mix = replace(mixture([100]), takeover=Takeover(epoch=3, sample=0, begin=730))
     order, later = (make_order(mix, OrderConfig(shuffle=True), epoch) for epoch in (3, 5))
     skip = parse_skip([[740, 750], [0, 5], [900, 935]])
     assert make_plan(order, Topology(), global_batch_size=8, skip=skip, epoch=3).skip == ((10, 20),)

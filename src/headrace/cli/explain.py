@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_mixture(plan, number)
     explanation = loader.dataset.explain(plan, number)
     # MosaicML Streaming's orders cannot skip, since their positions are not places in one sequence.
-    is_compatible = loader.dataset.order_config.is_compatible
-    skip = None if is_compatible else list(run_range(plan, number))
+    is_mosaicml = loader.dataset.order_config.is_mosaicml
+    skip = None if is_mosaicml else list(run_range(plan, number))
     shown = explanation if arguments.rank is None else explanation.of_rank(arguments.rank)
     if arguments.json:
         print(json.dumps({**shown.to_json(), 'skip': skip}))

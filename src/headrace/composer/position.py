@@ -117,7 +117,7 @@ class StreamingPosition(Callback):
         # decides whether to skip in it.
         if dataset.progress.fresh:
             return
-        while int(state.timestamp.epoch) < dataset.mixture.origin.epoch:
+        while int(state.timestamp.epoch) < dataset.mixture.takeover.epoch:
             # The next epoch began when another mixture took over.
             state.timestamp = state.timestamp.to_next_epoch()
         time = state.timestamp
@@ -213,7 +213,7 @@ def _shorten_as_mosaicml(state: State, loader: DataLoader[Any], dataset: Streami
     These orders repeat samples so that all canonical nodes have the same number. The epoch can then have more batches
     than the length of MosaicML Streaming's loader, where Composer stops.
     """
-    if isinstance(loader, StreamingDataLoader) and dataset.order_config.is_compatible:
+    if isinstance(loader, StreamingDataLoader) and dataset.order_config.is_mosaicml:
         assert loader.batch_size
         whole, rest = divmod(len(dataset), loader.batch_size)
         length = whole + (rest > 0 and loader.remainder != 'drop')

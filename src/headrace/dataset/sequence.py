@@ -123,7 +123,7 @@ class SampleSequence:
     @property
     def order_key(self) -> object:
         """The parts of the order that decide the content of batches, for any number of ranks."""
-        return self.order_config, self.initial_nodes, self.mixture.origin
+        return self.order_config, self.initial_nodes, self.mixture.takeover
 
     @property
     def has_length(self) -> bool:
@@ -245,7 +245,7 @@ class SampleSequence:
 
         The default of the compatible orders is 'repeat': they do not tell which samples they repeat.
         """
-        return self.remainder or ('repeat' if self.order_config.is_compatible else 'exact')
+        return self.remainder or ('repeat' if self.order_config.is_mosaicml else 'exact')
 
     # -- the position ----------------------------------------------------------------------------------------------
 
@@ -294,7 +294,7 @@ class SampleSequence:
 
         Repeats at its end have no position, except in the compatible orders, which count them as MosaicML Streaming.
         """
-        return num_samples if self.order_config.is_compatible else min(num_samples, self.epoch_size)
+        return num_samples if self.order_config.is_mosaicml else min(num_samples, self.epoch_size)
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
         """Have the next pass continue where `state` was taken. A state at the end of an epoch gives an empty pass.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.order import BatchPlan, Promise
+from headrace.order import BatchPlan, ExpectedCounts
 from headrace.storage import CacheCounters, CacheCounts, CountTable
 
 __all__ = ['LoaderCounters', 'LoaderStats', 'MixtureCounts', 'ReadCounts', 'StreamCount', 'StreamStats', 'WorkerBatch']
@@ -311,7 +311,7 @@ class MixtureCounts:
     def __init__(self) -> None:
         self._counts: dict[str, StreamCount] = {}
         self._plan: BatchPlan | None = None
-        self._promise: Promise | None = None
+        self._expected: ExpectedCounts | None = None
         self._counted = self._reached = self._seen = 0
         self._pending: list[tuple[BatchPlan, int, int]] = []  # batches of earlier plans that are not done
 
@@ -338,11 +338,11 @@ class MixtureCounts:
 
     def _count(self, plan: BatchPlan, first: int, last: int) -> None:
         mixture = plan.order.mixture
-        if self._promise is None or self._promise.mixture is not mixture:
-            self._promise = Promise(mixture)
+        if self._expected is None or self._expected.mixture is not mixture:
+            self._expected = ExpectedCounts(mixture)
         counts = plan.stream_counts(first, last)
         promised = sum(
-            (self._promise.between(plan.order.epoch, *span) for span in plan.spans(first, last)),
+            (self._expected.between(plan.order.epoch, *span) for span in plan.spans(first, last)),
             start=np.zeros(len(counts)),
         )
         for stream, count, share in zip(mixture.streams, counts.tolist(), promised.tolist(), strict=True):

@@ -146,14 +146,14 @@ def explain_batches(
     ranges = tuple(run_range(*batch) for batch in around)
     unit = loader.dataset.skip_unit
     whole = [(begin // unit * unit, -(-end // unit) * unit) for begin, end in ranges]
-    is_compatible = loader.dataset.order_config.is_compatible
+    is_mosaicml = loader.dataset.order_config.is_mosaicml
     return StepReport(
         step=step,
         steps=tuple(range(step - len(earlier), step - len(earlier) + len(around))),
         numbers=tuple(plan.batches_before + k for plan, k in around),
         batches=tuple(loader.dataset.explain(*batch) for batch in around),
         ranges=ranges,
-        skip=None if is_compatible else with_more(loader.dataset.skip, [*left_out, *whole]),
+        skip=None if is_mosaicml else with_more(loader.dataset.skip, [*left_out, *whole]),
     )
 
 

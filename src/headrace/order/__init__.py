@@ -19,7 +19,7 @@ from headrace.order.batch_spec import BatchSpec, Remainder
 from headrace.order.config import DEFAULT_SEED, OrderConfig
 from headrace.order.explain import SampleUse, explain_batch, next_use
 from headrace.order.explanation import BatchExplanation
-from headrace.order.mixture.expected_counts import Promise
+from headrace.order.mixture.expected_counts import ExpectedCounts
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule, SchedulePoint
 from headrace.order.mosaicml.epoch_permutation import fill_permutation, permutation_key
@@ -27,7 +27,15 @@ from headrace.order.order import make_order, make_plan
 from headrace.order.plan import Plan
 from headrace.order.protocols import BatchPlan, Order
 from headrace.order.resume import resolved_from_state
-from headrace.order.row_selection import SPLIT_UNIT, Kept, KeptBits, KeptRanges, KeptSplit, count_bits, each_kept_row
+from headrace.order.row_selection import (
+    SPLIT_UNIT,
+    RowSelection,
+    SelectedBits,
+    SelectedRanges,
+    SelectedSplit,
+    count_bits,
+    each_selected_row,
+)
 from headrace.order.run import MixtureChange, Run
 from headrace.order.sample_map import SampleMap
 from headrace.order.skip import Skip, SkipRange, parse_skip, with_more
@@ -42,24 +50,24 @@ __all__ = [
     'BatchPlan',
     'BatchSpec',
     'Exhaustion',
-    'Kept',
-    'KeptBits',
-    'KeptRanges',
-    'KeptSplit',
+    'ExpectedCounts',
     'Mixture',
     'MixtureChange',
     'Order',
     'OrderConfig',
     'Plan',
     'PlanOf',
-    'Promise',
     'Remainder',
     'ResumeState',
+    'RowSelection',
     'Run',
     'SampleMap',
     'SampleUse',
     'Schedule',
     'SchedulePoint',
+    'SelectedBits',
+    'SelectedRanges',
+    'SelectedSplit',
     'Skip',
     'SkipRange',
     'StreamSize',
@@ -67,7 +75,7 @@ __all__ = [
     'batches_after',
     'batches_before',
     'count_bits',
-    'each_kept_row',
+    'each_selected_row',
     'explain_batch',
     'fill_permutation',
     'find_batch',

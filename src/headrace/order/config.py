@@ -73,7 +73,7 @@ class OrderConfig:
             )
 
     @property
-    def is_compatible(self) -> bool:
+    def is_mosaicml(self) -> bool:
         """Whether the order is one of MosaicML Streaming's, which depends on the topology."""
         return self.algorithm in PERMUTATIONS
 
@@ -100,7 +100,7 @@ class OrderConfig:
                 many for so many streams.
         """
         nodes = self.num_canonical_nodes
-        if not nodes and self.is_compatible:
+        if not nodes and self.is_mosaicml:
             nodes = num_nodes * _COMPATIBLE_CANONICAL_NODES.get(str(self.algorithm), 1)
         elif not nodes:
             parts = mixture.num_shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1

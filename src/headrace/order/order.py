@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.batch_spec import Remainder, check_batch_size
-from headrace.order.mosaicml.order import CompatibleOrder, CompatiblePlan
+from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
 from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Plan
 from headrace.order.shuffle import ALGORITHMS
@@ -37,12 +37,12 @@ def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPerm
     config = config.resolve_defaults(mixture)
     if epoch < 0:
         raise ConfigError(f'epoch must be at least 0, got {epoch}.')
-    if config.is_compatible:
+    if config.is_mosaicml:
         if mixture.schedule is not None or len(mixture.stages) > 1:
             raise ConfigError(
                 f"a schedule, or when_exhausted 'drop_stream', needs the native order, got {config.algorithm!r}."
             )
-        return CompatibleOrder(mixture, config, epoch, load)
+        return MosaicMLOrder(mixture, config, epoch, load)
     if config.algorithm != 'native':
         raise UnknownNameError(f'shuffle_algo must be one of {sorted(ALGORITHMS)}, got {config.algorithm!r}.')
     return NativeOrder(mixture, config, epoch)
@@ -75,17 +75,17 @@ def make_plan(
         TopologyError: the replicas cannot share the global batch equally.
         ConfigError: start, remainder or skip is out of range, or the order does not have that remainder or skip.
     """
-    if isinstance(order, CompatibleOrder):
+    if isinstance(order, MosaicMLOrder):
         if skip:
             ranges = ', '.join(f'[{begin}, {end}]' for begin, end in skip)
             raise ConfigError(
                 f"skip needs shuffle_algo 'native', got {order.config.algorithm!r} and skip {ranges}: a position of "
                 f"MosaicML Streaming's orders is no place in one sequence. Remove skip, or begin with the native order."
             )
-        return CompatiblePlan(order, topology, global_batch_size, start, remainder, initial_nodes)
+        return MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes)
     check_batch_size(global_batch_size, topology)
     ranges = left_out(skip, order.mixture, global_batch_size, remainder)
-    ranges = skipped_in_epoch(ranges, order.mixture.origin.begin_of(epoch, len(order)), len(order))
+    ranges = skipped_in_epoch(ranges, order.mixture.takeover.begin_of(epoch, len(order)), len(order))
     return Plan(order, topology, global_batch_size, start, remainder, ranges)
 
 
@@ -95,12 +95,12 @@ def left_out(skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Re
     Raises:
         ConfigError: a range is empty or reversed; or it counts batches, and epochs before had another size.
     """
-    size, origin = mixture.epoch_size, mixture.origin
-    if origin.begin != origin.epoch * size and any(bound.unit == 'ba' for bounds in skip for bound in bounds):
+    size, takeover = mixture.epoch_size, mixture.takeover
+    if takeover.begin != takeover.epoch * size and any(bound.unit == 'ba' for bounds in skip for bound in bounds):
         ranges = ', '.join(f'[{begin}, {end}]' for begin, end in skip)
         raise ConfigError(
             f'ranges of skip must count samples after the epochs have changed their size, got {ranges}: epoch '
-            f'{origin.epoch} begins at sample {origin.begin} of the run, and has {size} samples.'
+            f'{takeover.epoch} begins at sample {takeover.begin} of the run, and has {size} samples.'
         )
     whole, rest = divmod(size, global_batch_size)
     batches = whole + (rest > 0 and remainder != 'drop')

@@ -66,15 +66,15 @@ def resume(
         return mixture, state
     config = config.resolve_defaults(mixture)
     if not state.check(config, mixture, may_change_mixture=may_change_mixture):
-        return replace(mixture, origin=state.origin), state
+        return replace(mixture, takeover=state.takeover), state
     assert state.epoch_size is not None  # else nothing can differ
     then = replace(config, global_batch_size=state.pinned.get('global_batch_size'))
     order = NativeOrder(_mixture_of(state), then, state.epoch)
-    origin, sample = order.origin_at(state.sample_in_epoch), state.sample_in_epoch
+    takeover, sample = order.takeover_at(state.sample_in_epoch), state.sample_in_epoch
     if sample > mixture.epoch_size or sample == state.epoch_size < mixture.epoch_size:
         state = replace(state, epoch=state.epoch + 1, sample_in_epoch=0)
-        origin = replace(origin, epoch=state.epoch, sample=0, begin=origin.begin + sample)
-    return replace(mixture, origin=origin), state
+        takeover = replace(takeover, epoch=state.epoch, sample=0, begin=takeover.begin + sample)
+    return replace(mixture, takeover=takeover), state
 
 
 def _mixture_of(state: ResumeState) -> Mixture:
@@ -92,5 +92,5 @@ def _mixture_of(state: ResumeState) -> Mixture:
         epoch_size=state.epoch_size or 0,
         stages=tuple(map(tuple, pinned.get('stages', [choose]))),
         schedule=Schedule.of(pinned['schedule']) if 'schedule' in pinned else None,
-        origin=state.origin,
+        takeover=state.takeover,
     )

@@ -1,12 +1,12 @@
-"""Which rows of its shards a stream offers: those in ranges, those of a split, or those with a bit set.
+"""The rows of its shards that a stream offers: rows in ranges, rows of a split, or rows with a bit set.
 
-A selection keeps some rows of each shard. The order sees shards of the kept rows only, numbers them through, and asks
-here which stored row such a number is. Nothing but `KeptBits` has memory per sample, and that is a mapped file's.
+A selection keeps some rows of each shard. The order numbers the kept rows only; this module finds their stored rows.
+Only `SelectedBits` has memory per sample, in a mapped file.
 
-A split puts row ``permute(p)`` of a shard of n rows at place p, with a permutation keyed by seed and shard number, and
-keeps the places from ``floor(low·n + u)`` to ``floor(high·n + u)``, exclusive, u in [0, 1) keyed likewise. So splits
-that touch share no row and leave none out, a row's place depends on nothing but seed, shard number and shard size, and
-the expected number of rows kept is exactly ``(high - low)·n``, however small a shard is.
+A split permutes the rows of a shard, keyed by seed and shard number: row ``feistel_permute(p)`` is at place p. Of n
+places it keeps ``floor(low·n + u)`` to ``floor(high·n + u)``, exclusive; u in [0, 1) is keyed likewise. So adjacent
+splits share no row and skip none. A row's place depends only on seed, shard number and shard size. The expected number
+of kept rows is exactly ``(high - low)·n``, however small a shard is.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 
-from headrace.order.random.feistel import column_bits, permute
+from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import KeyArray, derive, hash_text, hashes
 
 if TYPE_CHECKING:
@@ -23,7 +23,15 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
 
-__all__ = ['SPLIT_UNIT', 'Kept', 'KeptBits', 'KeptRanges', 'KeptSplit', 'count_bits', 'each_kept_row']
+__all__ = [
+    'SPLIT_UNIT',
+    'RowSelection',
+    'SelectedBits',
+    'SelectedRanges',
+    'SelectedSplit',
+    'count_bits',
+    'each_selected_row',
+]
 
 SPLIT_UNIT: Final = 1 << 32
 """The whole of a shard, where a split's low and high are given as integers. Shards hold below 2^30 rows."""
@@ -31,7 +39,7 @@ SPLIT_UNIT: Final = 1 << 32
 _CHUNK: Final = 1 << 14  # rows that are worked on at once: what stays in a core's cache is twice as fast
 
 
-class Kept(Protocol):
+class RowSelection(Protocol):
     """The rows of a stream's shards that it offers."""
 
     counts: IntArray
@@ -47,7 +55,7 @@ class Kept(Protocol):
         ...
 
 
-def each_kept_row(kept: Kept, shards: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+def each_selected_row(kept: RowSelection, shards: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
     """All kept rows of the shards int64[m], in their order: shard numbers and rows, int64[n] each, some at a time."""
     ends = kept.counts[shards].cumsum()
     total = int(ends[-1]) if len(ends) else 0
@@ -63,7 +71,7 @@ def _starts(sizes: IntArray) -> IntArray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-class KeptRanges:
+class SelectedRanges:
     """The rows in ranges of the stream's stored samples, in stored order."""
 
     def __init__(self, sizes: IntArray, ranges: IntArray) -> None:
@@ -82,16 +90,18 @@ class KeptRanges:
         return np.where(at < 0, 0, self._before[at] + inside)
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """See `Kept`."""
+        """See `RowSelection`."""
         numbers = self._first[shards] + ranks
         at = self._before.searchsorted(numbers, 'right') - 1
         return self._begins[at] + (numbers - self._before[at]) - self._starts[shards]
 
 
-class KeptSplit:
+class SelectedSplit:
     """A random part of each shard, in the order of the shard's permutation; computed where it is asked for."""
 
-    def __init__(self, sizes: IntArray, low: int, high: int, *, seed: int, within: KeptRanges | None = None) -> None:
+    def __init__(
+        self, sizes: IntArray, low: int, high: int, *, seed: int, within: SelectedRanges | None = None
+    ) -> None:
         """Take the rows of each shard, and which part of them is kept.
 
         Args:
@@ -116,11 +126,11 @@ class KeptSplit:
         if within is not None:
             self._cut(sizes, within)
 
-    def _cut(self, sizes: IntArray, within: KeptRanges) -> None:
+    def _cut(self, sizes: IntArray, within: SelectedRanges) -> None:
         cut = ((within.counts > 0) & (within.counts < sizes)).nonzero()[0]
         starts = _starts(sizes)
         found: list[tuple[IntArray, IntArray]] = []
-        for shards, rows in each_kept_row(self, cut):
+        for shards, rows in each_selected_row(self, cut):
             stored = starts[shards] + rows
             inside = (within.below(stored + 1) > within.below(stored)).nonzero()[0]
             found.append((shards[inside], rows[inside]))
@@ -134,20 +144,20 @@ class KeptSplit:
             self._list_at[cut] = _starts(self.counts[cut])[:-1]
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """See `Kept`."""
+        """See `RowSelection`."""
         places = (self._first[shards] + ranks).astype(np.uint64)
         if self._listed is None:
-            return permute(places, self._sizes[shards], self._bits[shards], self._keys[shards]).astype(np.int64)
+            return feistel_permute(places, self._sizes[shards], self._bits[shards], self._keys[shards]).astype(np.int64)
         rows = np.empty_like(ranks)
         at = self._list_at[shards]
         listed, free = (at >= 0).nonzero()[0], (at < 0).nonzero()[0]
         rows[listed] = self._listed[at[listed] + ranks[listed]]
         shards = shards[free]
-        rows[free] = permute(places[free], self._sizes[shards], self._bits[shards], self._keys[shards])
+        rows[free] = feistel_permute(places[free], self._sizes[shards], self._bits[shards], self._keys[shards])
         return rows
 
 
-class KeptBits:
+class SelectedBits:
     """The rows whose bit is set, in stored order: bit ``i % 64`` of word ``i // 64`` is the stream's sample i."""
 
     def __init__(self, sizes: IntArray, words: KeyArray, below: IntArray | np.ndarray[tuple[int], np.dtype[np.uint32]]):
@@ -175,7 +185,7 @@ class KeptBits:
         return (self._words[stored >> 6] >> (stored & 63).astype(np.uint64) & np.uint64(1)).astype(np.bool_)
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """See `Kept`."""
+        """See `RowSelection`."""
         numbers = self._first[shards] + ranks
         # Keys of another type would have the whole array converted.
         at = self._below.searchsorted(numbers.astype(self._below.dtype), 'right') - 1

@@ -86,13 +86,13 @@ class Run:
     @property
     def needs_nodes(self) -> bool:
         """Whether the order depends on the nodes of the parallel world, and is not settled yet."""
-        return self._settled is None and self._asked.is_compatible
+        return self._settled is None and self._asked.is_mosaicml
 
     @property
     def needs_batch_size(self) -> bool:
         """Whether the order depends on the global batch size."""
         config = self._settled or self._asked
-        return config.batching == 'stratified' and not config.is_compatible
+        return config.batching == 'stratified' and not config.is_mosaicml
 
     def config(self, nodes: int, global_batch_size: int | None) -> OrderConfig:
         """How samples are ordered, with every default filled in.
@@ -131,7 +131,7 @@ class Run:
             raise ConfigError(
                 'Please pass `batch_size` to StreamingDataset: stratified batching depends on it, and it is None.'
             )
-        if config.is_compatible:  # its permutation is mapped by whoever uses it, and no longer
+        if config.is_mosaicml:  # its permutation is mapped by whoever uses it, and no longer
             return make_order(self.mixture, config, epoch, self._load)
         if self._order is None or self._order[0] != (config, epoch):
             self._order = (config, epoch), make_order(self.mixture, config, epoch)
@@ -225,7 +225,7 @@ class Run:
         """
         unchecked = () if self._may_change_mixture else state.left_out
         config = resolved_from_state(self._asked, state)
-        if config.batching == 'stratified' and not config.is_compatible:
+        if config.batching == 'stratified' and not config.is_mosaicml:
             config = replace(config, global_batch_size=global_batch_size or state.pinned.get('global_batch_size'))
         mixture, state = resume(state, config, self._mix(config), may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from headrace.order.arrays import IntArray
     from headrace.order.mixture.mixture import Mixture
-    from headrace.order.row_selection import Kept
+    from headrace.order.row_selection import RowSelection
 
 __all__ = ['SampleMap']
 
@@ -21,21 +21,21 @@ class SampleMap:
 
     Ids and shards are numbered stream after stream, in stored order. Set-up is O(shards); a lookup is a binary
     search, or a division where all shards but the last have the same size. Where a stream keeps only some of its
-    rows, ids number the kept ones, and a lookup also asks its `Kept` which stored rows they are.
+    rows, ids number the kept ones, and a lookup also asks its `RowSelection` which stored rows they are.
     """
 
     __slots__ = ('_bounds', '_equal', '_first_shards', '_kept')
 
     def __init__(self, shard_sizes: IntArray) -> None:
         """Take the samples of each shard, int64[shards]; shards without samples are allowed."""
-        self._kept: Sequence[Kept | None] = ()
+        self._kept: Sequence[RowSelection | None] = ()
         self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_sizes, dtype=np.int64)])
         first = int(shard_sizes[0]) if len(shard_sizes) else 0
         equal = first > 0 and bool((shard_sizes[:-1] == first).all()) and 0 < int(shard_sizes[-1]) <= first
         self._equal = first if equal else 0
 
     @classmethod
-    def of(cls, mixture: Mixture, kept: Sequence[Kept | None] = ()) -> SampleMap:
+    def of(cls, mixture: Mixture, kept: Sequence[RowSelection | None] = ()) -> SampleMap:
         """The map of all streams of a mixture.
 
         Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import MissingStateKeyError, ResumeError
 from headrace.order.config import MAX_CANONICAL_NODES
-from headrace.order.mixture.takeover import Origin
+from headrace.order.mixture.takeover import Takeover
 from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, broken_rules, is_count, read_pinned, short
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.skip import merged
@@ -93,9 +93,9 @@ class ResumeState:
         return {} if self.config is None else json.loads(self.config)
 
     @property
-    def origin(self) -> Origin:
+    def takeover(self) -> Takeover:
         """Where the mixture took over from another one."""
-        return Origin.of(self.pinned.get('origin'))
+        return Takeover.of(self.pinned.get('origin'))
 
     @property
     def has_mosaicmls_order(self) -> bool:
@@ -108,7 +108,7 @@ class ResumeState:
         pinned = self.pinned
         if 'skip' not in pinned:
             return ()
-        at = self.origin.begin_of(self.epoch, self.epoch_size or 0) + self.sample_in_epoch
+        at = self.takeover.begin_of(self.epoch, self.epoch_size or 0) + self.sample_in_epoch
         return merged((max(begin, at), end) for begin, end in pinned['skip'])
 
     def to_dict(self) -> dict[str, int | str]:
@@ -204,14 +204,14 @@ class ResumeState:
             ResumeError: config and mixture do not give the sequence that this state is a position of; every field
                 that differs is named with both values. MosaicML's states pin nothing but seed and canonical nodes.
         """
-        if self.version is None and not config.is_compatible:
+        if self.version is None and not config.is_mosaicml:
             raise ResumeError(
                 f'a checkpoint of MosaicML Streaming is a position of one of its orders, got shuffle_algo '
                 f'{config.algorithm!r}. Name the shuffle_algo of that run, or leave it out for its default, py1e.'
             )
         differing = self._differing(config, mixture)
         of_mixture = {key: text for key, text in differing.items() if _is_of_mixture(key)}
-        can_change = len(of_mixture) == len(differing) and self.version is not None and not config.is_compatible
+        can_change = len(of_mixture) == len(differing) and self.version is not None and not config.is_mosaicml
         if differing and not (can_change and may_change_mixture):
             fix = "or pass on_mixture_change='continue' to go on with the mixture of now" if can_change else ''
             if any(key in _TAKEN_OVER for key in differing):
@@ -223,12 +223,12 @@ class ResumeState:
             )
         # The compatible orders count repeats, so that an epoch may end beyond its size; their plans check it.
         then = self.epoch_size
-        if then is not None and not config.is_compatible and self.sample_in_epoch > then:
+        if then is not None and not config.is_mosaicml and self.sample_in_epoch > then:
             raise ResumeError(f'sample_in_epoch must not exceed the epoch size {then}, got {self.sample_in_epoch}.')
-        origin = self.origin
-        if (self.epoch, self.sample_in_epoch) < (origin.epoch, origin.sample):
+        takeover = self.takeover
+        if (self.epoch, self.sample_in_epoch) < (takeover.epoch, takeover.sample):
             raise ResumeError(
-                f'the mixture of the checkpoint took over at sample {origin.sample} of epoch {origin.epoch}, got '
+                f'the mixture of the checkpoint took over at sample {takeover.sample} of epoch {takeover.epoch}, got '
                 f'sample {self.sample_in_epoch} of epoch {self.epoch}. Resume from a checkpoint of that time.'
             )
         return bool(differing)
@@ -301,8 +301,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> s
         pinned['stages'] = mixture.stages
     if mixture.schedule is not None:
         pinned['schedule'] = mixture.schedule.to_json()
-    if mixture.origin.positions:
-        pinned['origin'] = mixture.origin.to_json()
+    if mixture.takeover.positions:
+        pinned['origin'] = mixture.takeover.to_json()
     if skip:
         pinned['skip'] = skip
     return json.dumps(pinned, sort_keys=True, separators=(',', ':'))
@@ -323,8 +323,8 @@ def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:
         return [f'documents must be a number of samples, got {short(documents)}']
     problems = list(broken_rules(pinned, nodes=state['num_canonical_nodes'], epoch_size=documents))
     if not problems:
-        origin = pinned.get('origin', {'begin': 0, 'epoch': 0})
-        if origin['begin'] + (epoch - origin['epoch']) * size > _MAX_RUN:
+        takeover = pinned.get('origin', {'begin': 0, 'epoch': 0})
+        if takeover['begin'] + (epoch - takeover['epoch']) * size > _MAX_RUN:
             problems.append(f'epoch must be one of a run of 2^61 samples at most, got epoch {epoch} of {size} samples')
     return problems
 

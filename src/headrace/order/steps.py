@@ -51,10 +51,10 @@ def find_batch(
 
 def _first_whole_epoch(plan: BatchPlan, skip: Skip) -> int:
     """An epoch from which on nothing is left out."""
-    size, origin = len(plan.order), plan.order.mixture.origin
+    size, takeover = len(plan.order), plan.order.mixture.takeover
     batches = max(size // plan.global_batch_size, 1)
     ends = [
-        origin.epoch + -(-(end.count - origin.begin) // size) if end.unit == 'sp' else end.count // batches + 1
+        takeover.epoch + -(-(end.count - takeover.begin) // size) if end.unit == 'sp' else end.count // batches + 1
         for _, end in skip
     ]
     return max(ends, default=0)
@@ -95,11 +95,11 @@ def batches_after(plan_of: PlanOf, plan: BatchPlan, k: int, count: int) -> list[
 def _previous(plan_of: PlanOf, plan: BatchPlan, k: int) -> tuple[BatchPlan, int] | None:
     if k:
         return plan, k - 1
-    epoch, number, origin = plan.order.epoch, plan.batches_before, plan.order.mixture.origin
+    epoch, number, takeover = plan.order.epoch, plan.batches_before, plan.order.mixture.takeover
     if number:
         plan = plan_of(epoch, 0)
     while not number:
-        if epoch <= origin.epoch:
+        if epoch <= takeover.epoch:
             return None
         epoch -= 1
         plan = plan_of(epoch, 0)
@@ -114,5 +114,5 @@ def run_range(plan: BatchPlan, k: int) -> tuple[int, int]:
     What the plan leaves out amid them is included; padding is not.
     """
     spans, order = plan.spans(k, k + 1), plan.order
-    begin = order.mixture.origin.begin_of(order.epoch, len(order))
+    begin = order.mixture.takeover.begin_of(order.epoch, len(order))
     return begin + spans[0][0], begin + spans[-1][1]

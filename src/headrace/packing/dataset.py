@@ -54,7 +54,7 @@ class PackedDataset(StreamingDataset):
                 f'{options["on_mixture_change"]!r}. Let weights change by a `schedule` from the beginning.'
             )
         super().__init__(**options)
-        if self.run.config(1, None).is_compatible:
+        if self.run.config(1, None).is_mosaicml:
             raise ConfigError(
                 f"`shuffle_algo` must be 'native' with packing, but is {options.get('shuffle_algo')!r}: a position of "
                 f"MosaicML Streaming's orders depends on the ranks."

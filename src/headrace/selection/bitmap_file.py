@@ -5,10 +5,10 @@ A file of ``.headrace-selections`` is, all little-endian::
     'hrbitmap' | u32 version | u32 bytes of a count | u64 samples | u64 words | digest of what it is of, 16 bytes
     | digest of the rest and of the above, 16 bytes | u64 word[words] | count[words + 1]
 
-and `order.row_selection.KeptBits` explains words and counts. It is valid if both digests are right. One process makes
-it, under the subfolder's lock, and the others wait in the kernel. A process that is killed leaves a temporary file,
-which the next maker removes. Finished files stay until somebody deletes the subfolder: they cost an evaluation of all
-samples, and less than 2 bits for each.
+and `order.row_selection.SelectedBits` explains words and counts. A file is valid if both digests are right. One process
+makes it under the subfolder's lock, and the others wait in the kernel. A process that is killed leaves a temporary
+file, which the next maker removes. Finished files stay until somebody deletes the subfolder. They cost an evaluation of
+all samples, and less than 2 bits for each.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from headrace.errors import CacheError
-from headrace.order import KeptBits, count_bits
+from headrace.order import SelectedBits, count_bits
 from headrace.storage.cache.control_folder import ControlFolder, OpenFolder
 from headrace.storage.cache.locks import cannot_write, lock_file
 from headrace.storage.cache.shared_file import publish
@@ -64,7 +64,7 @@ class BitmapFile:
         self._samples = int(sizes.sum())
         self._words = self._samples // 64 + 1
 
-    def load(self, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[KeptBits, str]:
+    def load(self, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[SelectedBits, str]:
         """The bitmap and its digest; made now if there is none that can be believed.
 
         Args:
@@ -84,7 +84,7 @@ class BitmapFile:
                 raise cannot_write(self.path.parent, error) from error
             return self._load(folder, fill)
 
-    def find(self) -> tuple[KeptBits, str] | None:
+    def find(self) -> tuple[SelectedBits, str] | None:
         """Map the file; None if there is none that can be believed."""
         try:
             with self._place.opened(only_read=True) as folder:
@@ -92,7 +92,7 @@ class BitmapFile:
         except (OSError, CacheError):
             return None
 
-    def _load(self, folder: OpenFolder, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[KeptBits, str]:
+    def _load(self, folder: OpenFolder, fill: Callable[[npt.NDArray[np.uint8]], None]) -> tuple[SelectedBits, str]:
         lock_file(folder.handle, folder.path)
         found = self._map(folder)
         if found is not None:
@@ -140,7 +140,7 @@ class BitmapFile:
         rest = [words.data.cast('B'), below.data.cast('B')]
         publish(folder, self.path.name, [head, _digest([head, *rest]), *rest])
 
-    def _map(self, folder: OpenFolder) -> tuple[KeptBits, str] | None:
+    def _map(self, folder: OpenFolder) -> tuple[SelectedBits, str] | None:
         try:
             handle = folder.open_file(self.path.name, os.O_RDONLY)
         except (OSError, CacheError):
@@ -169,19 +169,19 @@ class BitmapFile:
         return _MappedBits(self, words, below.view(np.int64) if width == 8 else below), _digest([words.data]).hex()
 
 
-class _MappedBits(KeptBits):
+class _MappedBits(SelectedBits):
     """Bits that another process maps as well, instead of getting a copy."""
 
     def __init__(self, file: BitmapFile, words: Words, below: npt.NDArray[np.int64] | npt.NDArray[np.uint32]) -> None:
         super().__init__(file._sizes, words, below)
         self._file, self._mapped = file, words
 
-    def __reduce__(self) -> tuple[Callable[[BitmapFile], KeptBits], tuple[BitmapFile]]:
+    def __reduce__(self) -> tuple[Callable[[BitmapFile], SelectedBits], tuple[BitmapFile]]:
         self._file.restore(self._mapped)
         return _map_again, (self._file,)
 
 
-def _map_again(file: BitmapFile) -> KeptBits:
+def _map_again(file: BitmapFile) -> SelectedBits:
     found = file.find()
     if found is None:
         raise CacheError(f'{file.path} was changed or deleted while it was in use. Stop what does that; start anew.')

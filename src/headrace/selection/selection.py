@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.format import ShardInfo, ShardReader, number_abbrev_to_int
-from headrace.order import SPLIT_UNIT, Kept, KeptBits, KeptRanges, KeptSplit, each_kept_row
+from headrace.order import SPLIT_UNIT, RowSelection, SelectedBits, SelectedRanges, SelectedSplit, each_selected_row
 from headrace.redaction import logger_of
 from headrace.selection.bitmap_file import BitmapFile
 from headrace.selection.predicate import Conditions, Mistake, Predicate, Where, check_columns, refusal
@@ -224,7 +224,7 @@ class Selection:
             said.append(f'where {self.where.text}')
         return ', '.join(said)
 
-    def keep(self, shards: Shards) -> tuple[Kept, str]:
+    def keep(self, shards: Shards) -> tuple[RowSelection, str]:
         """What is kept of a stream's shards, and a text that identifies it.
 
         Raises:
@@ -235,15 +235,15 @@ class Selection:
         """
         sizes = shards.sizes
         samples = int(sizes.sum())
-        ranges = None if self.subset is None else KeptRanges(sizes, self.subset.within(samples, shards.title))
+        ranges = None if self.subset is None else SelectedRanges(sizes, self.subset.within(samples, shards.title))
         split = None
         if self.fraction is not None:
             low, high = self.fraction.parts
             within = ranges if self.where is None else None  # a bitmap is cut to the ranges itself
-            split = KeptSplit(sizes, low, high, seed=self.fraction_seed, within=within)
+            split = SelectedSplit(sizes, low, high, seed=self.fraction_seed, within=within)
         said = shortened(self.text)
         if self.where is not None:
-            kept, digest = self._evaluated(shards, ranges or KeptRanges(sizes, np.array([[0, samples]])))
+            kept, digest = self._evaluated(shards, ranges or SelectedRanges(sizes, np.array([[0, samples]])))
             if split is not None:
                 kept, digest = self._intersected(shards, kept, split)
             said = f'{said} ({digest[:16]})'  # what a function of that name kept
@@ -257,7 +257,7 @@ class Selection:
             )
         return kept, said
 
-    def _evaluated(self, shards: Shards, ranges: KeptRanges) -> tuple[KeptBits, str]:
+    def _evaluated(self, shards: Shards, ranges: SelectedRanges) -> tuple[SelectedBits, str]:
         """The samples of the ranges for which `where` holds."""
         assert self.where is not None
         where = self.where
@@ -266,12 +266,12 @@ class Selection:
         file = BitmapFile(shards.folder, json.dumps([shards.identity, subset, where.text]), shards.sizes)
         return file.load(lambda out: _evaluate(where, shards, ranges, out))
 
-    def _intersected(self, shards: Shards, kept: KeptBits, split: KeptSplit) -> tuple[KeptBits, str]:
+    def _intersected(self, shards: Shards, kept: SelectedBits, split: SelectedSplit) -> tuple[SelectedBits, str]:
         """The samples that are kept by both."""
 
         def fill(out: npt.NDArray[np.uint8]) -> None:
             starts = np.cumsum(shards.sizes) - shards.sizes
-            for numbers, rows in each_kept_row(split, (kept.counts > 0).nonzero()[0]):
+            for numbers, rows in each_selected_row(split, (kept.counts > 0).nonzero()[0]):
                 stored = starts[numbers] + rows
                 stored = stored[kept.holds(stored)]
                 np.bitwise_or.at(out, stored >> 3, (1 << (stored & 7)).astype(np.uint8))
@@ -286,7 +286,7 @@ def shortened(text: str) -> str:
     return f'{text[:_LONGEST_TEXT]}... {hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}'
 
 
-def _evaluate(where: Predicate, shards: Shards, ranges: KeptRanges, out: npt.NDArray[np.uint8]) -> None:
+def _evaluate(where: Predicate, shards: Shards, ranges: SelectedRanges, out: npt.NDArray[np.uint8]) -> None:
     """Set the bits of the samples of the ranges for which a predicate holds, reading every shard that they touch."""
     wanted = ranges.counts.nonzero()[0].tolist()
     starts = (np.cumsum(shards.sizes) - shards.sizes).tolist()

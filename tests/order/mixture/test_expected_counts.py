@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.order import (
+    ExpectedCounts,
     Mixture,
     OrderConfig,
-    Promise,
     Schedule,
     StreamSize,
     Topology,
@@ -74,8 +74,8 @@ def test_counts_do_not_depend_on_what_was_counted_before() -> None:
 
 
 def test_a_mixture_promises_its_proportions() -> None:
-    promise = Promise(mixture([1, 3], epoch_size=100))
-    assert promise.between(5, 10, 50).tolist() == pytest.approx([10, 30])
+    expected = ExpectedCounts(mixture([1, 3], epoch_size=100))
+    assert expected.between(5, 10, 50).tolist() == pytest.approx([10, 30])
 
 
 def test_a_ramp_promises_what_lies_under_it() -> None:
@@ -84,12 +84,12 @@ def test_a_ramp_promises_what_lies_under_it() -> None:
     )
     streams = [StreamSize(name=name, shard_sizes=np.array([50])) for name in ('s0', 's1')]
     mix = Mixture.resolve(streams, epoch_size=16_000, schedule=schedule)
-    promise = Promise(mix)
+    expected = ExpectedCounts(mix)
     # The second quarter of the ramp, and what follows it.
-    assert promise.between(1, 0, 16_000).tolist() == pytest.approx([16_000 * 0.625, 16_000 * 0.375], rel=1e-3)
-    assert promise.between(7, 0, 100).tolist() == pytest.approx([0, 100])
+    assert expected.between(1, 0, 16_000).tolist() == pytest.approx([16_000 * 0.625, 16_000 * 0.375], rel=1e-3)
+    assert expected.between(7, 0, 100).tolist() == pytest.approx([0, 100])
     order = make_order(mix, OrderConfig(shuffle=True), 1)
-    assert order.stream_counts(0, 16_000).tolist() == pytest.approx(promise.between(1, 0, 16_000).tolist(), abs=2)
+    assert order.stream_counts(0, 16_000).tolist() == pytest.approx(expected.between(1, 0, 16_000).tolist(), abs=2)
 
 
 def test_stages_promise_what_is_left_of_the_streams() -> None:
@@ -97,6 +97,6 @@ def test_stages_promise_what_is_left_of_the_streams() -> None:
         StreamSize(name='small', shard_sizes=np.array([10]), proportion=1),
         StreamSize(name='large', shard_sizes=np.array([90]), proportion=1),
     ]
-    promise = Promise(Mixture.resolve(streams, when_exhausted='drop_stream'))
-    assert promise.between(0, 0, 20).tolist() == [10, 10]
-    assert promise.between(3, 10, 30).tolist() == [5, 15]
+    expected = ExpectedCounts(Mixture.resolve(streams, when_exhausted='drop_stream'))
+    assert expected.between(0, 0, 20).tolist() == [10, 10]
+    assert expected.between(3, 10, 30).tolist() == [5, 15]

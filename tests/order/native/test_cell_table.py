@@ -15,13 +15,13 @@ from order_cases import relaxed
 
 from headrace.order.native import cell_table as lanes_module
 from headrace.order.native.cell_table import CellTable, Parts
-from headrace.order.random.feistel import column_bits, permute
+from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import derive, hashes, keyed_order
 
 
 def permuted(x: int, n: int, key: int) -> int:
     arrays = [np.array([a], np.uint64) for a in (x, n, int(column_bits(np.array([n]))[0]), key)]
-    return int(permute(*arrays)[0])
+    return int(feistel_permute(*arrays)[0])
 
 
 def simulated(parts: Parts, block: int, key: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.order.random.feistel import column_bits, permute
+from headrace.order.random.feistel import column_bits, feistel_permute
 from headrace.order.random.hashing import derive, hash_text, hashes, keyed_order
 
 
@@ -13,7 +13,7 @@ def permuted(n: int, key: int, x: np.ndarray | None = None) -> np.ndarray:
     x = np.arange(n) if x is None else x
     size = np.full(len(x), n)
     arrays = (a.astype(np.uint64) for a in (x, size, column_bits(size)))
-    return permute(*arrays, np.full(len(x), key, np.uint64)).astype(np.int64)
+    return feistel_permute(*arrays, np.full(len(x), key, np.uint64)).astype(np.int64)
 
 
 def test_derived_keys() -> None:
@@ -63,7 +63,7 @@ def test_domains_of_different_sizes_in_one_call() -> None:
     n = np.repeat([1, 5, 300, 70], [1, 5, 300, 70])
     x = np.concatenate([np.arange(m) for m in (1, 5, 300, 70)])
     keys = np.full(len(x), 9, np.uint64)
-    together = permute(*(a.astype(np.uint64) for a in (x, n, column_bits(n))), keys)
+    together = feistel_permute(*(a.astype(np.uint64) for a in (x, n, column_bits(n))), keys)
     apart = np.concatenate([permuted(m, 9) for m in (1, 5, 300, 70)])
     assert (together.astype(np.int64) == apart).all()
 

@@ -21,7 +21,7 @@ from headrace.dataset.streams.folder_claim import claimed_folder
 from headrace.dataset.streams.missing_index import in_its_place
 from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
-from headrace.order import Kept, StreamSize
+from headrace.order import RowSelection, StreamSize
 from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
 from headrace.storage import (
     CacheEntry,
@@ -140,7 +140,7 @@ class Stream:
         self._read_selection()
         self.columns = read_columns(columns)
         self.shards = ShardTable.empty()
-        self.kept: Kept | None = None  # which rows of the shards are offered; None: all
+        self.kept: RowSelection | None = None  # which rows of the shards are offered; None: all
         self.fingerprint = ''
         self.first_shard = 0  # number of this stream's first shard in the dataset
         self._cache: ShardCache | None = None

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = ['Promise']
+__all__ = ['ExpectedCounts']
 
 _Floats: TypeAlias = NDArray[np.float64]
 
 
-class Promise:
+class ExpectedCounts:
     """How many samples of each stream are to be expected, by the proportions that were asked for.
 
     Under a schedule they are those of each position of the run, a ramp being the staircase that stands for it; with
@@ -43,7 +43,7 @@ class Promise:
         They sum to the number of positions.
         """
         if self.mixture.schedule is not None:
-            offset = self.mixture.origin.begin_of(epoch, self.mixture.epoch_size)
+            offset = self.mixture.takeover.begin_of(epoch, self.mixture.epoch_size)
             begin, end = begin + offset, end + offset
         return self._until(end) - self._until(begin)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
 from headrace.order.mixture.schedule import apportion
-from headrace.order.mixture.takeover import Origin
+from headrace.order.mixture.takeover import Takeover
 from headrace.order.random.numpy_streams import random_stream
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Mixture:
     """What is drawn from each stream in one stage of an epoch after another; by default all in one."""
     schedule: Schedule | None = None
     """Proportions that change in the course of the run."""
-    origin: Origin = field(default_factory=Origin)
+    takeover: Takeover = field(default_factory=Takeover)
     """Where this mixture took over from another one."""
     sample_offsets: IntArray = field(init=False, repr=False)
     """int64[streams + 1]: global id of each stream's first sample; the last entry is the number of samples."""

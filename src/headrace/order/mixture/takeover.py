@@ -9,7 +9,7 @@ from typing import Any
 
 from headrace.errors import ResumeError
 
-__all__ = ['Origin', 'StreamPosition']
+__all__ = ['StreamPosition', 'Takeover']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class StreamPosition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Takeover:
     """Where a mixture took over. The default is the begin of a run."""
 
     epoch: int = 0
@@ -83,7 +83,7 @@ class Origin:
         }
 
     @classmethod
-    def of(cls, value: Mapping[str, Any] | None) -> Origin:
+    def of(cls, value: Mapping[str, Any] | None) -> Takeover:
         """Read what `to_json` returned; None is the begin of a run.
 
         Raises:

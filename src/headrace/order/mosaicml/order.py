@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from headrace.order.sample_map import SampleMap
     from headrace.order.topology import Topology
 
-__all__ = ['CompatibleOrder', 'CompatiblePlan']
+__all__ = ['MosaicMLOrder', 'MosaicMLPlan']
 
 _SAMPLINGS = ('balanced', 'fixed')
 _SCANNED = 1 << 16  # positions looked through at once
 
 
-class CompatibleOrder:
-    """The sample ids of an epoch's positions; which position comes when is up to a `CompatiblePlan`.
+class MosaicMLOrder:
+    """The sample ids of an epoch's positions; which position comes when is up to a `MosaicMLPlan`.
 
     Positions are numbered as in MosaicML Streaming's partitions: canonical node after canonical node, and with all
     batching methods but `random` stream after stream.
@@ -120,7 +120,7 @@ class CompatibleOrder:
         return BATCHINGS[self.config.batching](self.mixture, self.config, self.epoch, devices, start)
 
 
-class CompatiblePlan:
+class MosaicMLPlan:
     """Global batches of a compatible order, and which rows of them are this replica's.
 
     A rank's k-th batch is the one that MosaicML Streaming's loader yields as its k-th, whatever the number of
@@ -133,7 +133,7 @@ class CompatiblePlan:
 
     def __init__(
         self,
-        order: CompatibleOrder,
+        order: MosaicMLOrder,
         topology: Topology,
         global_batch_size: int,
         start: int = 0,
@@ -172,14 +172,14 @@ class CompatiblePlan:
         self._is_empty = start > 0 and start == self._from(0).stop
         self._batching = order.batches(self._devices, 0 if self._is_empty else start)
 
-    def _from(self, start: int) -> CompatiblePlan:
+    def _from(self, start: int) -> MosaicMLPlan:
         if start == self.start:
             return self
-        return CompatiblePlan(
+        return MosaicMLPlan(
             self.order, self.topology, self.global_batch_size, start, self.remainder, self.initial_nodes
         )
 
-    def of_rank(self, rank: int) -> CompatiblePlan:
+    def of_rank(self, rank: int) -> MosaicMLPlan:
         """The same batches, as another rank sees them."""
         plan = copy.copy(self)  # what it knows of the batches is the same for all ranks
         plan.topology = replace(self.topology, rank=rank)

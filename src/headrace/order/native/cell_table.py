@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.order.native.growing_table import Rows
-from headrace.order.random.feistel import column_bits, permute, unpermute
+from headrace.order.random.feistel import column_bits, feistel_permute, feistel_unpermute
 from headrace.order.random.hashing import KeyArray, derive, hashes, keyed_order
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class CellTable:
         keys = rows * _ROW_STEP
         keys += key
         rows += row
-        x = permute(*(a.view(np.uint64) for a in (x, samples, bits, keys))).view(np.int64)
+        x = feistel_permute(*(a.view(np.uint64) for a in (x, samples, bits, keys))).view(np.int64)
         folded = (x >= lanes).nonzero()[0]
         x += slot
         if len(folded):
@@ -179,7 +179,7 @@ class CellTable:
         x += rows
         begin, start, size, bits, key = self._units.columns_at(self._units.find(x))
         rows -= begin
-        x = permute(*(a.view(np.uint64) for a in (rows, size, bits, key))).view(np.int64)
+        x = feistel_permute(*(a.view(np.uint64) for a in (rows, size, bits, key))).view(np.int64)
         x += start
         return x
 
@@ -232,7 +232,7 @@ class CellTable:
         draws = samples - start
         known = (draws >= 0) & (draws < size)
         draws[~known] = 0
-        draws = unpermute(*(a.view(np.uint64) for a in (draws, size, bits, key))).view(np.int64)
+        draws = feistel_unpermute(*(a.view(np.uint64) for a in (draws, size, bits, key))).view(np.int64)
         unit = index.units[np.maximum(index.firsts.searchsorted(start + draws, 'right') - 1, 0)]
         shift, unit_start = self._units.columns_at(unit)[:2]
         place = self._units.keys_at(unit)
@@ -259,7 +259,7 @@ class CellTable:
         first += number * samples_of_row
         number *= _ROW_STEP
         number += key
-        x = unpermute(*(a.view(np.uint64) for a in (x, samples_of_row, bits, number))).view(np.int64)
+        x = feistel_unpermute(*(a.view(np.uint64) for a in (x, samples_of_row, bits, number))).view(np.int64)
         return np.where(known, x + first - index.position, -1)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = ['Course', 'Dealing', 'Segment']
+__all__ = ['DrawIndex', 'NodeQuotas', 'Segment']
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +46,7 @@ class Segment:
         return self.begin + int(self.counts.sum())
 
 
-class Dealing:
+class DrawIndex:
     """Which of a canonical node's turns in a segment is which of the stream's draws there.
 
     Draws go to the nodes in turn, node 0 first, as long as every node has turns left; then to those that have more.
@@ -71,7 +71,7 @@ class Dealing:
 
 
 def _turns_of(draws: int, turns: IntArray) -> IntArray:
-    """Return how many of a segment's first draws fall to each node, given all its turns int64[nodes]: as `Dealing`."""
+    """Return how many of a segment's first draws fall to each node, dealt as in `DrawIndex`; turns are int64[nodes]."""
     num_nodes, least = len(turns), int(turns.min())
     nodes = np.arange(num_nodes)
     if draws <= least * num_nodes:
@@ -101,10 +101,10 @@ class _Epochs:
     """int64[streams, nodes]: turns, likewise."""
 
 
-class Course:
+class NodeQuotas:
     """The segments of a mixture's run, and each stream's draws and turns before any of them.
 
-    Draws and turns are counted from where the mixture took over, `Mixture.origin`. All epochs that lie in one step of
+    Draws and turns are counted from where the mixture took over, `Mixture.takeover`. All epochs that lie in one step of
     the schedule, or after it, have the same segments, so that nothing grows with the number of epochs.
     """
 
@@ -153,27 +153,27 @@ class Course:
 
     def _unscheduled(self) -> Iterator[tuple[int, list[Segment]]]:
         """Yield what is left of the epoch in which the mixture took over, and the others; as `_append` takes them."""
-        origin, stages = self._mixture.origin, self._mixture.stages
+        takeover, stages = self._mixture.takeover, self._mixture.stages
         ends = np.cumsum([0, *map(sum, stages)]).tolist()
         epoch = [(*span, stage) for span, stage in zip(pairwise(ends), stages, strict=True)]
-        if origin.sample:
+        if takeover.sample:
             left = [
-                (max(begin, origin.sample), end, apportion(end - max(begin, origin.sample), counts))
+                (max(begin, takeover.sample), end, apportion(end - max(begin, takeover.sample), counts))
                 for begin, end, counts in epoch
-                if end > origin.sample
+                if end > takeover.sample
             ]
-            yield origin.epoch, self._cut(origin.sample, left)
-        yield origin.epoch + (origin.sample > 0), self._cut(0, epoch)
+            yield takeover.epoch, self._cut(takeover.sample, left)
+        yield takeover.epoch + (takeover.sample > 0), self._cut(0, epoch)
 
     def _scheduled(self) -> Iterator[tuple[int, list[Segment]]]:
         """Yield the epochs of the schedule and those after it, as `_append` takes them."""
-        schedule, origin, size = self._mixture.schedule, self._mixture.origin, self._size
+        schedule, takeover, size = self._mixture.schedule, self._mixture.takeover, self._size
         assert schedule is not None
         steps = schedule.steps([stream.name for stream in self._mixture.streams])
         owed = [0] * len(self._mixture.streams)  # what the streams should have been given more, in units
-        epoch, sample = origin.epoch, origin.sample
+        epoch, sample = takeover.epoch, takeover.sample
         while True:
-            begin = origin.begin_of(epoch, size)
+            begin = takeover.begin_of(epoch, size)
             stretches = self._stretches(steps, begin + sample, begin + size)
             step = stretches[-1][2] if stretches else steps[0]
             number = bisect.bisect_left(steps, step.begin, key=lambda step: step.begin)

@@ -2,8 +2,8 @@
 
 How position p of an epoch becomes a sample:
 
-1. The epoch is cut into segments (`course`), one as a rule. In a segment that begins at b, p is slot (p - b) div C of
-   canonical node c = p mod C.
+1. The epoch is cut into segments (`node_quotas`), one as a rule. In a segment that begins at b, p is slot
+   (p - b) div C of canonical node c = p mod C.
 2. `interleave` says which stream's turn it is, and which of the stream's turns on this node.
 3. The stream is an endless sequence, pass after pass over all its samples, which runs through all epochs: no sample is
    seen twice before all are seen once, whatever the weights and the length of an epoch. `passes` says which pass the
@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.order.mixture.takeover import Origin
+from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.cell_table import CellTable
 from headrace.order.native.interleave import Interleave, RandomInterleave, SequentialInterleave
-from headrace.order.native.node_quotas import Course, Dealing
+from headrace.order.native.node_quotas import DrawIndex, NodeQuotas
 from headrace.order.native.shard_line import StreamLine
 from headrace.order.native.stratified import StratifiedInterleave
-from headrace.order.native.stream_passes import Passes
+from headrace.order.native.stream_passes import StreamPasses
 from headrace.order.random.hashing import derive, hash_text
 
 if TYPE_CHECKING:
@@ -64,31 +64,31 @@ class NativeOrder:
         """
         if config.batching not in BATCHINGS:
             raise ConfigError(f'batching_method must be one of {list(BATCHINGS)}, got {config.batching!r}.')
-        origin = mixture.origin
-        if epoch < origin.epoch:
-            raise ConfigError(f'this mixture took over in epoch {origin.epoch}, got epoch {epoch} of another one.')
+        takeover = mixture.takeover
+        if epoch < takeover.epoch:
+            raise ConfigError(f'this mixture took over in epoch {takeover.epoch}, got epoch {epoch} of another one.')
         self.num_canonical_nodes = nodes = config.num_canonical_nodes or 1
         self.mixture = mixture
         self._size, self.epoch = mixture.epoch_size, epoch
-        self.first = origin.sample if epoch == origin.epoch else 0
+        self.first = takeover.sample if epoch == takeover.epoch else 0
         key = derive(_VERSION_KEY, config.seed)
-        course = Course(mixture, config)
+        node_quotas = NodeQuotas(mixture, config)
         self._sizes = np.diff(mixture.sample_offsets)
         self._offsets = mixture.sample_offsets
         self._streams: list[StreamLine] = []
         blocks = _block_sizes(mixture, config.block_size or 1)
         for s, (stream, block) in enumerate(zip(mixture.streams, blocks, strict=True)):
-            position = origin.positions.get(stream.name)
+            position = takeover.positions.get(stream.name)
             if position is not None and position.fingerprint != stream.fingerprint:
                 position = None  # other data under the same name
-            passes = Passes(course, s, stream.size, block, position)
+            passes = StreamPasses(node_quotas, s, stream.size, block, position)
             self._streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key))
         turns = np.array([stream.passes.turns for stream in self._streams])
         self._first_regular = np.array([stream.passes.first_regular for stream in self._streams])
         self._is_regular = not self._first_regular.any()
         self._segments = [
-            _Segment(course, epoch, i, config, turns, derive(key, _INTERLEAVE, epoch))
-            for i in range(len(course.segments(epoch)))
+            _Segment(node_quotas, epoch, i, config, turns, derive(key, _INTERLEAVE, epoch))
+            for i in range(len(node_quotas.segments(epoch)))
         ]
         self._begins = np.array([segment.begin for segment in self._segments])
         self._is_shuffled = config.shuffle
@@ -256,14 +256,14 @@ class NativeOrder:
         slot = segment.interleave.slot_of(node, s, turn - int(segment.turns[place]))
         return segment.begin + (node - segment.begin) % self.num_canonical_nodes + slot * self.num_canonical_nodes
 
-    def origin_at(self, position: int) -> Origin:
+    def takeover_at(self, position: int) -> Takeover:
         """Return where another mixture takes over from this one, if it does at a position of this epoch."""
         turns = self.turns_before(position)
-        positions = dict(self.mixture.origin.positions)
+        positions = dict(self.mixture.takeover.positions)
         for stream, row in zip(self._streams, turns, strict=True):
             positions[stream.name] = stream.passes.position(row, stream.fingerprint)
-        begin = self.mixture.origin.begin_of(self.epoch, len(self))
-        return Origin(epoch=self.epoch, sample=position, begin=begin, positions=positions)
+        begin = self.mixture.takeover.begin_of(self.epoch, len(self))
+        return Takeover(epoch=self.epoch, sample=position, begin=begin, positions=positions)
 
     def stream_counts(self, begin: int, end: int) -> IntArray:
         """Return int64[streams], the samples of each stream at positions from begin on and below end.
@@ -302,28 +302,30 @@ class NativeOrder:
 class _Segment:
     """A segment of the epoch, as far as it is needed to find a position's draw."""
 
-    def __init__(self, course: Course, epoch: int, number: int, config: OrderConfig, turns: IntArray, key: int) -> None:
+    def __init__(
+        self, node_quotas: NodeQuotas, epoch: int, number: int, config: OrderConfig, turns: IntArray, key: int
+    ) -> None:
         """Take the streams' turns int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
-        self._segment = segment = course.segments(epoch)[number]
+        self._segment = segment = node_quotas.segments(epoch)[number]
         self.begin = segment.begin
-        self._course, self._epoch, self._number = course, epoch, number
-        self._num_nodes = course.num_nodes
+        self._node_quotas, self._epoch, self._number = node_quotas, epoch, number
+        self._num_nodes = node_quotas.num_nodes
         self._config, self._key = config, derive(key, segment.begin)
         self._turns = turns
 
     @cached_property
     def quotas(self) -> IntArray:
         """int64[streams, nodes], turns in the segment."""
-        return self._course.quotas(self._epoch, self._number)
+        return self._node_quotas.quotas(self._epoch, self._number)
 
     @cached_property
     def turns(self) -> IntArray:
         """int64[streams · nodes], turns before the segment, since the streams' first draws ever."""
-        return (self._course.before(self._epoch, self._number)[1] + self._turns).reshape(-1)
+        return (self._node_quotas.before(self._epoch, self._number)[1] + self._turns).reshape(-1)
 
     @cached_property
     def _draws(self) -> IntArray:
-        return self._course.before(self._epoch, self._number)[0] + self._turns.sum(1)
+        return self._node_quotas.before(self._epoch, self._number)[0] + self._turns.sum(1)
 
     @cached_property
     def interleave(self) -> Interleave:
@@ -339,18 +341,18 @@ class _Segment:
         return RandomInterleave(self.quotas, self._key) if is_mixed else SequentialInterleave(self.quotas)
 
     @cached_property
-    def _dealing(self) -> Dealing:
-        return Dealing(self.quotas)
+    def _draw_index(self) -> DrawIndex:
+        return DrawIndex(self.quotas)
 
     def draws_of(self, streams: IntArray, nodes: IntArray, places: IntArray, turns: IntArray) -> IntArray:
         """Return which of its streams' draws since the first ever turns of this segment are; int64[n] each."""
-        dealing = self._dealing
+        draw_index = self._draw_index
         draws = turns * self._num_nodes
         draws += nodes
-        if dealing.excess.shape[1]:
-            level = turns - dealing.least.take(streams)
+        if draw_index.excess.shape[1]:
+            level = turns - draw_index.least.take(streams)
             where = (level >= 0).nonzero()[0]
-            draws[where] = dealing.excess[places[where], level[where]]
+            draws[where] = draw_index.excess[places[where], level[where]]
         draws += self._draws.take(streams)
         return draws
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.order.native.cell_table import Parts
-from headrace.order.random.feistel import column_bits, unpermute
+from headrace.order.random.feistel import column_bits, feistel_unpermute
 from headrace.order.random.hashing import derive, hash_text, hashes, keyed_order
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.mixture.mixture import StreamSize
-    from headrace.order.native.stream_passes import Passes
+    from headrace.order.native.stream_passes import StreamPasses
 
 __all__ = ['StreamLine']
 
@@ -26,7 +26,7 @@ _SHARD, _CELL = 1, 2
 class StreamLine:
     """The shards of a stream in their fixed order, and each node's share of each pass over them."""
 
-    def __init__(self, stream: StreamSize, passes: Passes, *, num_nodes: int, key: int) -> None:
+    def __init__(self, stream: StreamSize, passes: StreamPasses, *, num_nodes: int, key: int) -> None:
         self.name, self.fingerprint, self.passes = stream.name, stream.fingerprint, passes
         self._sizes_as_stored, self._num_nodes = stream.shard_sizes, num_nodes
         self._key = derive(key, _STREAM, hash_text(stream.name))
@@ -59,7 +59,7 @@ class StreamLine:
             keys = hashes(self._keys(k)[0], shards[shard])
             # A shard's samples go to the nodes in the order in which they are drawn.
             number = sample - starts[shard]
-            draw = unpermute(*(a.view(np.uint64) for a in (number, sizes[shard], bits[shard], keys)))
+            draw = feistel_unpermute(*(a.view(np.uint64) for a in (number, sizes[shard], bits[shard], keys)))
             place = int((ends - sizes)[shard[0]]) + int(draw[0])
         cuts = np.cumsum(self.passes.begin(k + 1) - self.passes.begin(k))
         return int(cuts.searchsorted(place, 'right'))

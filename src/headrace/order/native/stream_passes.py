@@ -1,13 +1,11 @@
 """Where the passes over one stream begin, on each canonical node.
 
-A stream is one endless sequence, pass after pass over all its samples. Its draws fall to the canonical nodes as the
-mixture has it (`course`), and the cut of a pass follows from that: a node's share of a pass is what falls to it of the
-pass's draws. So no node ever takes a sample of another node's share, and every pass has every sample once, whatever the
-mixture, its changes and the number of passes in an epoch.
+A stream is one endless sequence, pass after pass over all its samples. The mixture deals its draws to the canonical
+nodes (`node_quotas`). A node's share of a pass is its part of the pass's draws. So nodes never share a sample, and each
+pass has each sample once, under any mixture, any change of it, and any number of passes in an epoch.
 
-After a change of the mixture in the middle of a pass, nodes have had somewhat more or less than the new mixture would
-have given them. The passes that any node has begun keep their cut; those that follow give most to the nodes that are
-behind, until all are where the new mixture has them.
+After a change of the mixture within a pass, some nodes are ahead of the new mixture and others behind. Passes that any
+node has begun keep their cut. The next ones give most to the nodes that are behind, until the new mixture is met.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.order.arrays import IntArray
-    from headrace.order.native.node_quotas import Course
+    from headrace.order.native.node_quotas import NodeQuotas
 
-__all__ = ['Passes']
+__all__ = ['StreamPasses']
 
 _MEMORY = 64  # begins of passes that are kept
 _NEVER = 1 << 62
@@ -37,29 +35,31 @@ def _ahead(difference: IntArray) -> int:
     return int(np.maximum(difference, 0).sum())
 
 
-class Passes:
+class StreamPasses:
     """The passes over one stream. Turns are counted from the stream's first draw ever."""
 
-    def __init__(self, course: Course, stream: int, size: int, block_size: int, start: StreamPosition | None) -> None:
+    def __init__(
+        self, node_quotas: NodeQuotas, stream: int, size: int, block_size: int, start: StreamPosition | None
+    ) -> None:
         """Begin a stream, or go on where it was.
 
         Args:
-            course: of the mixture.
+            node_quotas: of the mixture.
             stream: its number there.
             size: samples of the stream.
             block_size: samples over which passes that are begun now are shuffled.
             start: how far it was when the mixture took over; None: not begun.
         """
-        self._course, self._stream, self._size, self._block_size = course, stream, size, block_size
+        self._node_quotas, self._stream, self._size, self._block_size = node_quotas, stream, size, block_size
         self._known: dict[int, IntArray] = {}
         self._first_inherited = self._first_computed = 0
         self._inherited: list[IntArray] = []
         self._blocks: dict[int, int] = {}
-        self.turns = np.zeros(course.num_nodes, np.int64)
+        self.turns = np.zeros(node_quotas.num_nodes, np.int64)
         """int64[nodes], turns before the mixture took over."""
         self.first_regular = 0
         """The first pass of those whose numbers are draws / size: all whose begins follow from the mixture alone."""
-        self._difference = np.zeros(course.num_nodes, np.int64)
+        self._difference = np.zeros(node_quotas.num_nodes, np.int64)
         if start is not None:
             self.turns = np.array(start.turns, np.int64)
             self._first_inherited = start.first_pass
@@ -67,7 +67,7 @@ class Passes:
             self._blocks = dict(enumerate(start.blocks, start.first_pass))
             self._align()
         self._first_computed = self._first_inherited + len(self._inherited)
-        self._begins = np.array(self._inherited, np.int64).reshape(-1, course.num_nodes)
+        self._begins = np.array(self._inherited, np.int64).reshape(-1, node_quotas.num_nodes)
 
     @property
     def draws(self) -> int:
@@ -79,7 +79,7 @@ class Passes:
         k = self._first_inherited + len(self._inherited) - 1
         difference = self._inherited[-1] - self._regular(k)
         ahead, since = _ahead(difference), k
-        period, settled = self._course.period(self._stream)
+        period, settled = self._node_quotas.period(self._stream)
         while difference.any():
             # A whole period without any gain: nodes that are ahead get nothing more. What is behind will be had.
             if (k - since - 1) * self._size > settled and (difference[period == 0] >= 0).all():
@@ -113,10 +113,10 @@ class Passes:
         return left
 
     def _regular(self, k: int) -> IntArray:
-        return self.turns + self._course.turns_after(self._stream, k * self._size - self.draws)
+        return self.turns + self._node_quotas.turns_after(self._stream, k * self._size - self.draws)
 
     def begin(self, k: int) -> IntArray:
-        """Return int64[nodes], each node's turns before pass k, which some node had not ended at the origin."""
+        """Return int64[nodes], each node's turns before pass k, which some node had not ended at the takeover."""
         if k < self._first_computed:
             return self._inherited[k - self._first_inherited]
         found = self._known.get(k)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.random.hashing import KeyArray
 
-__all__ = ['column_bits', 'permute', 'unpermute']
+__all__ = ['column_bits', 'feistel_permute', 'feistel_unpermute']
 
 # Multipliers of MurmurHash3's 64-bit finaliser (Appleby); the step between rounds is splitmix64's.
 _STEP, _MIX_1, _MIX_2 = (np.array(c, np.uint64) for c in (0x9E3779B97F4A7C15, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53))
@@ -31,7 +31,7 @@ def column_bits(n: IntArray) -> IntArray:
     return np.frexp(n.astype(np.float64))[1].astype(np.int64) // 2
 
 
-def permute(x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArray:
+def feistel_permute(x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArray:
     """Return where number x goes in the permutation of 0 … n-1 with a key; all arrays are uint64[m], one call each.
 
     Numbers with the same n and key go to different numbers. Small domains take more rounds, since a few hash values
@@ -47,8 +47,8 @@ def permute(x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArra
     return _by_tier(_network, x, n, bits, keys)
 
 
-def unpermute(y: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArray:
-    """Return the number that goes to y in the permutation of 0 … n-1 with a key: the inverse of `permute`.
+def feistel_unpermute(y: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArray:
+    """Return the number that goes to y in the permutation of 0 … n-1 with a key: the inverse of `feistel_permute`.
 
     Args:
         y: uint64[m], below n.

@@ -14,7 +14,7 @@ from headrace.format import number_abbrev_to_int
 from headrace.order import BatchPlan, Mixture, OrderConfig, StreamSize, Topology, make_order, make_plan
 from headrace.order.mosaicml.batching import Devices
 from headrace.order.mosaicml.epoch_permutation import Draws
-from headrace.order.mosaicml.order import CompatibleOrder
+from headrace.order.mosaicml.order import MosaicMLOrder
 from headrace.order.mosaicml.partition import Partition
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.testing.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
@@ -31,7 +31,7 @@ class Run(NamedTuple):
     config: OrderConfig
     mixture: Mixture
     topology: Topology
-    order: CompatibleOrder
+    order: MosaicMLOrder
     args: Case
 
     @property
@@ -125,7 +125,7 @@ def _prepare(args: Case) -> Run:
     topology, mixture = world(args), mixture_of(args)
     config = config_of(args).resolve_defaults(mixture, topology.nodes)
     order = make_order(mixture, config, args['epoch'])
-    assert isinstance(order, CompatibleOrder)
+    assert isinstance(order, MosaicMLOrder)
     return Run(config, mixture, topology, order, args)
 
 
