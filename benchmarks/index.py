@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import StreamingDataset
-from headrace.dataset.cache_files.index_table import KEPT, IndexFile
+from headrace.dataset.cache_files.index_table import TABLE, IndexFile
 
 INDEX = 'index.json'
 
@@ -104,7 +104,7 @@ def main() -> None:
             folder = Path(scratch) / ('compressed' if compressed else 'plain')
             make(folder, shards, compressed=compressed)
             dataset(folder)  # fetches the index, and keeps it
-            sizes = [(folder / 'cache' / name).stat().st_size / 1e6 for name in (INDEX, KEPT)]
+            sizes = [(folder / 'cache' / name).stat().st_size / 1e6 for name in (INDEX, TABLE)]
             print(f'{shards:,} shards, {folder.name}: {sizes[0]:.0f} MB, kept in {sizes[1]:.0f} MB')
             runs: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}
             for _ in range(rounds):

@@ -231,7 +231,7 @@ class StreamingDataLoader(DataLoader[Any]):
         owner, last, source = os.getpid(), plan.num_batches - 1, None
         self._epoch_under_way = epoch
         try:
-            keys, pack = reader.begin(plan, goes_on=self._goes_on_after(epoch))
+            keys, pack = reader.begin(plan, continues=self._continues_after(epoch))
             source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(source)
             if pack is not None:
@@ -320,7 +320,7 @@ class StreamingDataLoader(DataLoader[Any]):
         epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)
         return epoch if self.fixed_epoch is None else self.fixed_epoch, start
 
-    def _goes_on_after(self, epoch: int) -> bool:
+    def _continues_after(self, epoch: int) -> bool:
         """Whether the same processes read the next epoch."""
         if self.max_epochs is None or self.fixed_epoch is not None:
             return False

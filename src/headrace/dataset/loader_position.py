@@ -71,7 +71,7 @@ class LoaderPosition:
 
     def begin(self, places: Sequence[tuple[int, int]] | None = None) -> None:  # noqa: ARG002 - asked for anew, below
         """Skip empty epochs, as one of several loaders begins a pass: an empty one would end the pass of all."""
-        self.pass_over_empty_epochs()
+        self.skip_empty_epochs()
 
     def handed_out(self) -> None:
         """Count nothing: the tracker counts the batches of several loaders together."""
@@ -140,7 +140,7 @@ class LoaderPosition:
             epoch += 1
         return epoch
 
-    def pass_over_empty_epochs(self) -> int:
+    def skip_empty_epochs(self) -> int:
         """Have the next pass begin in an epoch with samples left; return the number of skipped epochs."""
         epoch, start = self.next()
         there = epoch if start else self.first_epoch(epoch)

@@ -280,13 +280,13 @@ class PositionTracker:
         """Whether the next pass is a whole one."""
         return not any(start for _, start in self.next())
 
-    def pass_over_empty_epochs(self) -> int:
+    def skip_empty_epochs(self) -> int:
         """Have the next pass begin in epochs with samples left.
 
         Returns:
             Number of the trainer's epochs that it skips.
         """
-        passed = [loader.pass_over_empty_epochs() for loader in self.loaders]
+        passed = [loader.skip_empty_epochs() for loader in self.loaders]
         return passed[0] if len(passed) == 1 else 0
 
     def next(self) -> list[tuple[int, int]]:

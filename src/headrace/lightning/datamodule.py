@@ -306,7 +306,7 @@ class StreamingDataModule(HookedDataModule):
             self.setup('fit')
         assert self.position is not None
         self._set_up_position()
-        self._callback.empty_epochs += self.position.pass_over_empty_epochs()
+        self._callback.empty_epochs += self.position.skip_empty_epochs()
         # Lightning fits a few batches again and again: they must be the same ones.
         fixed_epoch = 0 if trainer.overfit_batches > 0 else None  # pyright: ignore[reportAttributeAccessIssue]
         options = {'fixed_epoch': fixed_epoch, 'max_epochs': None if trainer.max_epochs == -1 else trainer.max_epochs}

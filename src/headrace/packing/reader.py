@@ -76,7 +76,7 @@ class PackedReader(Reader[ChunkKey]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_encode': None, '_orders': OrderedDict(), '_row': None}
 
-    def begin(self, plan: BatchPlan, *, goes_on: bool = False) -> Pass:  # noqa: ARG002 - documents have no end
+    def begin(self, plan: BatchPlan, *, continues: bool = False) -> Pass:  # noqa: ARG002 - documents have no end
         """Begin a pass, in the process that iterates; arguments as `Reader.begin`'s."""
         lanes, topology = self._packed.run.lanes, plan.topology
         self._count = lanes.count

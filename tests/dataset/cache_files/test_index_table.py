@@ -123,7 +123,7 @@ DAMAGE = {
 @pytest.mark.parametrize('damage', DAMAGE.values(), ids=DAMAGE)
 def test_what_is_damaged_is_not_believed(remote, local, parses, damage):
     good = opened(remote, local).shards
-    damage(local / index_table.KEPT)
+    damage(local / index_table.TABLE)
     parses.clear()
     assert opened(remote, local).shards == good
     assert len(parses) == 1
@@ -132,20 +132,20 @@ def test_what_is_damaged_is_not_believed(remote, local, parses, damage):
 
 def test_what_belongs_to_a_stranger_is_not_believed(remote, local, parses, monkeypatch):
     opened(remote, local)
-    handle = os.open(local / index_table.KEPT, os.O_RDONLY)
+    handle = os.open(local / index_table.TABLE, os.O_RDONLY)
     stranger = os.fstat(handle).st_uid + 1
     os.close(handle)
     size = os.path.getsize(local / 'index.json')
-    assert index_table._read_kept(local / index_table.KEPT, owners={stranger}, most=size) is None
-    assert index_table._read_kept(local / index_table.KEPT, owners={stranger, stranger - 1}, most=size)
-    assert os.stat(local / index_table.KEPT).st_mode & 0o022 == 0
+    assert index_table._read_table(local / index_table.TABLE, owners={stranger}, most=size) is None
+    assert index_table._read_table(local / index_table.TABLE, owners={stranger, stranger - 1}, most=size)
+    assert os.stat(local / index_table.TABLE).st_mode & 0o022 == 0
 
 
 def test_unsafe_types_are_still_refused(local, tmp_path, remote):
     text = (remote / 'index.json').read_text().replace('"ndarray:float32:4"', '"pkl"').replace('16', 'null')
     (remote / 'index.json').write_text(text)
     Stream(remote=str(remote), local=str(local)).open(allow_unsafe_types=True)
-    assert (local / index_table.KEPT).exists()
+    assert (local / index_table.TABLE).exists()
     with pytest.raises(FormatError, match='unsafe type'):
         opened(remote, local)
 
@@ -154,7 +154,7 @@ def test_it_is_no_shard_of_a_limited_cache(remote, local):
     limit = os.path.getsize(remote / 'index.json') + 3 * os.path.getsize(remote / 'shard.00000.mds')
     for _ in range(2):
         assert ids(remote=str(remote), local=str(local), cache_limit=limit) == list(range(100))
-        assert (local / index_table.KEPT).exists()
+        assert (local / index_table.TABLE).exists()
 
 
 def test_a_folder_that_cannot_take_it(remote, local, parses, monkeypatch):
@@ -191,7 +191,7 @@ def _open(remote, local, barrier, failures):
         for _ in range(5):
             if opened(remote, local).shards.samples.sum() != 100:
                 failures.put('wrong')
-            (local / index_table.KEPT).unlink(missing_ok=True)
+            (local / index_table.TABLE).unlink(missing_ok=True)
     except BaseException as error:
         failures.put(repr(error))
 

@@ -41,12 +41,12 @@ def test_a_shard_that_another_process_fetched_and_nobody_needs_any_more_is_not_l
     advance(schedule, horizon, 0)
     for _ in range(2):
         schedule.ended(schedule.take(), FetchResult(FetchStatus.ELSEWHERE))
-    assert schedule.elsewhere.to_look_at() == [0, 1]
+    assert schedule.other_fetches.to_look_at() == [0, 1]
     schedule.leave(0)  # the reader has it, from a cache that evicts it before anybody looks
     advance(schedule, horizon, 1)
-    assert schedule.elsewhere.to_look_at() == []  # too soon
+    assert schedule.other_fetches.to_look_at() == []  # too soon
     now += POLL
-    assert schedule.elsewhere.to_look_at() == [1]
+    assert schedule.other_fetches.to_look_at() == [1]
     assert schedule.take().shard == 1
 
 
@@ -62,7 +62,7 @@ def test_a_thread_waits_as_long_as_nothing_can_begin():
     ahead = schedule.take()
     schedule.ended(ahead, FetchResult(FetchStatus.ELSEWHERE))
     assert (ahead.shard, schedule.take(), schedule.seconds_to_wait()) == (1, None, POLL)
-    schedule.came_elsewhere(1, SIZE, 0.0)
+    schedule.came_from_others(1, SIZE, 0.0)
     ahead = schedule.take()
     schedule.ended(ahead, FetchResult(FetchStatus.NO_ROOM))
     assert (ahead.shard, schedule.take(), schedule.seconds_to_wait()) == (2, None, NO_ROOM_PAUSE)

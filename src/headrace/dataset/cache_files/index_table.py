@@ -29,7 +29,7 @@ from headrace.storage.cache.locks import held, try_lock_file
 __all__ = ['INDEX', 'IndexFile']
 
 INDEX: Final = 'index.json'
-KEPT: Final = '.headrace-index'
+TABLE: Final = '.headrace-index'
 WORTHWHILE: Final = 4096  # shards; fewer are parsed in a few milliseconds
 _BLOCK: Final = 1 << 20  # bytes of index.json in memory at once while it is compared
 
@@ -94,7 +94,7 @@ class IndexFile:
         assert self._cache is not None
         with open(path, 'rb', buffering=0) as index:
             owner, size = os.fstat(index.fileno()).st_uid, os.fstat(index.fileno()).st_size
-            data = _read_kept(self._cache / KEPT, owners={os.geteuid(), owner}, most=size)
+            data = _read_table(self._cache / TABLE, owners={os.geteuid(), owner}, most=size)
             key = None if data is None else read_packed_key(data)
             if data is None or key is None or key.size != size or key.digest != _digest(index):
                 return False
@@ -111,10 +111,10 @@ class IndexFile:
         data = pack_table(self.shards, self._parsed)
         if data is not None:
             with contextlib.suppress(OSError, CacheError):
-                _write_kept(self._cache, data)
+                _write_table(self._cache, data)
 
 
-def _read_kept(path: Path, *, owners: set[int], most: int) -> bytes | None:
+def _read_table(path: Path, *, owners: set[int], most: int) -> bytes | None:
     """The content of a regular file of one of these owners; None if there is none, or if it is larger than `most`."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -139,8 +139,8 @@ def _digest(file: io.FileIO) -> bytes:
     return digest.digest()
 
 
-def _write_kept(folder: Path, data: bytes) -> None:
-    temporary = folder / f'{KEPT}.tmp'
+def _write_table(folder: Path, data: bytes) -> None:
+    temporary = folder / f'{TABLE}.tmp'
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     # Other users may only read it: its owner is the reason to trust it.
     handle = os.open(temporary, flags, 0o644)
@@ -154,4 +154,4 @@ def _write_kept(folder: Path, data: bytes) -> None:
         os.ftruncate(handle, 0)
         with open(handle, 'wb', closefd=False) as file:
             file.write(data)
-        temporary.replace(folder / KEPT)
+        temporary.replace(folder / TABLE)

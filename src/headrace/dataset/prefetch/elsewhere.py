@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 
-__all__ = ['POLL', 'Elsewhere']
+__all__ = ['POLL', 'OtherFetches']
 
 POLL = 0.02
 """Seconds between two looks at whether another process is done."""
 
 
-class Elsewhere:
+class OtherFetches:
     """Shards that other processes fetch. Each delays the shards that are needed after it, but not for ever.
 
     Args:

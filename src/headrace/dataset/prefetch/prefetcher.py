@@ -191,23 +191,23 @@ class Prefetcher:
     def take(self, *, wait: bool = True) -> Fetch | None:
         """The next fetch, once one may begin; None: the prefetcher is closed, or not `wait` and none may begin now."""
         while True:
-            self._look_elsewhere()
+            self._check_other_fetches()
             with self._lock:
                 fetch = None if self._closed else self._schedule.take()
                 if fetch is not None or self._closed or not wait:
                     return fetch
                 self._lock.wait(self._schedule.seconds_to_wait())
 
-    def _look_elsewhere(self) -> None:
+    def _check_other_fetches(self) -> None:
         """Check which shards other processes have fetched."""
         with self._lock:
-            shards = self._schedule.elsewhere.to_look_at()
+            shards = self._schedule.other_fetches.to_look_at()
         for shard in shards:
             with contextlib.suppress(OSError):  # raised to the reader, once it needs the shard
                 if self._shards.is_ready(shard):
                     with self._lock:
                         size = self._shards.size_of(shard)
-                        self._schedule.came_elsewhere(shard, size, self._starvation.seconds)
+                        self._schedule.came_from_others(shard, size, self._starvation.seconds)
 
     def _run(self, fetch: Fetch) -> None:
         how = Transfer(urgent=fetch.is_urgent, almost_done=partial(self.almost_done, fetch.shard))

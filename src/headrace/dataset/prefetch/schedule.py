@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from headrace.dataset.batch_keys.bad_sample import is_bad_sample
 from headrace.dataset.prefetch.concurrency import Concurrency
-from headrace.dataset.prefetch.elsewhere import POLL, Elsewhere
+from headrace.dataset.prefetch.elsewhere import POLL, OtherFetches
 from headrace.dataset.prefetch.horizon import Horizon
 from headrace.dataset.prefetch.queue import FetchQueue
 from headrace.dataset.prefetch.slots import FetchSlots
@@ -52,7 +52,7 @@ class FetchSchedule:
     ) -> None:
         self._horizon, self._clock = horizon, clock
         self.queue = FetchQueue(PATIENCE, clock)
-        self.elsewhere = Elsewhere(PATIENCE, clock)
+        self.other_fetches = OtherFetches(PATIENCE, clock)
         self.slots = FetchSlots(PATIENCE, concurrency or Concurrency(_WIDEST, clock), clock)
         self._failed: dict[int, Exception] = {}
         self._no_room_until = 0.0  # time of the next try after a lack of room; 0: no lack is known
@@ -62,7 +62,7 @@ class FetchSchedule:
         """Forget all but the running fetches; the next sequence may not need these shards."""
         self._pass += 1
         self.queue.clear()
-        self.elsewhere.clear()
+        self.other_fetches.clear()
         self._failed.clear()
 
     def advance(self) -> None:
@@ -72,7 +72,7 @@ class FetchSchedule:
 
     def _try_again(self) -> None:
         self._no_room_until = 0.0
-        self.elsewhere.keep(self._horizon)
+        self.other_fetches.keep(self._horizon)
         self.queue.reorder(self._horizon, self.slots)
 
     def add(self, first: int, shard: int) -> bool:
@@ -98,7 +98,7 @@ class FetchSchedule:
         first = self.queue.first
         if first <= self._horizon.at:
             return True
-        return first <= self._horizon.until and self.slots.is_free(self.elsewhere.delays(first, self.queue.ready))
+        return first <= self._horizon.until and self.slots.is_free(self.other_fetches.delays(first, self.queue.ready))
 
     def seconds_to_wait(self) -> float | None:
         """Seconds until a fetch may begin without a notification; None: none may."""
@@ -106,7 +106,7 @@ class FetchSchedule:
             return max(0.0, self._no_room_until - self._clock())
         if not self.queue:
             return None
-        return POLL if self.elsewhere else PATIENCE
+        return POLL if self.other_fetches else PATIENCE
 
     def ended(self, fetch: Fetch, result: FetchResult | Exception, *, size: int = 0, starved: float = 0.0) -> None:
         """Note the end of a fetch.
@@ -129,20 +129,20 @@ class FetchSchedule:
                 self.queue.failed(int(first), fetch.shard)
         elif result:
             self.queue.came(fetch.shard)
-            self.elsewhere.discard(fetch.shard)
+            self.other_fetches.discard(fetch.shard)
             if size:
                 self.slots.concurrency.arrived(size, starved)
         else:
             self.queue.refused(int(first), fetch.shard)
             if result.status is FetchStatus.ELSEWHERE:
-                self.elsewhere.add(int(first), fetch.shard)
+                self.other_fetches.add(int(first), fetch.shard)
             else:
                 # Later shards have no room either. A timer, since the reader may pause, as between two epochs.
                 self._no_room_until = self._clock() + NO_ROOM_PAUSE
 
-    def came_elsewhere(self, shard: int, size: int, starved: float) -> None:
+    def came_from_others(self, shard: int, size: int, starved: float) -> None:
         """Note that another process has fetched a shard; `size` and `starved` as in `ended`."""
-        if self.elsewhere.discard(shard):
+        if self.other_fetches.discard(shard):
             self.queue.drop_refused(shard)
             self.slots.concurrency.arrived(size, starved)
 

@@ -31,7 +31,7 @@ class BatchKey(NamedTuple):
     epoch: int
     start: int
     number: int
-    goes_on: bool = False
+    continues: bool = False
     """Whether the same process reads the next epoch, too."""
 
 
@@ -54,10 +54,10 @@ class BatchReader(Reader[BatchKey]):
         self._ids: BatchIds | None = None
         self._next_ids: tuple[int, BatchIds] | None = None  # of the next epoch, once the look-ahead reaches it
 
-    def begin(self, plan: BatchPlan, *, goes_on: bool = False) -> Pass:
+    def begin(self, plan: BatchPlan, *, continues: bool = False) -> Pass:
         """Begin a pass, in the process that iterates; arguments as `Reader.begin`'s."""
         epoch, start = plan.order.epoch, plan.start
-        return Pass(BatchKey(epoch, start, number, goes_on) for number in range(plan.num_batches))
+        return Pass(BatchKey(epoch, start, number, continues) for number in range(plan.num_batches))
 
     def __getitem__(self, key: BatchKey) -> WorkerBatch:
         if self._pass != key[:2] or key.number <= self._last:
@@ -109,7 +109,7 @@ class BatchReader(Reader[BatchKey]):
         # The other workers' batches count, too.
         first = key.number - key.number % workers
         self._source.pool.follow(
-            self._upcoming(self._ids, first, ahead.batches, epoch + 1 if key.goes_on else None),
+            self._upcoming(self._ids, first, ahead.batches, epoch + 1 if key.continues else None),
             first=first,
             ahead=ahead,
             progress=self._source.progress,

@@ -108,12 +108,12 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
         self._skipping_reader = source.skipping_reader
 
     @abstractmethod
-    def begin(self, plan: BatchPlan, *, goes_on: bool = False) -> Pass:
+    def begin(self, plan: BatchPlan, *, continues: bool = False) -> Pass:
         """Begin a pass, in the process that iterates.
 
         Args:
             plan: its batches.
-            goes_on: whether the processes that read it read the next epoch, too.
+            continues: whether the processes that read it read the next epoch, too.
         """
 
     @abstractmethod

@@ -13,14 +13,14 @@ from headrace.dataset.reading.protocol import Reader
 from headrace.dataset.statistics import ReadCounts, WorkerBatch
 from headrace.storage import CountTable
 
-__all__ = ['CountedKey', 'CountingReader']
+__all__ = ['CountingReader', 'PassKey']
 
 
-class CountedKey(NamedTuple):
+class PassKey(NamedTuple):
     """A reader's key, and the pass of its loader."""
 
-    number: int
-    """The pass, counted from 1."""
+    pass_number: int
+    """Counted from 1."""
     key: Any
 
 
@@ -39,7 +39,7 @@ class CountingReader(Dataset[Any]):
         self._pass = -1
         self._said: set[int] = set()
 
-    def __getitem__(self, asked: CountedKey) -> WorkerBatch:
+    def __getitem__(self, asked: PassKey) -> WorkerBatch:
         counters = self._reader.counters
         if self._before is None:
             # A garbage collection writes to every object that it visits, and so copies the memory that a fork shares
@@ -48,8 +48,8 @@ class CountingReader(Dataset[Any]):
             self._process, self._before = os.getpid(), counters.table()
         received = self._reader[asked.key]
         news = counters.update()
-        if self._pass != asked.number:
-            self._pass = asked.number
+        if self._pass != asked.pass_number:
+            self._pass = asked.pass_number
             news = list(self._said.union(news))
         if not news:
             return received

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from headrace.dataset.reading.protocol import Reader
 from headrace.dataset.statistics import WorkerBatch
 from headrace.dataset.workers.copies import refusal
-from headrace.dataset.workers.counting_reader import CountedKey, CountingReader
+from headrace.dataset.workers.counting_reader import CountingReader, PassKey
 from headrace.dataset.workers.fork_watchdog import worker_context
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
 from headrace.dataset.workers.shutdown import end_at_once, end_with_parent
@@ -51,7 +51,7 @@ class WorkerPool:
     def batches(self, keys: Iterator[Any]) -> Iterator[WorkerBatch]:
         """Begin a pass over these keys."""
         self._passes += 1
-        self._keys.keys = map(CountedKey, itertools.repeat(self._passes), keys)
+        self._keys.keys = map(PassKey, itertools.repeat(self._passes), keys)
         try:
             return iter(self._loader)
         except Exception as error:

@@ -171,7 +171,7 @@ class PositionCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         position = self._datamodule.position
         if position is not None:
-            self._pass_over(trainer, position.pass_over_empty_epochs())
+            self._pass_over(trainer, position.skip_empty_epochs())
 
     def _pass_over(self, trainer: Trainer, epochs: int) -> None:
         if epochs:
