@@ -1,9 +1,9 @@
-"""What a cache folder holds, in bytes: counted where that is cheap, else remembered between counts in a ledger.
+"""The bytes in a cache folder: counted if that is cheap, else remembered between counts in a ledger.
 
-Counting looks at every file, 3 ms for a thousand. Where it takes longer than `CHEAP`, the result is kept in
-``.headrace/ledger`` for a hundred times as long, and who publishes or evicts files adds to it. It may say too much
-after a crash (files are added before they appear and taken off after they are gone), or when somebody else deletes
-files, and is right again at the next count.
+A count looks at every file, 3 ms for a thousand. If it takes longer than `CHEAP`, ``.headrace/ledger`` keeps the result
+for a hundred times as long. Each process adds its published and evicted files to the ledger. After a crash, or if
+another program deletes files, the ledger may be too high until the next count: files are added before they appear, and
+subtracted after they are gone.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ __all__ = [
 CHEAP: Final = 0.002
 """Seconds that a count may take each time."""
 SHARE: Final = 100
-"""A count that is not cheap is good for so many times its own duration."""
+"""How long a count that is not cheap stays valid, in multiples of its duration."""
 SURE: Final = 25
-"""And for so many where it leaves nothing that could go for what is needed: since then, readers have moved on."""
+"""The same factor, after a scan that found nothing evictable."""
 
 
 @dataclass(slots=True)
 class Present:
-    """An entry of which files are on disk."""
+    """An entry with files on disk."""
 
     limited: LimitedFolder
     entry: CacheEntry
@@ -59,7 +59,7 @@ class Present:
     """Seconds since the epoch."""
 
     def next_use(self, of_entry: Callable[[CacheEntry], float]) -> float:
-        """When one of the streams of its folder needs it next."""
+        """The time at which any stream of its folder needs it next."""
         entries = (other.found.get(self.entry.key) for other in self.limited.others)
         return min(of_entry(self.entry), *(of_entry(entry) for entry in entries if entry is not None), math.inf)
 
@@ -70,27 +70,27 @@ class LimitedFolder:
 
     folder: Path
     find: Callable[[str], CacheEntry | None]
-    """The entry that a file belongs to, by its name in the folder; None for a file that is none of the cache's."""
+    """The entry of a file, by its name in the folder; None for other files."""
     stats: CacheStats
     other_files: set[str] = field(default_factory=set[str])
     """Files that count but are never evicted, such as index.json."""
     present: list[Present] = field(default_factory=list[Present])
-    """What the last count of this process found."""
+    """The entries that the last count of this process found."""
     counted_at: float = -math.inf
-    """When, by ``time.monotonic``."""
+    """The time of that count, by ``time.monotonic``."""
     cost: float = 0.0
     """Seconds that it took; 0 before the first."""
     found: dict[str, CacheEntry] = field(default_factory=dict[str, 'CacheEntry'])
-    """What ``find`` gave for the files of the last count: it may have to build the entry."""
+    """Results of ``find`` from the last count, since ``find`` may have to build an entry."""
     others: list[LimitedFolder] = field(default_factory=list['LimitedFolder'])
-    """The same folder as other streams know it, whose entries have other numbers: of them counts set ``found`` only."""
+    """The same folder for other streams, whose entries have other numbers; counts set only their ``found``."""
 
     def entry_of(self, name: str) -> CacheEntry | None:
-        """As ``find``, of what the last count found without building it again."""
+        """As ``find``, but reuses the entries of the last count."""
         return self.found.get(name) or self.find(name)
 
     def is_counted(self, *, surely: bool) -> bool:
-        """Whether the last count of this process is good: to find something in, or, surely, to find nothing in."""
+        """Whether the last count is recent enough to pick a victim, or (`surely`) to conclude there is none."""
         return time.monotonic() < self.counted_at + _good_for(self.cost, SURE if surely else SHARE)
 
     def fixed(self) -> int:
@@ -106,7 +106,7 @@ def count_files(limited: LimitedFolder) -> tuple[int, float]:
     """Count a folder's shards, and note them in ``limited.present``.
 
     Returns:
-        Bytes, and the seconds that it takes: at most twice as many as the time before.
+        Bytes, and the seconds of the count: at most twice those of the count before.
     """
     begin = time.monotonic()
     present: dict[str, Present] = {}
@@ -142,7 +142,7 @@ def count_files(limited: LimitedFolder) -> tuple[int, float]:
     for other in limited.others:
         other.found = {name: entry for name in present if (entry := other.entry_of(name)) is not None}
     now = time.monotonic()
-    # Once it may have waited for a processor, and would be good for a hundred times that.
+    # A count that waited for a processor must not stay valid for a hundred times that wait.
     limited.cost = min(now - begin, 2 * limited.cost or math.inf)
     limited.counted_at = now
     return sum(item.size for item in limited.present), limited.cost
@@ -175,7 +175,7 @@ def count_fetches(folder: Path) -> tuple[int, list[Path]]:
 
 
 def _read(state: OpenFolder) -> tuple[int, float] | None:
-    """The bytes that a ledger says, and until when they are good; None if it says nothing.
+    """The bytes in a ledger, and the end of their validity; None without valid text.
 
     Raises:
         FileNotFoundError: there is none.
@@ -190,7 +190,7 @@ def _read(state: OpenFolder) -> tuple[int, float] | None:
 
 
 def read_ledger(folder: Path) -> int | None:
-    """Bytes of a folder's shards, if somebody counted them not too long ago. Needs the folder's lock."""
+    """Bytes of a folder's shards, if a recent count exists. Needs the folder's lock."""
     try:
         with fetch_folder(folder).opened(only_read=True) as state:
             record = _read(state)
@@ -204,7 +204,7 @@ def read_ledger(folder: Path) -> int | None:
 
 
 def write_ledger(folder: Path, size: int, seconds: float) -> None:
-    """Keep a count that took so many seconds, unless it is cheap to count again. Needs the folder's lock."""
+    """Keep a count, unless its seconds show that counting again is cheap. Needs the folder's lock."""
     if seconds >= CHEAP:
         _replace(folder, size, time.time() + min(_good_for(seconds, SHARE), 1800.0))
     else:
@@ -231,7 +231,7 @@ def _replace(folder: Path, size: int, until: float) -> None:
         with fetch_folder(folder).opened(make=True) as state:
             handle = state.open_file(LEDGER, os.O_WRONLY | os.O_CREAT)
             try:
-                # Whoever is killed in here leaves a ledger that says nothing: then the next one counts.
+                # A process killed in here leaves an invalid ledger: then the next one counts.
                 write_text(handle, json.dumps({'bytes': size, 'until': until}))
             finally:
                 os.close(handle)

@@ -1,4 +1,4 @@
-"""What the cache is asked for: the files of one shard, and what the index says of them."""
+"""One shard for the cache: its files, with their sizes and checks from the index."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LazyEntry']
 
 OWN_NAMES: Final = '.headrace'
-"""Beginning of the names of all that the cache makes for itself in its folder."""
+"""Prefix of the names of the cache's own files in its folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +77,12 @@ class CacheEntry:
 
 
 class LazyEntry(CacheEntry):
-    """An entry of which only name and number are kept: for each shard of a large cache folder, that is much less."""
+    """An entry that keeps only name and number, to save memory for large cache folders."""
 
     __slots__ = ('_key', '_make')
 
     def __init__(self, entry: CacheEntry, make: Callable[[int], CacheEntry]) -> None:
-        """Take an entry with a number, and what makes it again of that; the same for many."""
+        """Take an entry with a number, and a function that makes the entry from that number."""
         object.__setattr__(self, 'id', entry.id)
         object.__setattr__(self, '_key', entry.key)
         object.__setattr__(self, '_make', make)

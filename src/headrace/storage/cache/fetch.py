@@ -1,6 +1,6 @@
-"""How the files of one shard come into being: download, verify, unpack, verify, rename.
+"""One fetch of a shard's files: download, verify, unpack, verify, rename.
 
-Everything happens under temporary names; the final names appear when all parts are right.
+Files have temporary names until all parts are verified.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The files of ``.headrace``: what fetches write there, what a lock file says of its fetch, and the ledger's name."""
+"""The files of ``.headrace``: those of fetches, the text of lock files, and the ledger's name."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ['FETCHES', 'LEDGER', 'fetch_folder', 'is_fetch_file', 'read_failure', 'read_reservation', 'write_text']
 
 FETCHES: Final = '.headrace'
-"""Subfolder of a cache folder that holds what is being fetched; it exists only while something is."""
+"""Subfolder of a cache folder for fetches in progress; it exists only during fetches."""
 
 LEDGER: Final = 'ledger'
-"""File in that folder which remembers a count (`counting`); the only one that is no part of a fetch."""
+"""File in that folder which remembers a count (`disk_usage`); the only one that is no part of a fetch."""
 
 _NAMES: Final = re.compile(rf'{LEDGER}|[0-9a-f]{{32}}\.(lock|\d+\.[0-9a-f]{{8}}\.(raw|packed))')
 _LONGEST: Final = 1 << 17
@@ -40,14 +40,14 @@ def is_fetch_file(name: str) -> bool:
 
 
 def write_text(handle: int, text: str) -> None:
-    """Replace the content of a small file; who reads it in between finds no valid text."""
+    """Replace the content of a small file; a reader in between finds no valid text."""
     data = text.encode()
     os.pwrite(handle, data.ljust(os.fstat(handle).st_size), 0)
     os.ftruncate(handle, len(data))
 
 
 def read_failure(handle: int, *, ahead: bool) -> HeadraceError | None:
-    """What a fetch failed with, by its open lock file; None if it did not, or failed ``ahead`` of its reader only."""
+    """The failure of a fetch, by its open lock file; None if there is none, or it concerns a prefetch (``ahead``)."""
     try:
         note = json.loads(os.pread(handle, _LONGEST, 0))
         if note['ahead'] and not ahead:

@@ -1,4 +1,4 @@
-"""The right to fetch an entry of a cache folder, and what becomes of fetches that end in the middle.
+"""The right to fetch an entry of a cache folder, and the cleanup of interrupted fetches.
 
 A fetch writes into ``.headrace`` until its files get their final names, beside a lock file that exists while the fetch
 runs. A fetch that fails removes its files. A process may end, or be killed, in the middle of a fetch. The next process
@@ -31,10 +31,10 @@ __all__ = ['FetchLock', 'reclaim_fetches']
 class FetchLock:
     """The right to fetch one entry: waits in the kernel until nobody else has it.
 
-    The lock file is the record of the fetch: its text says how many bytes of the folder's limit are reserved, and, if
-    the fetch failed, why. It is removed before it is unlocked. Whoever waited for it thus holds a file without a name
-    and can read there how the fetch ended: a failure is raised in every waiter, so that 16 processes that wait for a
-    dead server wait for it once and not one after the other. But who needs what was fetched ahead tries by itself.
+    The lock file is the record of the fetch: its text gives the reserved bytes of the folder's limit and, after a
+    failure, the error. It is removed before it is unlocked, so a waiter then holds a file without a name, and reads
+    the outcome there. A failure is raised in every waiter: 16 processes wait for a dead server once, not in turn.
+    A reader does not inherit the failure of a prefetch: it tries by itself.
     """
 
     def __init__(self, folder: Path, key: str, *, ahead: bool = False) -> None:
@@ -50,11 +50,11 @@ class FetchLock:
         self._handle = self._pid = -1
 
     def temporary(self, number: int, kind: str) -> Path:
-        """A file of this fetch; whatever is left under such a name is removed with the lock."""
+        """A file of this fetch; the release of the lock removes it if it still exists."""
         return self._state.path / f'{self._digest}.{number}.{self._token}.{kind}'
 
     def create(self, temporary: Path) -> BinaryIO:
-        """Make a file of this fetch, in place of what its last attempt left."""
+        """Make a file of this fetch; it replaces that of the last attempt."""
         with self._state.opened() as state:
             return open(state.create(temporary.name), 'w+b', buffering=0)
 
@@ -77,7 +77,7 @@ class FetchLock:
         self.release(error)
 
     def acquire(self, *, wait: bool = True) -> bool:
-        """Take the lock; raises what the fetch failed with that this one waited for.
+        """Take the lock; raises the failure of the fetch that this one waited for.
 
         Args:
             wait: False returns False instead of waiting.
@@ -101,7 +101,7 @@ class FetchLock:
                 raise failure
 
     def _take(self, handle: int) -> bool:
-        """Have what was locked, unless it is no longer the file that others find."""
+        """Take the locked file, unless its name now belongs to another file."""
         try:
             if not os.path.samestat(os.fstat(handle), self.path.lstat()):
                 return False
@@ -111,7 +111,7 @@ class FetchLock:
         return True
 
     def release(self, error: BaseException | None = None) -> None:
-        """Remove what the fetch left, tell those who wait what it failed with, and unlock."""
+        """Remove the fetch's files, leave its error for waiters, and unlock."""
         if os.getpid() != self._pid:
             self._handle = -1
             return  # forked while it was held: the lock is the parent's
@@ -195,7 +195,7 @@ def _is_at(handle: int, state: OpenFolder, name: str) -> bool:
 
 
 def _remove_files(state: OpenFolder, digest: str) -> None:
-    """Remove what a fetch has written. Needs its lock."""
+    """Remove the files of a fetch. Needs its lock."""
     for name in state.names():
         if name.startswith(f'{digest}.') and not name.endswith('.lock'):
             with contextlib.suppress(FileNotFoundError):
@@ -211,7 +211,7 @@ def _open_to_reclaim(state: OpenFolder, name: str) -> int:
 
 
 def reclaim_fetches(folder: Path) -> bool:
-    """Remove the leftovers of fetches whose process was killed; what is still being fetched is left alone.
+    """Remove the files of fetches whose process was killed; running fetches stay.
 
     Returns:
         Whether there were any.

@@ -1,13 +1,11 @@
-"""Leases that a process keeps between two reads, because to open a shard anew takes longer than to read from it.
+"""Leases that a process keeps between two reads, because opening a shard takes longer than reading from it.
 
-Without a limit nothing is ever evicted, and what is mapped may stay so. Under one, a lease is in the way of whoever
-needs the room. Nobody waits for it long, though its holder may be waiting itself (for its trainer, for another rank):
-all processes of a machine keep leases in the same `PERIOD`, and give all back before its end, a thread of theirs if
-nobody reads; so however many take turns to hold a shard, there comes a `GAP` in which it is held by reads only. And a
-process whose fetches wait for room keeps none for a while.
+Without a limit nothing is ever evicted, and maps may stay. Under a limit, a kept lease blocks eviction. Its holder may
+itself wait for its trainer or another rank. So all processes of a machine share one clock: each releases all kept
+leases before the end of a `PERIOD`, by a thread if nobody reads. During the `GAP` only reads hold shards. A process
+whose fetches wait for room keeps no leases for a while.
 
-A thread needs the interpreter's lock: whoever holds that for long, in an extension that does not release it, keeps his
-leases as long.
+The thread needs the interpreter's lock. An extension that does not release it delays the release of leases.
 """
 
 from __future__ import annotations
@@ -33,13 +31,13 @@ __all__ = ['CachedLease', 'LeaseCache', 'MapCache', 'release_leases']
 T = TypeVar('T')
 
 PERIOD: Final = 0.5
-"""Seconds from one moment at which no process of the machine keeps anything to the next."""
+"""Seconds between two moments at which no process of the machine keeps a lease."""
 
 GAP: Final = 0.08
-"""The last seconds of each period, in which nothing is kept under a limit."""
+"""The last seconds of each period, in which no lease is kept under a limit."""
 
 PAUSE: Final = 1.0
-"""Seconds for which a process keeps nothing after a fetch of its own had to wait for room."""
+"""Seconds without kept leases after a fetch of this process had to wait for room."""
 
 MAPPED_SHARDS = 1024
 """Shards that one process keeps mapped at most; without a limit a map costs address space, not memory."""
@@ -59,19 +57,19 @@ class CachedLease(Generic[T]):
 
     @classmethod
     def now(cls, lease: Lease, value: T) -> CachedLease[T]:
-        """What has just been acquired."""
+        """A lease that has just been acquired."""
         return cls(lease, value, (time.monotonic() // PERIOD + 1) * PERIOD - GAP)
 
 
 class MapCache(Generic[T]):
-    """Without a limit: the shards used last stay mapped, and threads share them."""
+    """Without a limit: the shards used last stay mapped, shared by threads."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[int, CachedLease[T]] = OrderedDict()
         self._lock = threading.Lock()
 
     def take(self, shard: int) -> CachedLease[T] | None:
-        """What is kept of a shard, to be given back with `keep`."""
+        """The cached lease of a shard, if any; return it with `keep`."""
         held = self._kept.get(shard)
         if held is not None:
             with contextlib.suppress(KeyError):  # dropped by another thread
@@ -79,7 +77,7 @@ class MapCache(Generic[T]):
         return held
 
     def keep(self, shard: int, held: CachedLease[T]) -> None:
-        """Keep a shard that is not being read any more."""
+        """Keep a shard after a read."""
         if self._kept.get(shard) is held:
             return
         with self._lock:
@@ -107,11 +105,11 @@ class LeaseCache(Generic[T]):
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self.has_room = True
-        """Whether anything is kept; not to be where what is read next does not fit the cache."""
+        """Whether leases are kept; False if the cache cannot hold the next reads."""
         _of_process.get().add(self)
 
     def take(self, shard: int) -> CachedLease[T] | None:
-        """What is kept of a shard, for the caller alone, to be given back with `keep`."""
+        """The cached lease of a shard, if any, for the caller alone; return it with `keep`."""
         with self._changed:
             held = self._kept.pop(shard, None)
         if held is not None:
@@ -119,7 +117,7 @@ class LeaseCache(Generic[T]):
         return held
 
     def keep(self, shard: int, held: CachedLease[T]) -> None:
-        """Keep a lease by which nobody reads now, or give it back."""
+        """Keep a lease after a read, or release it."""
         given_back: CachedLease[T] | None = held
         now = time.monotonic()
         if self.has_room and now < held.until and now >= _of_process.get().paused_until and held.lease.is_valid:
@@ -135,13 +133,13 @@ class LeaseCache(Generic[T]):
             given_back.lease.release()
 
     def drop(self, shards: Iterable[int]) -> None:
-        """Give back the leases of these, as far as they are kept."""
+        """Release the kept leases of these shards."""
         with self._changed:
             dropped = [held for shard in shards if (held := self._kept.pop(shard, None)) is not None]
         _release(dropped)
 
     def close(self) -> None:
-        """Give back all that is kept."""
+        """Release all kept leases."""
         with self._changed:
             dropped = list(self._kept.values())
             self._kept.clear()
@@ -149,18 +147,18 @@ class LeaseCache(Generic[T]):
         _release(dropped)
 
     def _start_thread(self) -> None:
-        """Needs the lock. Without the thread nothing is kept."""
+        """Start the thread that releases leases; without one none is kept. Needs the lock."""
         thread = threading.Thread(target=self._give_back, name='headrace-leases', daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # this process may have no more of them
+        except RuntimeError:  # the limit of threads
             _release(self._kept.values())
             self._kept.clear()
         else:
             self._thread = thread
 
     def _give_back(self) -> None:
-        """What the thread does, as long as anything is kept."""
+        """The thread's loop: it ends when no lease is kept."""
         try:
             self._give_back_in_time()
         except BaseException:
@@ -205,11 +203,11 @@ _of_process = PerProcess(_OfProcess)
 
 
 def release_leases() -> None:
-    """Give back all leases that this process keeps, and keep none for a while: a fetch waits for room."""
+    """Release all leases that this process keeps, and keep none for a while: a fetch waits for room."""
     state = _of_process.get()
     state.paused_until = time.monotonic() + PAUSE
     state.close_all()
 
 
-# A child would have copies of the descriptors and the maps: what is evicted would take its space until the child ends.
+# A child's copies of descriptors and maps would hold the space of evicted files until the child ends.
 os.register_at_fork(before=lambda: _of_process.get().close_all())

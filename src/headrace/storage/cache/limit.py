@@ -3,7 +3,7 @@
 A fetcher asks `CacheLimit.admit` first. Under the folders' locks it adds up the files and the reservations of fetches
 in progress, evicts unmapped shards, those needed latest first, and reserves.
 
-Why nobody waits for ever: the folders' locks are held only to count, delete and rename, which wait for nothing. A
+No process waits for ever: the folders' locks are held only to count, delete and rename, which wait for nothing. A
 fetcher reserves all it needs at once and then never waits for room, so fetches in progress end. A process without room
 releases all leases and locks, then waits for one reader or one fetch; neither waits for room. Then it asks again. A
 limit that can never hold the shard is an error, not a wait.
@@ -44,7 +44,7 @@ __all__ = ['CacheLimit', 'LimitedFolder', 'NextUse', 'RoomRequest', 'delete_entr
 
 
 USE_COUNTS: Final = 1.5
-"""Seconds that a shard must have been used later than was thought to be ranked anew; uses are noted once a second."""
+"""A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
 
 NextUse: TypeAlias = 'Callable[[CacheEntry], float]'
 """The time of an entry's next use, in any unit, infinite for never; it speaks for the whole machine."""
@@ -76,7 +76,7 @@ class RoomRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    """No room was found, by what is known of the folders."""
+    """The reasons for a lack of room, as far as this process knows the folders."""
 
     totals: _Totals
     busy: list[Path]
@@ -87,7 +87,7 @@ class _Refusal:
 
 @dataclass(slots=True)
 class _Totals:
-    """What counts against the limit."""
+    """Bytes that count against the limit."""
 
     size: int
     fixed: int
@@ -109,7 +109,7 @@ class CacheLimit:
 
     def _start(self) -> None:
         self._folders: dict[Path, LimitedFolder] = {}
-        # What may go, the next victim first. Made after a count, and mended as victims are taken.
+        # Eviction candidates, the next victim first. Made after a count, and updated as victims are taken.
         self._heap: list[_Ranked] = []
         self._tie = itertools.count()
 
@@ -159,7 +159,7 @@ class CacheLimit:
         return is_exact or bool(request.ahead and self._heap and not refusal.busy)
 
     def _reserve(self, request: RoomRequest, *, looked: bool = False, exactly: bool = False) -> _Refusal | None:
-        """Evict what has to go and reserve, if there is room then.
+        """Evict victims and reserve, if there is room then.
 
         Args:
             request: The room that is needed.
@@ -195,7 +195,7 @@ class CacheLimit:
         )
 
     def _reclaim(self) -> bool:
-        """Remove what killed fetches left. Only when room is short: before, it is in nobody's way."""
+        """Remove files of killed fetches. Only when room is short: before, they are harmless."""
         return any([reclaim_fetches(folder) for folder in self._folders])  # noqa: C419 - in all of them
 
     def _add_up(self, *, exactly: bool) -> _Totals:
@@ -218,7 +218,7 @@ class CacheLimit:
         return totals
 
     def _stale(self, totals: _Totals, *, surely: bool) -> list[LimitedFolder]:
-        """Folders of which this process does not know well enough what is there."""
+        """Folders whose last count in this process is too old."""
         return [
             limited
             for limited in self._folders.values()
@@ -226,7 +226,7 @@ class CacheLimit:
         ]
 
     def _rank(self, next_use: NextUse | None) -> None:
-        """Order what the last counts found: needed latest first, then unused for longest."""
+        """Order the entries of the last counts: needed latest first, then unused for longest."""
         heap: list[_Ranked] = []
         for limited in self._folders.values():
             for item in limited.present:
@@ -237,8 +237,8 @@ class CacheLimit:
     def _evict(self, room: int, request: RoomRequest) -> tuple[int, list[Path]]:
         """Delete until ``room`` bytes are free; returns what was freed, and the files that were in use.
 
-        The ranking may be older than the folders: what has turned out to be needed sooner, or was used since, is
-        ranked anew when its turn comes.
+        The ranking may be older than the folders: an entry that is needed sooner, or was used since, is ranked anew
+        at its turn.
         """
         freed, busy, kept = 0, list[Path](), list[_Ranked]()
         heap, next_use, bound = self._heap, request.next_use, request.bound
@@ -300,13 +300,13 @@ def delete_entry(folder: Path, entry: CacheEntry) -> int | Path:
     """Delete an entry's files, if any.
 
     Returns:
-        Their bytes; or the file which somebody has locked, if that prevents it.
+        Their bytes; or the locked file that prevents it.
     """
     path = folder / entry.key
     try:
         handle = open_to_lock(path)
     except (FileNotFoundError, NotADirectoryError):
-        # Without its first part an entry is not present. What else is there may be somebody's work in progress.
+        # Without its first part an entry is not present. Other files may be work in progress.
         if not _files(folder, entry):
             return 0
         lock = FetchLock(folder, entry.key)

@@ -1,12 +1,11 @@
 """Locks between the processes of a machine: ``flock`` on files that are there anyway.
 
-- A *shard file* is locked shared by everyone who has it mapped, and exclusively by who evicts it (`mapped`).
-- The *cache folder* itself is locked by who counts or changes its contents under a limit (`limit`).
+- A *shard file* is locked shared by each process that has it mapped, exclusively by the one that evicts it.
+- The *cache folder* is locked by a process that counts or changes its contents under a limit (`limit`).
 - ``.headrace/<digest>.lock`` exists while an entry is fetched and is locked by its fetcher (`fetch_lock`).
 
-No lock outlives its process, none needs a file that stays, and a process forked while one is held does not keep it:
-descriptors close at exec, `_forget` closes them in a forked child, and releasing unlocks explicitly, which reaches
-every copy of the descriptor.
+No lock outlives its process or needs a file that stays. Forked children do not keep their parent's locks: `_forget`
+closes their descriptors, and an explicit unlock reaches every copy. Descriptors close at exec.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ __all__ = [
 ]
 
 NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What a full disk, or a used up quota, fails with."""
+"""Errors of a full disk or a used up quota."""
 
 _held: set[int] = set()
 """Descriptors of locks that this process holds; a forked child must not keep them alive."""

@@ -1,4 +1,4 @@
-"""Shard files mapped into memory, and the lease that says how long they are needed."""
+"""Shard files mapped into memory, and the leases that protect them from eviction."""
 
 from __future__ import annotations
 
@@ -99,16 +99,16 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 
 
 class _Pages:
-    """A mapped file's pages, for NumPy; they are unmapped when nobody has them any more.
+    """A mapped file's pages, for NumPy; they are unmapped with their last reference.
 
-    Python's own `mmap.mmap` keeps a descriptor open for each map (which it can do without from 3.13 on), and a process
-    that has a thousand shards mapped would have reached the number that most systems allow it.
+    Python's own `mmap.mmap` keeps a descriptor open for each map (optional from 3.13 on). A thousand mapped shards
+    would reach the limit of descriptors of most systems.
     """
 
     __slots__ = ('__array_interface__', '_address', '_size')
 
     def __init__(self, handle: int, size: int) -> None:
-        """Map an open file of so many bytes, at least one."""
+        """Map an open file of ``size`` bytes, at least one."""
         self._size = 0
         self._address = _map(None, size, mmap.PROT_READ, mmap.MAP_SHARED, handle, 0)
         if self._address == _FAILED:
@@ -168,12 +168,12 @@ class MappedFile:
         return self._handle >= 0
 
     def unlock(self) -> None:
-        """Let the file be evicted. What is mapped stays readable: the system keeps the bytes until it is unmapped."""
+        """Let the file be evicted. Its map stays readable: the system keeps the bytes until the unmap."""
         handle, self._handle = self._handle, -1
         if handle < 0:
             return
         if self._pid == os.getpid():
-            # Explicitly: a child forked meanwhile may hold a copy of the descriptor, and closing ours would not do.
+            # Explicitly: a forked child may hold a copy of the descriptor.
             unlock_file(handle)
         os.close(handle)
 
@@ -199,7 +199,7 @@ _mine = _OfThread()
 
 
 def suspend_leases() -> None:
-    """Give up the locks of all leases that this thread holds, because it is about to wait."""
+    """Unlock all leases that this thread holds, before it waits."""
     for lease in list(_mine.leases):
         lease.suspend()
 
@@ -207,9 +207,8 @@ def suspend_leases() -> None:
 class Lease:
     """A present shard: its files are mapped, and under a limit nobody evicts them until `release`.
 
-    Hold a lease while reading, not while waiting for anything: under a limit, others may be waiting for the disk
-    space. A thread that fetches something while it holds leases gives up their locks for that time, so that two
-    processes never wait for each other; their buffers stay valid throughout.
+    Hold a lease during a read, never during a wait: under a limit, other processes may wait for the disk space. A
+    thread that fetches suspends its leases, so that two processes never wait for each other. Their buffers stay valid.
 
     A forked child inherits the buffers of its parent's leases, but not the right to them: it acquires its own.
     """
@@ -228,7 +227,7 @@ class Lease:
             _mine.leases.add(self)
 
     def put_down(self) -> None:
-        """Have no thread hold the lease: who keeps it must see to it that nobody waits for it long."""
+        """Have no thread hold the lease: its keeper must release it soon."""
         if self._locked:
             _mine.leases.discard(self)
 

@@ -1,4 +1,4 @@
-"""Which of a shard's files stand in a cache folder, and whether they are what the index says."""
+"""The check of a shard's files in a cache folder: existence, size and, at first use, content."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class PresentFiles:
 
         Args:
             folder: Where they are.
-            has_store: Whether what is bad can be fetched again; else it is an error.
+            has_store: Whether a bad file can be fetched again; else it is an error.
             verify_before: Verify files that were last changed before this time, in seconds, at their first use,
                 without a store all of them; None: none.
-            stats: Counts what has to be fetched again.
+            stats: Counts repeated fetches.
         """
         self._folder, self._root = folder, str(folder)
         self._has_store, self._verify_before, self._stats = has_store, verify_before, stats

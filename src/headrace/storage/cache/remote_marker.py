@@ -1,9 +1,9 @@
-"""Which remote a cache folder's files are from.
+"""The note in a cache folder that names its remote.
 
-A note of it gets its name just before the first index.json does, under the same lock. Two data sets can have the same
-index, so that shards of one beside those of the other would not be noticed. A cache of another program has no note
-unless its index had to be fetched anew. The server is no part of it: one set of data is served under several names, at
-ports that change, by gateways of which each rank may have another.
+The note appears just before the first index.json, under the same lock. Two data sets can have the same index, so
+nothing else would show that their shards are mixed. A cache of another program has no note
+unless its index had to be fetched anew. The note does not name the server: names and ports of one data set's servers
+change, and each rank may use another gateway.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LONGEST: Final = 1 << 16
 
 
 def note_of(url: str) -> str:
-    """What the file says: a folder's real path, or a URL without credentials and last slashes."""
+    """The text of the file: a folder's real path, or a URL without credentials and last slashes."""
     path = local_path(url)
     address = without_credentials(url.rstrip('/')).rstrip('/') if path is None else str(Path(path).resolve())
     return f'{address}\n'
@@ -53,7 +53,7 @@ def is_from(folder: Path, url: str) -> bool:
 
 
 def _read_note(folder: Path) -> str:
-    """What the note says; empty if there is none. A power failure may empty it, too."""
+    """The note's text; empty if there is none. A power failure may empty it, too."""
     try:
         handle = os.open(folder / ORIGIN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,11 +1,11 @@
 """The shard cache: a folder in which shards become present, once per machine, verified, within a limit.
 
-A shard is *present* when its files stand under their final names; they get there by rename, complete and verified, so
-presence needs no other record and survives any crash. The modules around this one, by question:
+A shard is *present* when its files have their final names. A rename gives them, after verification, so presence needs
+no other record and survives any crash. The modules around this one:
 
-- `entry`: what is asked for? - `presence`: is it there? - `fetching`: how do its files come into being?
-- `mapped`: how are they read? - `keeping`: and for how long? - `fetch_lock`: who may fetch?
-- `limit`: is there room, and what has to go?
+- `entry`: the files of a shard; `presence`: which of them are there; `fetch`: download and verification;
+- `mapped_file`: maps and leases; `lease_cache`: leases kept between reads; `fetch_lock`: one fetch at a time;
+- `limit`: room and eviction.
 
 Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A new shard costs a
 ``stat`` of the index, too; old ones share one a second. A folder without a store (local data) is never written to,
@@ -78,11 +78,11 @@ class ShardCache:
             limit: Bytes that the folder may take, whichever process fetches; a `CacheLimit` counts several folders.
             keep_packed: Keep compressed files beside the unpacked ones.
             retry: How often a transfer is tried.
-            entry_of: Under a limit, the entry to which a file in the folder belongs (raw or compressed, by its name);
-                only such files count, and may be evicted. None: those that this object was asked for.
+            entry_of: Under a limit, the entry of a file in the folder (raw or compressed), by its name. Only such files
+                count and may be evicted. None: the entries that this object was asked for.
             verify_present: Verify files that were there before this object was made, at their first use in a process.
-                Those that came later were verified by who fetched them, if that verifies.
-            stats: Where to count; by default in counters of its own.
+                Later files were verified by their fetcher, if it verifies.
+            stats: The counters; by default its own.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
         self.store = None if same_folder(store, self.folder) else store
@@ -93,12 +93,12 @@ class ShardCache:
         self.stats = stats or CacheStats()
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
-        self._other_files = set[str]()  # that count and are never evicted
+        self._other_files = set[str]()  # they count and are never evicted
         self._index = CachedIndex(self.folder, self.store)
         self._start()
 
     def _start(self) -> None:
-        """Set what belongs to one process."""
+        """Set the state of one process."""
         self._root = str(self.folder)
         self._reclaimed = 0  # by which process; a forked one may find what one before it left
         self._known: dict[str, CacheEntry] = {}
@@ -134,7 +134,7 @@ class ShardCache:
                 Without it, the one unused for longest goes first.
             wait: Wait for another process that fetches the shard, and, under a limit, for shards that are in use now
                 but could be evicted.
-            how: What else there is to know for its downloads.
+            how: Urgency and callback of its downloads.
 
         Returns:
             The outcome. Unless the shard is present, try again when the reader has moved on.
@@ -153,8 +153,8 @@ class ShardCache:
     def acquire(self, entry: CacheEntry, *, next_use: NextUse | None = None) -> Lease:
         """Make a shard present and map it.
 
-        Under a limit, what is in use by nobody is evicted for it, the shard that ``next_use`` gives the latest use
-        first, or the one unused for longest.
+        Under a limit, unused shards are evicted for it: first the one with the latest ``next_use``, or without that
+        function the one unused for longest.
         """
         self._note(entry)
         handle = None
@@ -244,7 +244,7 @@ class ShardCache:
         return path
 
     def _note(self, entry: CacheEntry) -> None:
-        """Remember whose file a name is, where the caller gave no ``entry_of``."""
+        """Remember the entry of a file name, if the caller gave no ``entry_of``."""
         if self._limited is None or self._entry_of is not None or entry.key in self._known:
             return
         for part in entry.parts:
@@ -257,7 +257,7 @@ class ShardCache:
 
     def _fetch_lock(self, key: str, *, ahead: bool = False) -> FetchLock:
         if self._reclaimed != os.getpid():
-            # Once per process: what killed processes left is in nobody's way otherwise.
+            # Once per process: otherwise leftovers of killed processes are harmless.
             reclaim_fetches(self.folder)
             self._reclaimed = os.getpid()
         return FetchLock(self.folder, key, ahead=ahead)
@@ -312,7 +312,7 @@ class ShardCache:
         if self.store is None:
             self._files.require(entry)
         if self._limited is not None:
-            suspend_leases()  # of this thread: who waits holds nothing
+            suspend_leases()  # a waiting thread holds no lease
 
         def attempt() -> FetchResult:
             lock = self._fetch_lock(entry.key, ahead=ahead and not how.urgent)
