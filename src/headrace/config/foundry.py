@@ -18,7 +18,7 @@ from headrace.config.problems import Path, Problem, dotted, shown
 from headrace.config.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
 from headrace.config.streams import StreamConfig
 from headrace.config.validate import Validator, field_types, unwrap
-from headrace.config.yaml_source import Document
+from headrace.config.yaml_source import YamlSource
 from headrace.format import get_hashes
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.redaction import warn
@@ -52,21 +52,21 @@ def config_of_foundry(
         ConfigError: With one line for everything that is wrong or that headrace does not do: file and line, key,
             value, rule.
     """
-    document = Document(source, overrides)
-    validator = Validator(document.written)
+    yaml_source = YamlSource(source, overrides)
+    validator = Validator(yaml_source.written)
     problems = validator.problems
-    for key in document.keys:
+    for key in yaml_source.keys:
         is_clear = key in _LOADERS or len(str(key)) > 2 * len(_LOADERS[0])
         meant = () if is_clear else difflib.get_close_matches(str(key), _LOADERS, n=1, cutoff=0.8)
         problems += [Problem((str(key),), f'unknown key; did you mean "{name}"?') for name in meant]
-    plain = document.plain(problems, (*_LOADERS, *field_types(_BatchSizes)))
+    plain = yaml_source.plain(problems, (*_LOADERS, *field_types(_BatchSizes)))
     sizes = validator.read(_BatchSizes, {key: value for key, value in plain.items() if key not in _LOADERS})
     sections = list(_sections(plain, problems))
     if not sections and not problems:
         problems.append(Problem((), 'names no loader; give `train_loader`, `eval_loader`, or both'))
     for section in sections:
         section.read(validator, sizes)
-    document.refuse(problems)
+    yaml_source.refuse(problems)
     without_effect = [dotted(path) for section in sections for path in section.keys_without_effect()]
     if without_effect:
         warn(

@@ -16,7 +16,7 @@ from headrace.config.resolver import yaml_text
 from headrace.config.schema import Config, LoaderConfig
 from headrace.config.streams import SchedulePointConfig
 from headrace.config.validate import Validator
-from headrace.config.yaml_source import DIRECTIVES, Document
+from headrace.config.yaml_source import DIRECTIVES, YamlSource
 from headrace.selection import Conditions, Fraction, Subset
 
 __all__ = ['load_config', 'to_mapping', 'to_yaml']
@@ -29,7 +29,7 @@ def load_config(
 ) -> Config:
     """The validated configuration of a YAML file.
 
-    Nothing is downloaded, and no folder is looked into.
+    Nothing is downloaded, and no folder is read.
 
     Args:
         source: Path of a YAML file, or its content as a mapping or an OmegaConf one.
@@ -41,11 +41,11 @@ def load_config(
         The configuration, frozen; the top level's batch size and seed are written into the loaders.
 
     Raises:
-        ConfigError: With one line for everything that is wrong: file and line, key, value, rule.
+        ConfigError: With one line for each mistake: file and line, key, value, rule.
     """
-    document = Document(source, overrides)
-    foreign = [key for key in ('train_loader', 'eval_loader') if key in document.keys]
-    document.refuse(
+    yaml_source = YamlSource(source, overrides)
+    foreign = [key for key in ('train_loader', 'eval_loader') if key in yaml_source.keys]
+    yaml_source.refuse(
         Problem(
             (key,),
             "is a key of LLM Foundry's YAML: read it with `headrace.mixing.config_of_foundry`, or turn it into YAML of "
@@ -53,9 +53,9 @@ def load_config(
         )
         for key in foreign
     )
-    validator = Validator(document.written)
-    config = validator.read(Config, document.plain(validator.problems), also_known=DIRECTIVES)
-    document.refuse(validator.problems)
+    validator = Validator(yaml_source.written)
+    config = validator.read(Config, yaml_source.plain(validator.problems), also_known=DIRECTIVES)
+    yaml_source.refuse(validator.problems)
     return config.inherited()
 
 

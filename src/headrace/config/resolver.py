@@ -2,9 +2,8 @@
 
 Texts without ``${`` are left as they are. Texts made of references such as ``${train.local}``, and of variables of the
 environment such as ``${oc.env:NAME}``, are put together here; OmegaConf evaluates each different variable once.
-All others, with other resolvers or relative references, are left to OmegaConf. In the tree that it works on, each text
-with an interpolation stands for a call back to here. So nothing is evaluated twice, and the limits hold however texts
-refer to each other.
+OmegaConf evaluates all others, with other resolvers or relative references. In its tree, each text with an
+interpolation calls back to here. So nothing is evaluated twice, and the limits hold for all references.
 """
 
 from __future__ import annotations

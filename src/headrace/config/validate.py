@@ -1,9 +1,8 @@
-"""From raw values to frozen dataclasses, or to the list of everything that is wrong with them.
+"""From raw values to frozen dataclasses, or to the list of all their mistakes.
 
 The dataclasses are the only list of keys: names, types, bounds and choices are read from their annotations.
-The annotations understood are ``bool``, ``int``, ``float``, ``str``, ``Literal[...]``, ``X | None``, another
-dataclass, ``Mapping[str, X]``, and ``Annotated[...]`` with one of `constraints`. ``null`` in a file means that the
-key is left out.
+Annotations may be plain types, ``Literal[...]``, ``X | None``, another dataclass, ``Mapping[str, X]``, and
+``Annotated[...]`` with one of `constraints`. ``null`` in a file means that the key is omitted.
 
 Rules between keys belong to the dataclass: an optional method ``cross_field_errors`` yields the broken ones. A rule is
 dropped when one of its keys is wrong or misspelt, so that one mistake gives one line.

@@ -1,12 +1,11 @@
 """From a file, a mapping and overrides to plain values.
 
-1. Files are read (`yaml_reader`) with what they include (``defaults``) and merged: mappings key by key, anything else
-   replaced.
-2. Overrides are laid on top.
+1. Files are read (`yaml_reader`) with their includes (``defaults``) and merged: mappings key by key, all else replaced.
+2. Overrides are applied.
 3. Interpolations are resolved (`resolver`), over the merged whole.
 
-Each key's origin, a file and line or an override, is kept on the way, for messages. All of it is bounded: the number of
-values and of included files, the depth of both, and the size of a file.
+Each key's origin, a file and line or an override, is kept for messages. The number of values and of included files, the
+depth of both, and the size of a file are bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from headrace.config.validate import Validator, field_types
 from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError, read_file, read_yaml
 from headrace.errors import ConfigError
 
-__all__ = ['DIRECTIVES', 'Document']
+__all__ = ['DIRECTIVES', 'YamlSource']
 
 DIRECTIVES = tuple(field_types(FileDirectives))
 """Keys of a file that control its reading, beside those of a configuration."""
@@ -36,7 +35,7 @@ _MAX_CHAIN: Final = 20  # files that include each other
 _MAX_PATH: Final = 4096  # characters of a path in a message
 
 
-class Document:
+class YamlSource:
     """A file with its includes, or a mapping, with overrides applied and interpolations unresolved.
 
     Args:

@@ -13,7 +13,7 @@ from headrace.packing.lane import Piece
 __all__ = ['IGNORED', 'batch_of', 'flat_cu_seqlens']
 
 IGNORED = -100
-"""The label of a place that PyTorch's and Hugging Face's losses leave out."""
+"""The label that PyTorch's and Hugging Face's losses ignore."""
 
 
 def batch_of(rows: Sequence[Sequence[Piece]], sequence_length: int, pad_token_id: int) -> dict[str, torch.Tensor]:
@@ -22,16 +22,16 @@ def batch_of(rows: Sequence[Sequence[Piece]], sequence_length: int, pad_token_id
     Args:
         rows: the sequences; the pieces of each fill at most `sequence_length` tokens. One without pieces is padding.
         sequence_length: tokens of a sequence, padding included; S below.
-        pad_token_id: what fills the rest.
+        pad_token_id: the padding token.
 
     Returns:
         - ``input_ids``, int64[rows, S].
-        - ``labels``, int64[rows, S]: what the place holds, for models that shift labels themselves; -100, which losses
-          leave out, for padding and for the first token of each piece, which no token before it foretells.
-        - ``position_ids``, int64[rows, S]: places in the piece, from 0; so in the padding, too.
-        - ``cu_seqlens``, int32[rows, n]: where pieces begin in the row, then where the last one and the padding end:
-          0, ..., S. Rows with fewer pieces than others repeat S.
-        - ``num_tokens``, int64[rows]: tokens that are no padding.
+        - ``labels``, int64[rows, S]: the tokens themselves, for models that shift labels. Padding and the first token
+          of each piece have -100, which losses ignore.
+        - ``position_ids``, int64[rows, S]: places in the piece, from 0; the padding counts as a piece.
+        - ``cu_seqlens``, int32[rows, n]: bounds of the pieces and of the padding, 0, ..., S. Rows with fewer pieces
+          than others repeat S.
+        - ``num_tokens``, int64[rows]: tokens without padding.
     """
     shape = len(rows), sequence_length
     input_ids = np.full(shape, pad_token_id, np.int64)
@@ -68,16 +68,15 @@ def batch_of(rows: Sequence[Sequence[Piece]], sequence_length: int, pad_token_id
 
 
 def flat_cu_seqlens(cu_seqlens: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Boundaries of the pieces of a batch, or of a part of its rows, whose rows are laid end to end.
+    """Bounds of the pieces of a batch, or of some of its rows, for rows laid end to end.
 
-    They are what variable-length attention kernels take, FlashAttention's for one, beside ``input_ids.flatten()``.
+    Variable-length attention kernels such as FlashAttention's take them beside ``input_ids.flatten()``.
 
     Args:
         cu_seqlens: int32[rows, n], as in a batch, on any device.
 
     Returns:
-        int32[m + 1], where each of m pieces begins and the last one ends, padding being pieces too; and the length of
-        the longest piece.
+        The bounds of m pieces, int32[m + 1], padding included; and the length of the longest piece.
     """
     length = int(cu_seqlens[0, -1])
     starts = torch.arange(len(cu_seqlens), device=cu_seqlens.device, dtype=cu_seqlens.dtype)[:, None] * length

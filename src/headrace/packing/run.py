@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = ['PackedRun']
 
-_ENDLESS = 10**12  # sequences of an epoch that does not end: as many as a mixture may have
+_ENDLESS = 10**12  # sequences of an endless epoch: the most that a mixture may have
 
 
 class PackedRun(Run):
-    """The run whose positions are sequences: sequence n of the run is the next one of lane n modulo the lanes.
+    """A run whose positions are sequences: sequence n is the next one of lane n modulo the lanes.
 
-    Its order is theirs, one after the other. Which documents they hold, the lanes and the documents' own run say.
+    The documents' own run and the lanes decide the content of each sequence.
 
     Args:
-        documents: the run through the documents; for its native order only.
+        documents: the run through the documents, in a native order.
         packing: how they are packed.
         tokenizer: the tokenizer's fingerprint.
-        skip: ranges of sequences to leave out.
+        skip: ranges of sequences to skip.
     """
 
     def __init__(self, documents: Run, packing: Packing, tokenizer: str, skip: Skip) -> None:
@@ -49,17 +49,17 @@ class PackedRun(Run):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), '_lanes': None}  # a worker needs no more than their number
+        return {**super().__getstate__(), '_lanes': None}  # a worker needs only their number
 
     @property
     def lanes(self) -> Lanes:
-        """The lanes; known from the first pass on, or from the state that is resumed."""
+        """The lanes, known from the first pass or from a resumed state on."""
         assert self._lanes is not None
         return self._lanes
 
     @property
     def lane_count(self) -> int | None:
-        """How many lanes there are, if it is known."""
+        """Number of lanes, if it is known."""
         return None if self._lanes is None else self._lanes.count
 
     def _make_lanes(self, count: int) -> Lanes:
