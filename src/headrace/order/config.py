@@ -1,4 +1,4 @@
-"""What a user may say about the order, and what it comes to for given data."""
+"""A user's settings of the order, and their defaults for given data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class OrderConfig:
         return self.algorithm in PERMUTATIONS
 
     def resolve_defaults(self, mixture: Mixture, num_nodes: int = 1) -> OrderConfig:
-        """Fill in what is None.
+        """Fill in every None.
 
         The native order takes all from the data alone, so that the sequence does not depend on the topology:
 

@@ -65,7 +65,7 @@ class BatchExplanation:
         return replace(self, **arrays)
 
     def columns(self) -> dict[str, list[Any]]:
-        """What there is to say of each row, by name, as plain types."""
+        """The facts of each row, by name, as plain types."""
         columns: dict[str, NDArray[Any]] = {
             'rank': self.ranks,
             'row': self.rows,

@@ -55,7 +55,7 @@ def broken_rules(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> I
     """The rules that the values of a ``config`` break.
 
     Args:
-        pinned: What `read_pinned` returned; values that are not there break no rule here.
+        pinned: The result of `read_pinned`; absent values break no rule here.
         nodes: Canonical nodes of the state.
         epoch_size: Samples of an epoch, of the streams together.
     """

@@ -1,4 +1,4 @@
-"""Which rows of which global batch are this rank's."""
+"""The rows of each global batch that belong to a rank."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ class Plan:
     canonical nodes c ≡ node (mod P) where P divides the order's number of canonical nodes. A replica's rows of a batch
     are in the sequence's order.
 
-    Where ranges are left out (``skip``), batch k is the k-th run of G *kept* positions from ``start``. In a batch that
-    lies on both sides of such a range the rows after it are dealt as if they followed directly, so that replicas get
-    equally many; all other batches are dealt as ever.
+    With skipped ranges (``skip``), batch k is the k-th run of G *kept* positions from ``start``. A batch on both sides
+    of such a range deals the rows after it as if they followed directly. So replicas get equally many rows.
 
     Raises:
         TopologyError: the replicas cannot share the global batch equally.
@@ -48,9 +47,9 @@ class Plan:
     start: int = 0
     """Position of the sequence where batch 0 begins, 0 <= start <= len(order)."""
     remainder: Remainder = 'repeat'
-    """What becomes of the samples after the last full batch. ``drop``: they are not delivered. ``repeat``: they are a
-    last, smaller batch, padded to a multiple of the replicas with the sequence's last samples, latest first; so a
-    replica has at most one row of padding, its last. ``exact``: the same rows, and a promise that the order keeps too:
+    """Handling of the samples after the last full batch. ``drop``: they are not delivered. ``repeat``: they are a last,
+    smaller batch. Its padding to a multiple of the replicas is the sequence's last samples, latest first. A replica
+    has at most one row of padding, its last. ``exact``: the same rows, and a promise that the order keeps too:
     what `own_samples` counts is each sample of the epoch once."""
 
     skip: Ranges = ()
@@ -112,7 +111,7 @@ class Plan:
             number = self._kept.before(position)
             if number < stop and self._kept.position(number) == position:
                 return (number - self._first) // self.global_batch_size, position
-            # It is left out: on with what is kept behind it.
+            # A skipped position: continue after the range.
         return None
 
     @property

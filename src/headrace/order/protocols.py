@@ -133,7 +133,7 @@ class BatchPlan(Protocol):
 
     @property
     def stop(self) -> int:
-        """What a checkpoint says after the last batch."""
+        """The state of a checkpoint after the last batch."""
         ...
 
     @property

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ['MixtureChange', 'Run']
 
 MixtureChange: TypeAlias = Literal['refuse', 'continue']
-"""What happens when a checkpoint was written under another mixture: an error, or its streams go on in the new one."""
+"""The reaction to a checkpoint of another mixture: an error, or its streams continue in the new one."""
 
 
 class Run:
@@ -66,9 +66,9 @@ class Run:
         """The streams and what an epoch draws from each."""
         self._settled: OrderConfig | None = None
         self._initial_nodes: int | None = None
-        self._start: tuple[Ranges, ResumeState] | None = None  # a state of this run, but for the position
+        self._start: tuple[Ranges, ResumeState] | None = None  # a state of this run at another position
         self.last_batches: BatchSpec | None = None  # of the last plan
-        self._unchecked: Ranges = ()  # what a checkpoint's run left out, to be compared when batches are known
+        self._unchecked: Ranges = ()  # ranges skipped by a checkpoint's run, compared when batches are known
         self._order: tuple[object, Order] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -216,12 +216,12 @@ class Run:
 
         Args:
             state: not a stale one.
-            nodes: of the parallel world in which the run goes on.
+            nodes: of the parallel world that continues the run.
             global_batch_size: the one that it goes on with, if it is known.
 
         Raises:
-            ResumeError: it belongs to other data, another order, or, where that is not wanted, another mixture; or its
-                run left out what this one does not.
+            ResumeError: it belongs to other data, another order, or a mixture that may not change; or its run skips
+                samples that this one does not.
         """
         unchecked = () if self._may_change_mixture else state.left_out
         config = resolved_from_state(self._asked, state)
@@ -254,7 +254,7 @@ def _warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
 
 
 def _check_left_out(then: Ranges, now: Ranges) -> None:
-    """Check that what a checkpoint's run left out is left out still."""
+    """Check that this run skips every sample that the checkpoint's run skips."""
     back = without(then, now)
     if back:
         raise ResumeError(

@@ -37,7 +37,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Ranges [begin, end) of positions of an epoch, or of the run: sorted, not empty, with a gap between any two."""
 
 SkipRange: TypeAlias = Sequence[int | str]
-"""What a user writes: begin, inclusive, and end, exclusive. A number or ``'4096sp'``: samples; ``'1200ba'``: global
+"""A range as configured: begin, inclusive, and end, exclusive. A number or ``'4096sp'``: samples; ``'1200ba'``: global
 batches."""
 
 
@@ -59,7 +59,7 @@ class Bound:
         Args:
             epoch_size: samples of an epoch.
             global_batch_size: samples of a batch over all ranks.
-            batches: batches of an epoch of which nothing is left out.
+            batches: batches of an epoch without skipped samples.
         """
         if self.unit == 'sp':
             return self.count
@@ -121,7 +121,7 @@ def skipped_in_run(skip: Skip, *, epoch_size: int, global_batch_size: int, batch
         skip: ranges as they were written.
         epoch_size: samples of an epoch.
         global_batch_size: samples of a batch over all ranks, as it is now.
-        batches: batches of an epoch of which nothing is left out.
+        batches: batches of an epoch without skipped samples.
 
     Raises:
         ConfigError: a range with bounds of two units is empty or reversed.

@@ -1,4 +1,4 @@
-"""What a checkpoint says about the position, and whether it belongs to this data."""
+"""The position in a checkpoint, and the check that it belongs to this data."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ResumeState:
 
     @property
     def pinned(self) -> dict[str, Any]:
-        """What `pinned_config` recorded; empty for MosaicML's states."""
+        """The record of `pinned_config`; empty for MosaicML's states."""
         return {} if self.config is None else json.loads(self.config)
 
     @property
@@ -234,7 +234,7 @@ class ResumeState:
         return bool(differing)
 
     def _differing(self, config: OrderConfig, mixture: Mixture) -> dict[str, str]:
-        """What differs between this state and a config and mixture, by key, as text with both values."""
+        """Differences of this state from a config and mixture, by key, as text with both values."""
         now: dict[str, Any] = {'shuffle_seed': config.seed, 'num_canonical_nodes': config.num_canonical_nodes}
         then: dict[str, Any] = {
             'shuffle_seed': self.shuffle_seed,
@@ -277,7 +277,7 @@ def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> str:
-    """What a sequence depends on beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII).
+    """The inputs of a sequence beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII).
 
     And what is left out of it, which no position depends on.
     """

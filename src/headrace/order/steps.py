@@ -50,7 +50,7 @@ def find_batch(
 
 
 def _first_whole_epoch(plan: BatchPlan, skip: Skip) -> int:
-    """An epoch from which on nothing is left out."""
+    """An epoch after all skipped ranges."""
     size, takeover = len(plan.order), plan.order.mixture.takeover
     batches = max(size // plan.global_batch_size, 1)
     ends = [
@@ -104,14 +104,14 @@ def _previous(plan_of: PlanOf, plan: BatchPlan, k: int) -> tuple[BatchPlan, int]
         epoch -= 1
         plan = plan_of(epoch, 0)
         number = plan.num_batches
-    # What another mixture gave before this one took over cannot be told from this one.
+    # This mixture does not know the samples before it took over.
     return None if plan.spans(number - 1, number)[0][0] < plan.order.first else (plan, number - 1)
 
 
 def run_range(plan: BatchPlan, k: int) -> tuple[int, int]:
     """The samples of the run [begin, end) that batch k of a plan lies between, as `skip` takes them.
 
-    What the plan leaves out amid them is included; padding is not.
+    The range includes skipped samples but no padding.
     """
     spans, order = plan.spans(k, k + 1), plan.order
     begin = order.mixture.takeover.begin_of(order.epoch, len(order))

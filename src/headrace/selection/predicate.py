@@ -23,7 +23,7 @@ from headrace.format import ShardInfo, ShardReader
 __all__ = ['OPERATORS', 'Conditions', 'Mistake', 'Predicate', 'Where', 'check_columns', 'refusal']
 
 OPERATORS: Final = ('equals', 'in', 'at_least', 'below', 'length', 'not')
-"""What a test may say of a value; `length` and `not` hold a test again."""
+"""The operators of a test of a value; `length` and `not` hold a test again."""
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -44,7 +44,7 @@ def refusal(what: str, mistakes: Sequence[Mistake]) -> StreamError:
 
 
 class Predicate(Protocol):
-    """What decides of each sample whether a stream offers it."""
+    """A rule that decides of each sample whether a stream offers it."""
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -53,7 +53,7 @@ class Predicate(Protocol):
 
     @property
     def text(self) -> str:
-        """What identifies it: the same text, the same samples."""
+        """Its identity: the same text, the same samples."""
         ...
 
     def evaluate(self, info: ShardInfo, reader: ShardReader, rows: npt.NDArray[np.int64]) -> Mask:

@@ -165,7 +165,7 @@ def read_where(raw: object, mistakes: list[Mistake]) -> Predicate | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """What a selection must know of the stream that it is of."""
+    """The facts of a stream that its selection needs."""
 
     infos: Sequence[ShardInfo]
     sizes: npt.NDArray[np.int64]
@@ -176,12 +176,12 @@ class Shards:
     folder: Path
     """Where bitmaps are kept."""
     identity: str
-    """What identifies the stored samples, and where and since when they are there."""
+    """The identity of the stored samples, their place, and their time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a stream offers of its stored samples. None of all three: every sample."""
+    """The stored samples that a stream offers. None of all three: every sample."""
 
     subset: Subset | None
     fraction: Fraction | None
@@ -214,7 +214,7 @@ class Selection:
 
     @property
     def text(self) -> str:
-        """What is selected; the same text, the same samples of the same data. Empty: every sample."""
+        """The identity of the selection; the same text, the same samples of the same data. Empty: every sample."""
         said: list[str] = []
         if self.subset is not None and self.subset.ranges != ((0, None),):
             said.append(f'subset {json.dumps(self.subset.plain)}')
@@ -225,7 +225,7 @@ class Selection:
         return ', '.join(said)
 
     def keep(self, shards: Shards) -> tuple[RowSelection, str]:
-        """What is kept of a stream's shards, and a text that identifies it.
+        """The kept rows of a stream's shards, and a text that identifies them.
 
         Raises:
             EmptyDatasetError: nothing is.
@@ -246,7 +246,7 @@ class Selection:
             kept, digest = self._evaluated(shards, ranges or SelectedRanges(sizes, np.array([[0, samples]])))
             if split is not None:
                 kept, digest = self._intersected(shards, kept, split)
-            said = f'{said} ({digest[:16]})'  # what a function of that name kept
+            said = f'{said} ({digest[:16]})'  # the samples that a function of that name kept
         else:
             kept = split or ranges
         assert kept is not None

@@ -1,4 +1,4 @@
-"""What a mixture promises of each stream, to be held against what was handed out."""
+"""The samples that a mixture promises of each stream, for comparison with the samples delivered."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _Floats: TypeAlias = NDArray[np.float64]
 class ExpectedCounts:
     """How many samples of each stream are to be expected, by the proportions that were asked for.
 
-    Under a schedule they are those of each position of the run, a ramp being the staircase that stands for it; with
-    ``when_exhausted: drop_stream``, those of each stage of an epoch.
+    A schedule sets the proportions at each position of the run; a ramp is a staircase. ``when_exhausted: drop_stream``
+    sets them for each stage of an epoch.
     """
 
     def __init__(self, mixture: Mixture) -> None:

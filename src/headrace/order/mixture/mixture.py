@@ -26,7 +26,7 @@ __all__ = ['Exhaustion', 'Mixture', 'StreamSize']
 _MOST = 10**12  # samples of an epoch: products of two numbers of its parts fit 64 bits
 
 Exhaustion: TypeAlias = Literal['repeat', 'stop', 'drop_stream']
-"""What happens when an epoch has had every sample of a stream. ``repeat``: it goes on with its next pass. ``stop``: the
+"""The action when an epoch has had every sample of a stream. ``repeat``: it goes on with its next pass. ``stop``: the
 epoch ends. ``drop_stream``: the others go on without it, in their proportions."""
 
 
@@ -50,7 +50,7 @@ class StreamSize:
     choose: int | None = None
     """Samples drawn in an epoch."""
     fingerprint: str = ''
-    """What identifies the data, pinned in states. Empty: derived from the shard sizes."""
+    """The identity of the data, pinned in states. Empty: derived from the shard sizes."""
     size: int = field(init=False)
     """Samples of the stream."""
 
@@ -92,7 +92,7 @@ class Mixture:
     epoch_size: int
     """Samples in an epoch."""
     stages: tuple[tuple[int, ...], ...] = ()
-    """What is drawn from each stream in one stage of an epoch after another; by default all in one."""
+    """Draws of each stream in each stage of an epoch; by default one stage."""
     schedule: Schedule | None = None
     """Proportions that change in the course of the run."""
     takeover: Takeover = field(default_factory=Takeover)

@@ -67,7 +67,7 @@ class Takeover:
     begin: int = 0
     """Samples of the run before that epoch. Epochs before it may have had another size."""
     positions: Mapping[str, StreamPosition] = field(default_factory=dict[str, StreamPosition])
-    """By name, the streams that had been drawn from before, also those that are in the mixture no more."""
+    """By name, all streams drawn before, even if they left the mixture."""
 
     def begin_of(self, epoch: int, epoch_size: int) -> int:
         """Return the samples of the run before an epoch, of those from this one on."""

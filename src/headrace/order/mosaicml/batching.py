@@ -227,7 +227,7 @@ class DevicePerStreamBatching:
 
 
 class _Line:
-    """Whose turn it is, in one or more random orders of the same turns."""
+    """The turns of streams, in one or more random orders."""
 
     __slots__ = ('_counts', '_streams', '_turns')
 

@@ -81,7 +81,7 @@ def _fill(mixture: Mixture, config: OrderConfig, epoch: int, out: IntArray, stre
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """What an epoch draws before it is shuffled, of all streams or of one."""
+    """The draws of an epoch before the shuffle, of all streams or of one."""
 
     sizes: IntArray
     """int64[shards], samples of each shard."""
@@ -113,7 +113,7 @@ class Draws:
         )
 
     def units(self) -> IntArray:
-        """Lengths of what shuffles keep together; see `drawn_units`."""
+        """Lengths of the units that shuffles keep together; see `drawn_units`."""
         return drawn_units(self.sizes, self.chosen)
 
     def ids(self) -> IntArray | None:

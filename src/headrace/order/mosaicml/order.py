@@ -181,7 +181,7 @@ class MosaicMLPlan:
 
     def of_rank(self, rank: int) -> MosaicMLPlan:
         """The same batches, as another rank sees them."""
-        plan = copy.copy(self)  # what it knows of the batches is the same for all ranks
+        plan = copy.copy(self)  # its batches are the same for all ranks
         plan.topology = replace(self.topology, rank=rank)
         plan.__dict__.pop('_own_rows', None)
         return plan

@@ -265,7 +265,7 @@ class CellTable:
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """What `CellTable.find` needs to know of a cell."""
+    """The index of a cell for `CellTable.find`."""
 
     position: int
     """The cell's first position."""

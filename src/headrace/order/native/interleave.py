@@ -1,4 +1,4 @@
-"""Whose turn it is: which stream a slot of a segment belongs to, and which of the stream's turns on its node it is.
+"""The stream of each slot of a segment, and the number of that turn among the stream's turns on the node.
 
 Slots and turns are counted per canonical node, from 0 in each segment: `quotas` says how many turns each stream has on
 each node, and every interleaving uses each of them once.
@@ -49,9 +49,9 @@ class Interleave(Protocol):
 def quotas(counts: IntArray, num_nodes: int, begin: int = 0) -> IntArray:
     """Return int64[streams, nodes], how many turns each stream has on each canonical node.
 
-    The streams' draws, counts int64[streams], form one line, stream after stream, dealt to the nodes in turn from
-    position ``begin`` on: a node gets exactly its number of slots, a stream exactly its number of draws, and its nodes
-    differ by at most one.
+    The streams' draws, counts int64[streams], form one line, stream after stream. The line is dealt to the nodes in
+    turn from position ``begin`` on. Nodes get exactly their slots, and streams exactly their draws. A stream's numbers
+    of turns on two nodes differ by at most one.
     """
     ends = (begin % num_nodes + np.cumsum(counts))[:, None]
     begins = ends - counts[:, None]
@@ -185,14 +185,14 @@ def last_not_above(turn: int, num_windows: int, before: Callable[[int], int]) ->
 class RandomInterleave:
     """The streams' draws in random order: a batch has a random number of each stream's, as in a shuffled sequence.
 
-    A node's slots are cut into windows of equal length. The number of each stream's draws in all windows up to one is
-    its share rounded down, the node's largest stream taking the rest, so that it is known without looking at earlier
-    windows, and exact at the end. Within a window, draws are in the order of sorted hashes.
+    A node's slots are cut into windows of equal length. A stream's draws up to the end of a window are its share,
+    rounded down; the node's largest stream takes the rest. Earlier windows need not be evaluated, and the totals are
+    exact. Within a window, draws are in the order of sorted hashes.
 
     Windows do not depend on the batch size, which may change in mid-epoch. Together the nodes' windows hold some
-    100,000 slots, so that a batch takes a small part of them and its counts vary as freely as in a shuffled sequence.
-    They are longer where streams are many: rounding may take a slot from the largest stream for every other one, so
-    its share of the shortest window is at least the number of streams.
+    100,000 slots. A batch takes a small part of them, so its counts vary as in a shuffled sequence. Many streams make
+    windows longer: rounding may take a slot from the largest stream for every other one. So the largest stream's share
+    of the shortest window is at least the number of streams.
 
     A window is arranged as a whole, or where it is long in parts (`long_window`).
     """

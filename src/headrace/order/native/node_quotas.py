@@ -1,8 +1,8 @@
 """How many of each stream's draws fall to which canonical node, at any point of a run.
 
-A run is cut into *segments*, stretches of an epoch with one mixture: a whole epoch as a rule, a stage of a schedule,
-what is left of an epoch after a change. A stream's draws that fall to a canonical node are the stream's *turns* there,
-counted through all epochs. Turns follow from the mixture and the number of canonical nodes only.
+A run is cut into *segments*, stretches of an epoch with one mixture. A segment is usually a whole epoch. A schedule's
+stage, or the rest of an epoch after a change, is one too. A stream's *turns* on a canonical node are its draws that
+fall to the node, counted through all epochs. They follow from the mixture and the number of canonical nodes only.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class NodeQuotas:
         schedule, takeover, size = self._mixture.schedule, self._mixture.takeover, self._size
         assert schedule is not None
         steps = schedule.steps([stream.name for stream in self._mixture.streams])
-        owed = [0] * len(self._mixture.streams)  # what the streams should have been given more, in units
+        owed = [0] * len(self._mixture.streams)  # the draws that streams still lack, in units
         epoch, sample = takeover.epoch, takeover.sample
         while True:
             begin = takeover.begin_of(epoch, size)
@@ -246,8 +246,7 @@ class NodeQuotas:
     def turns_after(self, stream: int, draws: int) -> IntArray:
         """Return int64[nodes], the turns that a stream's first draws are.
 
-        Past its last draw it is dealt to all nodes alike, so that a pass has an end also where a stream leaves the
-        mixture in the middle of it.
+        Past its last draw, a stream is dealt to all nodes alike. So a pass ends even if its stream leaves the mixture.
         """
         number = int(self._draws_before[:, stream].searchsorted(draws, 'right')) - 1
         epochs = self._epochs[number]
@@ -265,7 +264,7 @@ class NodeQuotas:
         """Return what all epochs from some one on have of a stream, and when that is so.
 
         Returns:
-            int64[nodes], turns in each of them, or ones where it is drawn no more; the draws after the first of them.
+            int64[nodes], turns in each of them, or ones after the last draw; the draws after the first of them.
         """
         last = self._epochs[-1]
         turns = last.turns[-1, stream]
@@ -276,4 +275,4 @@ class NodeQuotas:
         return np.full(self.num_nodes, 1 << 56)
 
 
-_UNIT = 1 << 80  # of what is owed: finer than any sum of weights
+_UNIT = 1 << 80  # of a debt of draws: finer than any sum of weights

@@ -5,12 +5,18 @@ How position p of an epoch becomes a sample:
 1. The epoch is cut into segments (`node_quotas`), one as a rule. In a segment that begins at b, p is slot
    (p - b) div C of canonical node c = p mod C.
 2. `interleave` says which stream's turn it is, and which of the stream's turns on this node.
-3. The stream is an endless sequence, pass after pass over all its samples, which runs through all epochs: no sample is
-   seen twice before all are seen once, whatever the weights and the length of an epoch. `passes` says which pass the
-   turn belongs to, and which of the node's share of that pass it is.
-4. The node's shares of a pass are stretches of the stream's shards, in an order that is the same in all passes, so that
-   a node reads the same shards in every pass, but for a few at the ends of its stretch. With shuffle, each node's
-   stretch is shuffled anew in each pass (`lanes`); without, it is read as it is stored.
+3. The stream is an endless sequence through all epochs, pass after pass over all its samples. So all samples come
+   once before any comes twice, for any weights and epoch size. `stream_passes` finds the turn's pass, and its number
+   in the node's share of that pass.
+4. A node's share of a pass is a stretch of the stream's line of shards. The line is the same in all passes, so a node
+   reads the same shards in every pass, except a few at the ends. With shuffle, the stretch is a cell, shuffled anew in
+   each pass (`cell_table`); without, it is read as stored.
+
+Example: one stream of 3 shards (ids 0-3, 4-7, 8-11), 2 canonical nodes, ``seed=7``. The epoch is one *segment* of 12
+positions. Its ids are 11, 0, 10, 4, 2, 7, 8, 3, 1, 6, 9, 5. Position 4 is slot 2 of node 0, the stream's *turn* 2
+there: *pass* 0 has turns 0 to 5 of each node, pass 1 turns 6 to 11. The line of shards is 2, 0, 1. Node 0's *stretch*
+is its first half: shard 2, and two samples of shard 0. The *cell* is that stretch, shuffled: 11, 10, 2, 8, 1, 9. So
+turn 2, and position 4, is sample 2. In pass 1 the cell is 9, 10, 8, 11, 2, 0.
 """
 
 from __future__ import annotations
@@ -51,8 +57,8 @@ _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
 class NativeOrder:
     """The sequence of an epoch.
 
-    It keeps what it computed of canonical nodes, passes and windows that were used lately, so that a batch that goes
-    on where the last one ended costs little more than arithmetic.
+    It caches recent canonical nodes, passes and windows. A batch right after the last one costs little more than
+    arithmetic.
     """
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int) -> None:
@@ -235,7 +241,7 @@ class NativeOrder:
             node = stream.node_of(sample, k, is_shuffled=self._is_shuffled)
             begin, end, turn = stream.stretch(node, k)
             if self._is_shuffled:
-                table = CellTable()  # of its own: what `at` goes on with is not driven out
+                table = CellTable()  # a separate one, to keep the entries of `at`
                 cell = table.add(*stream.parts(begin, end, node, k))
                 turn += int(table.find(np.array([cell]), np.array([sample]))[0])
             else:

@@ -6,10 +6,10 @@ The slots are numbered such that slot h of node c in batch k has
 
     y = h·nb·C + v,   v = (u + nb·c) mod nb·C,   u = C·π + π·g div nb,   π = a·k mod nb,   g = gcd(C, nb),
 
-a being coprime to nb. This maps slots one to one to [0, nb·G). The y of a batch are those that are u modulo nb: each
-nb-th number, so an interval holds floor or ceil of its share of them; those of a batch on one node are each nb·C-th.
-a is near nb / golden ratio, so that batches which follow each other get residues far apart, and the number of a
-stream's draws stays near its share at any point, within a few.
+a being coprime to nb. This maps slots one to one to [0, nb·G). The y of a batch are those that are u modulo nb, each
+nb-th number. So an interval holds floor or ceil of its share of them. On one node they are each nb·C-th.
+a is near nb / golden ratio, so successive batches get residues far apart. A stream's draws stay near its share, within
+a few, at any point.
 
 The number of a node's slots below a y, before batch k, is that of the i < k for which a·i mod nb falls into a cyclic
 interval: two sums Σ floor((a·i + b) / nb), which Euclid's algorithm gives in O(log nb) steps (Graham, Knuth, Patashnik:

@@ -75,13 +75,13 @@ class StreamPasses:
         return int(self.turns.sum())
 
     def _align(self) -> None:
-        """Add passes to the inherited ones until one begins where the mixture has it begin, or as near as ever."""
+        """Add passes to the inherited ones until one begins where the mixture begins it, or as near as possible."""
         k = self._first_inherited + len(self._inherited) - 1
         difference = self._inherited[-1] - self._regular(k)
         ahead, since = _ahead(difference), k
         period, settled = self._node_quotas.period(self._stream)
         while difference.any():
-            # A whole period without any gain: nodes that are ahead get nothing more. What is behind will be had.
+            # A whole period without any gain: nodes that are ahead get nothing more. Nodes behind catch up.
             if (k - since - 1) * self._size > settled and (difference[period == 0] >= 0).all():
                 self._difference, self.first_regular = difference, _NEVER
                 return
@@ -100,7 +100,7 @@ class StreamPasses:
         self.first_regular = k
 
     def _left_for_later(self, needed: IntArray, period: IntArray) -> IntArray:
-        """How much of what nodes need of a pass, int64[nodes], must wait for the next, since others have had too much.
+        """Return int64[nodes], draws deferred to the next pass because other nodes are ahead.
 
         Those wait that will have turns again in every period.
         """
