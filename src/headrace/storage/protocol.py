@@ -1,4 +1,4 @@
-"""What a store is: five verbs over the objects below one root.
+"""The five verbs of a store over the objects below one root.
 
 The seam between headrace and every cloud. A backend is any object with these methods; ``headrace.testing.stores``
 holds the contract suite that it must pass.
@@ -29,13 +29,13 @@ __all__ = [
 ]
 
 is_blocking: Final = ContextVar('is_blocking', default=True)
-"""Whether somebody waits for what this thread asks a store for: it is not fetched ahead of its use. A store with few
-connections keeps one for that."""
+"""Whether a reader waits for this thread's requests; False for a prefetch. A store with few connections keeps one for
+readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store says of one object without reading it."""
+    """A store's description of one object, without its bytes."""
 
     key: str
     """Relative to the store's root, '/'-separated."""
@@ -157,11 +157,11 @@ class Names:
         return self._root + check_key(key)
 
     def of_prefix(self, prefix: str) -> str:
-        """What the names of all objects begin with whose keys begin with ``prefix``."""
+        """The common prefix of the names of all objects whose keys begin with ``prefix``."""
         return self._root + check_prefix(prefix)
 
     def shown(self, key: str) -> str:
-        """What `of_key` or `of_prefix` gave, for messages."""
+        """A result of `of_key` or `of_prefix`, for messages."""
         return self._root + key
 
     def key(self, name: str) -> str:
@@ -179,7 +179,7 @@ def check_extra(options: StoreOptions, known: Iterable[str], store: str) -> None
     Args:
         options: Of the store.
         known: The names of those that it has.
-        store: What messages call the backend, as "an S3 store".
+        store: The backend's name in messages, as "an S3 store".
     """
     names = sorted(known)
     unknown = sorted(set(options.extra) - set(names))

@@ -1,4 +1,4 @@
-"""What caches did in this process."""
+"""Counters of the caches in this process."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CacheStats:
     fetches: int = 0
     """Shards made present by this process."""
     requests: int = 0
-    """Times that an object was asked of a store, also in vain."""
+    """Requests for objects to a store, failed ones included."""
     bytes_downloaded: int = 0
     bytes_unpacked: int = 0
     evictions: int = 0
@@ -72,7 +72,7 @@ class CacheStats:
     seconds_waiting: float = 0.0
     """Waiting for another fetcher of the same shard, or for room."""
     _told: tuple[tuple[weakref.ref[set[int]], int], ...] = field(default=(), repr=False, compare=False)
-    """Who wants to know of changes, and by which number."""
+    """Sets to which each change adds a number; see `tell`."""
 
     def add(
         self,
@@ -117,7 +117,7 @@ class CacheStats:
         self._told = (*others, (weakref.ref(changed), number))
 
     def counts(self) -> CacheCounts:
-        """What was counted until now."""
+        """The counts until now."""
         return CacheCounts(
             self.bytes_downloaded,
             self.bytes_unpacked,
@@ -158,7 +158,7 @@ class CacheCounters:
         return numbers
 
     def table(self) -> CountTable:
-        """What each cache has counted until now; a copy."""
+        """The counts of each cache until now; a copy."""
         self.update()
         return self._table.copy()
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from headrace.errors import AccessDeniedError, ChecksumError, TransferError
 from headrace.storage import CacheStats, Retry, download
 from headrace.storage.stores.local import LocalStore
-from headrace.storage.transfer.download import Transfer, TransferPool, _Near
+from headrace.storage.transfer.download import Transfer, TransferPool, _AlmostDone
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.testing.stores import FaultyStore, put_bytes
 
@@ -201,7 +201,7 @@ class TestPool:
             thread = threading.Thread(target=lambda u=urgent, n=name: pool.run([lambda: order.append(n)], urgent=u))
             thread.start()
             threads.append(thread)
-            while sum(len(lane.waiting) for lane in pool._lanes) + len(order) < len(threads):
+            while sum(len(queue.waiting) for queue in pool._queues) + len(order) < len(threads):
                 time.sleep(0.001)
         for thread in threads[2:]:  # they do not wait for the one that hangs
             thread.join(10)
@@ -219,7 +219,7 @@ class TestPool:
         for name in 'ab':
             rest = threading.Thread(target=lambda n=name: pool.run([lambda: order.append(n)], urgent=True))
             rest.start()
-            while len(pool._lanes[0].waiting) < 'ab'.index(name) + 1:
+            while len(pool._queues[0].waiting) < 'ab'.index(name) + 1:
                 time.sleep(0.001)
         gate.set()
         first.join(10)
@@ -289,7 +289,7 @@ class TestNearlyThere:
     def near(self):
         """(made, calls, clock): what counts bytes, when it called, and what time it is."""
         clock, calls = [0.0], []
-        return _Near(1000, lambda: calls.append(clock[0]), lambda: clock[0]), calls, clock
+        return _AlmostDone(1000, lambda: calls.append(clock[0]), lambda: clock[0]), calls, clock
 
     def test_it_calls_when_what_is_left_takes_no_longer_than_an_answer(self, near):
         one, calls, clock = near

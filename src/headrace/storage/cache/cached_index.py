@@ -53,7 +53,7 @@ _log = logger_of(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexRequest:
-    """The wishes of a caller about an index."""
+    """A caller's checks of an index."""
 
     validate: Callable[[Path], None] | None = None
     """Raises FormatError if a file is not what it should be; else takes it as the index that is read from now on."""
@@ -96,8 +96,8 @@ class CachedIndex:
         """Touches no disk and no network; without a store there is nothing to compare an index with."""
         self._folder, self._store = folder, store
         self._path: Path | None = None
-        self._read: tuple[tuple[int, int], str] | None = None  # what was read: its identity and its digest
-        self._looked = 0.0  # when `require_same` last found it in the folder, by `time.time`
+        self._read: tuple[tuple[int, int], str] | None = None  # identity and digest of the index that was read
+        self._looked = 0.0  # the last time that `require_same` found it in the folder, by `time.time`
 
     def read(self, path: Path, request: IndexRequest, files: PresentFiles) -> bool:
         """Read an index that is there; False if there is none, or none that is valid."""
@@ -174,7 +174,7 @@ class CachedIndex:
         etag = fetcher.produce_index(path.name, target, lock, request.validate)
         old, cached = _read_note(path), _digest(path)
         if asked is None and old is not None:
-            cached = old.digest  # what it was before it was damaged
+            cached = old.digest  # from before the damage
         is_known = asked is not None or old is not None
         if request.check is not None and asked is None:
             begin = time.time()
@@ -194,7 +194,7 @@ class CachedIndex:
         return _Fetched(target, note, has_changed, is_cache or is_from(self._folder, self._store.url))
 
     def _take(self, fetched: _Fetched, path: Path, request: IndexRequest, lock: FetchLock, fetcher: Fetcher) -> None:
-        """Have what was fetched be the folder's index."""
+        """Make the fetched file the folder's index."""
         assert self._store is not None
         target, note, has_changed = fetched.target, fetched.note, fetched.has_changed
         if has_changed and not fetched.is_cache and not _is_valid(path, request):
@@ -250,7 +250,7 @@ class CachedIndex:
 
     @contextlib.contextmanager
     def _one_asks(self) -> Generator[None]:
-        """Keep others from asking. A folder without the note of its origin has no such lock: each process asks."""
+        """Keep other processes from asking. A folder without the note of its remote has no lock: each process asks."""
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError, CacheError):  # without locks, each process asks
                 handle = open_to_lock(self._folder / ORIGIN)
@@ -325,7 +325,7 @@ def _is_valid(path: Path, request: IndexRequest) -> bool:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """What tells a file from one that replaced it. FUSE may give a file another inode number at each look."""
+    """The identity of a file, other than that of a replacement. FUSE may give a file a new inode at each look."""
     try:
         info = os.stat(path)  # noqa: PTH116 - a Path costs more than the stat
     except OSError:

@@ -2,10 +2,10 @@
 
 ``dbfs:/Volumes/catalog/schema/volume/path`` names a volume, any other ``dbfs:/path`` DBFS; ``dbfs:///`` means the same.
 
-Workspace and credentials are databricks-sdk's unified authentication: ``DATABRICKS_HOST`` and ``DATABRICKS_TOKEN``,
-OAuth (``DATABRICKS_CLIENT_ID`` and ``DATABRICKS_CLIENT_SECRET``), the tools of Azure and Google, the profiles of
-``~/.databrickscfg`` (``DATABRICKS_CONFIG_PROFILE``), and what a cluster gives its notebooks; what expires is refreshed
-by it. ``StoreOptions.endpoint_url`` is the workspace's address, instead of ``DATABRICKS_HOST``.
+Workspace and credentials are databricks-sdk's unified authentication: ``DATABRICKS_HOST`` and ``DATABRICKS_TOKEN``, or
+OAuth (``DATABRICKS_CLIENT_ID`` and ``DATABRICKS_CLIENT_SECRET``). The SDK also takes credentials of the tools of Azure
+and Google, profiles of ``~/.databrickscfg`` (``DATABRICKS_CONFIG_PROFILE``), and those of a cluster's notebooks. It
+refreshes them. ``StoreOptions.endpoint_url`` is the workspace's address, instead of ``DATABRICKS_HOST``.
 
 ``StoreOptions.extra``: ``profile`` (name of a profile).
 

@@ -1,4 +1,4 @@
-"""What stores have in common whose objects are files in folders: listing them, and writing them under other names."""
+"""Listings and temporary names of stores whose objects are files in folders."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ other interface, compatible with S3, is reached by ``s3://`` with an endpoint.)
 Credentials are those of ``extra['auth']`` or ``OCI_CLI_AUTH`` (``api_key``, ``security_token``,
 ``instance_principal``, ``resource_principal``, ``oke_workload_identity``), else the first that is there:
 
-1. a profile, ``extra['profile']`` or ``OCI_CLI_PROFILE`` or ``DEFAULT``, of ``extra['config_file']``,
-   ``OCI_CLI_CONFIG_FILE``, ``OCI_CONFIG_FILE``, ``~/.oci/config`` or ``~/.oraclebmc/config``, where the variables of
-   the command line (``OCI_CLI_USER``, ``OCI_CLI_KEY_FILE``, ...) replace entries; with the token of a session if the
-   profile names one, which is read again when it has been refreshed;
+1. A profile: ``extra['profile']``, ``OCI_CLI_PROFILE`` or ``DEFAULT``. Its file is ``extra['config_file']``,
+   ``OCI_CLI_CONFIG_FILE``, ``OCI_CONFIG_FILE``, ``~/.oci/config`` or ``~/.oraclebmc/config``. The variables of the
+   command line (``OCI_CLI_USER``, ``OCI_CLI_KEY_FILE``, ...) replace its entries. If the profile names the token of a
+   session, the token is used, and read again after a refresh.
 2. the resource principal, where ``OCI_RESOURCE_PRINCIPAL_VERSION`` is set;
 3. the instance principal, on machines of the cloud.
 

@@ -141,7 +141,7 @@ def _by_principal(auth: str) -> Login:
     }
     try:
         return Login({}, make[auth](), f'credentials of the {auth.replace("_", " ")}')
-    except Exception as error:  # whatever the machine's services, its files and variables lead to
+    except Exception as error:  # services, files and variables of the machine can fail in any way
         raise AccessDeniedError(
             f'There are no credentials of the {auth.replace("_", " ")} here: {type(error).__name__}: {error}. Run it '
             f'where the cloud gives them, or name another way with OCI_CLI_AUTH or extra["auth"] ({", ".join(AUTH)}).'
@@ -164,7 +164,7 @@ def _unsigned() -> Any:
 
 
 def _token_signer(config: dict[str, Any]) -> Any:
-    """Signs with the token of a session. It lives for an hour; who refreshes it writes it to the same file."""
+    """Signs with the token of a session. It lives for an hour; a refresh writes it to the same file."""
     from oci.auth.signers import SecurityTokenSigner
     from oci.signer import load_private_key_from_file
 

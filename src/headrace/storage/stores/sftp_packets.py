@@ -73,7 +73,7 @@ class SftpConnectionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What the server says of a file; None where it does not say it."""
+    """The server's description of a file; None for missing values."""
 
     size: int | None
     mode: int | None

@@ -23,7 +23,7 @@ __all__ = ['ERROR_BODY', 'HEAD', 'SLOWEST', 'BoundError', 'Pace', 'bound_botocor
 HEAD: Final = 1 << 20
 """Bytes of status lines and headers, those of interim answers included."""
 ERROR_BODY: Final = 1 << 20
-"""Bytes of an error that are read, and that it may unpack to. The rest is cut off."""
+"""The most bytes of an error, both as received and unpacked. The rest is cut off."""
 SLOWEST: Final = 1 << 10
 """Bytes a second. The time that a body takes at this pace comes on top of the bound of a request."""
 
@@ -163,7 +163,7 @@ def _unpacked(body: bytes, encoding: str | None) -> bytes:
 
 
 class Pace:
-    """Checks how long the body of an answer takes.
+    """Checks the duration of an answer's body.
 
     Args:
         seconds: That it may take besides the time for its bytes.

@@ -1,4 +1,4 @@
-"""Moving an object into a file: in one request or in parallel ranges, each going on at the byte it had reached."""
+"""Downloads of objects into files, in one request or in parallel ranges. A retry resumes at the byte it had reached."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 __all__ = ['DEFAULT', 'RANGE', 'REQUESTS', 'Transfer', 'TransferPool', 'download', 'transfer_pool']
 
 RANGE: Final = 8 << 20
-"""Bytes of a part that is asked for by itself. Twice as many are worth a second request where one connection is slower
-than the network; more parts cost servers more than they gain."""
+"""Bytes of a range that is requested by itself. An object of two ranges gains from a second request if one connection
+is slower than the network. Smaller ranges cost servers more than they gain."""
 UNKNOWN: Final = 1 << 30
-"""Bytes of an object whose size nobody knows before, such as an index: more are refused."""
+"""The most bytes of an object of unknown size, such as an index."""
 REQUESTS: Final = 8
-"""Requests that a process has under way at most for what nobody waits for yet, and as many for what somebody does."""
+"""The most concurrent requests of a process for prefetches, and again as many for waiting readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How a download stands to others of its process."""
+    """The urgency and the callback of a download."""
 
     urgent: bool = False
-    """Somebody waits for it: before those that nobody waits for."""
+    """A reader waits for it: it goes before prefetches."""
     almost_done: Callable[[], None] | None = None
-    """Called in any thread, once for each object, when what is left of it will have come by the time at which a request
-    that is made now is answered. Of an object whose size is not known it is not called."""
+    """Called once, in any thread, when the remaining transfer takes less than one round trip. Not called for
+    objects of unknown size."""
 
 
 DEFAULT: Final = Transfer()
 
 
 @dataclass(slots=True)
-class _Lane:
-    """Calls that wait for their turn, and how many are made."""
+class _Queue:
+    """Calls that wait for a thread, and the number of running ones."""
 
     waiting: deque[tuple[Future[None], Callable[[], None]]] = field(default_factory=deque)
     running: int = 0
@@ -62,17 +62,17 @@ class _Lane:
 
 
 class TransferPool:
-    """Threads that transfer, in the order in which they are asked, what somebody waits for first.
+    """Threads for transfers: urgent ones first, then in the order of the requests.
 
-    So the bytes of what is needed first come first, however many objects are asked for at the same time. What somebody
-    waits for has threads of its own: all others may have met a server that does not answer. The threads are daemons, so
-    that a process can end while the network hangs.
+    So the bytes that are needed first come first, however many objects are requested at the same time. Urgent transfers
+    have threads of their own, since all others may wait for a silent server. The threads are daemons, so that a process
+    can end while the network hangs.
     """
 
     def __init__(self, size: int) -> None:
-        """Take the number of threads for what nobody waits for, and for the rest; each is started when it is needed."""
+        """Take the number of threads for urgent calls, and as many for others; each is started when it is needed."""
         self._size = size
-        self._lanes = _Lane(), _Lane()  # urgent and not
+        self._queues = _Queue(), _Queue()  # urgent and not
         self._lock = threading.Condition()
         self._threads = 0
 
@@ -83,20 +83,20 @@ class TransferPool:
         urgent: bool = False,
         meanwhile: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Have calls made, and wait for all of them; the first failure is raised, and those not begun are left out.
+        """Run calls and wait for all of them; the first failure is raised, and cancels calls that have not begun.
 
         Args:
-            calls: What to do, in this order.
-            urgent: Somebody waits for it.
+            calls: The calls, in their order.
+            urgent: A reader waits for them.
             meanwhile: Called while it waits. Returns the seconds after which it is called again; None: not again.
         """
         futures = _futures(len(calls))
         with self._lock:
-            self._lanes[not urgent].waiting.extend(zip(futures, calls, strict=True))
+            self._queues[not urgent].waiting.extend(zip(futures, calls, strict=True))
             self._start_threads()
             is_alone = not self._threads
             if is_alone:
-                self._lanes[not urgent].waiting.clear()
+                self._queues[not urgent].waiting.clear()
             self._lock.notify_all()
         if is_alone:
             for call in calls:
@@ -110,27 +110,27 @@ class TransferPool:
             try:
                 raise failure
             finally:
-                del failure  # its traceback holds this frame: a cycle, which would hold the callers' frames, too
+                del failure  # its traceback holds this frame: a cycle
 
     def _start_threads(self) -> None:
-        """Start as many as could have something to do. Needs the lock."""
-        while self._threads < sum(lane.unfinished(self._size) for lane in self._lanes):
+        """Start as many threads as have calls. Needs the lock."""
+        while self._threads < sum(queue.unfinished(self._size) for queue in self._queues):
             try:
                 threading.Thread(target=self._work, name='headrace-transfer', daemon=True).start()
-            except RuntimeError:  # this process may have no more of them
+            except RuntimeError:  # the limit of threads
                 return
             self._threads += 1
 
-    def _next_lane(self) -> _Lane | None:
-        return next((lane for lane in self._lanes if lane.waiting and lane.running < self._size), None)
+    def _next_queue(self) -> _Queue | None:
+        return next((queue for queue in self._queues if queue.waiting and queue.running < self._size), None)
 
     def _work(self) -> None:
         while True:
             with self._lock:
-                while (lane := self._next_lane()) is None:
+                while (queue := self._next_queue()) is None:
                     self._lock.wait()
-                lane.running += 1
-                future, call = lane.waiting.popleft()
+                queue.running += 1
+                future, call = queue.waiting.popleft()
             if future.set_running_or_notify_cancel():
                 try:
                     call()
@@ -140,11 +140,11 @@ class TransferPool:
                     future.set_result(None)
             del future, call  # they hold files and buffers, and the next one may be long in coming
             with self._lock:
-                lane.running -= 1
+                queue.running -= 1
 
 
 def _futures(count: int) -> list[Future[None]]:
-    """Some of which those that have not begun are left out as soon as another one fails."""
+    """Futures; the first failure cancels those that have not begun."""
     futures = [Future[None]() for _ in range(count)]
 
     def leave_out_the_rest(future: Future[None]) -> None:
@@ -163,7 +163,7 @@ def _is_over(futures: Sequence[Future[None]]) -> bool:
 
 
 def _first_failure(futures: Sequence[Future[None]]) -> BaseException | None:
-    """The first error of those that are done; those that have not begun are left out."""
+    """Cancel the futures that have not begun, and return the first error of the others."""
     for future in futures:
         future.cancel()
     return next((error for future in futures if _is_done(future) and (error := future.exception())), None)
@@ -199,8 +199,8 @@ def download(
         out: A file with a descriptor; nothing else may write to it until this returns.
         retry: How often to try; each range for itself.
         size: Bytes that the object must have; None: any number, in one request.
-        how: What else there is to know.
-        stats: Counts requests, retries, and bytes, those that came in vain included.
+        how: Its urgency and callback.
+        stats: Counts requests, retries, and bytes, also those of failed attempts.
         most: Bytes that an object of any size may have.
         on_version: Called with the version that was read, as `Store.get` names it.
 
@@ -212,7 +212,7 @@ def download(
     what = f'Downloading {url}'
     stats = stats or CacheStats()
     count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
-    near = None if size is None or how.almost_done is None else _Near(size, how.almost_done)
+    near = None if size is None or how.almost_done is None else _AlmostDone(size, how.almost_done)
     spans = [
         _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near, retry.clock)
         for number in range(count)
@@ -282,10 +282,10 @@ def download(
     return total
 
 
-class _Near:
+class _AlmostDone:
     """Calls once when an object's last bytes are about to come, at the pace and after the latency of those before.
 
-    What an attempt brought in vain is not known here; it makes the call come early.
+    Bytes of failed attempts count, too, so the call may come early.
     """
 
     def __init__(self, size: int, call: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -303,7 +303,7 @@ class _Near:
                 self._asked = self._clock()
 
     def count(self, size: int) -> None:
-        """So many bytes have come."""
+        """Count ``size`` bytes that came."""
         now = self._clock()
         with self._lock:
             self._left -= size
@@ -313,7 +313,7 @@ class _Near:
             else:
                 self._since_begun += size
                 latency, elapsed = self._begun - self._asked, now - self._begun
-                # Sooner there is no pace to be known: what waited in the system's buffer comes at once.
+                # Sooner the pace is unknown: bytes in the system's buffer come at once.
                 is_now = elapsed >= latency and self._left * elapsed <= latency * self._since_begun
                 is_now = is_now or self._left <= 0
             is_now, self._called = is_now and not self._called, is_now or self._called
@@ -337,7 +337,7 @@ class _Span(io.RawIOBase):
         most: int,
         source: str,
         stats: CacheStats,
-        near: _Near | None,
+        near: _AlmostDone | None,
         clock: Callable[[], float],
     ) -> None:
         """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL.

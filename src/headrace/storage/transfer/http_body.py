@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ['CHUNK', 'ReadRequest', 'SourcePart', 'described', 'truncated', 'version']
 
 CHUNK: Final = 1 << 17
-"""Bytes of a body that are read at a time. Fewer cost more calls; with more it is seen too late how far a download has
-come, for the next one to begin before it ends."""
+"""Bytes of a body that are read at a time. Fewer cost more calls; more hide a download's progress, so that the next
+one begins too late."""
 
 
 class SourcePart:

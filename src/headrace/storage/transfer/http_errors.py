@@ -1,4 +1,4 @@
-"""What a store's refusal means: statuses of HTTP are the same everywhere, whatever SDK wraps them."""
+"""Errors for a store's refusals: statuses of HTTP are the same everywhere, whatever SDK wraps them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
 ]
 
 ANONYMOUS = 'no credentials (anonymous)'
-"""What messages call the credentials of a request that is not signed."""
+"""The credentials of an unsigned request, for messages."""
 
 BUSY = frozenset({408, 425, 429})
 """Statuses below 500 that waiting may cure."""
 
 
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What clients raise at answers that are not what their service sends: a header that is missing, or no number."""
+"""Errors of clients at malformed answers: a header is missing, or is no number."""
 
 
 def error_of_status(
@@ -48,11 +48,11 @@ def error_of_status(
 
     Args:
         status: Of the answer.
-        what: What was done, where, and what the store said, without a full stop.
+        what: The operation, its place, and the store's text, without a full stop.
         url: The object's URL.
-        absent: Why there may be no such object: what of its container is there. Called for 404 only.
-        credentials: Which credentials the request was made with, without saying what they are. For 401, 403 only.
-        remedy: What the user can do about a refusal.
+        absent: Returns why there may be no such object. Called for 404 only.
+        credentials: Names the request's credentials, without their values. Called for 401, 403 only.
+        remedy: The user's fix for a refusal.
         retry_after: The answer's header of that name.
     """
     if status in {404, 410}:
@@ -89,7 +89,7 @@ def unreadable(what: str, error: Exception, *, etag: str | None = None) -> Broke
     """The error for an answer that the store's client cannot read.
 
     Args:
-        what: What was done, and where, without a full stop.
+        what: The operation and its place, without a full stop.
         error: The client's, one of `UNREADABLE`.
         etag: The version whose beginning has been delivered.
     """
@@ -101,7 +101,7 @@ def unreadable(what: str, error: Exception, *, etag: str | None = None) -> Broke
 
 
 def changed(url: str) -> BrokenTransferError:
-    """The error for an object of which another version is there than was asked for."""
+    """The error for an object whose version is not the requested one."""
     return BrokenTransferError.at(f'{url} changed while it was being read.', changed=True)
 
 

@@ -1,4 +1,4 @@
-"""What each process makes for itself, such as a client with its connections."""
+"""Values that each process makes for itself, such as a client with its connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ABSENT = object()
 class PerProcess(Generic[T]):
     """A value that is made at its first use in each process, by one thread.
 
-    A forked child makes its own, since connections must not be shared; so does the process that a pickled one comes to.
+    A forked child makes its own, since connections must not be shared; so does a process that unpickles it.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -30,12 +30,12 @@ class PerProcess(Generic[T]):
         _all.add(self)
 
     def begin(self) -> None:
-        """Have nothing yet, as in a process that was just forked: another thread may have held the lock."""
+        """Start without a value, as after a fork: another thread may have held the lock."""
         self._lock = threading.Lock()
         self._made: Any = _ABSENT
 
     def forget(self, only: T | None = None) -> None:
-        """Have it made again at its next use; with ``only``, if it is that which this process has."""
+        """Make the value again at its next use; with ``only``, if that is the current one."""
         with self._lock:
             if only is None or self._made is only:
                 self._made = _ABSENT

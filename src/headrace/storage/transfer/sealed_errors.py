@@ -67,7 +67,7 @@ def _sealed_iteration(items: Iterator[T]) -> Iterator[T]:
 
 
 def _without_secrets(error: BaseException, stand_ins: dict[int, tuple[BaseException, BaseException]]) -> BaseException:
-    """The exception, or what stands in for it; the dict remembers both, so that each has one."""
+    """The exception or its stand-in; the dict remembers both, so that each has one."""
     if isinstance(error, HeadraceError):
         return error
     if id(error) not in stand_ins:
