@@ -351,6 +351,8 @@ class Supervisor:
         assert (verdict.epochs, verdict.position) == (epoch + 2, 0)
         while self.orphaned:
             self.look(run)
+        # Workers that fetched ahead when the training ended left parts of shards. The next start removes them.
+        StreamingDataset(remote=self.chain.remote, local=str(self.cache), keep_zip=self.chain.keep_zip)
         left = [str(path) for path in self.cache.rglob('*') if path.name not in self.files]
         assert not left, f'left in the cache: {left}'
         self.check_files()

@@ -14,6 +14,7 @@ except to unpack shards of which it holds only the compressed file.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import CacheError, DiskFullError
 from headrace.storage.cache.cached_index import CachedIndex, IndexRequest
 from headrace.storage.cache.entry import CacheEntry, CachePart
 from headrace.storage.cache.fetch import Fetcher, missing, same_folder, space_needed
@@ -226,6 +228,9 @@ class ShardCache:
         request = IndexRequest(validate=validate, check=check, refuse=refuse, unproven=unproven)
         self._other_files.update({name, ORIGIN})
         index, fetcher = self._index, self._fetcher(Transfer(urgent=True))
+        if self.store is not None:
+            with contextlib.suppress(CacheError, DiskFullError):  # the folder may be read-only, and have all
+                self._reclaim()
         if self.store is not None and check is not None:
             with disk_errors(self.folder, None, keep_packed=self.keep_packed):
                 index.look_for_changes(path, request, partial(self._fetch_lock, name), fetcher)
@@ -256,11 +261,14 @@ class ShardCache:
         return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats, how)
 
     def _fetch_lock(self, key: str, *, ahead: bool = False) -> FetchLock:
+        self._reclaim()
+        return FetchLock(self.folder, key, ahead=ahead)
+
+    def _reclaim(self) -> None:
+        """Remove what ended processes left, once per process; until then it is harmless."""
         if self._reclaimed != os.getpid():
-            # Once per process: otherwise leftovers of killed processes are harmless.
             reclaim_fetches(self.folder)
             self._reclaimed = os.getpid()
-        return FetchLock(self.folder, key, ahead=ahead)
 
     def _map(self, entry: CacheEntry, first: int | None) -> tuple[MappedFile, ...] | None:
         """Map a shard; None if a part is absent, or not of the right size.
