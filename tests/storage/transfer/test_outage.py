@@ -169,6 +169,13 @@ class TestWaiting:
     def clock(self) -> float:
         return self.now
 
+    def test_bytes_of_other_requests_count(self, wait):
+        heard = self.outages.listener('s3://bucket/b', self.clock)
+        self.now = 2
+        assert heard() == 2
+        assert wait(3) == (2, 0)
+        assert wait(5) == (3, 1)
+
     def test_it_is_named_once(self, wait):
         assert wait(1) == (2, 0)
         assert wait(3) == (3, 1)

@@ -213,8 +213,9 @@ def download(
     stats = stats or CacheStats()
     count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
     near = None if size is None or how.almost_done is None else _AlmostDone(size, how.almost_done)
+    heard = outages.listener(url, retry.clock)
     spans = [
-        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near, retry.clock)
+        _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near, heard)
         for number in range(count)
     ]
     versions: dict[str, None] = {}
@@ -254,8 +255,8 @@ def download(
     def name_silent_server() -> float:
         now = retry.clock()
         times = [span.heard for span in spans]  # read once: other threads end the requests meanwhile
-        heard = max((time for time in times if time is not None), default=now)
-        return outages.waiting(what, url, clock=retry.clock, since=heard)
+        since = max((time for time in times if time is not None), default=now)
+        return outages.waiting(what, url, clock=retry.clock, since=since)
 
     try:
         transfer_pool.get().run(
@@ -338,7 +339,7 @@ class _Span(io.RawIOBase):
         source: str,
         stats: CacheStats,
         near: _AlmostDone | None,
-        clock: Callable[[], float],
+        hear: Callable[[], float],
     ) -> None:
         """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL.
 
@@ -347,7 +348,7 @@ class _Span(io.RawIOBase):
         self.start, self.size = start, size
         self.written = 0
         self.heard: float | None = None  # when the last bytes came, or the first request began; None: not under way
-        self._near, self._clock = near, clock
+        self._near, self._hear = near, hear
         self._handle: int | None = out.fileno()
         self._total, self._most, self._source, self._stats = total, most, source, stats
         self._lock = threading.Lock()
@@ -370,7 +371,7 @@ class _Span(io.RawIOBase):
                     raise _AbandonedError(f'Nobody waits for {self._source} any more.')
                 count = os.pwrite(self._handle, view, self.start + self.written)
             self.written += count
-            self.heard = self._clock()
+            self.heard = self._hear()
             self._stats.add(bytes_downloaded=count)
             if self._near is not None:
                 self._near.count(count)

@@ -90,6 +90,16 @@ class Outages:
             )
         return SILENCE
 
+    def listener(self, url: str, clock: Callable[[], float]) -> Callable[[], float]:
+        """A function for the moments at which bytes come from a server: it notes them, and returns the time."""
+        key = _server(url), clock
+
+        def heard() -> float:
+            now = self._answered[key] = clock()
+            return now
+
+        return heard
+
     def ended(self, url: str, clock: Callable[[], float]) -> None:
         """Bytes came from a server."""
         key = _server(url), clock
