@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import pickle
 import struct
 import subprocess
 import sys
@@ -216,6 +217,28 @@ except ValueError as error:
     assert "column 'x': 'test-point' is not an encoding" in done.stdout
     assert 'import the module that calls register_encoding' in done.stdout
     assert parse_index(dump_index([shard.info]), source='index.json')[0].schema.encodings == ('test-point',)
+
+
+@pytest.mark.parametrize(
+    'functions',
+    [
+        {'encode': pickle.dumps, 'decode': pickle.loads},
+        {'encode': lambda value: pickle.dumps(value), 'decode': lambda data: pickle.loads(data), 'runs_code': True},
+    ],
+)
+def test_functions_that_run_code_are_asked_for(functions) -> None:
+    register_encoding('test-runs', **functions)
+    encoder = MDSEncoder({'x': 'test-runs'})
+    encoder.add({'x': [1.0]})
+    (shard,) = encoder.finish()
+    with pytest.raises(ValueError, match='unsafe type'):
+        parse_index(dump_index([shard.info]), source='index.json')
+
+
+def test_another_lambda_of_the_same_module_is_refused() -> None:
+    register_encoding('test-lambda', encode=lambda text: text.encode(), decode=bytes.decode)
+    with pytest.raises(ConfigError, match='registered once'):
+        register_encoding('test-lambda', encode=lambda text: text.encode('ascii'), decode=bytes.decode)
 
 
 def test_encodings_that_run_code_are_asked_for() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -62,7 +62,7 @@ class Encoding(ABC):
     Such columns are read in many rows at once, without ``decode``.
     """
 
-    trusted_name: ClassVar[bool] = True
+    trusted_name: bool = True
     """False if reading a value runs code (pickle)."""
 
     def __init_subclass__(cls) -> None:

@@ -27,6 +27,8 @@ __all__ = [
     'register_encoding',
 ]
 
+_RUN_CODE: Final = frozenset({'cloudpickle', 'dill', 'joblib', 'marshal', 'pickle', 'torch'})
+"""Modules whose functions run code that is in the data."""
 _NAME: Final = re.compile(r'[A-Za-z][A-Za-z0-9_.\[\]-]{0,63}', re.ASCII)
 
 
@@ -42,6 +44,7 @@ def register_encoding(
     decode: Callable[[bytes], Any],
     size: int | None = None,
     kind: str | None = None,
+    runs_code: bool = False,
 ) -> None: ...
 
 
@@ -53,6 +56,7 @@ def register_encoding(
     decode: Callable[[bytes], Any] | None = None,
     size: int | None = None,
     kind: str | None = None,
+    runs_code: bool = False,
 ) -> None:
     """Register an encoding of MDS columns: an `Encoding`, or two functions.
 
@@ -66,6 +70,8 @@ def register_encoding(
         decode: returns the value of the bytes; any error marks the sample as damaged.
         size: bytes of every value; None: values differ in length.
         kind: streams of a mixture may share a column if their encodings have the same kind. None: the name.
+        runs_code: whether bytes can make `decode` run code, as those of a pickle can. Datasets with such columns need
+            `allow_unsafe_types`. Functions of pickle, marshal, dill, cloudpickle, joblib and torch always do.
 
     Raises:
         ConfigError: the name is taken or malformed, or neither an encoding nor two functions are given.
@@ -78,7 +84,7 @@ def register_encoding(
     if encoding is not None and encode is None and decode is None:
         found = encoding() if isinstance(encoding, type) else encoding
     elif encoding is None and encode is not None and decode is not None:
-        found = _FunctionEncoding(name, encode, decode, size, kind)
+        found = _FunctionEncoding(name, encode, decode, size, kind, runs_code)
     else:
         raise ConfigError(
             f'register_encoding({name!r}) takes either an encoding, or both `encode` and `decode`. Give one of these.'
@@ -100,6 +106,14 @@ def _source(encoding: Encoding) -> str:
     return f'{type(encoding).__module__}.{type(encoding).__qualname__}'
 
 
+def _place(function: Callable[..., Any]) -> str:
+    """The place of a function's definition. Lambdas of one module differ by their lines."""
+    # Methods of built-in types, such as str.encode, have no module.
+    place = f'{getattr(function, "__module__", "builtins")}.{getattr(function, "__qualname__", repr(function))}'
+    code = getattr(function, '__code__', None)
+    return f'{place}:{code.co_firstlineno}' if code is not None and '<lambda>' in place else place
+
+
 class _FunctionEncoding(Encoding):
     """An encoding of two functions; see `register_encoding`."""
 
@@ -110,11 +124,12 @@ class _FunctionEncoding(Encoding):
         decode: Callable[[bytes], Any],
         size: int | None,
         kind: str | None,
+        runs_code: bool,
     ) -> None:
         self.size = size
         self.kind = kind or name
-        # Methods of built-in types, such as str.encode, have no module.
-        self.source = f'{getattr(encode, "__module__", "builtins")}.{getattr(encode, "__qualname__", name)}'
+        self.source = _place(encode)
+        self.trusted_name = not (runs_code or _place(decode).partition('.')[0].lstrip('_') in _RUN_CODE)
         self._name, self._encode, self._decode = name, encode, decode
 
     def encode(self, obj: Any) -> bytes:
