@@ -106,6 +106,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_the_answer_of_ranks_that_a_test_gave_up_is_not_the_next_ones(tmp_path: Path) -> None:
     def give_up(*_: object) -> None:
         raise TimeoutError

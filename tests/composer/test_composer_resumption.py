@@ -148,6 +148,7 @@ def test_any_resumed_training_continues_exactly(tmp_path: Path, table: list[str]
     check(cases, tmp_path, table, timeout=3500)
 
 
+@pytest.mark.slow
 def test_launchers_of_composer_and_torch(data: str, uneven: str, tmp_path: Path) -> None:
     """Two ranks of one launcher, then of the other: what is killed goes on by itself."""
     options = {'data': data, 'out': str(tmp_path), 'workers': 1, 'folder': 'saved', 'autoresume': True, 'ranks': 2}

@@ -139,7 +139,14 @@ def run_chain(data: Data, folder: Path, kind: str, kills: int) -> dict[str, Any]
 KINDS = ['raw', 'zstd', pytest.param('s3', marks=pytest.mark.s3)]
 
 
-@pytest.mark.parametrize('kind', [pytest.param('raw', marks=pytest.mark.slow), *KINDS[1:]])
+@pytest.mark.parametrize(
+    'kind',
+    [
+        pytest.param('raw', marks=pytest.mark.slow),
+        'zstd',
+        pytest.param('s3', marks=[pytest.mark.s3, pytest.mark.slow]),
+    ],
+)
 def test_20_kills(data, tmp_path, kind):
     report = run_chain(data, tmp_path, kind, {'raw': 8, 'zstd': 7, 's3': 5}[kind])
     assert report['left_most']

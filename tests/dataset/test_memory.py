@@ -44,7 +44,9 @@ def remote(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ('limit', 'persistent'), [(0, True), (0, False), (0.3, True)], ids=['persistent', 'anew', 'limit']
+    ('limit', 'persistent'),
+    [(0, True), (0, False), pytest.param(0.3, True, marks=pytest.mark.slow)],
+    ids=['persistent', 'anew', 'limit'],
 )
 def test_nothing_grows_after_the_first_epoch(remote, tmp_path, limit, persistent):
     program = Path(__file__).with_name('long_run.py')  # a process in which nothing else happens

@@ -189,7 +189,7 @@ def test_nodes_fetch_each_shard_once(make_dataset, tmp_path, order, nodes, ranks
 
 
 @pytest.mark.parametrize('kind', [StreamingDataLoader, torch.utils.data.DataLoader])
-@pytest.mark.parametrize(('ranks', 'workers'), [(4, 0), (3, 1)])
+@pytest.mark.parametrize(('ranks', 'workers'), [(4, 0), pytest.param(3, 1, marks=pytest.mark.slow)])
 def test_ranks_that_share_a_small_cache_do_not_take_the_room_of_what_the_node_needs_sooner(
     make_dataset, tmp_path, ranks, workers, kind, monkeypatch
 ):

@@ -61,6 +61,7 @@ def test_accelerate(tmp_path: Path) -> None:
     assert trained == planned(tmp_path, 13)
 
 
+@pytest.mark.slow
 @needs('accelerate', 'transformers')
 def test_hf_trainer(tmp_path: Path) -> None:
     first = run('hf_trainer.py', tmp_path, 8, ranks=2)

@@ -59,7 +59,7 @@ class Tokenised(StreamingDataModule):
 
 @pytest.mark.parametrize(
     ('workers', 'method'),
-    [(0, None), (2, 'fork'), (1, 'spawn'), pytest.param(1, 'forkserver', marks=pytest.mark.slow)],
+    [(0, None), (2, 'fork'), *(pytest.param(1, method, marks=pytest.mark.slow) for method in ('spawn', 'forkserver'))],
 )
 def test_a_subclass_makes_the_batches(run, workers, method):
     vocabulary = {digit: int(digit) + 1 for digit in '0123456789'}
@@ -317,6 +317,7 @@ if __name__ == '__main__':
 """
 
 
+@pytest.mark.slow
 def test_loaders_by_hand_know_the_ranks_that_are_spawned_later(run, tmp_path):
     program = tmp_path / 'program.py'
     program.write_text(BY_HAND)

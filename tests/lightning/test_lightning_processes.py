@@ -186,6 +186,7 @@ def table() -> Iterator[list[str]]:
     print('\n'.join(['', 'Lightning, ranks x workers before -> after', *lines]))
 
 
+@pytest.mark.slow
 def test_ranks_and_workers_may_change_at_a_resume(first, folder, table):
     check([case for case in ALL if case in CHOSEN], first, folder, table)
 

@@ -145,6 +145,7 @@ def test_signals_are_left_alone_where_no_job_is_requeued(in_a_job, mixes):
         assert not any(isinstance(callback, RequeueCallback) for callback in other.callbacks)
 
 
+@pytest.mark.slow
 def test_tasks_that_are_told_at_different_moments_save_together(mixes, tmp_path):
     """Two tasks as `srun` starts them. One is told a moment before the other, each wherever it happens to be."""
     first = job(

@@ -106,6 +106,7 @@ def used(run: Run) -> list[set[tuple[str, str]]]:
     return found
 
 
+@pytest.mark.slow
 def test_each_node_fetches_the_shards_that_it_trains_on(remote, tmp_path):
     """Two nodes of two ranks, each node with a cache of its own, as on two machines."""
     common = {
