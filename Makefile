@@ -84,7 +84,7 @@ clean: ## Remove all that is made here, environments and servers included
 	rm -rf .venv .venv-* .servers demo-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/.ready: pyproject.toml
-	@.ci/environment .venv '$(PYTHONS)' -e '.[dev,composer,recipes]' 'mosaicml-streaming>=0.13,<0.14'
+	@.ci/environment .venv '$(PYTHONS)' -e '.[dev,composer,recipes,peers,spark,ray]'
 
 .venv-next/.ready: pyproject.toml
 	@.ci/environment .venv-next '3.11 3.12 3.13 3.10' --pip '$(NEXT_TORCH)' -e '.[dev]'

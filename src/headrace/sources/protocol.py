@@ -1,0 +1,106 @@
+"""The protocol of formats that headrace reads without conversion.
+
+A `SourceFormat` indexes the objects of a dataset once: a `Source` lists its columns and its parts. A part is what is
+read at one time, such as a row group of Parquet or a run of samples of a tar. `Source.batches` turns the bytes of a
+part into columns. The cache keeps these as one MDS shard, and a converter writes them elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from headrace.storage import ObjectInfo, Store
+
+__all__ = ['Part', 'Source', 'SourceFormat']
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one object that are read together, and become one shard."""
+
+    key: str
+    """The object, relative to the store's root."""
+    ranges: tuple[tuple[int, int], ...]
+    """Offset and size in bytes of each range with rows, ascending, without overlap. Empty: the whole object."""
+    rows: int
+    """Number of rows, at least 1."""
+    size: int
+    """Estimate of the bytes that the rows take as an MDS shard."""
+
+
+class Source(Protocol):
+    """A dataset of another format, indexed. It never changes, so threads may share it."""
+
+    @property
+    def format(self) -> str:
+        """The name of its `SourceFormat`."""
+        ...
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """The MDS encoding of each column that is read."""
+        ...
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts, in the order of the rows."""
+        ...
+
+    def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
+        """The rows of a part, in order: batches of columns of equal length, whose values suit the MDS encodings.
+
+        Args:
+            part: number of the part.
+            data: the bytes of its ranges, one after another.
+
+        Raises:
+            ShardError: the bytes contradict the index, or hold a value that its column cannot store.
+        """
+        ...
+
+    def to_bytes(self) -> bytes:
+        """The source for `SourceFormat.load`, in a form that runs no code when it is read."""
+        ...
+
+
+class SourceFormat(Protocol):
+    """A format of datasets: a module or an object with these functions."""
+
+    @property
+    def NAME(self) -> str:  # noqa: N802 - a module's constant
+        """The name for a stream's `format`, such as 'parquet'."""
+        ...
+
+    def find(self, objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+        """The objects of this format in the listing of a dataset, in the order of their rows; none: another format."""
+        ...
+
+    def index(
+        self, store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
+    ) -> Source:
+        """Index the objects that `find` chose, with few and concurrent requests.
+
+        Args:
+            store: the dataset's root.
+            objects: result of `find`.
+            columns: the columns to read; None: all.
+            allow_unsafe_types: whether columns may be of an encoding that runs code when it is read.
+
+        Raises:
+            FormatError: an object breaks its format's rules, or has a column that no MDS encoding can store.
+            StreamError: the data lack one of `columns`.
+            ImportError: the optional package of the format is not installed; the message names the extra.
+        """
+        ...
+
+    def load(self, data: bytes) -> Source:
+        """The source that `Source.to_bytes` gave.
+
+        Raises:
+            FormatError: the bytes are damaged, or of another version.
+        """
+        ...
