@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.convert import merge_index
 from headrace.dataset import (
     BAD_SAMPLE,
     PADDING,
@@ -43,6 +44,7 @@ __all__ = [
     'Topology',
     'Where',
     'XSVWriter',
+    'merge_index',
     'sample_rng',
     'topology_of_mesh',
     'without_padding',

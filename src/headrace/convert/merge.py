@@ -1,0 +1,232 @@
+"""The index of a dataset that was written in parts, each with an index of its own.
+
+The arguments are MosaicML Streaming's, with four differences. Parts at any depth get their whole path below the root.
+JSONL shards are not taken for indexes. The columns of all parts must fit one another. No data are ever deleted.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias, cast
+
+from headrace.errors import ArgumentError, ConfigError, ObjectNotFoundError
+from headrace.format import ShardInfo, dump_index, parse_index
+from headrace.storage import Retry, Store, StoreOptions, local_path, open_store
+
+__all__ = ['merge_index']
+
+Place: TypeAlias = str | os.PathLike[str]
+Out: TypeAlias = Place | tuple[Place, Place]
+
+_INDEX: Final = 'index.json'
+_THREADS: Final = 32
+"""Concurrent requests: most of the time of a small object is a wait for its store."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """An index to merge."""
+
+    store: Store
+    key: str
+    folder: str
+    """Where its shards are, relative to the merged index; '/'-separated, '' for the same folder."""
+
+    @property
+    def name(self) -> str:
+        return f'{self.store.url}/{self.key}'
+
+
+def merge_index(*args: Any, keep_local: bool = True, download_timeout: float = 60, **kwargs: Any) -> None:
+    """Write the index of a dataset whose parts have an index each.
+
+    Call it as ``merge_index(out)`` for all ``index.json`` below a folder or URL, at any depth, in the order of their
+    paths. Or name them: ``merge_index(index_file_urls, out)``, in the order of the list, without repeats.
+
+    Args:
+        *args: [index_file_urls, ] out [, keep_local [, download_timeout]].
+            `out` is a folder, a URL, or both as ``(folder, URL)``. With both, the URL gives the indexes that the
+            folder lacks, and both get the merged index. An element of `index_file_urls` is the path or the URL of an
+            ``index.json``, or both as ``(path, URL)``. With both, the URL is read if the path does not exist. A part
+            that is not below `out` is listed as if its folder were moved there.
+        keep_local: with ``(folder, URL)``, whether the folder gets the merged index, too.
+        download_timeout: seconds for one index, with its retries.
+        **kwargs: `index_file_urls`, `out` and `store_options` (how to reach the stores) by name.
+
+    Raises:
+        ConfigError: an argument breaks a rule; or two parts have columns that do not fit, or the same shards.
+        ObjectNotFoundError: an index is not there, or `out` holds none (a FileNotFoundError).
+        FormatError: an index is damaged.
+        StorageError: a store answered with an error.
+    """
+    urls, out, keep_local, seconds, options = _arguments(args, keep_local, download_timeout, kwargs)
+    folder, url = _split_out(out)
+    if not keep_local and url is None:
+        raise ConfigError(
+            f'`keep_local=False` of merge_index needs a URL that gets the merged index, but `out` is {str(out)!r}. '
+            f'Pass out=(folder, URL), or leave `keep_local` out.'
+        )
+    retry = Retry(timeout=seconds)
+    stores = [open_store(place, options) for place in (folder, url) if place is not None]
+    parts = _parts_below(stores, retry) if urls is None else _named_parts(urls, (folder, url), options)
+    with ThreadPoolExecutor(min(_THREADS, len(parts))) as threads:
+        tables = list(threads.map(lambda part: _read(part, retry), parts))
+    merged = dump_index(_join(parts, tables), version_first=True)
+    for store in stores if keep_local else stores[-1:]:
+        what = f'Uploading {store.url}/{_INDEX}'
+        retry.call(what, lambda store=store: store.put(_INDEX, io.BytesIO(merged), size=len(merged)))
+
+
+def _arguments(
+    args: tuple[Any, ...], keep_local: bool, timeout: float, kwargs: dict[str, Any]
+) -> tuple[list[Any] | None, Out, bool, float, StoreOptions]:
+    names = ['index_file_urls', 'out', 'keep_local', 'download_timeout']
+    if 'index_file_urls' not in kwargs and not (args and isinstance(args[0], list)):
+        names = names[1:]
+    unknown = sorted(set(kwargs) - {'index_file_urls', 'out', 'store_options'})
+    given: dict[str, Any] = dict(zip(names, args, strict=False))
+    if len(args) > len(names) or unknown or set(given) & set(kwargs) or ('out' not in given and 'out' not in kwargs):
+        raise ArgumentError(
+            f'Invalid arguments to merge_index: it takes ([index_file_urls, ] out, keep_local, download_timeout, '
+            f'store_options), but got {len(args)} by position and {sorted(kwargs)} by name.'
+        )
+    given = {'keep_local': keep_local, 'download_timeout': timeout, 'store_options': StoreOptions(), **given, **kwargs}
+    urls, out = given.get('index_file_urls'), given['out']
+    if urls is not None and not urls:
+        raise ConfigError('`index_file_urls` of merge_index names at least one index.json, but is empty.')
+    is_place = isinstance(out, str | os.PathLike) or (isinstance(out, tuple) and len(cast('Sequence[Any]', out)) == 2)
+    if not is_place or not all(out if isinstance(out, tuple) else (out,)):
+        raise ConfigError(
+            f'`out` of merge_index is a folder, a URL, or a pair (folder, URL), but is {out!r}. Invalid arguments.'
+        )
+    return urls, out, given['keep_local'], given['download_timeout'], given['store_options']
+
+
+def _split_out(out: Out) -> tuple[str | None, str | None]:
+    """The folder and the URL of `out`; None: it has none."""
+    if isinstance(out, tuple):
+        return local_path(out[0]) or os.fspath(out[0]), os.fspath(out[1])
+    folder = local_path(out)
+    return (folder, None) if folder is not None else (None, os.fspath(out))
+
+
+def _parts_below(stores: Sequence[Store], retry: Retry) -> list[_Part]:
+    """The indexes below the root of any of the stores, the first of them that has it, in the order of their paths."""
+    found: dict[str, Store] = {}
+    for store in stores:
+        keys = retry.call(f'Listing {store.url}', lambda store=store: [info.key for info in store.list('')])
+        for key in keys:
+            if key.endswith(f'/{_INDEX}') and not any(name.startswith('.headrace') for name in key.split('/')):
+                found.setdefault(key, store)
+    if not found:
+        raise ObjectNotFoundError(
+            f'No such file: no {_INDEX} is in a folder below {stores[-1].url}, so no index was merged. Pass the folder '
+            f'above the parts, or a list of their indexes.'
+        )
+    return [_Part(found[key], key, key.removesuffix(f'/{_INDEX}')) for key in sorted(found)]
+
+
+def _named_parts(
+    urls: Sequence[Place | tuple[Place, Place]], roots: Sequence[str | None], options: StoreOptions
+) -> list[_Part]:
+    """The indexes of a list."""
+    places: list[tuple[str, str]] = []  # the folder that holds it, its file name
+    for url in dict.fromkeys(urls):
+        place = _readable(url)
+        folder, _, name = place.rpartition('/')
+        places.append((folder, name) if name.endswith('.json') else (place, _INDEX))
+    above = Counter(folder.rpartition('/')[0] for folder, _ in dict.fromkeys(places))
+    stores: dict[str, Store] = {}
+    parts: list[_Part] = []
+    for folder, name in dict.fromkeys(places):
+        # Thousands of parts in one folder share a store, and so its connections.
+        parent, _, last = folder.rpartition('/')
+        is_shared = above[parent] > 1
+        root, key = (parent, f'{last}/{name}') if is_shared else (folder, name)
+        if root not in stores:
+            stores[root] = open_store(root or '/', options)
+        parts.append(_Part(stores[root], key, _below(folder, roots)))
+    return parts
+
+
+def _readable(url: Place | tuple[Place, Place]) -> str:
+    """The path or URL to read an index from, without a '/' at its end."""
+    if not isinstance(url, tuple):
+        return _plain(url)
+    local = _plain(url[0])
+    if Path(local).exists() or not os.fspath(url[1]):
+        return local
+    return _plain(url[1])
+
+
+def _plain(place: Place) -> str:
+    path = local_path(place)
+    return os.fspath(place).strip().rstrip('/') if path is None else os.path.abspath(path.strip())  # noqa: PTH100
+
+
+def _below(folder: str, roots: Sequence[str | None]) -> str:
+    """The folder of a part relative to that of the merged index."""
+    for root in roots:
+        if root is not None and f'{folder}/'.startswith(f'{_plain(root)}/'):
+            return folder[len(_plain(root)) + 1 :]
+    return folder.rpartition('/')[2]
+
+
+def _read(part: _Part, retry: Retry) -> Sequence[ShardInfo]:
+    def attempt() -> bytes:
+        data = io.BytesIO()
+        part.store.get(part.key, data)
+        return data.getvalue()
+
+    try:
+        data = retry.call(f'Downloading {part.name}', attempt)
+    except ObjectNotFoundError as error:
+        raise ObjectNotFoundError(f'Failed to download {_INDEX}: {part.name} does not exist: {error}') from error
+    # Nothing is read of unsafe columns here: whoever reads the merged index is asked for permission again.
+    return parse_index(data, source=part.name, allow_unsafe_types=True, allow_empty=True)
+
+
+def _join(parts: Sequence[_Part], tables: Sequence[Sequence[ShardInfo]]) -> list[ShardInfo]:
+    """The shards of all parts, in order, without the indexes that an index above them repeats."""
+    shards = [
+        [shard.moved(part.folder) if part.folder else shard for shard in table]
+        for part, table in zip(parts, tables, strict=True)
+    ]
+    owner: dict[str, _Part] = {}
+    kept: set[int] = set()
+    # A merged index stands above those that it was merged from, so its folder's name is shorter.
+    for number in sorted(range(len(parts)), key=lambda i: len(parts[i].folder)):
+        part, names = parts[number], [shard.files[0].raw.basename for shard in shards[number]]
+        repeated = [name for name in names if name in owner]
+        above = owner[repeated[0]] if repeated else part
+        if repeated and (above.folder == part.folder or len(repeated) < len(names)):
+            raise ConfigError(
+                f'The parts of a merged index hold different shards, but {part.name} and {above.name} both have '
+                f'{repeated[0]!r}. Give their folders different names, or leave one of them out.'
+            )
+        if not repeated:
+            owner.update(dict.fromkeys(names, part))
+            kept.add(number)
+    _check_columns([(parts[i], shard) for i in sorted(kept) for shard in shards[i][:1]])
+    return [shard for i in sorted(kept) for shard in shards[i]]
+
+
+def _check_columns(firsts: Sequence[tuple[_Part, ShardInfo]]) -> None:
+    """Refuse parts whose first shards have columns of other names or kinds."""
+    kinds: Mapping[str, str] | None = None
+    for part, shard in firsts:
+        found = shard.schema.kinds()
+        kinds = kinds or found
+        if found != kinds:
+            differing = sorted(name for name in {*found, *kinds} if found.get(name) != kinds.get(name))[0]
+            raise ConfigError(
+                f'The parts of a dataset have the same columns, but column {differing!r} is '
+                f'{kinds.get(differing, "missing")} in {firsts[0][0].name} and {found.get(differing, "missing")} in '
+                f'{part.name}. Write one of them again, or merge them as two streams.'
+            )
