@@ -1,0 +1,356 @@
+"""Arrow columns as MDS columns: the encoding of each type, and the conversion of arrays.
+
+========================================================  ====================  =====================================
+Arrow type                                                encoding              value
+========================================================  ====================  =====================================
+int8 ... uint64, float16, float32, float64                the same name         number
+bool                                                      uint8                 0 or 1
+string, large_string, string_view                         str                   text
+binary, large_binary, binary_view, fixed_size_binary      bytes                 bytes
+decimal                                                   str_decimal           `decimal.Decimal`
+timestamp, date, time, duration                           int64                 number of the type's own unit
+list of numbers                                           ndarray:DTYPE         array of one axis
+fixed-size lists of numbers, also nested; tensors         ndarray:DTYPE:SHAPE   array
+struct, map, list of other values, null                   json                  dict, list, text, number, bool, None
+dictionary, run-end encoded, extension                    as the values         as the values
+========================================================  ====================  =====================================
+
+A column with nulls is ``json``: None survives. A list of numbers with nulls or empty lists is ``json``, too, since an
+``ndarray`` is never empty. Inside ``json``, times are numbers of their unit and decimals are text.
+
+Datasets of Hugging Face name the types of their columns in the schema's metadata. Their images are ``jpeg``, which
+reads images of all kinds, lists of images are ``jpeg_array``, and `Array2D` to `Array5D` are ``ndarray:DTYPE:SHAPE``.
+Other structs of ``bytes`` and ``path``, such as audio, are ``bytes``: the content of the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import numpy as np
+
+from headrace.errors import FormatError, MissingDependencyError, ShardError
+from headrace.sources import arrow_values as values_of
+from headrace.sources.column_choice import choose_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ['ArrowColumn', 'arrow_columns', 'import_pyarrow', 'to_columns']
+
+_Convert: TypeAlias = 'Callable[[pa.Array[Any]], Sequence[Any] | np.ndarray[Any, Any]]'
+_Shape: TypeAlias = 'tuple[int, ...]'
+_MAX_DEPTH: Final = 64
+"""Types nested in one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowColumn:
+    """A column of Arrow data that is read."""
+
+    name: str
+    encoding: str
+    """Its MDS encoding."""
+    convert: _Convert
+    """Makes values for the encoding of an Arrow array."""
+
+
+class _NoEncodingError(Exception):
+    """No MDS encoding can store the type."""
+
+
+def import_pyarrow(what: str) -> Any:
+    """The module ``pyarrow``.
+
+    Args:
+        what: the data that need it, for messages, such as 'Parquet files'.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{what} need pyarrow, which is not installed: pip install 'headrace[arrow]'"
+        ) from error
+    return pa
+
+
+def arrow_columns(
+    schema: pa.Schema, *, columns: Collection[str] | None, with_nulls: Collection[str] = (), source: str
+) -> dict[str, ArrowColumn]:
+    """The columns to read of Arrow data.
+
+    Args:
+        schema: the data's schema, with its metadata.
+        columns: names of the columns to read; None: all.
+        with_nulls: names of the columns that hold nulls, or empty lists.
+        source: the place of the data, for messages.
+
+    Returns:
+        The columns by name, in the schema's order.
+
+    Raises:
+        FormatError: no encoding can store a column; or two columns have one name.
+        StreamError: the data lack one of `columns`.
+    """
+    features = _features(schema.metadata)
+    found: dict[str, ArrowColumn] = {}
+    for name in choose_columns(schema.names, columns, source=source):
+        kind = schema.field(name).type
+        try:
+            encoding, convert = _column(kind, features.get(name), has_nulls=name in with_nulls)
+        except _NoEncodingError as error:
+            raise FormatError(
+                f'A column of Arrow data has a type that an MDS column can store, but column {name!r} of {source} is '
+                f'{_short(kind)}: {error}. Leave it out with `columns=`.'
+            ) from None
+        found[name] = ArrowColumn(name, encoding, convert)
+    return found
+
+
+def to_columns(
+    batch: pa.RecordBatch, columns: Mapping[str, ArrowColumn], *, source: str, first_row: int = 0
+) -> dict[str, Sequence[Any] | np.ndarray[Any, Any]]:
+    """The values of a record batch for the encodings of its columns.
+
+    Args:
+        batch: the rows; has all of `columns`.
+        columns: result of `arrow_columns`.
+        source: the place of the rows, for messages.
+        first_row: number of the first row, for messages.
+
+    Returns:
+        For each column a sequence of ``batch.num_rows`` values. Numbers are an array, without a copy where possible.
+
+    Raises:
+        ShardError: a value is null in a column without nulls, or is damaged.
+    """
+    pa = import_pyarrow('Arrow data')
+    values: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = {}
+    for name, column in columns.items():
+        try:
+            values[name] = column.convert(batch.column(name))
+        except values_of.NullValueError as error:  # noqa: PERF203
+            raise ShardError(
+                f'Row {first_row + error.row} of column {name!r} of {source} is {error.what}, but a column of '
+                f'encoding `{column.encoding}` stores no such value. The statistics of the file do not tell of it. '
+                f'Write the file again with statistics, or leave the column out with `columns=`.'
+            ) from None
+        except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, IndexError) as error:
+            raise ShardError(
+                f'Column {name!r} of {source}, rows {first_row} to {first_row + batch.num_rows - 1}, cannot be '
+                f'read as `{column.encoding}`: {error}.'
+            ) from error
+    return values
+
+
+def _features(metadata: Mapping[bytes, bytes] | None) -> Mapping[str, Any]:
+    """The types of columns that Hugging Face's datasets note."""
+    try:
+        features = json.loads((metadata or {})[b'huggingface'])['info']['features']
+    except (KeyError, ValueError, TypeError, RecursionError):
+        return {}
+    return cast('dict[str, Any]', features) if isinstance(features, dict) else {}
+
+
+def _column(kind: pa.DataType, feature: Any, *, has_nulls: bool, depth: int = 0) -> tuple[str, _Convert]:
+    """The encoding of a type, and the conversion of its arrays."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if depth > _MAX_DEPTH:
+        raise _NoEncodingError(f'types are nested {_MAX_DEPTH} times at most')
+    inner = partial(_column, has_nulls=has_nulls, depth=depth + 1)
+    if isinstance(kind, pa.BaseExtensionType):
+        shape = tuple(getattr(kind, 'shape', None) or ())
+        if isinstance(kind, pa.FixedShapeTensorType) and shape and not has_nulls and _is_in_order(kind.permutation):
+            return _after(values_of.storage, *_fixed_arrays(kind.storage_type.value_type, (math.prod(shape),), shape))
+        return _after(values_of.storage, *inner(kind.storage_type, feature))
+    if types.is_dictionary(kind):
+        return _after(values_of.decode_dictionary, *inner(kind.value_type, feature))
+    if types.is_run_end_encoded(kind):
+        return _after(values_of.decode_runs, *inner(kind.value_type, feature))
+    if _is_file(kind):
+        if has_nulls:
+            raise _NoEncodingError('it holds nulls, and files of bytes have no place for them')
+        return ('jpeg' if _feature_type(feature) == 'Image' else 'bytes'), values_of.files
+    if _is_list(kind) and _is_file(kind.value_type) and _feature_type(_inner_feature(feature)) == 'Image':
+        if has_nulls:
+            raise _NoEncodingError('it holds nulls or empty lists, and lists of images have no place for them')
+        return 'jpeg_array', values_of.lists_of_files
+    if not has_nulls and (array := _array(kind, feature)) is not None:
+        return array
+    if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind) or _is_view(kind, 'b'):
+        if has_nulls:
+            raise _NoEncodingError('it holds nulls, and a column of bytes has no place for them')
+        return 'bytes', values_of.texts_or_bytes
+    if has_nulls:
+        return _json(kind)
+    if (dtype := _number(kind)) is not None:
+        return dtype.name, values_of.bools if types.is_boolean(kind) else values_of.numbers
+    if types.is_string(kind) or types.is_large_string(kind) or _is_view(kind, 's'):
+        return 'str', values_of.texts_or_bytes
+    if types.is_decimal(kind):
+        return 'str_decimal', values_of.decimals
+    if types.is_temporal(kind) and not types.is_interval(kind):
+        return 'int64', values_of.times
+    return _json(kind)
+
+
+def _after(before: Callable[[Any], Any], encoding: str, convert: _Convert) -> tuple[str, _Convert]:
+    return encoding, lambda array: convert(before(array))
+
+
+def _short(kind: pa.DataType) -> str:
+    text = str(kind)
+    return text if len(text) <= 200 else f'{text[:200]}...'
+
+
+# The kinds of types
+
+
+def _number(kind: pa.DataType) -> np.dtype[Any] | None:
+    """The dtype of numbers; bools are uint8."""
+    from pyarrow import types
+
+    if types.is_boolean(kind):
+        return np.dtype('u1')
+    if types.is_integer(kind) or types.is_floating(kind):
+        return np.dtype(kind.to_pandas_dtype())
+    return None
+
+
+def _is_view(kind: pa.DataType, of: str) -> bool:
+    """Whether a type is a view of text ('s') or bytes ('b'), which older versions of pyarrow lack."""
+    return str(kind) == {'s': 'string_view', 'b': 'binary_view'}[of]
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    from pyarrow import types
+
+    return types.is_list(kind) or types.is_large_list(kind)
+
+
+def _is_file(kind: pa.DataType) -> bool:
+    """Whether a type is the struct of a file's content and its path, as Hugging Face stores images and audio."""
+    from pyarrow import types
+
+    if not types.is_struct(kind) or kind.num_fields != 2:
+        return False
+    names = {kind.field(i).name: kind.field(i).type for i in range(2)}
+    return set(names) == {'bytes', 'path'} and (
+        types.is_binary(names['bytes']) or types.is_large_binary(names['bytes'])
+    )
+
+
+def _feature_type(feature: Any) -> str:
+    return str(cast('dict[str, Any]', feature).get('_type', '')) if isinstance(feature, dict) else ''
+
+
+def _inner_feature(feature: Any) -> Any:
+    if isinstance(feature, list) and len(cast('list[Any]', feature)) == 1:
+        return cast('list[Any]', feature)[0]
+    return cast('dict[str, Any]', feature).get('feature') if isinstance(feature, dict) else None
+
+
+def _array(kind: pa.DataType, feature: Any) -> tuple[str, _Convert] | None:
+    """The encoding of lists of values_of.numbers, as arrays; None for other types."""
+    from pyarrow import types
+
+    if _feature_type(feature) in {'Array2D', 'Array3D', 'Array4D', 'Array5D'}:
+        inner, depth = kind, 0
+        while _is_list(inner) or types.is_fixed_size_list(inner):
+            inner, depth = inner.value_type, depth + 1
+        shape = cast('dict[str, Any]', feature).get('shape')
+        if isinstance(shape, list) and len(cast('list[Any]', shape)) == depth and _are_sizes(cast('list[Any]', shape)):
+            return _fixed_arrays(inner, tuple(cast('list[int]', shape)))
+        return None
+    if types.is_fixed_size_list(kind):
+        inner, shape = kind, list[int]()
+        while types.is_fixed_size_list(inner):
+            shape.append(inner.list_size)
+            inner = inner.value_type
+        if _number(inner) is not None and _are_sizes(shape):
+            return _fixed_arrays(inner, tuple(shape))
+        return None
+    if _is_list(kind) and (dtype := _number(kind.value_type)) is not None:
+        return f'ndarray:{dtype.name}', values_of.lists_of_numbers
+    return None
+
+
+def _are_sizes(shape: list[Any]) -> bool:
+    return 0 < len(shape) <= 32 and all(type(size) is int and 0 < size < 1 << 31 for size in shape)
+
+
+def _is_in_order(permutation: Sequence[int] | None) -> bool:
+    return permutation is None or list(permutation) == list(range(len(permutation)))
+
+
+def _fixed_arrays(kind: pa.DataType, lists: _Shape, shape: _Shape | None = None) -> tuple[str, _Convert]:
+    """The encoding of nested lists of fixed lengths.
+
+    Args:
+        kind: the type of the innermost values.
+        lists: the lengths of the lists, the outermost first.
+        shape: the shape of the arrays, if it is another.
+    """
+    dtype = _number(kind)
+    axes = lists if shape is None else shape
+    if dtype is None:
+        raise _NoEncodingError('only arrays of numbers can be stored')
+    if math.prod(axes) * dtype.itemsize >= 1 << 32:
+        raise _NoEncodingError('a value takes 4 GiB or more')
+    return f'ndarray:{dtype.name}:{",".join(map(str, axes))}', lambda array: values_of.shaped(array, lists, axes)
+
+
+def _json(kind: pa.DataType) -> tuple[str, _Convert]:
+    plain = _plain(kind, 0)
+    return 'json', lambda array: values_of.json_values(array, plain)
+
+
+def _plain(kind: pa.DataType, depth: int) -> pa.DataType:
+    """The type whose Python objects JSON can express, for casting to it."""
+    import pyarrow as pa
+    from pyarrow import types
+
+    if depth > _MAX_DEPTH:
+        raise _NoEncodingError(f'types are nested {_MAX_DEPTH} times at most')
+    if isinstance(kind, pa.BaseExtensionType):
+        if depth:
+            raise _NoEncodingError('an extension type inside another type has no place in JSON')
+        kind = kind.storage_type
+    if types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind):
+        return kind
+    if types.is_floating(kind):
+        return pa.float32() if types.is_float16(kind) else kind
+    if types.is_string(kind) or types.is_large_string(kind) or _is_view(kind, 's') or types.is_decimal(kind):
+        return pa.large_string()
+    if types.is_interval(kind):
+        raise _NoEncodingError('an interval of months, days and nanoseconds has no place in JSON')
+    if types.is_temporal(kind):
+        return pa.int32() if kind.bit_width == 32 else pa.int64()
+    if types.is_dictionary(kind):
+        return _plain(kind.value_type, depth + 1)
+    if types.is_struct(kind):
+        names = [kind.field(i).name for i in range(kind.num_fields)]
+        if len(set(names)) < len(names):
+            raise _NoEncodingError('the fields of a struct have different names')
+        return pa.struct(
+            [pa.field(f.name, _plain(f.type, depth + 1)) for f in (kind.field(i) for i in range(len(names)))]
+        )
+    if types.is_map(kind):
+        return pa.map_(_plain(kind.key_type, depth + 1), _plain(kind.item_type, depth + 1))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_type, depth + 1), kind.list_size)
+    if types.is_list(kind):
+        return pa.list_(_plain(kind.value_type, depth + 1))
+    if types.is_large_list(kind):
+        return pa.large_list(_plain(kind.value_type, depth + 1))
+    raise _NoEncodingError(f'{_short(kind)} has no place in JSON')

@@ -1,0 +1,183 @@
+"""Arrow columns as MDS columns."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import FormatError, ShardError, StreamError
+from headrace.format import mds_decode, mds_encode
+from headrace.sources.arrow_types import arrow_columns, to_columns
+
+pa = pytest.importorskip('pyarrow')
+
+DAY = dt.datetime(2020, 1, 2, 3, 4, 5)
+ONE = decimal.Decimal('1.10')
+FILE = pa.struct([('bytes', pa.binary()), ('path', pa.string())])
+
+# An array of two rows, the encoding of its column, and what is read of it.
+CASES: dict[str, tuple[Any, str, list[Any]]] = {
+    **{
+        name: (pa.array([1, 2], getattr(pa, name)()), name, [1, 2])
+        for name in ('int8', 'int16', 'int32', 'int64', 'uint8', 'uint16', 'uint32', 'uint64', 'float32', 'float64')
+    },
+    'float16': (pa.array(np.array([1, 2], np.float16)), 'float16', [1.0, 2.0]),
+    'bool': (pa.array([True, False]), 'uint8', [1, 0]),
+    'string': (pa.array(['a', 'ü']), 'str', ['a', 'ü']),
+    'large_string': (pa.array(['a', ''], pa.large_string()), 'str', ['a', '']),
+    'dictionary': (pa.array(['a', 'b']).dictionary_encode(), 'str', ['a', 'b']),
+    'runs': (pa.RunEndEncodedArray.from_arrays([1, 2], ['a', 'b']), 'str', ['a', 'b']),
+    'binary': (pa.array([b'a', b'']), 'bytes', [b'a', b'']),
+    'fixed binary': (pa.array([b'ab', b'cd'], pa.binary(2)), 'bytes', [b'ab', b'cd']),
+    'decimal': (pa.array([ONE, -ONE]), 'str_decimal', [ONE, -ONE]),
+    'timestamp': (pa.array([DAY, DAY], pa.timestamp('ms', 'UTC')), 'int64', [1577934245000] * 2),
+    'date32': (pa.array([DAY.date()] * 2, pa.date32()), 'int64', [18263] * 2),
+    'date64': (pa.array([DAY.date()] * 2, pa.date64()), 'int64', [18263 * 86_400_000] * 2),
+    'time32': (pa.array([DAY.time()] * 2, pa.time32('s')), 'int64', [11045] * 2),
+    'duration': (pa.array([dt.timedelta(1)] * 2, pa.duration('s')), 'int64', [86400] * 2),
+    'list': (pa.array([[1], [2, 3]], pa.list_(pa.int32())), 'ndarray:int32', [[1], [2, 3]]),
+    'list of bools': (pa.array([[True], [False, True]]), 'ndarray:uint8', [[1], [0, 1]]),
+    'fixed list': (pa.array([[1, 2], [3, 4]], pa.list_(pa.float32(), 2)), 'ndarray:float32:2', [[1, 2], [3, 4]]),
+    'matrix': (
+        pa.array([[[1, 2]], [[3, 4]]], pa.list_(pa.list_(pa.int8(), 2), 1)),
+        'ndarray:int8:1,2',
+        [[[1, 2]], [[3, 4]]],
+    ),
+    'tensor': (
+        pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12, dtype=np.int64).reshape(2, 2, 3)),
+        'ndarray:int64:2,3',
+        np.arange(12).reshape(2, 2, 3).tolist(),
+    ),
+    'struct': (
+        pa.array([{'a': 1, 't': DAY, 'd': ONE}, {'a': None, 't': None, 'd': None}]),
+        'json',
+        [{'a': 1, 't': 1577934245000000, 'd': '1.10'}, {'a': None, 't': None, 'd': None}],
+    ),
+    'list of dates': (pa.array([[DAY.date()], [None]]), 'json', [[18263], [None]]),
+    'map': (pa.array([[('a', 1)], []], pa.map_(pa.string(), pa.int64())), 'json', [{'a': 1}, {}]),
+    'list of text': (pa.array([['a', None], []]), 'json', [['a', None], []]),
+    'lists of lists': (pa.array([[[1], []], []]), 'json', [[[1], []], []]),
+    'nothing': (pa.nulls(2), 'json', [None, None]),
+    'file': (pa.array([{'bytes': b'x', 'path': None}, {'bytes': b'', 'path': 'a'}], FILE), 'bytes', [b'x', b'']),
+}
+WITH_NULLS: dict[str, tuple[Any, list[Any]]] = {
+    'text': (pa.array(['a', None]), ['a', None]),
+    'number': (pa.array([None, 2]), [None, 2]),
+    'bool': (pa.array([None, True]), [None, True]),
+    'decimal': (pa.array([ONE, None]), ['1.10', None]),
+    'date': (pa.array([DAY.date(), None]), [18263, None]),
+    'list': (pa.array([[1], None]), [[1], None]),
+    'empty list': (pa.array([[1], []]), [[1], []]),
+    'dictionary': (pa.array(['a', None]).dictionary_encode(), ['a', None]),
+}
+
+
+def read(array: Any, *, with_nulls: bool = False, metadata: dict[str, Any] | None = None) -> tuple[str, list[Any]]:
+    """The encoding of an array's column, and its values after they were stored and read."""
+    schema = pa.schema([pa.field('c', array.type)])
+    if metadata is not None:
+        schema = schema.with_metadata({'huggingface': json.dumps({'info': {'features': {'c': metadata}}})})
+    columns = arrow_columns(schema, columns=None, with_nulls=['c'] if with_nulls else [], source='the test')
+    batch = pa.RecordBatch.from_arrays([array], schema=schema)
+    values = to_columns(batch, columns, source='the test')['c']
+    encoding = columns['c'].encoding
+    if encoding.startswith('jpeg'):
+        return encoding, list(values)
+    stored = [mds_decode(encoding, mds_encode(encoding, value)) for value in values]
+    return encoding, [value.tolist() if isinstance(value, np.ndarray) else value for value in stored]
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_type_has_its_encoding_and_keeps_its_values(name: str) -> None:
+    array, encoding, values = CASES[name]
+    assert read(array) == (encoding, values)
+    if not isinstance(array, (pa.ExtensionArray, pa.RunEndEncodedArray)):
+        twice = pa.concat_arrays([array, array])
+        assert read(twice.slice(1, 2)) == (encoding, [values[1], values[0]])
+
+
+@pytest.mark.parametrize('name', WITH_NULLS)
+def test_nulls_that_are_known_become_none(name: str) -> None:
+    array, values = WITH_NULLS[name]
+    assert read(array, with_nulls=True) == ('json', values)
+
+
+@pytest.mark.parametrize('name', WITH_NULLS)
+def test_a_null_that_nobody_told_of_is_an_error_with_its_row(name: str) -> None:
+    array, values = WITH_NULLS[name]
+    row = next(number for number, value in enumerate(values) if value is None or value == [])
+    with pytest.raises(ShardError, match=f'Row {row} of column .c. of the test'):
+        read(array)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1), min_size=1), st.data())
+@settings(max_examples=30, deadline=None)
+def test_slices_of_lists_are_as_python_cuts_them(rows: list[list[int]], data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(rows) - 1))
+    array = pa.array(rows, pa.large_list(pa.int16())).slice(begin)
+    assert read(array) == ('ndarray:int16', rows[begin:])
+
+
+def test_metadata_of_hugging_face_tells_of_images_and_arrays() -> None:
+    images = pa.array([{'bytes': b'x', 'path': None}, {'bytes': b'y', 'path': 'a.png'}], FILE)
+    assert read(images, metadata={'_type': 'Image'}) == ('jpeg', [b'x', b'y'])
+    lists = pa.array([[{'bytes': b'x', 'path': None}], []], pa.list_(FILE))
+    assert read(lists, metadata={'_type': 'Sequence', 'feature': {'_type': 'Image'}}) == ('jpeg_array', [[b'x'], []])
+    arrays = pa.array([[[1, 2], [3, 4]], [[5, 6], [7, 8]]], pa.list_(pa.list_(pa.uint8())))
+    found = read(arrays, metadata={'_type': 'Array2D', 'shape': [2, 2], 'dtype': 'uint8'})
+    assert found == ('ndarray:uint8:2,2', [[[1, 2], [3, 4]], [[5, 6], [7, 8]]])
+    with pytest.raises(ShardError, match='rows 0 to 1'):
+        read(arrays, metadata={'_type': 'Array2D', 'shape': [4, 1], 'dtype': 'uint8'})
+
+
+def test_an_image_that_lies_elsewhere_is_an_error() -> None:
+    with pytest.raises(ShardError, match='Row 1 .*names a file elsewhere'):
+        read(pa.array([{'bytes': b'x', 'path': None}, {'bytes': None, 'path': 'a.png'}], FILE))
+
+
+@pytest.mark.parametrize(
+    'kind',
+    [
+        pa.list_(pa.binary()),
+        pa.struct([('a', pa.list_(pa.binary()))]),
+        pa.dense_union([pa.field('a', pa.int8())]),
+        pa.month_day_nano_interval(),
+        pa.struct([pa.field('a', pa.int8()), pa.field('a', pa.int8())]),
+    ],
+    ids=str,
+)
+def test_a_type_without_an_encoding_is_refused_by_name(kind: Any) -> None:
+    with pytest.raises(FormatError, match=r"column 'c' of the test is .*Leave it out with `columns=`"):
+        arrow_columns(pa.schema([pa.field('c', kind)]), columns=None, source='the test')
+    good = pa.schema([pa.field('c', kind), pa.field('d', pa.int8())])
+    assert list(arrow_columns(good, columns=['d'], source='the test')) == ['d']
+
+
+def test_columns_are_chosen_by_their_names() -> None:
+    schema = pa.schema([('a', pa.int8()), ('b', pa.int8()), ('text', pa.string())])
+    assert list(arrow_columns(schema, columns=['text', 'a'], source='x')) == ['a', 'text']
+    with pytest.raises(StreamError, match="asks for 'txt'.*Did you mean 'text'"):
+        arrow_columns(schema, columns=['txt'], source='x')
+    with pytest.raises(FormatError, match="several columns 'a'"):
+        arrow_columns(pa.schema([('a', pa.int8()), ('a', pa.int8())]), columns=None, source='x')
+
+
+def test_numbers_are_not_copied() -> None:
+    array = pa.array(np.arange(1000))
+    columns = arrow_columns(pa.schema([('c', array.type)]), columns=None, source='x')
+    values = to_columns(pa.RecordBatch.from_arrays([array], names=['c']), columns, source='x')['c']
+    assert isinstance(values, np.ndarray)
+    assert values.ctypes.data == array.buffers()[1].address
+
+
+def test_text_that_is_not_utf8_is_an_error() -> None:
+    array = pa.array([b'a', b'\xff']).view(pa.string())
+    with pytest.raises(ShardError, match='rows 0 to 1'):
+        read(array)

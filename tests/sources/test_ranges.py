@@ -1,0 +1,90 @@
+"""Byte ranges of many objects."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from headrace.errors import ChecksumError, ObjectNotFoundError, TransferError
+from headrace.sources.ranges import ByteRange, read_ranges
+from headrace.storage import Retry, open_store
+
+AT_ONCE = Retry(attempts=3, sleep=lambda seconds: None)
+
+
+class Watched:
+    """A store that counts reads in progress, and breaks some of them."""
+
+    def __init__(self, folder: Path, broken: int = 0) -> None:
+        self._store = open_store(folder)
+        self.url = self._store.url
+        self.broken, self.gets, self.running, self.most = broken, 0, 0, 0
+        self._lock = threading.Lock()
+
+    def get(self, key: str, out: BinaryIO, **options: Any) -> str:
+        with self._lock:
+            self.gets += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
+            is_broken = self.gets <= self.broken
+        try:
+            if is_broken:
+                out.write(b'x')
+                raise TransferError('broken')
+            return self._store.get(key, out, **options)
+        finally:
+            with self._lock:
+                self.running -= 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def _write(folder: Path, count: int) -> list[ByteRange]:
+    for number in range(count):
+        (folder / f'{number}').write_bytes(bytes([number]) * 100)
+    return [ByteRange(f'{number}', number, number % 50) for number in range(count)]
+
+
+def test_ranges_come_in_order_despite_broken_transfers(tmp_path: Path) -> None:
+    ranges = _write(tmp_path, 60)
+    store = Watched(tmp_path, broken=2)
+    found = list(read_ranges(store, ranges, retry=AT_ONCE, requests=4))  # pyright: ignore[reportArgumentType]
+    assert found == [bytes([number]) * (number % 50) for number in range(60)]
+    assert store.most <= 4
+
+
+def test_no_more_is_read_ahead_than_the_window(tmp_path: Path) -> None:
+    ranges = _write(tmp_path, 60)
+    store = Watched(tmp_path)
+    results = read_ranges(store, ranges[40:], retry=AT_ONCE, requests=2, window=100)  # pyright: ignore[reportArgumentType]
+    assert next(results) == bytes([40]) * 40
+    assert store.gets <= 3  # of 40 to 42 bytes, two of which fit
+    results.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'error'),
+    [
+        (ByteRange('0', 50, 51), ChecksumError),
+        (ByteRange('0', 200, 1), ChecksumError),
+        (ByteRange('x', 0, 1), ObjectNotFoundError),
+    ],
+)
+def test_bytes_that_are_not_there_are_an_error(tmp_path: Path, wanted: ByteRange, error: type[Exception]) -> None:
+    _write(tmp_path, 1)
+    with pytest.raises(error):
+        list(read_ranges(open_store(tmp_path), [wanted], retry=AT_ONCE))
+
+
+def test_another_version_of_an_object_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path, 1)
+    store = open_store(tmp_path)
+    (listed,) = store.list('')
+    assert list(read_ranges(store, [ByteRange('0', 0, 5, listed.etag)], retry=AT_ONCE)) == [bytes(5)]
+    (tmp_path / '0').write_bytes(b'1' * 101)
+    with pytest.raises(TransferError):
+        list(read_ranges(store, [ByteRange('0', 0, 5, listed.etag)], retry=AT_ONCE))
