@@ -1,0 +1,65 @@
+"""NumPy's .npy files, and arrays as the `ndarray` encoding stores them."""
+
+from __future__ import annotations
+
+import math
+from io import BytesIO
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from headrace.errors import ShardError
+from headrace.format.encodings.arrays import DTYPES
+
+__all__ = ['Array', 'parse_npy', 'storable']
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+
+def parse_npy(data: bytes, where: str) -> Array:
+    """The array of a .npy file. Nothing is unpickled, and no more is allocated than the file holds.
+
+    Args:
+        data: the file.
+        where: the file, for messages.
+
+    Raises:
+        ShardError: the file is damaged, or `storable` refuses its array.
+    """
+    stream = BytesIO(data)
+    try:
+        version = npy_format.read_magic(stream)
+        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+        if dtype.hasobject:
+            raise ValueError('it holds pickled objects')
+        count = math.prod(shape)
+        if count * dtype.itemsize != len(data) - stream.tell():
+            raise ValueError(f'an array of {dtype} and shape {shape} has other bytes than follow its header')
+        array = np.frombuffer(data, dtype, count, stream.tell()) if count else np.empty(shape, dtype)
+        array = array.reshape(shape[::-1]).T if fortran else array.reshape(shape)
+    except (ValueError, TypeError, EOFError, SyntaxError, OverflowError, MemoryError, RecursionError) as error:
+        raise ShardError(f'{where} is no .npy file that can be read: {error}. Write it again.') from None
+    return storable(array, where)
+
+
+def storable(array: Array, where: str) -> Array:
+    """The array as the `ndarray` encoding stores it: bools are uint8, and a scalar has one axis of length 1.
+
+    Raises:
+        ShardError: the array is empty, or of a dtype that no MDS encoding stores.
+    """
+    if array.dtype == np.bool_:
+        array = array.view(np.uint8)
+    if array.dtype.name not in DTYPES:
+        raise ShardError(
+            f'Arrays hold {", ".join(DTYPES)}, but {where} has the dtype {array.dtype}. Leave its column out with '
+            f'`columns`, or convert the data.'
+        )
+    if array.size == 0:
+        raise ShardError(
+            f'Arrays have at least one element, but {where} has the shape {array.shape}. Leave its column out with '
+            f'`columns`, or convert the data.'
+        )
+    return array.reshape(1) if array.ndim == 0 else array

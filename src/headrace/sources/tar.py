@@ -1,0 +1,288 @@
+"""WebDataset's tars: a run of members with one key is a sample, and each extension is a column.
+
+The key is a member's path up to the first dot of its last name, and the extension is the rest, in lower case. Members
+without an extension, and those whose path begins like ``__meta__``, are left out, as WebDataset does.
+
+The headers lie among the data, so indexing reads a tar once. Members above some megabytes are skipped. A part is a run
+of samples of 64 MiB, and is parsed again when it is read. A compressed tar is one part.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from headrace.errors import FormatError, ShardError, StreamError
+from headrace.format.compression_algorithms import CHUNK
+from headrace.sources.index_bytes import dump_index, load_index
+from headrace.sources.npy import parse_npy
+from headrace.sources.protocol import Part
+from headrace.sources.tar_members import Member, read_members
+from headrace.sources.windows import (
+    MAX_UNPACKED,
+    MemoryWindow,
+    RangedWindow,
+    StreamWindow,
+    Window,
+    algorithm_of,
+    in_parallel,
+    stream_object,
+    unpack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from headrace.storage import ObjectInfo, Store
+
+__all__ = ['NAME', 'find', 'index', 'load']
+
+NAME: Final = 'webdataset'
+_KEY: Final = '__key__'
+_PART: Final = 64 << 20
+_BATCH_ROWS: Final = 4096
+_BATCH_BYTES: Final = 16 << 20
+_MAX_COLUMNS: Final = 1000
+_NAME: Final = re.compile(r'((?:.*/)?[^./][^./]*)\.([^/]*)', re.DOTALL)
+_META: Final = re.compile(r'__[^/]*__(/|$)')
+_ENDINGS: Final = re.compile(r'\.(tar|tgz|tar\.(gz|zst|zstd|bz2))$', re.IGNORECASE)
+_ENCODINGS: Final = {
+    **dict.fromkeys(('jpg', 'jpeg'), 'jpeg'),
+    'png': 'png',
+    **dict.fromkeys(('txt', 'text', 'transcript'), 'str'),
+    **dict.fromkeys(('cls', 'cls2', 'class', 'count', 'index', 'inx', 'id'), 'int'),
+    **dict.fromkeys(('json', 'jsn'), 'json'),
+    'npy': 'ndarray',
+}
+"""By the last part of an extension; others are bytes."""
+
+
+class _Sample(NamedTuple):
+    key: str
+    members: dict[str, tuple[Member, memoryview | bytes]]
+    """By extension: the member, and its bytes if they are wanted."""
+    start: int
+    end: int
+
+
+def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+    """The tars among the objects."""
+    return [info for info in objects if _ENDINGS.search(info.key)]
+
+
+def index(
+    store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
+) -> TarSource:
+    """See `SourceFormat.index`. No column runs code: pickles stay bytes.
+
+    Raises:
+        FormatError: an object is no tar, or a sample lacks an extension that others have.
+        StreamError: no sample has one of ``columns``.
+    """
+    del allow_unsafe_types
+    scans = in_parallel(lambda info: _Scan(store, info, columns), objects)
+    return TarSource(_columns(scans, columns), tuple(part for scan in scans for part in scan.parts))
+
+
+def load(data: bytes) -> TarSource:
+    """See `SourceFormat.load`."""
+    columns, parts, _ = load_index(NAME, data)
+    return TarSource(columns, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class TarSource:
+    """See `Source`."""
+
+    columns: Mapping[str, str]
+    parts: Sequence[Part]
+
+    @property
+    def format(self) -> str:
+        """See `Source.format`."""
+        return NAME
+
+    def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
+        """See `Source.batches`."""
+        found = self.parts[part]
+        where = f'{found.key} (samples of part {part})'
+        algorithm = algorithm_of(found.key)
+        window: Window = MemoryWindow(data, where)
+        if algorithm is not None:
+            window = StreamWindow(unpack(algorithm, _chunks(data), where), where)
+        try:
+            yield from self._batches(window, found, where)
+        except ShardError:
+            raise
+        except FormatError as error:
+            raise ShardError(str(error)) from error
+
+    def _batches(self, window: Window, part: Part, where: str) -> Iterator[Mapping[str, Sequence[Any]]]:
+        batch: dict[str, list[Any]] = {name: [] for name in self.columns}
+        rows = size = 0
+        for sample in _read_samples(window, where, self.columns):
+            for name, encoding in self.columns.items():
+                if name == _KEY:
+                    batch[name].append(sample.key)
+                elif name in sample.members:
+                    member, data = sample.members[name]
+                    batch[name].append(_value(encoding, bytes(data), f'{member.name!r} in {part.key}'))
+                    size += member.size
+                else:
+                    raise ShardError(f'Sample {sample.key!r} in {where} lacks {name!r}, against the index.')
+            rows += 1
+            if rows % _BATCH_ROWS == 0 or size >= _BATCH_BYTES:
+                yield batch
+                batch, size = {name: [] for name in self.columns}, 0
+        if any(batch.values()):
+            yield batch
+        if rows != part.rows:
+            raise ShardError(f'{where} has {rows} samples, but the index says {part.rows}. Fetch it again.')
+
+    def to_bytes(self) -> bytes:
+        """See `Source.to_bytes`."""
+        return dump_index(NAME, self.columns, self.parts, {})
+
+
+def _chunks(data: memoryview) -> Iterator[bytes]:
+    for start in range(0, len(data), CHUNK):
+        yield bytes(data[start : start + CHUNK])
+
+
+def _read_samples(window: Window, where: str, wanted: Collection[str]) -> Iterator[_Sample]:
+    """The samples of a tar, with the bytes of the wanted columns."""
+    sample: _Sample | None = None
+    for member in read_members(window, where):
+        match = _NAME.fullmatch(member.name)
+        if match is None or _META.match(member.name):
+            continue
+        key, extension = match[1], match[2].lower()
+        if sample is None or key != sample.key:
+            if sample is not None:
+                yield sample
+            sample = _Sample(key, {}, member.start, member.end)
+        elif extension in sample.members:
+            raise FormatError(
+                f'Extensions of a sample differ, but sample {key!r} in {where} has {extension!r} twice. Give samples '
+                f'that follow each other different names.'
+            )
+        elif len(sample.members) == _MAX_COLUMNS:
+            raise FormatError(
+                f'A sample has at most {_MAX_COLUMNS} extensions, but sample {key!r} in {where} has more. Name the '
+                f'members of different samples differently up to the first dot.'
+            )
+        data: memoryview | bytes = b''
+        if extension in wanted:
+            data = window.take(member.data, member.size)
+            if len(data) < member.size:
+                raise FormatError(f'{where} ends within {member.name!r}. Fetch or write it again.')
+        sample.members[extension] = member, data
+        sample = sample._replace(end=member.end)
+    if sample is not None:
+        yield sample
+
+
+class _Scan:
+    """The parts of one tar, and the extensions of its samples.
+
+    Args:
+        store: see `index`.
+        info: the tar.
+        columns: see `index`.
+    """
+
+    def __init__(self, store: Store, info: ObjectInfo, columns: Collection[str] | None) -> None:
+        self.parts: list[Part] = []
+        self.seen: set[str] = set()
+        self.lacking: dict[str, str] = {}
+        """An example of a sample for each extension that some lack."""
+        self.first = ''
+        algorithm = algorithm_of(info.key)
+        window: Window = RangedWindow(store, info)
+        if algorithm is not None:
+            window = StreamWindow(unpack(algorithm, stream_object(store, info), info.key), info.key)
+        last: Collection[str] = ()
+        start = end = rows = size = 0
+
+        def finish() -> None:
+            ranges = () if algorithm else ((start, end - start),)
+            self.parts.append(Part(info.key, ranges, rows, size))
+
+        for sample in _read_samples(window, info.key, ()):
+            if sample.members.keys() != last:
+                last = sample.members.keys()
+                self._compare(f'{sample.key!r} in {info.key}', last)
+            if sample.end - sample.start > MAX_UNPACKED:
+                raise FormatError(f'A sample has less than 4 GiB, but {sample.key!r} in {info.key} has more. Split it.')
+            if rows and sample.end - start > _PART and algorithm is None:
+                finish()
+                rows = size = 0
+            start = start if rows else sample.start
+            end = sample.end
+            rows += 1
+            size += len(sample.key) + sum(
+                member.size for name, (member, _) in sample.members.items() if columns is None or name in columns
+            )
+        if algorithm is None and end > info.size:
+            raise FormatError(f'{info.key} ends within its last member, at byte {info.size}. Fetch or write it again.')
+        if rows:
+            finish()
+
+    def _compare(self, sample: str, extensions: Collection[str]) -> None:
+        """Take note of a sample whose extensions differ from those of the sample before it."""
+        self.first = self.first or sample
+        for name in self.seen.difference(extensions):
+            self.lacking.setdefault(name, sample)
+        new = set(extensions) - self.seen
+        if self.first != sample:
+            for name in new:
+                self.lacking.setdefault(name, self.first)
+        self.seen |= new
+        if len(self.seen) > _MAX_COLUMNS:
+            raise FormatError(
+                f'Samples have at most {_MAX_COLUMNS} extensions, but those up to {sample} have more. Name members '
+                f'key.extension.'
+            )
+
+
+def _columns(scans: Sequence[_Scan], columns: Collection[str] | None) -> dict[str, str]:
+    """The columns to read, which each sample has."""
+    known = sorted({name for scan in scans for name in scan.seen})
+    unknown = sorted(set(columns or ()) - {_KEY, *known})
+    if unknown:
+        raise StreamError(
+            f'`columns` of a stream names columns of its data, {[_KEY, *known][:20]}, but got {unknown[:20]}. '
+            f'Correct it.'
+        )
+    lacking: dict[str, str] = {}
+    for scan in scans:
+        for name in known if scan.first else ():
+            sample = scan.lacking.get(name) if name in scan.seen else scan.first
+            if sample is not None:
+                lacking.setdefault(name, sample)
+    chosen = [name for name in (_KEY, *known) if columns is None or name in columns]
+    for name in chosen:
+        if name in lacking:
+            common = [_KEY, *(other for other in known if other not in lacking)]
+            raise FormatError(
+                f'Each sample has every column, but sample {lacking[name]} has no {name!r}. Read the columns that all '
+                f'samples have, with columns={common[:20]}, or write the tars again.'
+            )
+    return {name: 'str' if name == _KEY else _ENCODINGS.get(name.rpartition('.')[2], 'bytes') for name in chosen}
+
+
+def _value(encoding: str, data: bytes, where: str) -> Any:
+    """A member as its column stores it. Text, images and JSON are stored unread."""
+    if encoding == 'int':
+        try:
+            number = int(data)
+        except ValueError:
+            number = None
+        if number is None or not -(1 << 63) <= number < 1 << 63:
+            raise ShardError(
+                f'{where} is an integer of 64 bits, as its extension says, but holds {data[:40]!r}. Leave its column '
+                f'out with `columns`, or give it the extension txt.'
+            )
+        return number
+    return parse_npy(data, where) if encoding == 'ndarray' else data

@@ -1,0 +1,165 @@
+"""The members of a tar, read from a window of its bytes.
+
+Headers are those of POSIX ustar, with GNU's long names and large numbers and the extended headers of pax. Member names
+are text only: nothing is ever written under one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from headrace.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.sources.windows import Window
+
+__all__ = ['Member', 'read_members']
+
+_BLOCK: Final = 512
+_MAX_EXTENSION: Final = 1 << 20
+"""Bytes of a long name or of an extended header."""
+_REGULAR: Final = b'0', b'\0', b'7'
+_WITHOUT_DATA: Final = b'1', b'2', b'3', b'4', b'5', b'6'  # links, devices, folders, pipes
+
+
+class Member(NamedTuple):
+    """A file in a tar."""
+
+    name: str
+    start: int
+    """Offset of its first header."""
+    data: int
+    """Offset of its bytes."""
+    size: int
+    end: int
+    """Offset behind its last block."""
+
+
+def read_members(window: Window, where: str) -> Iterator[Member]:
+    """The files of a tar, in order. Folders and links are left out.
+
+    Args:
+        window: the tar's bytes.
+        where: the tar, for messages.
+
+    Raises:
+        FormatError: the bytes are no tar, or end within a member.
+    """
+    at = start = 0
+    name: str | None = None
+    size: int | None = None
+    while True:
+        block = bytes(window.take(at, _BLOCK))
+        if not block or not any(block):
+            if start != at:
+                raise FormatError(f'{where} ends after the extended header at byte {start}. Fetch or write it again.')
+            return
+        head = _Header(block, at, where)
+        if head.kind in {b'L', b'K', b'x', b'g'}:
+            if head.size > _MAX_EXTENSION:
+                raise FormatError(
+                    f'{where} announces {head.size} bytes of extended header at byte {at}, but {_MAX_EXTENSION} is '
+                    f'the most that is read. Write it again with shorter names.'
+                )
+            data = bytes(window.take(at + _BLOCK, head.size))
+            if len(data) < head.size:
+                raise _truncated(where, at)
+            if head.kind == b'L':
+                name = _text(data.partition(b'\0')[0], at, where)
+            elif head.kind == b'x':
+                for key, value in _pax_records(data, at, where):
+                    if key == b'path':
+                        name = _text(value, at, where)
+                    elif key == b'size':
+                        size = _decimal(value, at, where)
+                    elif key.startswith(b'GNU.sparse.'):
+                        raise _sparse(where, at)
+            at += _BLOCK + _padded(head.size)
+            continue
+        if head.kind == b'S':
+            raise _sparse(where, at)
+        length = 0 if head.kind in _WITHOUT_DATA else head.size if size is None else size
+        data_start = at + _BLOCK
+        at = data_start + _padded(length)
+        full_name = head.name if name is None else name
+        if head.kind in _REGULAR and not full_name.endswith('/'):
+            yield Member(full_name, start, data_start, length, at)
+        name = size = None
+        start = at
+
+
+class _Header:
+    """One header block."""
+
+    def __init__(self, block: bytes, at: int, where: str) -> None:
+        if len(block) < _BLOCK:
+            raise _truncated(where, at)
+        stored = _number(block[148:156], at, where)
+        total = sum(block) - sum(block[148:156]) + 8 * 32
+        # Some old programs summed signed bytes.
+        if stored not in {total, total - 256 * sum(byte >= 128 for byte in block[:148] + block[156:])}:
+            raise FormatError(
+                f'{where} has no valid tar header at byte {at}: its checksum is wrong. Fetch or write it again.'
+            )
+        self.kind = block[156:157]
+        self.size = _number(block[124:136], at, where)
+        name = block[:100].partition(b'\0')[0]
+        prefix = block[345:500].partition(b'\0')[0] if block[257:263] == b'ustar\0' else b''
+        self.name = _text(prefix + b'/' + name if prefix else name, at, where)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
+
+
+def _number(field: bytes, at: int, where: str) -> int:
+    """A number in octal digits, or in GNU's base 256."""
+    if field[0] == 0x80:
+        return int.from_bytes(field[1:], 'big')
+    digits = field.partition(b'\0')[0].strip()
+    if not digits:
+        return 0
+    if not digits.isdigit() or b'8' in digits or b'9' in digits:
+        raise FormatError(f'{where} has no number in the header at byte {at}, but {field!r}. Fetch or write it again.')
+    return int(digits, 8)
+
+
+def _decimal(value: bytes, at: int, where: str) -> int:
+    if not value.isdigit() or len(value) > 18:
+        raise FormatError(
+            f'{where} has no size in the header at byte {at}, but {value[:40]!r}. Fetch or write it again.'
+        )
+    return int(value)
+
+
+def _text(name: bytes, at: int, where: str) -> str:
+    try:
+        return name.decode('utf-8')
+    except UnicodeDecodeError:
+        raise FormatError(
+            f'Names in a tar are UTF-8, but that at byte {at} of {where} is {name[:80]!r}. Write it with another name.'
+        ) from None
+
+
+def _pax_records(data: bytes, at: int, where: str) -> Iterator[tuple[bytes, bytes]]:
+    """The records of an extended header: decimal length, space, key=value, newline."""
+    rest = data.rstrip(b'\0')
+    while rest:
+        digits, _, _ = rest.partition(b' ')
+        length = int(digits) if digits.isdigit() and len(digits) <= 8 else 0
+        record = rest[len(digits) + 1 : length]
+        if length > len(rest) or not record.endswith(b'\n') or b'=' not in record:
+            raise FormatError(f'{where} has a damaged extended header at byte {at}. Fetch or write it again.')
+        key, _, value = record[:-1].partition(b'=')
+        yield key, value
+        rest = rest[length:]
+
+
+def _truncated(where: str, at: int) -> FormatError:
+    return FormatError(f'{where} ends within the header at byte {at}. Fetch or write it again.')
+
+
+def _sparse(where: str, at: int) -> FormatError:
+    return FormatError(f'{where} has a sparse file at byte {at}, which is not read. Write it again without `--sparse`.')

@@ -1,0 +1,328 @@
+"""WebDataset's tars: what its own writer and Python's `tarfile` write, read value by value."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import json
+import tarfile
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from source_cases import MemoryStore, index, part_bytes, rows
+
+from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
+from headrace.sources import tar
+
+
+def pack(members: list[tuple[str, bytes]], kind: int = tarfile.USTAR_FORMAT) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode='w', format=kind) as file:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            file.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def pairs(count: int, size: int = 20, first: int = 0) -> list[tuple[str, bytes]]:
+    return [
+        member
+        for n in range(first, first + count)
+        for member in ((f'{n:06}.bin', bytes([n % 256]) * size), (f'{n:06}.txt', f'text {n}'.encode()))
+    ]
+
+
+def test_what_webdataset_writes(tmp_path):
+    webdataset = pytest.importorskip('webdataset')
+    from PIL import Image
+
+    samples: list[dict[str, Any]] = []
+    with webdataset.ShardWriter(str(tmp_path / 'data-%04d.tar'), maxcount=4, verbose=0) as writer:
+        for n in range(10):
+            sample = {
+                '__key__': f'folder/{n:04}',
+                'png': np.full((4, 5, 3), n, np.uint8),
+                'cls': n,
+                'txt': f'ä {n}',
+                'json': {'n': n, 'words': ['a', None]},
+                'seg.npy': np.arange(n + 1, dtype='<f4').reshape(1, -1),
+                'raw.bin': bytes(range(n)),
+            }
+            samples.append(sample)
+            writer.write(sample)
+    objects = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(objects) == 3
+    source = index(tar, objects)
+    assert dict(source.columns) == {
+        '__key__': 'str',
+        'cls': 'int',
+        'json': 'json',
+        'png': 'png',
+        'raw.bin': 'bytes',
+        'seg.npy': 'ndarray',
+        'txt': 'str',
+    }
+    found = rows(source, objects)
+    assert len(found) == 10
+    for row, sample in zip(found, samples, strict=True):
+        assert isinstance(row['png'], Image.Image)
+        np.testing.assert_array_equal(np.asarray(row.pop('png')), sample.pop('png'))
+        np.testing.assert_array_equal(row.pop('seg.npy'), sample.pop('seg.npy'))
+        assert row == sample
+
+
+def test_grouping_is_webdatasets():
+    webdataset = pytest.importorskip('webdataset')
+    members = [
+        ('a/x.JPG', b'1'),
+        ('a/x.seg.txt', b'2'),
+        ('./a/y.jpg', b'3'),
+        ('./a/y.seg.txt', b'4'),
+        ('a.b/c.jpg', b'5'),
+        ('a.b/c.seg.txt', b'6'),
+        ('without_extension', b'7'),
+        ('__meta__/z.jpg', b'8'),
+        ('__index__', b'9'),
+        ('.hidden', b'0'),
+        ('a/x.jpg', b'a'),
+        ('a/x.seg.txt', b'b'),
+    ]
+    data = pack(members)
+    from webdataset.tariterators import group_by_keys, tar_file_iterator
+
+    stream = ({**file, '__url__': ''} for file in tar_file_iterator(io.BytesIO(data)))
+    expected = [
+        {name: value for name, value in sample.items() if name != '__url__'} for sample in group_by_keys(stream)
+    ]
+    source = index(tar, {'t.tar': data}, columns=['__key__', 'jpg', 'seg.txt'])
+    batch = next(iter(source.batches(0, part_bytes(source, 0, {'t.tar': data}))))
+    found = [dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)]
+    assert found == [{name: sample[name] for name in ('__key__', 'jpg', 'seg.txt')} for sample in expected]
+    del webdataset
+
+
+@pytest.mark.parametrize('kind', [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_kinds_of_headers(kind):
+    long = 'folder/' * (12 if kind == tarfile.USTAR_FORMAT else 60) + 'näme'
+    members = [(f'{long}.txt', b'long'), ('short.txt', b'short'), ('folder/other.txt', b'')]
+    data = {'t.tar': pack(members, kind)}
+    assert [tuple(row.values()) for row in rows(index(tar, data), data)] == [
+        (long, 'long'),
+        ('short', 'short'),
+        ('folder/other', ''),
+    ]
+
+
+def test_folders_and_links_are_left_out():
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode='w') as file:
+        for name, kind in (('folder', tarfile.DIRTYPE), ('link.txt', tarfile.SYMTYPE), ('hard.txt', tarfile.LNKTYPE)):
+            info = tarfile.TarInfo(name)
+            info.type, info.linkname = kind, '/etc/passwd'
+            file.addfile(info)
+        info = tarfile.TarInfo('a.txt')
+        info.size = 1
+        file.addfile(info, io.BytesIO(b'1'))
+    data = {'t.tar': out.getvalue()}
+    assert rows(index(tar, data), data) == [{'__key__': 'a', 'txt': '1'}]
+
+
+@pytest.mark.parametrize(
+    ('ending', 'compress'),
+    [
+        ('.tar.gz', gzip.compress),
+        ('.tgz', gzip.compress),
+        ('.tar.zst', zstandard.ZstdCompressor().compress),
+        ('.tar.bz2', bz2.compress),
+    ],
+)
+def test_compressed_tars(ending, compress):
+    data = {f'{n}{ending}': compress(pack(pairs(50, 3000, 50 * n))) for n in range(2)}
+    source = index(tar, data)
+    assert [(part.ranges, part.rows) for part in source.parts] == [((), 50)] * 2
+    plain = {'t.tar': pack(pairs(100, 3000))}
+    assert rows(source, data) == rows(index(tar, plain), plain)
+
+
+def test_parts_are_runs_of_64_mib():
+    data = {'t.tar': pack(pairs(4, 20 << 20))}
+    store = MemoryStore(data)
+    source = tar.index(store, list(store.list('')), columns=None, allow_unsafe_types=False)
+    assert [part.rows for part in source.parts] == [3, 1]
+    assert all(part.ranges[0][1] <= 64 << 20 for part in source.parts)
+    # Members that are much larger than a request are skipped.
+    assert sum(size for _, _, size in store.reads) < 4 * (2 << 20)
+    keys = [
+        key for n in range(2) for batch in source.batches(n, part_bytes(source, n, data)) for key in batch['__key__']
+    ]
+    assert keys == [f'{n:06}' for n in range(4)]
+
+
+def test_small_members_are_read_in_few_requests():
+    store = MemoryStore({'t.tar': pack(pairs(4000, 3000))})
+    tar.index(store, list(store.list('')), columns=None, allow_unsafe_types=False)
+    size = len(store.objects['t.tar'])
+    assert sum(length for _, _, length in store.reads) <= size + (64 << 10)
+    assert len(store.reads) < size / (4 << 20) + 10
+
+
+def test_columns_are_chosen():
+    data = {'t.tar': pack(pairs(3))}
+    assert rows(index(tar, data, columns=['txt']), data) == [{'txt': f'text {n}'} for n in range(3)]
+    with pytest.raises(StreamError, match=r"\['jpg'\]"):
+        index(tar, data, columns=['jpg', 'txt'])
+
+
+def test_a_lacking_extension_is_named():
+    data = {
+        'a.tar': pack([('1.txt', b'1'), ('1.json', b'{}'), ('2.txt', b'2')]),
+        'b.tar': pack([('3.txt', b'3'), ('3.json', b'{}'), ('3.cls', b'1')]),
+    }
+    with pytest.raises(FormatError, match=r"sample '1' in a.tar has no 'cls'.*columns=\['__key__', 'txt'\]"):
+        index(tar, data)
+    with pytest.raises(FormatError, match=r"sample '2' in a.tar has no 'json'"):
+        index(tar, data, columns=['json'])
+    assert rows(index(tar, data, columns=['txt']), data) == [{'txt': text} for text in '123']
+
+
+def npy(array: Any, **how: Any) -> bytes:
+    out = io.BytesIO()
+    np.save(out, array, **how)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ('name', 'data', 'message'),
+    [
+        ('a.cls', b'cat', "'a.cls' in t.tar is an integer"),
+        ('a.cls', b'9' * 30, 'integer of 64 bits'),
+        ('a.npy', b'no array', 'no .npy file'),
+        ('a.npy', npy(np.array([{}], object), allow_pickle=True), 'pickled'),
+        ('a.npy', npy(np.zeros(3, complex)), 'complex128'),
+        ('a.npy', npy(np.zeros((0, 2))), r'shape \(0, 2\)'),
+        ('a.npy', npy(np.zeros(1000))[:-1], 'other bytes than follow'),
+        ('a.npy', npy(np.zeros(10)).replace(b'(10,)', b'(1<<40,)'), 'no .npy file'),
+    ],
+)
+def test_values_that_cannot_be_stored(name, data, message):
+    objects = {'t.tar': pack([(name, data)])}
+    with pytest.raises(ShardError, match=message):
+        rows(index(tar, objects), objects)
+
+
+@pytest.mark.parametrize(
+    'array', [np.array(3.5), np.array([True, False]), np.asfortranarray(np.arange(6).reshape(2, 3))]
+)
+def test_arrays_of_npy_files(array):
+    objects = {'t.tar': pack([('a.npy', npy(array))])}
+    found = rows(index(tar, objects), objects)[0]['npy']
+    np.testing.assert_array_equal(found, array.reshape(1) if array.ndim == 0 else array)
+    assert found.dtype == (np.uint8 if array.dtype == bool else array.dtype)
+
+
+def edit(data: bytes, at: int, new: bytes) -> bytes:
+    """The tar with other bytes in its first header, and the checksum that goes with them."""
+    head = bytearray(data[:512])
+    head[at : at + len(new)] = new
+    head[148:156] = b' ' * 8
+    head[148:156] = b'%06o\0 ' % sum(head)
+    return bytes(head) + data[512:]
+
+
+@pytest.mark.parametrize(
+    ('data', 'message'),
+    [
+        (b'x' * 5000, 'no number in the header|no valid tar header'),
+        (pack(pairs(1))[:700], 'ends at byte 700'),
+        (pack(pairs(1))[:1100], 'ends within the header'),
+        (pack(pairs(1, 2000))[:900], 'ends'),
+        (pack([('a.txt', b'1'), ('a.txt', b'2')]), "has 'txt' twice"),
+        (edit(pack(pairs(1)), 124, b'\x80' + b'\x7f' * 11), 'ends at byte'),
+        (edit(pack(pairs(1)), 124, b'77777777777\0'), 'ends at byte'),
+        (edit(pack(pairs(1)), 124, b'-0000000001\0'), 'no number|has no number'),
+        (edit(pack(pairs(1)), 156, b'S'), 'sparse'),
+        (edit(edit(pack(pairs(1)), 156, b'x'), 124, b'00100000000\0'), 'bytes of extended header'),
+        (edit(pack(pairs(1)), 0, b'\xff\xfe'), 'UTF-8'),
+    ],
+)
+def test_damaged_tars(data, message):
+    with pytest.raises(FormatError, match=message):
+        index(tar, {'t.tar': data})
+
+
+def test_a_part_of_other_bytes_is_an_error():
+    data = {'t.tar': pack(pairs(5))}
+    source = index(tar, data)
+    other = memoryview(pack(pairs(4)))
+    with pytest.raises(ShardError, match='has 4 samples, but the index says 5'):
+        list(source.batches(0, other))
+    with pytest.raises(ShardError, match='lacks'):
+        list(source.batches(0, memoryview(pack([('1.txt', b'')]))))
+
+
+def test_a_bomb_is_refused(monkeypatch):
+    monkeypatch.setattr('headrace.sources.windows.MAX_UNPACKED', 1 << 20)
+    data = gzip.compress(pack([('a.txt', bytes(8 << 20))]))
+    with pytest.raises(ShardError, match='at most 1048576 bytes'):
+        index(tar, {'t.tar.gz': data})
+
+
+def test_a_damaged_index_is_refused():
+    data = {'t.tar': pack(pairs(5))}
+    saved = index(tar, data).to_bytes()
+    value = json.loads(saved)
+    for change in (
+        {'version': 99},
+        {'format': 'other'},
+        {'columns': {'a': 'nothing'}},
+        {'keys': ['../a']},
+        {'parts': [[0, 0, 1, 0, 1]]},
+        {'parts': [[5, 1, 1]]},
+        {'parts': [[0, 1, 1, 5, 5, 0, 1]]},
+    ):
+        with pytest.raises(FormatError, match='Delete it'):
+            tar.load(json.dumps({**value, **change}).encode())
+    with pytest.raises(FormatError, match='Delete it'):
+        tar.load(saved[:-5])
+
+
+SEEDS = [
+    pack(pairs(3, 600)),
+    pack([('ü' * 150 + '.txt', b'1'), ('b.txt', b'2')], tarfile.PAX_FORMAT),
+    pack([('ü' * 150 + '.txt', b'1'), ('b.npy', npy(np.arange(9)))], tarfile.GNU_FORMAT),
+]
+changes = st.lists(st.tuples(st.integers(0, 1 << 14), st.binary(min_size=1, max_size=12)), max_size=4)
+
+
+def check_damaged(seed: int, edits: list[tuple[int, bytes]], end: int, mend: bool) -> None:
+    data = bytearray(SEEDS[seed])
+    for at, new in edits:
+        start = at % len(data)
+        data[start : start + len(new)] = new
+        block = start // 512 * 512
+        if mend and len(data) >= block + 512:  # the parser gets beyond the checksum
+            data[block + 148 : block + 156] = b' ' * 8
+            data[block + 148 : block + 156] = b'%06o\0 ' % sum(data[block : block + 512])
+    objects = {'t.tar': bytes(data[: len(data) - end])}
+    with contextlib.suppress(HeadraceError):
+        rows(index(tar, objects), objects)
+
+
+@given(st.integers(0, 2), changes, st.integers(0, 3000), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_damage_is_an_error_of_ours(seed, edits, end, mend):
+    check_damaged(seed, edits, end, mend)
+
+
+@pytest.mark.slow
+@given(st.integers(0, 2), changes, st.integers(0, 3000), st.booleans())
+@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_damage_is_an_error_of_ours_at_length(seed, edits, end, mend):
+    check_damaged(seed, edits, end, mend)
