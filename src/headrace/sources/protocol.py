@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
+    import numpy as np
+
     from headrace.storage import ObjectInfo, Store
 
 __all__ = ['Part', 'Source', 'SourceFormat']
@@ -50,8 +52,10 @@ class Source(Protocol):
         """The parts, in the order of the rows."""
         ...
 
-    def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
+    def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
         """The rows of a part, in order: batches of columns of equal length, whose values suit the MDS encodings.
+
+        An array holds one value for each element of its first axis.
 
         Args:
             part: number of the part.

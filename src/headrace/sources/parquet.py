@@ -1,0 +1,330 @@
+"""Parquet files as a source: a part is a row group, of which only the bytes of the wanted columns are read.
+
+`index` reads the footers and keeps them, compressed, with the table of parts. `batches` parses the footer of one file
+when a row group of it is decoded. So a dataset of many thousand row groups opens without parsing a footer.
+
+A column is ``json`` if any file's statistics count nulls in it; see `headrace.sources.arrow_types`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import FormatError, HeadraceError, ShardError
+from headrace.format.encodings import get_mds_encoded_size
+from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns
+from headrace.sources.parquet_footers import pack_footer, parse_footer, read_footers, unpack_footer
+from headrace.sources.part_table import PartTable
+from headrace.sources.protocol import Part
+from headrace.sources.range_file import RangeFile
+from headrace.sources.source_bytes import pack_source, unpack_source
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+    from headrace.storage import ObjectInfo, Store
+
+__all__ = ['NAME', 'ParquetSource', 'find', 'index', 'load']
+
+NAME: Final = 'parquet'
+"""See `SourceFormat.NAME`."""
+
+GAP: Final = 128 << 10
+"""Bytes between two wanted column chunks that are read, too: fewer than a second request costs."""
+_ENDINGS: Final = ('.parquet', '.parq', '.pq')
+_LARGEST: Final = 1 << 32
+"""Bytes of an MDS shard, which is smaller."""
+_BATCH: Final = 4 << 20
+"""Bytes of the rows that are decoded at once, about."""
+_GROWTH: Final = {'json': 3, 'str': 2, 'bytes': 2}
+"""How much larger values may be in MDS than their pages: JSON has more text, and pages may hold numbers of words."""
+
+
+def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    """See `SourceFormat.find`: files of a Parquet name. Names that begin with '_' or '.' are of other programs.
+
+    Raises:
+        FormatError: the files are those of a Delta table, whose log says which of them are current.
+    """
+    if log := next((info.key for info in objects if '_delta_log/' in info.key), None):
+        raise FormatError(
+            f'This is a Delta table ({log}): its log says which of its Parquet files are current, and headrace does '
+            f'not read that. Name the files with a glob in `remote`, or export the table as plain Parquet.'
+        )
+    return [info for info in objects if info.key.lower().endswith(_ENDINGS) and not _is_hidden(info.key)]
+
+
+def _is_hidden(key: str) -> bool:
+    return any(part.startswith(('.', '_')) for part in key.split('/'))
+
+
+def index(
+    store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
+) -> ParquetSource:
+    """See `SourceFormat.index`. Files of one dataset have the same columns; the order of columns may differ.
+
+    Raises:
+        FormatError: a file is damaged or encrypted, or has other columns than the first one; or a column cannot be
+            stored, or a row group is too large for a shard.
+        StreamError: a file lacks one of `columns`.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    del allow_unsafe_types  # no type of Parquet runs code
+    import_pyarrow('Parquet files')
+    base = store.url.rstrip('/')
+    table = _FooterTable(columns)
+    footers: list[bytes] = []
+    for info, footer in zip(objects, read_footers(store, objects), strict=True):
+        table.add(info, parse_footer(footer, f'{base}/{info.key}'), f'{base}/{info.key}')
+        footers.append(pack_footer(footer))
+    return ParquetSource(
+        base=base,
+        columns=table.encodings(),
+        with_nulls=sorted(table.with_nulls),
+        parts=PartTable.of(table.parts()),
+        groups=np.array([row.group for row in table.groups], np.int64),
+        files=[info.key for info in objects],
+        footers=footers,
+    )
+
+
+def load(data: bytes) -> ParquetSource:
+    """See `SourceFormat.load`."""
+    found = unpack_source(data)
+    settings, arrays = found.settings, dict(found.arrays)
+    return ParquetSource(
+        base=settings['base'],
+        columns=settings['columns'],
+        with_nulls=settings['with_nulls'],
+        parts=PartTable.from_arrays(settings['keys'], arrays),
+        groups=arrays['groups'],
+        files=settings['files'],
+        footers=found.pieces,
+    )
+
+
+class ParquetSource:
+    """See `Source`."""
+
+    format = NAME
+
+    def __init__(
+        self,
+        *,
+        base: str,
+        columns: Mapping[str, str],
+        with_nulls: Sequence[str],
+        parts: PartTable,
+        groups: np.ndarray[Any, np.dtype[np.int64]],
+        files: Sequence[str],
+        footers: Sequence[bytes | memoryview],
+    ) -> None:
+        """Take an index.
+
+        Args:
+            base: the store's root, for messages.
+            columns: encoding of each column that is read.
+            with_nulls: names of the columns with nulls.
+            parts: the row groups with rows.
+            groups: int64[parts], number of each part's row group in its file.
+            files: the objects.
+            footers: the compressed footer of each file.
+        """
+        self.columns, self.parts = dict(columns), parts
+        self._base, self._with_nulls, self._groups = base, list(with_nulls), groups
+        self._files, self._footers = list(files), footers
+        self._number = {key: number for number, key in enumerate(self._files)}
+        self._metadata = lru_cache(maxsize=8)(self._parse)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return load, (self.to_bytes(),)
+
+    def to_bytes(self) -> bytes:
+        """See `Source.to_bytes`."""
+        settings = {
+            'base': self._base,
+            'columns': self.columns,
+            'with_nulls': self._with_nulls,
+            'keys': self.parts.keys,
+            'files': self._files,
+        }
+        return pack_source(settings, {**self.parts.arrays(), 'groups': self._groups}, self._footers)
+
+    def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
+        """See `Source.batches`."""
+        pa = import_pyarrow('Parquet files')
+        import pyarrow.parquet as pq
+
+        described = self.parts[part]
+        group = int(self._groups[part])
+        source = f'{self._base}/{described.key}, row group {group},'
+        rows, first = described.rows, 0
+        try:
+            metadata, columns = self._metadata(self._number[described.key])
+            file = pa.PythonFile(RangeFile(described.ranges, data), mode='r')
+            reader = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
+            step = max(1, min(rows, 1 << 14, rows * _BATCH // max(1, described.size)))
+            found = reader.iter_batches(step, row_groups=[group], columns=list(columns), use_threads=False)
+            for batch in found:
+                yield to_columns(batch, columns, source=source, first_row=first)
+                first += batch.num_rows
+        except HeadraceError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+            raise ShardError(f'{source} is damaged: {error}. Restore the file.') from error
+        if first != rows:
+            raise ShardError(f'{source} has {rows} rows in the footer, but {first} in its pages. Restore the file.')
+
+    def _parse(self, file: int) -> tuple[pq.FileMetaData, dict[str, ArrowColumn]]:
+        """The metadata of a file, and its columns."""
+        source = f'{self._base}/{self._files[file]}'
+        metadata = parse_footer(unpack_footer(self._footers[file]), source)
+        schema = metadata.schema.to_arrow_schema()
+        return metadata, arrow_columns(schema, columns=self.columns, with_nulls=self._with_nulls, source=source)
+
+
+class _Group:
+    """One row group: its bytes, rows and sizes."""
+
+    __slots__ = ('file', 'group', 'ranges', 'rows', 'sizes')
+
+    def __init__(
+        self, file: str, group: int, rows: int, ranges: tuple[tuple[int, int], ...], sizes: dict[str, int]
+    ) -> None:
+        self.file, self.group, self.rows, self.ranges = file, group, rows, ranges
+        self.sizes = sizes
+        """Bytes of each column's pages, uncompressed."""
+
+
+class _FooterTable:
+    """Collects footers, and compares their columns."""
+
+    def __init__(self, columns: Collection[str] | None) -> None:
+        self._wanted = columns
+        self.with_nulls = set[str]()
+        self.groups: list[_Group] = []
+        self._schemas: list[tuple[Any, str]] = []  # the different ones, each with its first file
+
+    def add(self, info: ObjectInfo, metadata: pq.FileMetaData, source: str) -> None:
+        """Add a file."""
+        schema = self._schema(metadata, source)
+        names = list(arrow_columns(schema, columns=self._wanted, source=source))
+        leaves = _leaves(metadata, names)
+        for group in range(metadata.num_row_groups):
+            row_group = metadata.row_group(group)
+            if row_group.num_rows == 0:
+                continue
+            if not 0 < row_group.num_rows < _LARGEST:
+                raise FormatError(f'Row group {group} of {source} has {row_group.num_rows} rows. Restore the file.')
+            spans: list[tuple[int, int]] = []
+            sizes = dict.fromkeys(names, 0)
+            for number, name in leaves:
+                chunk = row_group.column(number)
+                spans.append(_span(chunk, info.size, source))
+                sizes[name] += chunk.total_uncompressed_size
+                if _has_nulls(chunk):
+                    self.with_nulls.add(name)
+            self.groups.append(_Group(info.key, group, row_group.num_rows, _joined(spans), sizes))
+
+    def _schema(self, metadata: pq.FileMetaData, source: str) -> Any:
+        """The Arrow schema of a file; equal ones are one object."""
+        schema = metadata.schema.to_arrow_schema()
+        for known, _ in self._schemas:
+            if known.equals(schema, check_metadata=True):
+                return known
+        self._schemas.append((schema, source))
+        return schema
+
+    def encodings(self) -> dict[str, str]:
+        """The encoding of each column, which is that of all files."""
+        found = [(self._encodings_of(schema, source), source) for schema, source in self._schemas]
+        if not found:
+            return {}
+        first, home = found[0]
+        for other, source in found[1:]:
+            for name in [*first, *other]:
+                one, two = first.get(name, 'missing'), other.get(name, 'missing')
+                if one != two:
+                    shared = [name for name in first if other.get(name) == first[name]]
+                    fix = f'Read what they share, `columns={shared[:8]}`, or' if shared else 'Choose'
+                    raise FormatError(
+                        f'The Parquet files of one dataset have the same columns, but column {name!r} is `{one}` in '
+                        f'{home}, and `{two}` in {source}. {fix} files of one kind with a glob in `remote`.'
+                    )
+        return first
+
+    def _encodings_of(self, schema: Any, source: str) -> dict[str, str]:
+        columns = arrow_columns(schema, columns=self._wanted, with_nulls=self.with_nulls, source=source)
+        return {name: column.encoding for name, column in columns.items()}
+
+    def parts(self) -> Iterator[Part]:
+        """The parts of all row groups with rows, with estimates of their shards."""
+        encodings = self.encodings()
+        fixed = {name: get_mds_encoded_size(encoding) for name, encoding in encodings.items()}
+        growth = {name: _GROWTH.get(encoding, 1) for name, encoding in encodings.items()}
+        for row in self.groups:
+            known = 4 + sum(4 if size is None else size for size in fixed.values())
+            least = row.rows * known
+            if least >= _LARGEST:
+                raise FormatError(
+                    f'Row group {row.group} of {row.file} has {row.rows} rows of {known} bytes and more each: a shard '
+                    f'holds less than 4 GiB. Read fewer `columns`, or write the file with smaller row groups.'
+                )
+            size = least + sum(growth[name] * size for name, size in row.sizes.items() if fixed[name] is None)
+            yield Part(row.file, row.ranges, row.rows, min(size + 4096, _LARGEST - 1))
+
+
+def _leaves(metadata: pq.FileMetaData, names: Sequence[str]) -> list[tuple[int, str]]:
+    """Numbers of the leaf columns that reading these columns reads, each with its column.
+
+    As pyarrow chooses them: by the leaf's path, whose parts are joined by dots.
+    """
+    found: list[tuple[int, str]] = []
+    wanted = set(names)
+    for number in range(metadata.num_columns):
+        path = metadata.schema.column(number).path
+        if path in wanted:
+            found.append((number, path))
+            continue
+        parts = path.split('.')
+        heads = ('.'.join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
+        if (name := next((head for head in heads if head in wanted), None)) is not None:
+            found.append((number, name))
+    return found
+
+
+def _has_nulls(chunk: Any) -> bool:
+    """Whether a column's statistics count nulls, or empty lists. The path of a file may always be null."""
+    if chunk.path_in_schema.endswith('.path'):
+        return False
+    statistics = chunk.statistics
+    return statistics is not None and statistics.has_null_count and statistics.null_count > 0
+
+
+def _span(chunk: Any, size: int, source: str) -> tuple[int, int]:
+    """Offset and size of a column chunk in a file of this size."""
+    begin, length = chunk.data_page_offset, chunk.total_compressed_size
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset and 0 < chunk.dictionary_page_offset < begin:
+        begin = chunk.dictionary_page_offset
+    if chunk.file_path or begin < 4 or length < 0 or begin + length > size:
+        raise FormatError(
+            f'Column {chunk.path_in_schema!r} of {source} lies at bytes {begin} to {begin + length}'
+            f'{" of another file" * bool(chunk.file_path)}, but the file has {size} bytes. Restore the file.'
+        )
+    return begin, length
+
+
+def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranges without overlap; those that are close become one."""
+    ranges: list[tuple[int, int]] = []
+    for begin, size in sorted(spans):
+        if ranges and begin <= sum(ranges[-1]) + GAP:
+            start = ranges[-1][0]
+            ranges[-1] = start, max(sum(ranges[-1]), begin + size) - start
+        else:
+            ranges.append((begin, size))
+    return tuple(ranges)
