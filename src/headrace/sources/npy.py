@@ -18,7 +18,7 @@ Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 
 def parse_npy(data: bytes, where: str) -> Array:
-    """The array of a .npy file. Nothing is unpickled, and no more is allocated than the file holds.
+    """The array of a .npy file. It unpickles nothing, and allocates no more than the file holds.
 
     Args:
         data: the file.

@@ -13,8 +13,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from headrace.errors import FormatError, ShardError, StreamError
+from headrace.errors import FormatError, ShardError
 from headrace.format.compression_algorithms import CHUNK
+from headrace.sources.column_choice import choose_columns
 from headrace.sources.index_bytes import dump_index, load_index
 from headrace.sources.npy import parse_npy
 from headrace.sources.protocol import Part
@@ -249,19 +250,13 @@ class _Scan:
 def _columns(scans: Sequence[_Scan], columns: Collection[str] | None) -> dict[str, str]:
     """The columns to read, which each sample has."""
     known = sorted({name for scan in scans for name in scan.seen})
-    unknown = sorted(set(columns or ()) - {_KEY, *known})
-    if unknown:
-        raise StreamError(
-            f'`columns` of a stream names columns of its data, {[_KEY, *known][:20]}, but got {unknown[:20]}. '
-            f'Correct it.'
-        )
+    chosen = choose_columns([_KEY, *known], columns, source='the samples of the tars')
     lacking: dict[str, str] = {}
     for scan in scans:
         for name in known if scan.first else ():
             sample = scan.lacking.get(name) if name in scan.seen else scan.first
             if sample is not None:
                 lacking.setdefault(name, sample)
-    chosen = [name for name in (_KEY, *known) if columns is None or name in columns]
     for name in chosen:
         if name in lacking:
             common = [_KEY, *(other for other in known if other not in lacking)]

@@ -7,11 +7,11 @@ by the largest piece that the parser takes.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from io import BytesIO
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from headrace.errors import FormatError, ShardError
 from headrace.format.compression_algorithms import ALGORITHMS
+from headrace.sources.ranges import REQUESTS, ByteRange, read_range
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,6 @@ __all__ = [
     'Window',
     'algorithm_of',
     'in_parallel',
-    'read_range',
     'stream_object',
     'unpack',
 ]
@@ -34,7 +33,6 @@ __all__ = [
 T = TypeVar('T')
 R = TypeVar('R')
 
-_THREADS: Final = 16
 _LEAST: Final = 1 << 16
 _MOST: Final = 1 << 22
 MAX_UNPACKED: Final = (1 << 32) - 1
@@ -90,7 +88,7 @@ class RangedWindow:
             self._step = min(self._step * 2, _MOST) if self._data and gap < self._step else _LEAST
             first = offset + len(kept)
             length = min(max(stop - first, self._step), info.size - first)
-            self._data, self._start = kept + read_range(self._store, info, first, length), offset
+            self._data, self._start = kept + _read(self._store, info, first, length), offset
         at = offset - self._start
         return memoryview(self._data)[at : at + stop - offset]
 
@@ -124,29 +122,21 @@ def _ends(where: str, size: int, offset: int) -> FormatError:
     )
 
 
-def read_range(store: Store, info: ObjectInfo, offset: int, size: int) -> bytes:
-    """A range of an object, of the version that was listed.
-
-    Raises:
-        StorageError: the store failed, or the object has changed.
-    """
-    out = BytesIO()
-    if size:
-        store.get(info.key, out, offset=offset, size=size, etag=info.etag or None)
-    return out.getvalue()
+def _read(store: Store, info: ObjectInfo, offset: int, size: int) -> bytes:
+    return read_range(store, ByteRange(info.key, offset, size, info.etag))
 
 
 def stream_object(store: Store, info: ObjectInfo) -> Iterator[bytes]:
     """An object in pieces of 4 MiB, each read when it is wanted."""
     for offset in range(0, info.size, _MOST):
-        yield read_range(store, info, offset, min(_MOST, info.size - offset))
+        yield _read(store, info, offset, min(_MOST, info.size - offset))
 
 
 def in_parallel(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """The results of `work` for each item, in order, from at most 16 threads at a time."""
+    """The results of `work` for each item, in order, from several threads."""
     if len(items) < 2:
         return [work(item) for item in items]
-    with ThreadPoolExecutor(min(len(items), _THREADS), 'headrace-index') as threads:
+    with ThreadPoolExecutor(min(len(items), REQUESTS), 'headrace-index') as threads:
         futures = [threads.submit(work, item) for item in items]
         try:
             return [future.result() for future in futures]
@@ -160,22 +150,24 @@ def algorithm_of(key: str) -> str | None:
     return next((name for ending, name in _ENDINGS.items() if key.lower().endswith(ending)), None)
 
 
-def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str) -> Iterator[bytes]:
+def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: int = 0) -> Iterator[bytes]:
     """The content of a compressed object, in pieces.
 
     Args:
         algorithm: result of `algorithm_of`; None: the chunks are the content.
         chunks: the compressed bytes.
         where: the object, for messages.
+        limit: bytes of content, at most; 0: 4 GiB.
 
     Raises:
-        ShardError: the object is damaged, or has 4 GiB of content or more.
+        ShardError: the object is damaged, or has more content.
     """
     if algorithm is None:
         yield from chunks
         return
     compression = ALGORITHMS[algorithm]()
     errors = compression.errors()
+    limit = limit or MAX_UNPACKED
     total = 0
     pieces = compression.stream(chunks)
     while True:
@@ -188,9 +180,9 @@ def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str) -> Iterat
         if piece is None:
             return
         total += len(piece)
-        if total > MAX_UNPACKED:
+        if total > limit:
             raise ShardError(
-                f'A compressed object holds at most {MAX_UNPACKED} bytes of content, but {where} has more. Decompress '
+                f'A compressed object holds at most {limit} bytes of content here, but {where} has more. Decompress '
                 f'it, or split it into smaller objects.'
             )
         yield piece
