@@ -20,7 +20,7 @@ from headrace.format.compression import (
     unpack_file,
 )
 from headrace.format.compression_algorithms import Compression
-from headrace.format.encoder import EncodedShard, ShardEncoder
+from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder
 from headrace.format.encodings import (
     Encoding,
     do_stack,
@@ -33,7 +33,8 @@ from headrace.format.encodings import (
 from headrace.format.human_size import bytes_to_int, number_abbrev_to_int
 from headrace.format.index import dump_index, parse_index
 from headrace.format.jsonl import JSONEncoder, JSONReader
-from headrace.format.mds import MDSEncoder, MDSReader
+from headrace.format.mds import MDSReader
+from headrace.format.mds_encoder import MDSEncoder
 from headrace.format.reader import ShardReader, open_shard
 from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.table import JoinedShards, ShardTable
@@ -41,6 +42,7 @@ from headrace.format.table_bytes import IndexKey, pack_table, read_packed_key, u
 from headrace.format.xsv import XSVEncoder, XSVReader
 
 __all__ = [
+    'CollectedShard',
     'ColumnBatch',
     'Columns',
     'Compression',

@@ -13,16 +13,23 @@ An encoder turns samples into finished shards and does no input or output::
         shards.append(shard.info)
     store([('index.json', dump_index(shards))])
 
-``add`` checks and encodes the sample first, so the encoder accepts the next sample after an error. A shard stays in
-memory until it is full. Errors count samples by the calls of ``add``, from 0.
+``add`` checks and encodes the sample first, so the encoder accepts the next sample after an error. ``add_batch`` takes
+columns with the values of many samples, and makes the same shards. A shard stays in memory until it is full. Errors
+count samples in the order of their adding, from 0.
+
+``collect``, ``collect_batch`` and ``cut`` do the same, but leave the last step to the caller: ``CollectedShard.pack``
+joins, compresses and hashes a shard, in any thread.
 """
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
+from array import array
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.format.checksum import get_hash, is_hash
@@ -32,9 +39,9 @@ from headrace.format.shards import FileInfo, Schema, ShardFile, ShardInfo
 from headrace.notes import add_note
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ['EncodedShard', 'ShardEncoder']
+__all__ = ['CollectedShard', 'EncodedRows', 'EncodedShard', 'ShardEncoder']
 
 DEFAULT_SIZE_LIMIT: Final = 1 << 26
 MAX_OFFSET: Final = (1 << 32) - 1
@@ -51,6 +58,30 @@ class EncodedShard:
     """Name and content of each file to store. With compression only the compressed files."""
 
 
+@dataclass(frozen=True, slots=True)
+class CollectedShard:
+    """The samples of a shard, which are to be packed into its files."""
+
+    number: int
+    """The shard's number in the dataset, from 0."""
+    samples: int
+    """Number of samples."""
+    size: int
+    """Bytes of the samples."""
+    pack: Callable[[], EncodedShard]
+    """Joins, compresses and hashes the samples. Any thread may call it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Encoded samples that are not yet in a shard."""
+
+    sizes: np.ndarray[Any, np.dtype[np.int64]]
+    """Bytes of each sample."""
+    join: Callable[[int, int], bytes]
+    """The bytes of samples from one row to before another."""
+
+
 class ShardEncoder(ABC):
     """Collects samples into shards of one format.
 
@@ -65,6 +96,9 @@ class ShardEncoder(ABC):
         ConfigError: an argument is invalid.
     """
 
+    _sample_overhead = 0
+    """Bytes of the data file for each sample besides the sample."""
+
     def __init__(
         self, schema: Schema, compression: str | None, hashes: Sequence[str] | None, size_limit: int | str | None
     ) -> None:
@@ -72,10 +106,13 @@ class ShardEncoder(ABC):
         self.compression = _check_compression(compression)
         self.hashes = _check_hashes(hashes)
         self.size_limit = _check_size_limit(size_limit)
+        self._config = config_json(self.get_config())
+        uncounted, self._empty_size = self._sizes_of_empty_shard()
+        self._largest = MAX_OFFSET - uncounted
+        self._limit = self._largest if self.size_limit is None else self.size_limit
         self._calls = 0
         self._column = ''  # whose encoding failed
         self._index = 0
-        self._samples: list[bytes] = []
         self._start_shard()
 
     @property
@@ -105,52 +142,107 @@ class ShardEncoder(ABC):
             AttributeError, TypeError, ValueError, OverflowError: a value cannot be stored; see the encodings. The
                 message names the column, and the sample by its number.
         """
-        number = self._calls
-        self._calls += 1
-        missing = [name for name in self.schema.names if name not in sample]
-        if missing:
-            raise KeyError(
-                f'A sample has a value for each column {list(self.schema.names)}, but sample {number} lacks {missing}. '
-                f'Its keys are {list(sample)[:20]}.'
-            )
-        try:
-            data = self._encode(sample)
-        except Exception as error:
-            _name_place(error, f'Sample {number}, column {self._column!r}')
-            raise
-        done: list[EncodedShard] = []
-        # A sample above the limit is alone in its shard; no empty shard precedes it.
-        if self._samples and self.size_limit is not None and self._size_with(data) > self.size_limit:
-            done = self.finish()
-        if self._file_size_with(data) > MAX_OFFSET:
-            raise ValueError(
-                f'A shard file is smaller than 4 GiB because its offsets are 32-bit numbers, but sample '
-                f'{number} of {len(data)} bytes would pass that. Give a '
-                f'`size_limit`, or store less in a sample.'
-            )
-        self._samples.append(data)
-        self._count(data)
-        return done
+        full = self.collect(sample)
+        return [] if full is None else [full.pack()]
+
+    def add_batch(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> list[EncodedShard]:
+        """Add many samples: the same shards as of `add`, sample by sample. Keys without a column are ignored.
+
+        Args:
+            columns: the values of each column, equally many: a list, an array whose first axis is the sample, or what
+                converts to one, such as a tensor. Numbers of an array of one axis count as Python numbers.
+
+        Returns:
+            The shards that are full.
+
+        Raises:
+            KeyError: a column is missing.
+            AttributeError, TypeError, ValueError, OverflowError: as for `add`. None of the samples is added.
+        """
+        return [full.pack() for full in self.collect_batch(columns)]
 
     def finish(self) -> list[EncodedShard]:
         """The shard of the remaining samples, or nothing; the encoder then starts the next shard."""
-        if not self._samples:
-            return []
-        name = f'shard.{self._index:05}.{self.format}'
-        packed = [self._pack(name + ending, data) for ending, data in self._files()]
+        last = self.cut()
+        return [] if last is None else [last.pack()]
+
+    def collect(self, sample: Mapping[str, Any]) -> CollectedShard | None:
+        """As `add`, but the full shard is not packed."""
+        number = self._calls
+        self._calls = number + 1
+        try:
+            if type(sample) is not dict:  # a lookup may succeed in others without the key
+                self._check_names(sample, number)
+            data = self._encode(sample)
+        except Exception as error:
+            self._check_names(sample, number)
+            name_place(error, f'Sample {number}, column {self._column!r}')
+            raise
+        size = self._size + self._sample_overhead + len(data)
+        full: CollectedShard | None = None
+        if size > self._limit:
+            # A sample above the limit is alone in its shard; no empty shard precedes it.
+            is_first = self.size_limit is not None or not self._sizes
+            size = self._empty_size + self._sample_overhead + len(data) if is_first else size
+            if size > self._largest:
+                raise _too_large(number, len(data))
+            full = self.cut()
+        self._samples.append(data)
+        self._sizes.append(len(data))
+        self._size = size
+        return full
+
+    def collect_batch(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> list[CollectedShard]:
+        """As `add_batch`, but the full shards are not packed."""
+        number = self._calls
+        self._check_names(columns, number)
+        values = {name: _as_sequence(columns[name]) for name in self.schema.names}
+        count = _common_length(values)
+        self._calls = number + count
+        rows = self._encode_rows(values, count, number)
+        done: list[CollectedShard] = []
+        begin = 0
+        for i, stop in enumerate(self._divide(rows.sizes, number)):
+            if i and (full := self.cut()) is not None:
+                done.append(full)
+            if stop > begin:
+                self._samples.append(rows.join(begin, stop))
+                self._sizes.frombytes(rows.sizes[begin:stop].astype(np.uint64).tobytes())
+                self._size += int(rows.sizes[begin:stop].sum()) + self._sample_overhead * (stop - begin)
+            begin = stop
+        return done
+
+    def cut(self) -> CollectedShard | None:
+        """As `finish`, but the shard is not packed."""
+        if not self._sizes:
+            return None
+        pieces, sizes, number = self._samples, self._sizes, self._index
+        self._index += 1
+        size = self._size - self._empty_size
+        self._start_shard()
+        return CollectedShard(number, len(sizes), size, lambda: self._pack_shard(number, pieces, sizes))
+
+    def _start_shard(self) -> None:
+        self._samples: list[bytes] = []
+        """The samples; a piece may hold several."""
+        self._sizes: array[int] = array('Q')
+        """Bytes of each sample."""
+        self._size = self._empty_size
+        """Bytes of the shard, as the limit counts them."""
+
+    def _pack_shard(self, number: int, pieces: Sequence[bytes], sizes: array[int]) -> EncodedShard:
+        name = f'shard.{number:05}.{self.format}'
+        packed = [self._pack(name + ending, data) for ending, data in self._files(pieces, sizes)]
         info = ShardInfo(
             format=self.format,
-            samples=len(self._samples),
+            samples=len(sizes),
             files=tuple(file for file, _ in packed),
             compression=self.compression,
             hashes=self.hashes,
             size_limit=self.size_limit,
             schema=self.schema,
         )
-        self._index += 1
-        self._samples = []
-        self._start_shard()
-        return [EncodedShard(info, tuple(stored for _, stored in packed))]
+        return EncodedShard(info, tuple(stored for _, stored in packed))
 
     def _pack(self, name: str, raw: bytes) -> tuple[ShardFile, tuple[str, bytes]]:
         """A file's entry in the index, and its name and bytes to store."""
@@ -164,35 +256,69 @@ class ShardEncoder(ABC):
     def _file_info(self, name: str, data: bytes) -> FileInfo:
         return FileInfo(name, len(data), {algorithm: get_hash(algorithm, data) for algorithm in self.hashes})
 
+    def _check_names(self, keys: Mapping[str, Any], number: int) -> None:
+        missing = [name for name in self.schema.names if name not in keys]
+        if missing:
+            raise KeyError(
+                f'A sample has a value for each column {list(self.schema.names)}, but sample {number} lacks {missing}. '
+                f'Its keys are {list(keys)[:20]}.'
+            ) from None
+
+    def _divide(self, sizes: np.ndarray[Any, np.dtype[np.int64]], number: int) -> list[int]:
+        """The rows before which shards end: the open one, which may take none, and then each new one."""
+        count = len(sizes)
+        ends = np.cumsum(sizes + self._sample_overhead)
+        stops: list[int] = []
+        begin, size, is_empty = 0, self._size, not self._sizes
+        while True:
+            before = int(ends[begin - 1]) if begin else 0
+            stop = max(begin, int(np.searchsorted(ends, before + self._limit - size, side='right')))
+            if stop == begin < count and is_empty:
+                stop += self.size_limit is not None  # a sample above the limit is alone in its shard
+                if stop == begin or int(ends[begin]) - before + size > self._largest:
+                    raise _too_large(number + begin, int(sizes[begin]))
+            elif stop < count and self.size_limit is None:
+                raise _too_large(number + stop, int(sizes[stop]))
+            stops.append(stop)
+            if stop >= count:
+                return stops
+            begin, size, is_empty = stop, self._empty_size, True
+
+    def _encode_rows(self, columns: Mapping[str, Sequence[Any]], count: int, number: int) -> EncodedRows:
+        """Encode samples, given as columns of equal length; errors count them from `number`."""
+        names = list(columns)
+        rows: list[bytes] = []
+        values = zip(*map(python_values, columns.values()), strict=True) if names else iter([()] * count)
+        try:
+            for row in values:
+                rows.append(self._encode(dict(zip(names, row, strict=True))))  # noqa: PERF401 - counts for the message
+        except Exception as error:
+            name_place(error, f'Sample {number + len(rows)}, column {self._column!r}')
+            raise
+        return EncodedRows(np.fromiter(map(len, rows), np.int64, count), lambda a, b: b''.join(rows[a:b]))
+
     @abstractmethod
-    def _start_shard(self) -> None:
-        """Reset the count of bytes for the first sample of a shard."""
+    def _sizes_of_empty_shard(self) -> tuple[int, int]:
+        """Bytes of a data file without samples: those that the limit does not count, and those that it counts."""
 
     @abstractmethod
     def _encode(self, sample: Mapping[str, Any]) -> bytes:
-        """The sample's bytes in the data file. An error is about the column in `_column`."""
+        """The sample's bytes in the data file. An error is about the column in `_column`, or a column is missing."""
 
     @abstractmethod
-    def _size_with(self, data: bytes) -> int:
-        """The shard's size, as the limit counts it, once this sample is added."""
+    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, bytes]]:
+        """The files of samples: the suffix of each name, and the bytes. Any thread may call it.
 
-    @abstractmethod
-    def _file_size_with(self, data: bytes) -> int:
-        """The data file's size in bytes, once this sample is added."""
-
-    @abstractmethod
-    def _count(self, data: bytes) -> None:
-        """Count an added sample."""
-
-    @abstractmethod
-    def _files(self) -> list[tuple[str, bytes]]:
-        """The files of the collected samples: the suffix of each name, and the bytes."""
+        Args:
+            pieces: the samples; a piece may hold several.
+            sizes: bytes of each sample.
+        """
 
 
 _PLAIN_ERRORS: Final = (AttributeError, TypeError, ValueError, OverflowError)
 
 
-def _name_place(error: Exception, place: str) -> None:
+def name_place(error: Exception, place: str) -> None:
     """Prefix an encoding's message with a place, or note the place on another error."""
     if type(error) in _PLAIN_ERRORS and len(error.args) == 1:
         error.args = (f'{place}: {error.args[0]}',)
@@ -205,14 +331,43 @@ def config_json(config: Mapping[str, Any]) -> bytes:
     return json.dumps(config, sort_keys=True).encode('ascii')
 
 
-def offset_table(sizes: Sequence[int], start: int) -> bytes:
+def offset_table(sizes: array[int], start: int) -> bytes:
     """u32 count, u32 offset[count + 1] of samples with these sizes; the first begins at ``start``."""
-    table = bytearray(len(sizes).to_bytes(4, 'little'))
-    table += start.to_bytes(4, 'little')
-    for size in sizes:
-        start += size
-        table += start.to_bytes(4, 'little')
-    return bytes(table)
+    table = np.empty(len(sizes) + 2, np.uint64)
+    table[0], table[1] = len(sizes), start
+    np.cumsum(np.frombuffer(sizes, np.uint64), out=table[2:])
+    table[2:] += np.uint64(start)
+    return table.astype('<u4').tobytes()
+
+
+def _too_large(number: int, size: int) -> ValueError:
+    return ValueError(
+        f'A shard file is smaller than 4 GiB because its offsets are 32-bit numbers, but sample {number} of {size} '
+        f'bytes would pass that. Give a `size_limit`, or store less in a sample.'
+    )
+
+
+def _as_sequence(values: Any) -> Sequence[Any]:
+    """The values of a column as a list or an array; tensors and the like say how they become arrays."""
+    if isinstance(values, list | tuple | np.ndarray):
+        return cast('Sequence[Any]', values)
+    if hasattr(values, '__array__'):
+        return cast('Sequence[Any]', np.asarray(values))
+    return list(values)
+
+
+def _common_length(columns: Mapping[str, Sequence[Any]]) -> int:
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f'The columns of a batch have equally many values, but got {lengths}. Nothing was added.')
+    return next(iter(lengths.values()), 0)
+
+
+def python_values(values: Sequence[Any]) -> Sequence[Any]:
+    """The values of a column one by one: Python objects of an array with one axis, else its rows."""
+    if isinstance(values, np.ndarray):
+        return values.tolist() if values.ndim == 1 else list(values)
+    return values
 
 
 def _check_compression(compression: str | None) -> str | None:

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import FormatError, ShardError
-from headrace.format.encoder import ShardEncoder, config_json, offset_table
+from headrace.format.encoder import ShardEncoder, offset_table
 from headrace.format.encodings.texts import decode_text
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Collection, Sequence
 
     from headrace.format.shards import ColumnBatch, ShardInfo
@@ -107,23 +108,13 @@ class LineReader:
 class LineEncoder(ShardEncoder):
     """Writes shards of lines: the size limit counts the lines of samples only."""
 
-    def _start_shard(self) -> None:
-        self._size = 0
+    def _sizes_of_empty_shard(self) -> tuple[int, int]:
+        return len(self._header()), 0
 
     def _header(self) -> bytes:
         """The data file's bytes before the first sample."""
         return b''
 
-    def _size_with(self, data: bytes) -> int:
-        return self._size + len(data)
-
-    def _file_size_with(self, data: bytes) -> int:
-        return len(self._header()) + self._size + len(data)
-
-    def _count(self, data: bytes) -> None:
-        self._size += len(data)
-
-    def _files(self) -> list[tuple[str, bytes]]:
+    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, bytes]]:
         header = self._header()
-        meta = offset_table([len(data) for data in self._samples], len(header)) + config_json(self.get_config())
-        return [('', header + b''.join(self._samples)), ('.meta', meta)]
+        return [('', b''.join([header, *pieces])), ('.meta', offset_table(sizes, len(header)) + self._config)]

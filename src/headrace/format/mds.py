@@ -16,23 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.errors import FormatError, ShardError
-from headrace.format.encoder import DEFAULT_SIZE_LIMIT, ShardEncoder, config_json, offset_table
-from headrace.format.encodings import (
-    Encoding,
-    Int,
-    Str,
-    get_mds_encoded_size,
-    get_mds_encoding,
-    get_mds_encodings,
-    is_mds_encoding,
-)
-from headrace.format.encodings.unknown import check_encodings
+from headrace.format.encodings import Encoding, Int, Str, get_mds_encoding
 from headrace.format.shards import ColumnBatch, Schema, ShardInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
-__all__ = ['MDSEncoder', 'MDSReader']
+__all__ = ['Column', 'Layout', 'MDSReader']
 
 _PAIR: Final = struct.Struct('<II')
 _SIZE: Final = np.dtype('<u4')
@@ -40,7 +30,7 @@ _SIZE: Final = np.dtype('<u4')
 _FEW_ROWS: Final = 4
 
 
-class _Column:
+class Column:
     """Constants for reading one column, computed once per schema."""
 
     __slots__ = ('encoding', 'is_int', 'is_text', 'name', 'raw_type', 'shape', 'size', 'strides', 'value_type')
@@ -62,14 +52,14 @@ class _Column:
             self.raw_type = np.dtype(f'V{size}') if self.shape else self.value_type
 
 
-class _Layout:
+class Layout:
     """The layout of a schema's samples."""
 
     __slots__ = ('all_arrays', 'columns', 'head', 'head_type', 'least', 'variable')
 
     def __init__(self, schema: Schema) -> None:
         parts = zip(schema.names, schema.encodings, schema.sizes, schema.arrays, strict=True)
-        self.columns = tuple(_Column(*part) for part in parts)
+        self.columns = tuple(Column(*part) for part in parts)
         self.variable = sum(column.size is None for column in self.columns)
         self.all_arrays = all(column.value_type is not None for column in self.columns)
         self.head = struct.Struct(f'<{self.variable}I')
@@ -78,10 +68,10 @@ class _Layout:
         """Bytes of a sample whose variable-size values are all empty."""
 
 
-def _layout_of(schema: Schema) -> _Layout:
+def _layout_of(schema: Schema) -> Layout:
     layout = schema.layout
     if layout is None:
-        layout = _Layout(schema)
+        layout = Layout(schema)
         object.__setattr__(schema, 'layout', layout)  # every thread computes the same, so a race does no harm
     return layout
 
@@ -138,10 +128,10 @@ class MDSReader:
     def _error(self, message: str) -> ShardError:
         return ShardError(f'Shard {self._source} is damaged: {message}. Delete the file and let it be fetched again.')
 
-    def _fixed_columns(self) -> tuple[tuple[_Column, np.ndarray[Any, Any], np.ndarray[Any, Any]], ...]:
+    def _fixed_columns(self) -> tuple[tuple[Column, np.ndarray[Any, Any], np.ndarray[Any, Any]], ...]:
         """Each column with its values as a typed array ``[n, *shape]`` and as ``[n]`` whole values, over the map."""
         n, stride, at = self.num_samples, self._layout.least, int(self._offsets[0])
-        columns: list[tuple[_Column, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
+        columns: list[tuple[Column, np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
         for column in self._layout.columns:
             assert column.value_type is not None
             assert column.raw_type is not None
@@ -197,7 +187,7 @@ class MDSReader:
             f'size, but it gives them the sizes {found}'
         )
 
-    def _value_error(self, i: int, column: _Column, error: Exception) -> ShardError:
+    def _value_error(self, i: int, column: Column, error: Exception) -> ShardError:
         return self._error(f'sample {i}, column {column.name!r}: {str(error).removesuffix(".")}')
 
     def gather(
@@ -308,69 +298,3 @@ class MDSReader:
                     self.sample(row)
                 raise
             at = stop
-
-
-class MDSEncoder(ShardEncoder):
-    """Writes MDS shards; see ``ShardEncoder``.
-
-    Args:
-        columns: column name to encoding.
-        compression: see ``ShardEncoder``.
-        hashes: see ``ShardEncoder``.
-        size_limit: counts the whole file.
-    """
-
-    def __init__(
-        self,
-        columns: Mapping[str, str],
-        *,
-        compression: str | None = None,
-        hashes: Sequence[str] | None = None,
-        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
-    ) -> None:
-        check_encodings(columns, writer='MDSWriter', is_known=is_mds_encoding, names=get_mds_encodings())
-        names = tuple(sorted(columns))
-        encodings = tuple(columns[name] for name in names)
-        sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)
-        self._layout = _Layout(Schema('mds', names, encodings, sizes))
-        super().__init__(Schema('mds', names, encodings, sizes), compression, hashes, size_limit)
-
-    def _start_shard(self) -> None:
-        self._config = config_json(self.get_config())
-        self._size = 8 + len(self._config)
-
-    def _encode(self, sample: Mapping[str, Any]) -> bytes:
-        sizes: list[int] = []
-        values: list[bytes] = []
-        name = ''
-        try:
-            for column in self._layout.columns:
-                name = column.name
-                obj = sample[name]
-                value = obj if isinstance(obj, bytes) else column.encoding.encode(obj)
-                if column.size is None:
-                    sizes.append(len(value))
-                elif len(value) != column.size:
-                    raise ValueError(
-                        f'A value has {column.size} bytes, but got {len(value)} bytes. Bytes are stored as they are: '
-                        f'give the encoded value, or the value itself.'
-                    )
-                values.append(value)
-        except Exception:
-            self._column = name
-            raise
-        return self._layout.head.pack(*sizes) + b''.join(values)
-
-    def _size_with(self, data: bytes) -> int:
-        return self._size + 4 + len(data)
-
-    def _file_size_with(self, data: bytes) -> int:
-        return self._size + 4 + len(data)
-
-    def _count(self, data: bytes) -> None:
-        self._size += 4 + len(data)
-
-    def _files(self) -> list[tuple[str, bytes]]:
-        start = 8 + 4 * len(self._samples) + len(self._config)
-        table = offset_table([len(data) for data in self._samples], start)
-        return [('', table + self._config + b''.join(self._samples))]

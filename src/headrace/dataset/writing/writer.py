@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
+import numpy as np
 from tqdm import tqdm
 
 from headrace.dataset.writing.claim import INDEX, FolderClaim, StoreClaim
@@ -111,6 +112,24 @@ class Writer:
         if not self._is_open:
             raise ValueError('This writer is closed: samples are written before `finish` or inside its `with` block.')
         for shard in self._encoder.add(sample):
+            self._put(shard)
+
+    def write_batch(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> None:
+        """Add many samples: the same dataset as of `write`, sample by sample, in a fraction of the time.
+
+        Args:
+            columns: the values of each column, equally many: a list, an array whose first axis is the sample, or what
+                converts to one, such as a tensor. Numbers of an array of one axis count as Python numbers.
+
+        Raises:
+            KeyError: a column is missing.
+            AttributeError, TypeError, ValueError, OverflowError: as for `write`, or the columns differ in length. None
+                of the samples is added, and the writer can continue.
+            OSError: an earlier upload failed.
+        """
+        if not self._is_open:
+            raise ValueError('This writer is closed: samples are written before `finish` or inside its `with` block.')
+        for shard in self._encoder.add_batch(columns):
             self._put(shard)
 
     def _put(self, shard: EncodedShard) -> None:

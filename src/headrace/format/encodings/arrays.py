@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from headrace.errors import ConfigError, FormatError
-from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, named, wrong_type
+from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, named, opaque, wrong_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ['DTYPES', 'NDArray']
 
@@ -135,12 +138,31 @@ class NDArray(Encoding):
                 f'A column of encoding `{self.name}` holds arrays of shape {self.shape}, but got {array.shape}. '
                 f'Reshape it, or leave the shape out of the encoding.'
             )
-        head = bytearray()
-        if self.dtype is None:
-            head.append(code)
-        if self.shape is None:
-            head += _shape_bytes(array.shape)
-        return bytes(head) + array.astype(_DTYPE_OF_CODE[code], copy=False).tobytes()
+        data = array.astype(_DTYPE_OF_CODE[code], copy=False).tobytes()
+        head = self._head(code, array.shape)
+        return head + data if head else data
+
+    def encode_array(self, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+        """The arrays along the first axis of an array, which all have one dtype and shape."""
+        if not isinstance(values, np.ndarray) or values.ndim < 2 or not values.size:
+            return None
+        array: np.ndarray[Any, np.dtype[Any]] = values
+        shape, code = array.shape[1:], _CODE_OF_NAME.get(array.dtype.name)
+        if code is None or (self.dtype or array.dtype) != array.dtype or (self.shape or shape) != shape:
+            return None
+        stored = array.astype(_DTYPE_OF_CODE[code], copy=False)
+        size = math.prod(shape) * stored.itemsize
+        head = self._head(code, shape)
+        if not head:
+            return opaque(stored, size)
+        both = np.empty(len(array), [('head', f'V{len(head)}'), ('values', f'V{size}')])
+        both['head'], both['values'] = np.void(head), opaque(stored, size)
+        return opaque(both, both.itemsize)
+
+    def _head(self, code: int, shape: tuple[int, ...]) -> bytes:
+        """The bytes before an array's values."""
+        head = b'' if self.dtype is not None else bytes([code])
+        return head if self.shape is not None else head + _shape_bytes(shape)
 
     def decode(self, data: Buffer) -> np.ndarray[Any, np.dtype[Any]]:
         """The array, in native byte order, writable."""

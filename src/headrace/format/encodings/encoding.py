@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
 
-if TYPE_CHECKING:
-    import numpy as np
+import numpy as np
 
-__all__ = ['ENCODINGS', 'ArrayKind', 'Buffer', 'Encoding', 'do_stack', 'named', 'wrong_type']
+__all__ = ['ENCODINGS', 'ArrayKind', 'Buffer', 'Encoding', 'do_stack', 'named', 'opaque', 'wrong_type']
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 """The stored bytes of a value: any contiguous buffer, such as a slice of a mapped file."""
@@ -79,6 +78,19 @@ class Encoding(ABC):
             OverflowError: a number is out of the encoding's range.
         """
 
+    def encode_array(self, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+        """The stored bytes of many values at once; None if they are to be encoded one by one.
+
+        Args:
+            values: a list, or an array whose first axis is the value.
+
+        Returns:
+            One opaque element (dtype ``V<size>``) for each value, in memory that `values` may share. It says what
+            `encode` says of each value, and never raises.
+        """
+        del values
+        return None
+
     @abstractmethod
     def decode(self, data: Buffer) -> Any:
         """The value stored as ``data``. It owns its memory: it never refers to ``data``.
@@ -115,6 +127,11 @@ def named(*names: str) -> Callable[[type[_Encoding]], type[_Encoding]]:
         return kind
 
     return add
+
+
+def opaque(array: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:
+    """An array ``[n, *shape]`` as ``[n]`` elements of ``size`` opaque bytes, copied only if it is not contiguous."""
+    return np.ndarray((len(array),), f'V{size}', np.ascontiguousarray(array))
 
 
 def wrong_type(encoding: str, holds: str, obj: Any) -> AttributeError:

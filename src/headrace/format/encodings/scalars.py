@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from headrace.errors import FormatError
-from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
+from headrace.format.encodings.encoding import Buffer, Encoding, named, opaque, wrong_type
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     'Float16',
@@ -42,6 +46,28 @@ def _check_size(name: str, size: int, data: Buffer) -> None:
         raise FormatError(f'A value of encoding `{name}` has {size} bytes, but got {len(data)}.')
 
 
+def _numbers(values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+    """An array ``[n]`` of integers, bools or floats; None if values are anything else."""
+    if isinstance(values, np.ndarray):
+        return values if values.ndim == 1 and values.dtype.kind in 'biuf' else None
+    kinds = set(map(type, values))
+    with contextlib.suppress(OverflowError):
+        if kinds == {int}:
+            return np.array(values, np.int64)
+        if kinds == {float}:
+            return np.array(values, np.float64)
+    return None
+
+
+def _integers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """Integers or bools as the bytes of a dtype; None if one is out of its range."""
+    if array.dtype != dtype and array.dtype.kind != 'b' and len(array):
+        limits = np.iinfo(dtype)
+        if int(array.min()) < limits.min or int(array.max()) > limits.max:
+            return None
+    return opaque(array.astype(dtype, copy=False), dtype.itemsize)
+
+
 @named('int')
 class Int(Encoding):
     """Python ints (and bools) as int64; read back as Python ints."""
@@ -55,6 +81,11 @@ class Int(Encoding):
         if not isinstance(obj, int):
             raise wrong_type('int', 'Python ints', obj)
         return _integer_bytes('int', int(obj), 8, signed=True)
+
+    def encode_array(self, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+        """Python ints, or an array of integers or bools."""
+        array = _numbers(values)
+        return None if array is None or array.dtype.kind == 'f' else _integers(array, np.dtype('<i8'))
 
     def decode(self, data: Buffer) -> int:
         """A Python int."""
@@ -94,6 +125,18 @@ class Scalar(Encoding):
         except TypeError:
             raise wrong_type(name, 'single numbers', obj) from None
         return _integer_bytes(name, number, dtype.itemsize, signed=dtype.kind == 'i')
+
+    def encode_array(self, values: Sequence[Any] | np.ndarray[Any, Any]) -> np.ndarray[Any, Any] | None:
+        """Python ints or floats, or an array of numbers; not floats for an integer column."""
+        array, dtype = _numbers(values), self.dtype
+        if array is None or (array.dtype.kind == 'f' and dtype.kind != 'f'):
+            return None
+        if dtype.kind != 'f':
+            return _integers(array, dtype)
+        if array.dtype.kind != 'f':
+            array = array.astype(np.float64)  # as `encode` does
+        with np.errstate(over='ignore'):
+            return opaque(array.astype(dtype, copy=False), dtype.itemsize)
 
     def decode(self, data: Buffer) -> Any:
         """A numpy scalar of the column's type."""

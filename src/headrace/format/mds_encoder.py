@@ -1,0 +1,151 @@
+"""Writing of MDS shards, sample by sample or by columns; `mds` describes the format."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+from headrace.format.encoder import (
+    DEFAULT_SIZE_LIMIT,
+    EncodedRows,
+    ShardEncoder,
+    name_place,
+    offset_table,
+    python_values,
+)
+from headrace.format.encodings import get_mds_encoded_size, get_mds_encodings, is_mds_encoding
+from headrace.format.encodings.encoding import opaque
+from headrace.format.encodings.unknown import check_encodings
+from headrace.format.mds import Column, Layout
+from headrace.format.shards import Schema
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Mapping, Sequence
+
+__all__ = ['MDSEncoder']
+
+_SIZE: Final = np.dtype('<u4')
+_Encoded: TypeAlias = 'np.ndarray[Any, Any] | Sequence[bytes]'
+"""The encoded values of a column: opaque elements of an array if all have one size, else one by one."""
+
+
+class MDSEncoder(ShardEncoder):
+    """Writes MDS shards; see ``ShardEncoder``.
+
+    Args:
+        columns: column name to encoding.
+        compression: see ``ShardEncoder``.
+        hashes: see ``ShardEncoder``.
+        size_limit: counts the whole file.
+    """
+
+    _sample_overhead = 4
+
+    def __init__(
+        self,
+        columns: Mapping[str, str],
+        *,
+        compression: str | None = None,
+        hashes: Sequence[str] | None = None,
+        size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
+    ) -> None:
+        check_encodings(columns, writer='MDSWriter', is_known=is_mds_encoding, names=get_mds_encodings())
+        names = tuple(sorted(columns))
+        encodings = tuple(columns[name] for name in names)
+        sizes = tuple(get_mds_encoded_size(encoding) for encoding in encodings)
+        self._layout = Layout(Schema('mds', names, encodings, sizes))
+        self._encodings = tuple((column.name, column.size, column.encoding.encode) for column in self._layout.columns)
+        super().__init__(Schema('mds', names, encodings, sizes), compression, hashes, size_limit)
+
+    def _sizes_of_empty_shard(self) -> tuple[int, int]:
+        return 0, 8 + len(self._config)
+
+    def _encode(self, sample: Mapping[str, Any]) -> bytes:
+        sizes: list[int] = []
+        values: list[bytes] = []
+        name = ''
+        try:
+            for name, size, encode in self._encodings:
+                obj = sample[name]
+                value = obj if isinstance(obj, bytes) else encode(obj)
+                if size is None:
+                    sizes.append(len(value))
+                elif len(value) != size:
+                    raise _wrong_size(size, len(value))
+                values.append(value)
+        except Exception:
+            self._column = name
+            raise
+        if not sizes:
+            return values[0] if len(values) == 1 else b''.join(values)
+        return b''.join((self._layout.head.pack(*sizes), *values))
+
+    def _encode_rows(self, columns: Mapping[str, Sequence[Any]], count: int, number: int) -> EncodedRows:
+        layout = self._layout
+        values = [self._encode_column(column, columns[column.name], number) for column in layout.columns]
+        variable = [found for column, found in zip(layout.columns, values, strict=True) if column.size is None]
+        sizes = [_lengths(found, count) for found in variable]
+        lengths = sum(sizes, np.full(count, layout.least, np.int64))
+        if sizes:
+            heads = np.stack(sizes, axis=1).astype(_SIZE)
+            values.insert(0, opaque(heads, layout.head.size))
+        arrays = [found for found in values if isinstance(found, np.ndarray)]
+        if len(arrays) == len(values):
+            rows = _side_by_side(arrays, count)
+            return EncodedRows(lengths, lambda a, b: rows[a:b].tobytes())
+        width = len(values)
+        pieces: list[bytes] = [b''] * (width * count)
+        for i, found in enumerate(values):
+            pieces[i::width] = found.tolist() if isinstance(found, np.ndarray) else found
+        return EncodedRows(lengths, lambda a, b: b''.join(pieces[a * width : b * width]))
+
+    def _encode_column(self, column: Column, values: Sequence[Any], number: int) -> _Encoded:
+        """The encoded values of a column; errors count samples from `number`."""
+        stored = column.encoding.encode_array(values)
+        if stored is not None:
+            return stored
+        if column.is_text:
+            with contextlib.suppress(TypeError, UnicodeError):
+                return list(map(str.encode, values))
+        encode, size = column.encoding.encode, column.size
+        done: list[bytes] = []
+        try:
+            for value in python_values(values):
+                data = value if isinstance(value, bytes) else encode(value)
+                if size is not None and len(data) != size:
+                    raise _wrong_size(size, len(data))
+                done.append(data)
+        except Exception as error:
+            name_place(error, f'Sample {number + len(done)}, column {column.name!r}')
+            raise
+        return done
+
+    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, bytes]]:
+        start = 8 + 4 * len(sizes) + len(self._config)
+        return [('', b''.join([offset_table(sizes, start), self._config, *pieces]))]
+
+
+def _wrong_size(size: int, found: int) -> ValueError:
+    return ValueError(
+        f'A value has {size} bytes, but got {found} bytes. Bytes are stored as they are: give the encoded value, or '
+        f'the value itself.'
+    )
+
+
+def _lengths(values: _Encoded, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if isinstance(values, np.ndarray):
+        return np.full(count, values.itemsize, np.int64)
+    return np.fromiter(map(len, values), np.int64, count)
+
+
+def _side_by_side(arrays: Sequence[np.ndarray[Any, Any]], count: int) -> np.ndarray[Any, Any]:
+    """Opaque elements ``[n]`` of several arrays as one, row by row."""
+    if len(arrays) == 1:
+        return arrays[0]
+    rows = np.empty(count, [(str(i), array.dtype) for i, array in enumerate(arrays)])
+    for i, array in enumerate(arrays):
+        rows[str(i)] = array
+    return rows
