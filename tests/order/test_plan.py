@@ -57,6 +57,20 @@ def test_the_ranks_share_each_global_batch(ranks: list[Topology], size: int, sam
 
 
 @relaxed
+@given(worlds, st.integers(0, 130), st.integers(0, 40), st.sampled_from(['repeat', 'drop']), st.data())
+def test_positions_of_many_batches_are_those_of_each(ranks: list[Topology], start: int, gap: int, how, data) -> None:
+    order = shuffled(mixture([7] * 20, choose=[130]), nodes=4, block=30)
+    begin = data.draw(st.integers(0, 130 - gap))
+    skip = ((begin, begin + gap),) if gap else ()
+    rank = data.draw(st.sampled_from(ranks))
+    plan = Plan(order, rank, 24, start, how, skip)
+    first = data.draw(st.integers(0, plan.num_batches))
+    batches = range(first, data.draw(st.integers(first, plan.num_batches)))
+    each = [plan.positions(k).tolist() for k in batches]
+    assert plan.positions_of(batches).tolist() == sum(each, [])
+
+
+@relaxed
 @given(worlds, worlds, batch_sizes, st.integers(0, 5))
 def test_resuming_on_another_world_continues_the_sequence(
     first: list[Topology], second: list[Topology], size: int, batches: int

@@ -43,6 +43,26 @@ class _EpochHint:
             yield None
 
 
+class _Cursor:
+    """The place that a loader has reached. An object of its own, since a `DataLoader` checks each attribute it sets."""
+
+    __slots__ = ('begin', 'handed_out')
+
+    def __init__(self) -> None:
+        self.begin: tuple[int, int] | None = None
+        """Epoch and first sample of a pass that has given no batch yet."""
+        self.handed_out: tuple[BatchPlan, int] | None = None
+        """The plan and number of the last batch."""
+
+    @property
+    def position(self) -> tuple[int, int] | None:
+        """Epoch and sample; None before the first pass."""
+        if self.begin is not None or self.handed_out is None:
+            return self.begin
+        plan, number = self.handed_out
+        return plan.order.epoch, plan.end(number)
+
+
 class StreamingDataLoader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` of a `StreamingDataset` that knows and restores its position.
 
@@ -161,11 +181,10 @@ class StreamingDataLoader(DataLoader[Any]):
         """The `sampler` that trainers see; the loader never asks it."""
         self._worker_pool: WorkerPool | None = None
         self._worker_pool_key: object = None
-        self._position: tuple[int, int] | None = None
+        self._cursor = _Cursor()
         # An attribute: trainers that copy a loader look for its arguments among those.
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
         """Handling of the samples after the last full global batch."""
-        self._handed_out: tuple[BatchPlan, int] | None = None
         self._epoch_under_way: int | None = None
         names = [stream.name or '' for stream in dataset.streams]
         self._counters = LoaderCounters(dataset.stream_names, names, dataset.cache_counters)
@@ -224,8 +243,8 @@ class StreamingDataLoader(DataLoader[Any]):
         self._check_fixed_epoch()
         cut = self._batches
         reader = self.dataset.reader(cut, self._collate, mark_streams=self.mark_streams)
-        self._position = self.next_pass()
-        plan = self.dataset.begin_pass(cut, place=self._position)
+        self._cursor.begin = self.next_pass()
+        plan = self.dataset.begin_pass(cut, place=self._cursor.begin)
         epoch = plan.order.epoch
         self._counters.begin_pass(new_processes=not self.persistent_workers)
         owner, last, source = os.getpid(), plan.num_batches - 1, None
@@ -251,8 +270,7 @@ class StreamingDataLoader(DataLoader[Any]):
                 self._end_pass(epoch, source)
 
     def _hand_out(self, plan: BatchPlan, number: int, received: WorkerBatch, own_samples: int) -> Any:
-        self._position = plan.order.epoch, plan.end(number)
-        self._handed_out = plan, number
+        self._cursor.begin, self._cursor.handed_out = None, (plan, number)
         self._mixture_counts.reach(plan, number)
         self.dataset.progress.seconds_stalled += self._counters.hand_out(received, own_samples)
         return received.batch
@@ -269,7 +287,7 @@ class StreamingDataLoader(DataLoader[Any]):
     @property
     def handed_out(self) -> tuple[BatchPlan, int] | None:
         """The last batch: the plan of its pass, and its number there. None before the first."""
-        return self._handed_out
+        return self._cursor.handed_out
 
     @property
     def own_samples(self) -> int:
@@ -351,9 +369,8 @@ class StreamingDataLoader(DataLoader[Any]):
     def _current(self) -> tuple[int, int]:
         # A position that was loaded after the last batch is newer than that batch.
         progress, rank = self.dataset.progress, self.dataset.topology.rank
-        if self._position is None or not progress.begun(rank=rank):
-            return progress.next(rank=rank)
-        return self._position
+        position = self._cursor.position
+        return progress.next(rank=rank) if position is None or not progress.begun(rank=rank) else position
 
     def state_dict(self) -> dict[str, int | str]:
         """The position for a checkpoint: fixed keys, and ints or strs that are the same on every rank.

@@ -95,10 +95,14 @@ class LineReader:
         batch: ColumnBatch,
     ) -> None:
         """Put samples ``rows`` into rows ``out_rows`` of ``batch``; see ``ShardReader.gather``."""
-        columns = batch.columns
         for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
-            for name, value in self._sample(row, columns).items():
-                columns[name][out] = value
+            self.gather_row(row, out, batch)
+
+    def gather_row(self, row: int, out_row: int, batch: ColumnBatch) -> None:
+        """Put sample ``row`` into row ``out_row`` of ``batch``; see ``ShardReader.gather_row``."""
+        columns = batch.columns
+        for name, value in self._sample(row, columns).items():
+            columns[name][out_row] = value
 
     @abstractmethod
     def _parse(self, line: str, names: Collection[str]) -> dict[str, Any]:

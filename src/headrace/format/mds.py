@@ -10,7 +10,6 @@ batch is one copy per column. Otherwise the sizes at the samples' heads give the
 from __future__ import annotations
 
 import struct
-from mmap import mmap
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ['Column', 'Layout', 'MDSReader']
 
-_PAIR: Final = struct.Struct('<II')
+_UNPACK_PAIR: Final = struct.Struct('<II').unpack_from
 _SIZE: Final = np.dtype('<u4')
 # rows; a loop over fewer is faster than computing all positions at once
 _FEW_ROWS: Final = 4
@@ -55,7 +54,7 @@ class Column:
 class Layout:
     """The layout of a schema's samples."""
 
-    __slots__ = ('all_arrays', 'columns', 'head', 'head_type', 'least', 'variable')
+    __slots__ = ('all_arrays', 'columns', 'head', 'head_type', 'least', 'steps', 'unpack_head', 'variable')
 
     def __init__(self, schema: Schema) -> None:
         parts = zip(schema.names, schema.encodings, schema.sizes, schema.arrays, strict=True)
@@ -63,7 +62,13 @@ class Layout:
         self.variable = sum(column.size is None for column in self.columns)
         self.all_arrays = all(column.value_type is not None for column in self.columns)
         self.head = struct.Struct(f'<{self.variable}I')
+        self.unpack_head = self.head.unpack_from
         self.head_type = np.dtype(f'V{self.head.size}')
+        self.steps = tuple(
+            (column.name, column.size, column.raw_type, column.is_text, column.encoding.decode)
+            for column in self.columns
+        )
+        """Each column with the attributes that reading a row needs, for speed."""
         self.least = self.head.size + sum(column.size or 0 for column in self.columns)
         """Bytes of a sample whose variable-size values are all empty."""
 
@@ -89,11 +94,9 @@ class MDSReader:
         self._layout = _layout_of(info.schema)
         self._wanted = columns
         self._offsets = self._check_table(info.files[0].raw.bytes)
-        # Cutting bytes out of the map itself is faster than through a memoryview of it.
-        owner = view.obj
-        self._cut: Any = owner if isinstance(owner, bytes | mmap) and len(owner) == len(view) else None
         self._at_byte: dict[np.dtype[Any], np.ndarray[Any, Any]] = {}
         self._fixed = self._fixed_columns() if self._layout.all_arrays and info.samples else None
+        self._raws = () if self._fixed is None else tuple((column.name, raw) for column, _, raw in self._fixed)
 
     def _check_table(self, file_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The checked offsets, int64 ``[n + 1]``."""
@@ -173,9 +176,10 @@ class MDSReader:
 
     def _head(self, i: int) -> tuple[int, tuple[int, ...]]:
         """The offset of sample ``i``, and the checked sizes of its variable-size values."""
-        begin, end = _PAIR.unpack_from(self._view, 4 + 4 * i)
-        sizes = self._layout.head.unpack_from(self._view, begin)
-        if begin + self._layout.least + sum(sizes) != end:
+        view, layout = self._view, self._layout
+        begin, end = _UNPACK_PAIR(view, 4 + 4 * i)
+        sizes = layout.unpack_head(view, begin)
+        if begin + layout.least + sum(sizes) != end:
             raise self._sizes_error(i, end - begin, sizes)
         return begin, sizes
 
@@ -202,9 +206,7 @@ class MDSReader:
             return
         if count <= _FEW_ROWS:
             for row, out in zip(rows.tolist(), out_rows.tolist(), strict=True):
-                if not 0 <= row < self.num_samples:
-                    raise self._range_error(row)
-                self._gather_row(row, out, batch)
+                self.gather_row(row, out, batch)
             return
         if np.minimum.reduce(rows) < 0:  # numpy's indexing refuses rows that are too large
             raise self._range_error(int(rows.min()))
@@ -212,9 +214,9 @@ class MDSReader:
             self._gather_rows(rows, out_rows, batch)
             return
         raws = batch.raw
-        for column, _, raw in self._fixed:
-            if column.name in raws:
-                raws[column.name][out_rows] = raw[rows]
+        for name, raw in self._raws:
+            if name in raws:
+                raws[name][out_rows] = raw[rows]
 
     def _bytes_as(self, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """The map as an array whose element ``i`` is the value of ``dtype`` at byte ``i``."""
@@ -224,27 +226,41 @@ class MDSReader:
             array = self._at_byte[dtype] = np.ndarray((count,), dtype, self._view, 0, (1,))
         return array
 
-    def _gather_row(self, row: int, out: int, batch: ColumnBatch) -> None:
+    def gather_row(self, row: int, out_row: int, batch: ColumnBatch) -> None:
+        """Put sample ``row`` into row ``out_row`` of ``batch``; see ``ShardReader.gather_row``."""
+        if not 0 <= row < self.num_samples:
+            raise self._range_error(row)
         if self._fixed is not None:
-            for column, _, raw in self._fixed:
-                if column.name in batch.raw:
-                    batch.raw[column.name][out] = raw[row]
+            raws = batch.raw
+            for name, raw in self._raws:
+                if name in raws:
+                    raws[name][out_row] = raw[row]
             return
         begin, sizes = self._head(row)
-        view, at, variable = self._view, begin + self._layout.head.size, iter(sizes)
-        for column in self._layout.columns:
-            stop = at + (next(variable) if column.size is None else column.size)
-            if column.name not in batch.columns:
-                at = stop
-                continue
-            if column.raw_type is not None:
-                batch.raw[column.name][out] = self._bytes_as(column.raw_type)[at]
-                at = stop
-                continue
-            try:
-                batch.columns[column.name][out] = column.encoding.decode(view[at:stop])
-            except FormatError as error:
-                raise self._value_error(row, column, error) from error
+        view, layout = self._view, self._layout
+        at, variable = begin + layout.head.size, 0
+        columns, raws, at_byte = batch.columns, batch.raw, self._at_byte
+        for name, size, raw_type, is_text, decode in layout.steps:
+            stop = at
+            if size is None:
+                stop += sizes[variable]
+                variable += 1
+            else:
+                stop += size
+            if name not in columns:
+                pass
+            elif raw_type is not None:
+                values = at_byte.get(raw_type)
+                raws[name][out_row] = (self._bytes_as(raw_type) if values is None else values)[at]
+            else:
+                try:
+                    if is_text:
+                        columns[name][out_row] = str(view[at:stop], 'utf-8')
+                    else:
+                        columns[name][out_row] = decode(view[at:stop])
+                except (FormatError, UnicodeDecodeError):
+                    self.sample(row)  # raises the error that names the column
+                    raise
             at = stop
 
     def _gather_rows(
@@ -272,7 +288,7 @@ class MDSReader:
             raise self._sizes_error(
                 int(rows[i]), int(room[i]) + layout.least, [int(column_sizes[i]) for column_sizes in sizes]
             )
-        view, cut, outs = self._view, self._cut, out_rows.tolist()
+        view, outs = self._view, out_rows.tolist()
         at, variable = begins + layout.head.size, iter(sizes)
         for column in layout.columns:
             stop = at + (next(variable) if column.size is None else column.size)
@@ -285,9 +301,9 @@ class MDSReader:
                 continue
             starts, stops, values = at.tolist(), stop.tolist(), batch.columns[column.name]
             try:
-                if cut is not None and column.is_text:
+                if column.is_text:
                     for out, begin, end in zip(outs, starts, stops, strict=True):
-                        values[out] = cut[begin:end].decode()
+                        values[out] = str(view[begin:end], 'utf-8')
                 else:
                     decode = column.encoding.decode
                     for out, begin, end in zip(outs, starts, stops, strict=True):

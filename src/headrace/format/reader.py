@@ -56,6 +56,10 @@ class ShardReader(Protocol):
         """
         ...
 
+    def gather_row(self, row: int, out_row: int, batch: ColumnBatch) -> None:
+        """The same for one row, which takes less time than arrays of one."""
+        ...
+
 
 def open_shard(
     info: ShardInfo, buffers: Sequence[memoryview], *, source: str, columns: Collection[str] | None = None

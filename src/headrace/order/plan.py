@@ -151,6 +151,24 @@ class Plan:
         """This replica's positions of batch k, int64[rows]; every replica has the same number of rows."""
         return self._strided(k, self._residue, self.topology.replicas)
 
+    def positions_of(self, batches: range) -> IntArray:
+        """This replica's positions of consecutive batches, one after another; int64[rows].
+
+        Args:
+            batches: numbers of batches, in steps of 1. All of them together take little longer than one.
+        """
+        full = (self._kept.size - self._first) // self.global_batch_size
+        whole = range(batches.start, min(batches.stop, full))
+        rest = [self.positions(k) for k in range(max(batches.start, full), batches.stop)]
+        if not whole:
+            return np.concatenate(rest) if rest else np.zeros(0, np.int64)
+        replicas = self.topology.replicas
+        begins = self._first + np.arange(whole.start, whole.stop) * self.global_batch_size
+        first_rows = (self._residue - self._kept.at(begins)) % replicas
+        rows = np.arange(0, self.global_batch_size, replicas)
+        numbers = (begins + first_rows)[:, np.newaxis] + rows
+        return np.concatenate([self._kept.at(numbers.reshape(-1)), *rest])
+
     def global_positions(self, k: int) -> IntArray:
         """All positions of batch k, int64[rows], padding included."""
         return self._strided(k, 0, 1)

@@ -165,6 +165,10 @@ class BatchPlan(Protocol):
         """Return this replica's positions of batch k, int64[rows]; only the last batch may have fewer rows."""
         ...
 
+    def positions_of(self, batches: range) -> IntArray:
+        """Return this replica's positions of consecutive batches, one after another; int64[rows]."""
+        ...
+
     def global_positions(self, k: int) -> IntArray:
         """Return all positions of batch k, int64[rows], padding included."""
         ...

@@ -32,7 +32,7 @@ class BatchIds:
         ids = self._chunks.get(chunk)
         if ids is None:
             batches = range(chunk * _CHUNK, self.plan.num_batches)[:_CHUNK]
-            ids = self.plan.order.at(np.concatenate([self.plan.positions(batch) for batch in batches]))
+            ids = self.plan.order.at(self.plan.positions_of(batches))
             self._chunks[chunk] = ids
             # The reader takes the look-ahead's chunks from here later; older ones have no use.
             while len(self._chunks) > self._most_chunks:

@@ -7,8 +7,7 @@ import math
 import time
 from collections.abc import Collection, Generator, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,27 +31,10 @@ from headrace.order import SampleMap
 from headrace.storage import FetchResult, Lease
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 
-__all__ = ['OpenShard', 'ShardPool', 'collate_columns']
-
-_Leases: TypeAlias = MapCache[ShardReader] | LeaseCache[ShardReader]
+__all__ = ['ShardPool', 'collate_columns']
 
 _AHEAD = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
 _SHORTEST_WAIT = 1_000_000  # nanoseconds; to open a present shard takes a twentieth of it
-
-
-class OpenShard:
-    """A shard that is read inside a `with` block. A generator would cost more than a short sample."""
-
-    __slots__ = ('_held', '_leases', '_shard')
-
-    def __init__(self, shard: int, held: CachedLease[ShardReader], leases: _Leases) -> None:
-        self._shard, self._held, self._leases = shard, held, leases
-
-    def __enter__(self) -> ShardReader:
-        return self._held.value
-
-    def __exit__(self, *_: object) -> None:
-        self._leases.keep(self._shard, self._held)
 
 
 class ShardPool:
@@ -70,6 +52,8 @@ class ShardPool:
         self._leases: MapCache[ShardReader] | LeaseCache[ShardReader] = (
             MapCache() if cache_limit is None else LeaseCache()
         )
+        # Without a limit a shard stays in the cache while it is read.
+        self._returns = None if cache_limit is None else self._leases.keep
         self._prefetcher: Prefetcher | None = None
         self._is_trying_once = False
         self.shared, is_all = gathered_columns(streams)
@@ -148,12 +132,12 @@ class ShardPool:
         finally:
             self._is_trying_once = False
 
-    def open(self, shard: int) -> OpenShard:
-        """Read a shard inside a `with` block; it is fetched if it is absent."""
-        held = self._leases.take(shard)
-        if held is None:
-            held = CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
-        return OpenShard(shard, held, self._leases)
+    def _acquire(self, shard: int) -> CachedLease[ShardReader]:
+        """Open a shard to read it, before `_returns` takes it back; it is fetched if it is absent."""
+        held = CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
+        if self._returns is None:
+            self._leases.keep(shard, held)
+        return held
 
     def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
         self.bad_shards.check(shard)
@@ -198,8 +182,12 @@ class ShardPool:
     def sample(self, sample_id: int) -> dict[str, Any]:
         """One sample by its global id."""
         shard, row = self._sample_map.locate_one(sample_id)
-        with self.open(shard) as reader:
-            return reader.sample(row)
+        held = self._leases.take(shard) or self._acquire(shard)
+        try:
+            return held.value.sample(row)
+        finally:
+            if self._returns is not None:
+                self._returns(shard, held)
 
     def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
@@ -233,32 +221,45 @@ class ShardPool:
         columns = into.allocate(len(ids), names)
         shards, rows = self._sample_map.locate(ids)
         # Rows of one shard are read together; the order of shards inside a batch is free.
-        by_shard = np.argsort(shards, kind='stable')
-        sorted_shards = shards[by_shard]
-        cuts = [0, *(np.flatnonzero(np.diff(sorted_shards)) + 1).tolist(), len(ids)]
-        for begin, end in pairwise(cuts):
-            out_rows = by_shard[begin:end]
-            shard = int(sorted_shards[begin])
+        by_shard = shards.argsort(kind='stable')
+        shards, rows = shards[by_shard], rows[by_shard]
+        cuts = ((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist()
+        firsts = [0, *cuts] if len(ids) else []
+        row_list, out_list = rows.tolist(), by_shard.tolist()
+        take, returns = self._leases.take, self._returns
+        for shard, begin, end in zip(shards[firsts].tolist(), firsts, [*cuts, len(ids)], strict=False):
             try:
-                self._gather_of_shard(shard, rows[out_rows], out_rows, columns)
-                continue
-            except Exception as error:
+                held = take(shard) or self._acquire(shard)
+                try:
+                    if end - begin == 1:  # of most shards, after a shuffle
+                        held.value.gather_row(row_list[begin], out_list[begin], columns)
+                    else:
+                        held.value.gather(rows[begin:end], by_shard[begin:end], columns)
+                finally:
+                    if returns is not None:
+                        returns(shard, held)
+            except Exception as error:  # noqa: PERF203 - each shard may be bad by itself
                 if failed is None or not is_bad_sample(error):
                     raise
-            for out_row in out_rows.tolist():  # to find the bad ones
-                try:
-                    self._gather_of_shard(shard, rows[[out_row]], np.array([out_row]), columns)
-                except Exception as error:  # noqa: PERF203 - each sample may be bad by itself
-                    if not is_bad_sample(error):
-                        raise
-                    failed[out_row] = error
+                self._gather_each(shard, row_list[begin:end], out_list[begin:end], columns, failed)
         return columns
 
-    def _gather_of_shard(
-        self, shard: int, rows: npt.NDArray[np.int64], out_rows: npt.NDArray[np.int64], columns: ColumnBatch
+    def _gather_each(
+        self, shard: int, rows: list[int], out_rows: list[int], columns: ColumnBatch, failed: dict[int, Exception]
     ) -> None:
-        with self.open(shard) as reader:
-            reader.gather(rows, out_rows, columns)
+        """Gather rows of a shard one by one, to find the bad ones."""
+        for row, out_row in zip(rows, out_rows, strict=True):
+            try:
+                held = self._leases.take(shard) or self._acquire(shard)
+                try:
+                    held.value.gather_row(row, out_row, columns)
+                finally:
+                    if self._returns is not None:
+                        self._returns(shard, held)
+            except Exception as error:  # noqa: PERF203 - each sample may be bad by itself
+                if not is_bad_sample(error):
+                    raise
+                failed[out_row] = error
 
 
 def _room(streams: Sequence[Stream], limit: float) -> float:

@@ -284,6 +284,11 @@ class MosaicMLPlan:
         """This replica's positions of batch k, int64[rows]."""
         return self._taken(k, self._columns)
 
+    def positions_of(self, batches: range) -> IntArray:
+        """This replica's positions of consecutive batches, one after another; int64[rows]."""
+        rows = self._batching.rows(np.arange(batches.start, min(batches.stop, self._num_rows)), self._columns)
+        return rows[rows >= 0]
+
     def global_positions(self, k: int) -> IntArray:
         """All positions of batch k, int64[rows]."""
         return self._taken(k, slice(None))

@@ -10,7 +10,6 @@ The thread needs the interpreter's lock. An extension that does not release it d
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -62,39 +61,49 @@ class CachedLease(Generic[T]):
 
 
 class MapCache(Generic[T]):
-    """Without a limit: the shards used last stay mapped, shared by threads."""
+    """Without a limit: the shards used last stay mapped, shared by threads.
+
+    There are two generations. A full younger one becomes the older one, which is forgotten in turn. So a lookup of a
+    shard in use is a single lookup in a dict, without the bookkeeping of a linked list.
+    """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[int, CachedLease[T]] = OrderedDict()
+        self._young: dict[int, CachedLease[T]] = {}
+        self._old: dict[int, CachedLease[T]] = {}
         self._lock = threading.Lock()
 
     def take(self, shard: int) -> CachedLease[T] | None:
-        """The cached lease of a shard, if any; return it with `keep`."""
-        held = self._kept.get(shard)
-        if held is not None:
-            with contextlib.suppress(KeyError):  # dropped by another thread
-                self._kept.move_to_end(shard)
+        """The cached lease of a shard, if any. It stays in the cache."""
+        held = self._young.get(shard)
+        if held is None and shard in self._old:
+            with self._lock:
+                held = self._old.pop(shard, None)  # None: another thread was here
+                if held is None:
+                    return self._young.get(shard)
+                self._add(shard, held)
         return held
 
     def keep(self, shard: int, held: CachedLease[T]) -> None:
-        """Keep a shard after a read."""
-        if self._kept.get(shard) is held:
-            return
+        """Keep a shard that was opened."""
         with self._lock:
-            self._kept[shard] = held
-            if len(self._kept) > MAPPED_SHARDS:
-                self._kept.popitem(last=False)  # unmapped when its last reader is done with it
+            self._add(shard, held)
+
+    def _add(self, shard: int, held: CachedLease[T]) -> None:
+        if len(self._young) >= MAPPED_SHARDS // 2:
+            self._old, self._young = self._young, {}  # the old ones are unmapped when their last reader is done
+        self._young[shard] = held
 
     def drop(self, shards: Iterable[int]) -> None:
         """Keep these no longer."""
         with self._lock:
             for shard in shards:
-                self._kept.pop(shard, None)
+                self._young.pop(shard, None)
+                self._old.pop(shard, None)
 
     def close(self) -> None:
         """Keep nothing."""
         with self._lock:
-            self._kept.clear()
+            self._young, self._old = {}, {}
 
 
 class LeaseCache(Generic[T]):
