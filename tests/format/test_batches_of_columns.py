@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.format import Encoding, JSONEncoder, MDSEncoder, XSVEncoder, register_encoding
+from headrace.format import Encoding, JSONEncoder, MDSEncoder, XSVEncoder
+from headrace.format.encodings.encoding import ENCODINGS
 
 TEXTS = st.text(max_size=8)
 
@@ -155,7 +156,7 @@ def test_a_batch_may_be_changed_after_the_call() -> None:
     assert encoder.finish() == other.finish()
 
 
-def test_tensors_and_encodings_of_fixed_size_without_arrays() -> None:
+def test_tensors_and_encodings_of_fixed_size_without_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip('torch')
 
     class Pair(Encoding):
@@ -167,7 +168,7 @@ def test_tensors_and_encodings_of_fixed_size_without_arrays() -> None:
         def decode(self, data: Any) -> Any:
             return tuple(data)
 
-    register_encoding('test-pair', Pair)
+    monkeypatch.setitem(ENCODINGS, 'test-pair', Pair())
     schema = {'pair': 'test-pair', 'tokens': 'ndarray:int64', 'x': 'float32'}
     batched, single = MDSEncoder(schema), MDSEncoder(schema)
     tokens, x = torch.arange(6).reshape(3, 2), torch.rand(3)
