@@ -1,7 +1,7 @@
 """The native order's own vectors: the order of a run is the same on every platform for ever.
 
-``python tests/order/native_vectors.py`` writes tests/data/order/native.json. To write it anew is to break every run
-that is under way. States pin an algorithm by its name: another sequence is another algorithm, beside this one.
+``python tests/order/native_vectors.py`` adds new cases to tests/data/order/native.json. To write others anew is to
+break every run that is under way. States pin an algorithm by its name: another sequence is another algorithm.
 """
 
 from __future__ import annotations
@@ -113,9 +113,24 @@ def many_streams() -> Iterator[tuple[str, Order, np.ndarray]]:
             yield f'{name}, {nodes or "default"} nodes, {batching}', order, positions
 
 
+def fixed_subsets() -> Iterator[tuple[str, Order, np.ndarray]]:
+    """Cases of streams that each epoch takes in the same part."""
+    weights = {'web': {'repeat': 0.7}, 'code': {'repeat': 3}, 'math': {'repeat': 4.5}}
+    for nodes, granularity, shuffle in itertools.product((1, 4), (1, 8), (True, False)):
+        config = OrderConfig(
+            shuffle=shuffle, seed=5, num_canonical_nodes=nodes, block_size=60, sampling='fixed',
+            sampling_granularity=granularity,
+        )  # fmt: skip
+        for epoch in (0, 7):
+            order = make_order(mixture(weights), config, epoch)
+            kind = f'fixed by {granularity}, {nodes} nodes, {"shuffled" if shuffle else "stored"}, {epoch}'
+            yield kind, order, np.arange(len(order))
+
+
 def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
     yield from few_streams()
     yield from many_streams()
+    yield from fixed_subsets()
 
 
 def recorded(order: Order, positions: np.ndarray) -> dict[str, Any]:
@@ -126,4 +141,6 @@ def recorded(order: Order, positions: np.ndarray) -> dict[str, Any]:
 
 
 if __name__ == '__main__':
-    FILE.write_text(json.dumps({name: recorded(*case) for name, *case in cases()}, indent=1) + '\n')
+    known = json.loads(FILE.read_text())
+    known |= {name: recorded(*case) for name, *case in cases() if name not in known}
+    FILE.write_text(json.dumps(known, indent=1) + '\n')

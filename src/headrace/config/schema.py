@@ -62,7 +62,8 @@ class DatasetConfig(SelectionConfig):
     """Samples of a stream taken in part: others in each epoch (`balanced`) or the same (`fixed`)."""
 
     sampling_granularity: Annotated[int, AtLeast(1)] = 1
-    """Neighbouring samples that are picked together from a stream taken in part."""
+    """Samples of a shard that are chosen together from a stream taken in part. With the native order more than 1 needs
+    `sampling_method: fixed`."""
 
     partition_algo: Literal['orig', 'relaxed'] = 'relaxed'
     """How shards are dealt to nodes; for the algorithms of MosaicML Streaming."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -73,8 +74,10 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
             more, and 512 MiB at most.
         cache_limit: bytes that the streams' folders may take on this machine, as a number or text ('100gb').
-        sampling_method: 'balanced' draws another subset each epoch, 'fixed' the same.
-        sampling_granularity: samples drawn together from a shard.
+        sampling_method: which samples an epoch takes of a stream that it takes in part: 'balanced' takes others in each
+            epoch, 'fixed' the same. 'fixed' does not go with a schedule.
+        sampling_granularity: samples of a shard that are chosen together, to read fewer shards. With the native order
+            more than 1 needs 'fixed'.
         partition_algo: how the compatible orders split samples over nodes.
         num_canonical_nodes: parts of the data that are read side by side. Another number gives another order. None: 1
             for each 64 shards, 64 at most. With MosaicML Streaming's orders, None is the number of nodes, or 64 times
@@ -280,16 +283,23 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             refuse_different_columns(self.streams, self.mixture, self.run.config(1, None).batching)
 
     def _warn_about_blocks(self) -> None:
-        largest = int(self.mixture.shard_sizes.max())
+        """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share."""
         config = self.run.config(1, None)
-        block = config.block_size
-        if config.shuffle and block is not None and block < largest:
-            warn(
-                f'Shuffle block size was smaller than shard size for some shards ({block} < {largest} samples). '
-                f'Samples will stay close to their shard. Recommendation is to set shuffle_block_size above the '
-                f'number of samples of a shard.',
-                stacklevel=4,
-            )
+        if not config.has_blocks or config.block_size is None:
+            return
+        # Other streams spread a stream's samples, too, unless batches are of one stream.
+        is_shared = config.batching == 'random' or (config.batching == 'stratified' and not config.is_mosaicml)
+        for stream, share in zip(self.mixture.streams, self.mixture.proportions, strict=True):
+            block = config.block_size if is_shared else int(config.block_size * share)
+            largest = int(stream.shard_sizes.max())
+            if share and block < largest < stream.size:
+                warn(
+                    f'Shuffle block size was smaller than shard size for some shards of stream {stream.name!r} '
+                    f'({block} < {largest} samples). Samples will stay close to their shard. Recommendation is to set '
+                    f'shuffle_block_size to {math.ceil(largest if is_shared else largest / share)} or more.',
+                    stacklevel=4,
+                )
+                return
 
     def freeze_defaults(self, global_batch_size: int | None = None) -> None:
         """As `SampleSequence.freeze_defaults`; warns of a `cache_limit` that is too low for the order."""

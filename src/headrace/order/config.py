@@ -6,15 +6,22 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headrace.errors import ConfigError
+from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.shuffle import PERMUTATIONS
 
 if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = ['DEFAULT_ALGORITHM', 'DEFAULT_SEED', 'MAX_CANONICAL_NODES', 'DefaultSeed', 'OrderConfig']
+__all__ = ['DEFAULT_ALGORITHM', 'DEFAULT_SEED', 'MAX_CANONICAL_NODES', 'PARTITIONS', 'DefaultSeed', 'OrderConfig']
 
 DEFAULT_ALGORITHM = 'native'
+
+PARTITIONS = ('orig', 'relaxed')
+"""Ways of MosaicML Streaming to split the sequence over nodes."""
+
+_BATCHINGS = ('random', 'stratified', 'per_stream', 'device_per_stream')
+_WITHOUT_BLOCKS = ('naive', 'py1s', 'py2s')
+_SAMPLINGS = ('balanced', 'fixed')
 
 
 class DefaultSeed(int):
@@ -52,9 +59,10 @@ class OrderConfig:
     batching: str = 'random'
     """How streams share batches."""
     sampling: str = 'balanced'
-    """How a part of a shard is chosen; the native order ignores it, every pass being a part of an endless sequence."""
+    """Samples of a stream that an epoch takes in part. ``balanced``: others in each epoch; the native order continues
+    with its next samples. ``fixed``: the same in each epoch."""
     sampling_granularity: int = 1
-    """Neighbouring samples chosen together; the native order ignores it."""
+    """Samples of a shard that are chosen together. The native order knows it with ``fixed`` sampling only."""
     global_batch_size: int | None = None
     """Samples of a global batch. Only the native order's stratified batching depends on it."""
     partition: str = 'relaxed'
@@ -66,6 +74,12 @@ class OrderConfig:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ConfigError(f'{name} must be an int of at least {least}, got {value!r}.')
+        if self.batching not in _BATCHINGS:
+            raise ConfigError(f'batching_method must be one of {list(_BATCHINGS)}, got {self.batching!r}.')
+        if self.sampling not in _SAMPLINGS:
+            raise ConfigError(f'sampling_method must be one of {list(_SAMPLINGS)}, got {self.sampling!r}.')
+        if self.partition not in PARTITIONS:
+            raise UnknownNameError(f'partition_algo must be one of {list(PARTITIONS)}, got {self.partition!r}.')
         if (self.num_canonical_nodes or 0) > MAX_CANONICAL_NODES:
             raise ConfigError(
                 f'num_canonical_nodes must be at most {MAX_CANONICAL_NODES:,}, got {self.num_canonical_nodes}. A small '
@@ -76,6 +90,11 @@ class OrderConfig:
     def is_mosaicml(self) -> bool:
         """Whether the order is one of MosaicML Streaming's, which depends on the topology."""
         return self.algorithm in PERMUTATIONS
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether ``block_size`` bounds how far samples move."""
+        return self.shuffle and self.algorithm not in _WITHOUT_BLOCKS
 
     def resolve_defaults(self, mixture: Mixture, num_nodes: int = 1) -> OrderConfig:
         """Fill in every None.

@@ -90,7 +90,10 @@ class ResumeState:
     @property
     def pinned(self) -> dict[str, Any]:
         """The record of `pinned_config`; empty for MosaicML's states."""
-        return {} if self.config is None else json.loads(self.config)
+        pinned = {} if self.config is None else json.loads(self.config)
+        if pinned.get('sampling') == 'fixed' and pinned.get('algorithm') == 'native' and 'subset' not in pinned:
+            pinned['sampling'] = 'balanced'  # which the native order was before it knew the other
+        return pinned
 
     @property
     def takeover(self) -> Takeover:
@@ -244,6 +247,8 @@ class ResumeState:
             now |= {'epoch_size': mixture.epoch_size, **_flat(json.loads(pinned_config(config, mixture)))}
             then |= {'epoch_size': self.epoch_size, **_flat(self.pinned)}
         absent = 'nothing'
+        if 'sampling_granularity' in then and not config.is_mosaicml and config.sampling == 'balanced':
+            now['sampling_granularity'] = then['sampling_granularity']  # the order does not depend on it
 
         def value(values: dict[str, Any], key: str) -> str:
             return short(values.get(key, absent), 1000)
@@ -295,6 +300,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> s
             for stream, choose in zip(mixture.streams, mixture.choose, strict=True)
         ],
     }
+    if config.sampling == 'fixed' and not config.is_mosaicml:
+        pinned['subset'] = 1  # the rule by which it is chosen
     if config.global_batch_size is not None:
         pinned['global_batch_size'] = config.global_batch_size
     if len(mixture.stages) > 1:
@@ -331,7 +338,7 @@ def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:
 
 def _flat(pinned: Mapping[str, Any]) -> dict[str, Any]:
     """Each stream's fields as ``stream 'name' field``, and the streams' order."""
-    flat = {key: value for key, value in pinned.items() if key not in ('streams', 'origin', 'skip', 'cuts')}
+    flat = {key: value for key, value in pinned.items() if key not in ('streams', 'origin', 'skip', 'cuts', 'subset')}
     streams = pinned.get('streams', [])
     flat['streams'] = [stream.get('name') for stream in streams]
     for stream in streams:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from headrace.errors import ConfigError, UnknownNameError
+from headrace.errors import ConfigError
 from headrace.order.batch_spec import Remainder, check_batch_size
 from headrace.order.explain import explain_batch
 from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
-from headrace.order.mosaicml.partition import PARTITIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ['MosaicMLOrder', 'MosaicMLPlan']
 
-_SAMPLINGS = ('balanced', 'fixed')
 _SCANNED = 1 << 16  # positions looked through at once
 
 
@@ -41,18 +39,7 @@ class MosaicMLOrder:
     """
 
     def __init__(self, mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> None:
-        """Take a config with its defaults filled in. Nothing is computed before `at`.
-
-        Raises:
-            UnknownNameError: a partition is unknown.
-            ConfigError: a batching or sampling method is unknown.
-        """
-        if config.partition not in PARTITIONS:
-            raise UnknownNameError(f'partition_algo must be one of {list(PARTITIONS)}, got {config.partition!r}.')
-        if config.batching not in BATCHINGS:
-            raise ConfigError(f'batching_method must be one of {sorted(BATCHINGS)}, got {config.batching!r}.')
-        if config.sampling not in _SAMPLINGS:
-            raise ConfigError(f'sampling_method must be one of {list(_SAMPLINGS)}, got {config.sampling!r}.')
+        """Take a config with its defaults filled in. Nothing is computed before `at`."""
         self.mixture, self.config, self.epoch = mixture, config, epoch
         self._load = load
 

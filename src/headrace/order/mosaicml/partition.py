@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.errors import ConfigError, ResumeError, TopologyError, UnknownNameError
+from headrace.order.config import PARTITIONS
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-__all__ = ['PARTITIONS', 'Partition']
-
-PARTITIONS = ('orig', 'relaxed')
+__all__ = ['Partition']
 
 _ALL = slice(None)
 

@@ -28,8 +28,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.errors import ConfigError
+from headrace.order.mixture.mixture import StreamSize
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.cell_table import CellTable
+from headrace.order.native.fixed_subset import FixedSubset
 from headrace.order.native.interleave import Interleave, RandomInterleave, SequentialInterleave
 from headrace.order.native.node_quotas import DrawIndex, NodeQuotas
 from headrace.order.native.shard_line import StreamLine
@@ -50,7 +52,7 @@ BATCHINGS = ('random', 'stratified')
 """The batching methods of the native order."""
 
 _VERSION_KEY = hash_text('headrace native order 1')
-_INTERLEAVE = 1  # the streams' own keys have 2: see `line`
+_INTERLEAVE, _SUBSET = 1, 3  # the streams' own keys have 2: see `shard_line`
 _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
 
 
@@ -79,16 +81,19 @@ class NativeOrder:
         self.first = takeover.sample if epoch == takeover.epoch else 0
         key = derive(_VERSION_KEY, config.seed)
         node_quotas = NodeQuotas(mixture, config)
-        self._sizes = np.diff(mixture.sample_offsets)
+        self._subsets = _fixed_subsets(mixture, config, derive(key, _SUBSET))
         self._offsets = mixture.sample_offsets
         self._streams: list[StreamLine] = []
         blocks = _block_sizes(mixture, config.block_size or 1)
         for s, (stream, block) in enumerate(zip(mixture.streams, blocks, strict=True)):
+            if s in self._subsets:
+                stream = _of_subset(stream, self._subsets[s])  # noqa: PLW2901
             position = takeover.positions.get(stream.name)
             if position is not None and position.fingerprint != stream.fingerprint:
                 position = None  # other data under the same name
             passes = StreamPasses(node_quotas, s, stream.size, block, position)
             self._streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key))
+        self._sizes = np.array([stream.passes.size for stream in self._streams])
         turns = np.array([stream.passes.turns for stream in self._streams])
         self._first_regular = np.array([stream.passes.first_regular for stream in self._streams])
         self._is_regular = not self._first_regular.any()
@@ -149,6 +154,9 @@ class NativeOrder:
         starts, begins = self._shares(places, passes)  # may begin a new table
         turns -= begins
         ids = self._table.at(starts, turns) if self._is_shuffled else starts + turns
+        for s, subset in self._subsets.items():
+            where = (streams == s).nonzero()[0]
+            ids[where] = subset.samples(ids[where])
         ids += self._offsets.take(streams)
         return ids
 
@@ -221,7 +229,10 @@ class NativeOrder:
         if not 0 <= start <= self._size:
             raise IndexError(f'positions must be in [0, {self._size}], got {start}.')
         s = int(self._offsets.searchsorted(sample_id, 'right')) - 1
-        return self._find(s, sample_id - int(self._offsets[s]), start)
+        sample = sample_id - int(self._offsets[s])
+        if s not in self._subsets:
+            return self._find(s, sample, start)
+        return heapq.merge(*(self._find(s, number, start) for number in self._subsets[s].numbers(sample)))
 
     def _find(self, s: int, sample: int, start: int) -> Iterator[int]:
         stream = self._streams[s]
@@ -361,6 +372,37 @@ class _Segment:
             draws[where] = draw_index.excess[places[where], level[where]]
         draws += self._draws.take(streams)
         return draws
+
+
+def _fixed_subsets(mixture: Mixture, config: OrderConfig, key: int) -> dict[int, FixedSubset]:
+    """By stream number, the samples of streams that an epoch takes in part, where they are the same in each epoch."""
+    partial = [s for s, (n, stream) in enumerate(zip(mixture.choose, mixture.streams, strict=True)) if n % stream.size]
+    if config.sampling == 'fixed':
+        if mixture.schedule is not None:
+            raise ConfigError(
+                "sampling_method 'fixed' needs epochs that draw the same number of samples of a stream each, but a "
+                "schedule changes them. Remove one of the two; 'balanced' sampling takes new samples in each epoch."
+            )
+        granularity = config.sampling_granularity
+        return {
+            s: FixedSubset(stream, mixture.choose[s], granularity, derive(key, hash_text(stream.name)))
+            for s, stream in enumerate(mixture.streams)
+            if s in partial
+        }
+    if config.sampling_granularity > 1 and partial and mixture.schedule is None:
+        raise ConfigError(
+            f"with the native order sampling_granularity needs sampling_method 'fixed', got "
+            f'{config.sampling_granularity} for stream {mixture.streams[partial[0]].name!r}, of which an epoch takes a '
+            f"part. 'balanced' sampling goes on with the next samples in each epoch, whole shards after one another. "
+            f"Remove sampling_granularity, or choose sampling_method 'fixed' or one of MosaicML Streaming's orders."
+        )
+    return {}
+
+
+def _of_subset(stream: StreamSize, subset: FixedSubset) -> StreamSize:
+    """The stream as it is without the samples that no epoch draws."""
+    size = int(subset.sizes.sum())
+    return StreamSize(name=stream.name, shard_sizes=subset.sizes, fingerprint=f'{stream.fingerprint} {size}')
 
 
 def _block_sizes(mixture: Mixture, block_size: int) -> list[int]:

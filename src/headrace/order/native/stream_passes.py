@@ -50,7 +50,9 @@ class StreamPasses:
             block_size: samples over which passes that are begun now are shuffled.
             start: how far it was when the mixture took over; None: not begun.
         """
-        self._node_quotas, self._stream, self._size, self._block_size = node_quotas, stream, size, block_size
+        self._node_quotas, self._stream, self._block_size = node_quotas, stream, block_size
+        self.size = size
+        """Samples of a pass."""
         self._known: dict[int, IntArray] = {}
         self._first_inherited = self._first_computed = 0
         self._inherited: list[IntArray] = []
@@ -82,12 +84,12 @@ class StreamPasses:
         period, settled = self._node_quotas.period(self._stream)
         while difference.any():
             # A whole period without any gain: nodes that are ahead get nothing more. Nodes behind catch up.
-            if (k - since - 1) * self._size > settled and (difference[period == 0] >= 0).all():
+            if (k - since - 1) * self.size > settled and (difference[period == 0] >= 0).all():
                 self._difference, self.first_regular = difference, _NEVER
                 return
             if len(self._inherited) * len(difference) > _MOST:
                 raise ResumeError(
-                    f'canonical nodes have had too different numbers of samples of a stream of {self._size} for '
+                    f'canonical nodes have had too different numbers of samples of a stream of {self.size} for '
                     f'another mixture to take over in the middle of an epoch. Change it at the end of one.'
                 )
             k += 1
@@ -107,13 +109,13 @@ class StreamPasses:
         left = np.zeros_like(needed)
         for may_wait in (period > 0, period == 0):
             most = np.where(may_wait, needed, 0).cumsum().tolist()
-            wait = min(int(needed.sum()) - int(left.sum()) - self._size, most[-1])
+            wait = min(int(needed.sum()) - int(left.sum()) - self.size, most[-1])
             if wait > 0:
                 left += np.diff([total * wait // most[-1] for total in most], prepend=0)
         return left
 
     def _regular(self, k: int) -> IntArray:
-        return self.turns + self._node_quotas.turns_after(self._stream, k * self._size - self.draws)
+        return self.turns + self._node_quotas.turns_after(self._stream, k * self.size - self.draws)
 
     def begin(self, k: int) -> IntArray:
         """Return int64[nodes], each node's turns before pass k, which some node had not ended at the takeover."""
@@ -147,7 +149,7 @@ class StreamPasses:
 
     def spanned(self, first: IntArray, last: IntArray) -> Iterator[int]:
         """Yield the passes, in order, that any turns from first on and below last, int64[nodes], belong to."""
-        k = int(first.sum()) // self._size
+        k = int(first.sum()) // self.size
         while k > self._first_inherited and (self.begin(k) > first).any():
             k -= 1
         while (self.begin(k) < last).any():
@@ -160,7 +162,7 @@ class StreamPasses:
 
     def position(self, turns: IntArray, fingerprint: str) -> StreamPosition:
         """Return how far the stream is when its nodes have had some turns, int64[nodes], not below the origin's."""
-        first = int(turns.sum()) // self._size
+        first = int(turns.sum()) // self.size
         while (self.begin(first) > turns).any():
             first -= 1
         begins = [self.begin(first)]
