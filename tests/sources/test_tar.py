@@ -6,7 +6,6 @@ import bz2
 import contextlib
 import gzip
 import io
-import json
 import tarfile
 from typing import Any
 
@@ -277,20 +276,9 @@ def test_a_bomb_is_refused(monkeypatch):
 def test_a_damaged_index_is_refused():
     data = {'t.tar': pack(pairs(5))}
     saved = index(tar, data).to_bytes()
-    value = json.loads(saved)
-    for change in (
-        {'version': 99},
-        {'format': 'other'},
-        {'columns': {'a': 'nothing'}},
-        {'keys': ['../a']},
-        {'parts': [[0, 0, 1, 0, 1]]},
-        {'parts': [[5, 1, 1]]},
-        {'parts': [[0, 1, 1, 5, 5, 0, 1]]},
-    ):
+    for damaged in (saved[:-5], saved.replace(b'__key__', b'__yek__'), b''):
         with pytest.raises(FormatError, match='Delete it'):
-            tar.load(json.dumps({**value, **change}).encode())
-    with pytest.raises(FormatError, match='Delete it'):
-        tar.load(saved[:-5])
+            tar.load(damaged)
 
 
 SEEDS = [

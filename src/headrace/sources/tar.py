@@ -18,6 +18,7 @@ from headrace.format.compression_algorithms import CHUNK
 from headrace.sources.column_choice import choose_columns
 from headrace.sources.index_bytes import dump_index, load_index
 from headrace.sources.npy import parse_npy
+from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
 from headrace.sources.tar_members import Member, read_members
 from headrace.sources.windows import (
@@ -83,7 +84,7 @@ def index(
     """
     del allow_unsafe_types
     scans = in_parallel(lambda info: _Scan(store, info, columns), objects)
-    return TarSource(_columns(scans, columns), tuple(part for scan in scans for part in scan.parts))
+    return TarSource(_columns(scans, columns), PartTable.of(part for scan in scans for part in scan.parts))
 
 
 def load(data: bytes) -> TarSource:

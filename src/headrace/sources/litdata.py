@@ -1,0 +1,208 @@
+"""litdata's chunks, as its `optimize` writes them: `index.json`, and chunk files of items.
+
+An item is a tree of lists and dicts whose leaves are columns. The keys of a dict name the columns, and so do the places
+in a tuple ('0', '1', ...). A lone leaf is the column 'value', and tokens of a `TokensLoader` are 'tokens': one sample
+for each stored item. An inner list or dict of plain values is one ``json`` column; one with arrays or files gives a
+column for each leaf, such as 'image.depth'.
+
+The index is read from `index.json` alone, and from the first chunk if leaves are arrays of any type. A part is a chunk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from headrace.errors import ConfigError, FormatError, ShardError
+from headrace.format.encodings.texts import parse_json
+from headrace.sources.column_choice import choose_columns
+from headrace.sources.index_bytes import dump_index, load_index
+from headrace.sources.litdata_chunks import arrow_rows, read_items, unpack_chunk
+from headrace.sources.litdata_leaves import (
+    LitdataColumn,
+    arrow_values,
+    data_formats,
+    item_columns,
+    leaf_values,
+    scalar_encodings,
+    split_leaves,
+)
+from headrace.sources.part_table import PartTable
+from headrace.sources.protocol import Part
+from headrace.sources.ranges import ByteRange, read_range
+from headrace.storage.protocol import check_key
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from headrace.storage import ObjectInfo, Store
+
+__all__ = ['NAME', 'find', 'index', 'load']
+
+NAME: Final = 'litdata'
+_INDEX: Final = 'index.json'
+_MAX_INDEX: Final = 1 << 30
+_CHUNK: Final = re.compile(r'chunk-\d+-\d+(\.[a-z0-9:]+)?\.bin')
+_BATCH: Final = 1 << 12
+
+
+def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+    """The index and the chunks. A folder of MDS has an `index.json`, too, but no chunks."""
+    chunks = [info for info in objects if _CHUNK.fullmatch(info.key)]
+    heads = [info for info in objects if info.key == _INDEX]
+    return [*heads, *chunks] if heads and chunks else []
+
+
+def index(
+    store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
+) -> LitdataSource:
+    """See `SourceFormat.index`.
+
+    Raises:
+        FormatError: the index is damaged, or of a form that is not read; a chunk is lacking; or no encoding can store a
+            column.
+        StreamError: the data lack one of ``columns``.
+    """
+    sizes = {info.key: info for info in objects}
+    head = sizes[_INDEX]
+    if head.size > _MAX_INDEX:
+        raise FormatError(f'An {_INDEX} of litdata has at most {_MAX_INDEX} bytes, but this has {head.size}.')
+    data = read_range(store, ByteRange(_INDEX, 0, head.size, head.etag))
+    try:
+        value = parse_json(data.decode('utf-8'), f'{_INDEX} of litdata')
+    except UnicodeDecodeError as error:
+        raise FormatError(f'{_INDEX} of litdata is no UTF-8 text: {error}. Fetch or write it again.') from None
+    found = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
+    config, chunks = found.get('config'), found.get('chunks')
+    if not isinstance(config, dict) or not isinstance(chunks, list):
+        raise FormatError(f'{_INDEX} of litdata has `config` and `chunks`, but this has not. Fetch or write it again.')
+    settings = _settings(cast('dict[str, Any]', config))
+    parts = PartTable.of(_part(chunk, sizes, settings) for chunk in cast('list[Any]', chunks))
+    scalars: dict[str, str] = {}
+    if parts and not {'tensor', 'numpy'}.isdisjoint(settings['data_format']):
+        scalars = _peek(store, sizes[parts[0].key], parts[0], settings)
+    return _source(settings, scalars, parts, columns, allow_unsafe_types)
+
+
+def load(data: bytes) -> LitdataSource:
+    """See `SourceFormat.load`."""
+    columns, parts, more = load_index(NAME, data)
+    return _source(more['config'], more['scalars'], parts, list(columns), more['allow_unsafe_types'])
+
+
+_KNOWN: Final = ('data_spec', 'types', 'item_loader', 'compression_level')
+
+
+def _settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The settings of an index that reading needs."""
+    loader = config.get('item_loader') or 'PyTreeLoader'
+    if loader not in ['PyTreeLoader', 'TokensLoader']:
+        fix = "Read its files as they are, with format='parquet'." if loader == 'ParquetLoader' else 'Write them again.'
+        raise FormatError(
+            f'Chunks of litdata are those of PyTreeLoader or TokensLoader here, but these need {loader!r}. {fix}'
+        )
+    if config.get('encryption'):
+        raise FormatError('Chunks of litdata are read without encryption, but these are encrypted. Write them again.')
+    return {**{name: config.get(name) for name in _KNOWN}, 'data_format': data_formats(config)}
+
+
+def _part(chunk: Any, sizes: Mapping[str, ObjectInfo], settings: Mapping[str, Any]) -> Part:
+    entry = cast('dict[str, Any]', chunk) if isinstance(chunk, dict) else {}
+    key, rows, size = (entry.get(name) for name in ('filename', 'chunk_size', 'chunk_bytes'))
+    numbers = type(rows) is int and type(size) is int and 0 < rows < 1 << 32 and 0 <= size < 1 << 40
+    if not isinstance(key, str) or not numbers:
+        raise FormatError(
+            f'A chunk of litdata has `filename`, `chunk_size` (items, from 1) and `chunk_bytes`, but got {chunk!r:.200}.'
+        )
+    try:
+        check_key(key)
+    except ConfigError as error:
+        raise FormatError(str(error)) from None
+    if key not in sizes:
+        raise FormatError(f'{_INDEX} of litdata lists {key}, which does not exist. Copy the whole folder.')
+    if settings['compression_level'] in ['batch', 'sample']:
+        size *= 3  # an estimate: the index has the compressed size only
+    return Part(key, (), rows, max(size, sizes[key].size) + 4 * (rows + 4))
+
+
+def _peek(store: Store, info: ObjectInfo, part: Part, settings: Mapping[str, Any]) -> dict[str, str]:
+    """The encodings of arrays without axes in the first item."""
+    data = memoryview(read_range(store, ByteRange(info.key, 0, info.size, info.etag)))
+    chunk = unpack_chunk(data, part.size, part.key)
+    packed = settings['compression_level'] == 'sample'
+    first = next(read_items(chunk, part.rows, each_packed=packed, where=part.key))[:1]
+    leaves = split_leaves(first, len(settings['data_format']), part.key)
+    return scalar_encodings(settings, [values[0] for values in leaves])
+
+
+def _source(
+    settings: dict[str, Any],
+    scalars: dict[str, str],
+    parts: Sequence[Part],
+    columns: Collection[str] | None,
+    allow_unsafe_types: bool,
+) -> LitdataSource:
+    known = item_columns(settings, scalars, allow_unsafe_types=allow_unsafe_types)
+    chosen = [known[name] for name in choose_columns(list(known), columns, source=f'the index of litdata, {_INDEX},')]
+    for column in chosen:
+        if column.problem:
+            raise FormatError(
+                f'Column {column.name!r} of litdata cannot be read: {column.problem}. Leave it out with `columns`.'
+            )
+    return LitdataSource(tuple(chosen), parts, settings, scalars, allow_unsafe_types)
+
+
+@dataclass(frozen=True, slots=True)
+class LitdataSource:
+    """See `Source`."""
+
+    chosen: tuple[LitdataColumn, ...]
+    parts: Sequence[Part]
+    settings: Mapping[str, Any]
+    scalars: Mapping[str, str]
+    allow_unsafe_types: bool
+
+    @property
+    def format(self) -> str:
+        """See `Source.format`."""
+        return NAME
+
+    @property
+    def columns(self) -> Mapping[str, str]:
+        """See `Source.columns`."""
+        return {column.name: column.encoding for column in self.chosen}
+
+    def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
+        """See `Source.batches`."""
+        found = self.parts[part]
+        chunk = unpack_chunk(data, found.size, found.key)
+        rows = 0
+        arrow = arrow_rows(chunk, found.key) if isinstance(self.settings['types'], dict) else None
+        if arrow is not None:
+            for batch in arrow:
+                names = batch.schema.names
+                tops = {column.path[0] for column in self.chosen}
+                values = {name: batch.column(name).to_pylist() for name in tops if names.count(name) == 1}
+                rows += batch.num_rows
+                yield {
+                    column.name: arrow_values(column, values.get(column.path[0]), batch.num_rows, found.key)
+                    for column in self.chosen
+                }
+            if rows != found.rows:
+                raise ShardError(f'{found.key} has {rows} rows, but the index says {found.rows}. Fetch it again.')
+            return
+        formats = self.settings['data_format']
+        packed = self.settings['compression_level'] == 'sample'
+        tokens = self.settings['item_loader'] == 'TokensLoader'
+        for items in read_items(chunk, found.rows, each_packed=packed, where=found.key):
+            for start in range(0, len(items), _BATCH):
+                run = items[start : start + _BATCH]
+                leaves = [run] if tokens else split_leaves(run, len(formats), found.key)
+                yield {column.name: leaf_values(column, formats, leaves, len(run), found.key) for column in self.chosen}
+
+    def to_bytes(self) -> bytes:
+        """See `Source.to_bytes`."""
+        more = {'config': self.settings, 'scalars': self.scalars, 'allow_unsafe_types': self.allow_unsafe_types}
+        return dump_index(NAME, self.columns, self.parts, more)
