@@ -94,6 +94,7 @@ def check_frozen(line: str) -> None:
     'package',
     [
         '',
+        'inspect',
         'metrics',
         'packing',
         'mixing',

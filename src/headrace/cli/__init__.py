@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import headrace
-from headrace.cli import convert_config, demo, explain, skip
+from headrace.cli import convert_config, cp, demo, explain, inspect, skip, verify
+from headrace.display import printable
 from headrace.errors import HeadraceError
 
 __all__ = ['COMMANDS', 'Command', 'main']
@@ -34,7 +35,15 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: dict[str, Command] = {'convert-config': convert_config, 'demo': demo, 'explain': explain, 'skip': skip}
+COMMANDS: dict[str, Command] = {
+    'convert-config': convert_config,
+    'cp': cp,
+    'demo': demo,
+    'explain': explain,
+    'inspect': inspect,
+    'skip': skip,
+    'verify': verify,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,13 +73,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status = COMMANDS[parsed.command].run(parsed)
         sys.stdout.flush()
-    except HeadraceError as error:
-        print(f'headrace: {error}', file=sys.stderr)
-        return 1
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`). The rest is discarded, also when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except (HeadraceError, OSError) as error:
+        # Names come from the files of others, and a terminal obeys control characters.
+        print(printable(f'headrace: {error}', keep='\n'), file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
     return status

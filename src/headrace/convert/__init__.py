@@ -1,5 +1,6 @@
-"""Datasets from other data: conversion by many processes, and the merging of indexes."""
+"""Datasets from other data: conversion by many processes, the merging of indexes, and copies."""
 
+from headrace.convert.copy import CopyReport, copy_dataset
 from headrace.convert.merge import merge_index
 
-__all__ = ['merge_index']
+__all__ = ['CopyReport', 'copy_dataset', 'merge_index']

@@ -9,7 +9,7 @@
 5. The other way, an encoder turns samples into finished shards (``encoder``), and ``dump_index`` lists them.
 """
 
-from headrace.format.checksum import get_hash, get_hashes, is_hash, verify_file
+from headrace.format.checksum import get_hash, get_hashes, hash_file, is_hash, verify_file
 from headrace.format.compression import (
     compress,
     decompress,
@@ -18,6 +18,7 @@ from headrace.format.compression import (
     is_compression,
     register_compression,
     unpack_file,
+    unpack_stream,
 )
 from headrace.format.compression_algorithms import Compression
 from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder
@@ -73,6 +74,7 @@ __all__ = [
     'get_hash',
     'get_hashes',
     'get_mds_encodings',
+    'hash_file',
     'is_compression',
     'is_hash',
     'is_mds_encoding',
@@ -86,6 +88,7 @@ __all__ = [
     'register_compression',
     'register_encoding',
     'unpack_file',
+    'unpack_stream',
     'unpack_table',
     'verify_file',
 ]

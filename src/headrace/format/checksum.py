@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import stat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import xxhash
 
 from headrace.errors import ChecksumError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from headrace.format.shards import FileInfo
 
-__all__ = ['get_hash', 'get_hashes', 'is_hash', 'verify_file']
+__all__ = ['get_hash', 'get_hashes', 'hash_file', 'is_hash', 'verify_file']
 
 _CHUNK: Final = 1 << 20
 
@@ -67,6 +67,19 @@ def _new(algo: str) -> Any:
     if make is None:
         raise ConfigError(f'{algo!r} is not a supported hash algorithm. Choose one of {", ".join(sorted(_HASHES))}.')
     return make()
+
+
+def hash_file(file: BinaryIO, algorithms: Iterable[str]) -> dict[str, str]:
+    """Several lower-case hexadecimal digests of the rest of an open file, which is read once.
+
+    Raises:
+        ConfigError: no such algorithm.
+    """
+    states = {algorithm: _new(algorithm) for algorithm in algorithms}
+    while states and (chunk := file.read(_CHUNK)):
+        for state in states.values():
+            state.update(chunk)
+    return {algorithm: state.hexdigest() for algorithm, state in states.items()}
 
 
 def verify_file(path: Path, info: FileInfo, algorithm: str | None) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     'is_compression',
     'register_compression',
     'unpack_file',
+    'unpack_stream',
 ]
 
 _HEAD: Final = 64  # first bytes of a file, which may announce the size of its content
@@ -108,43 +109,56 @@ def unpack_file(algorithm: str, src: Path, dst: Path, limit: int) -> None:
         ShardError: the file is damaged, or its content has another size.
         OSError: a file cannot be read or written.
     """
+    dst.unlink(missing_ok=True)  # it may be a link
+    with src.open('rb') as packed, dst.open('xb') as out:
+        unpack_stream(algorithm, packed, out, limit, source=str(src))
+
+
+def unpack_stream(algorithm: str, packed: BinaryIO, out: BinaryIO, limit: int, *, source: str) -> None:
+    """As `unpack_file`, of open files.
+
+    Args:
+        algorithm: with or without a level.
+        packed: the compressed file, at its beginning; it can be sought.
+        out: receives the content.
+        limit: the size of the content, in bytes.
+        source: the compressed file in messages.
+    """
     found = _find(algorithm)
     errors = found.errors()
     written = 0
-    dst.unlink(missing_ok=True)  # it may be a link
-    with src.open('rb') as packed, dst.open('xb') as out:
-        _check_announced_size(found, packed, src, limit)
-        pieces = found.stream(iter(lambda: packed.read(CHUNK), b''))
-        while True:
-            try:
-                piece = next(pieces, None)
-            except ShardError as error:
-                raise ShardError(f'{src}: {error}') from None
-            except errors as error:
-                raise damaged(str(src), found.extension, str(error)) from error
-            if piece is None:
-                break
-            written += len(piece)
-            if written > limit:
-                raise _wrong_size(src, limit, f'more than {limit}')
-            out.write(piece)
+    _check_announced_size(found, packed, source, limit)
+    pieces = found.stream(iter(lambda: packed.read(CHUNK), b''))
+    while True:
+        try:
+            piece = next(pieces, None)
+        except ShardError as error:
+            raise ShardError(f'{source}: {error}') from None
+        except errors as error:
+            raise damaged(source, found.extension, str(error)) from error
+        if piece is None:
+            break
+        written += len(piece)
+        if written > limit:
+            raise _wrong_size(source, limit, f'more than {limit}')
+        out.write(piece)
     if written != limit:
-        raise _wrong_size(src, limit, str(written))
+        raise _wrong_size(source, limit, str(written))
 
 
-def _wrong_size(src: Path, limit: int, got: str) -> ShardError:
-    return ShardError(f'The index says that {src} holds {limit} bytes, but it holds {got}. Fetch or write it again.')
+def _wrong_size(source: str, limit: int, got: str) -> ShardError:
+    return ShardError(f'The index says that {source} holds {limit} bytes, but it holds {got}. Fetch or write it again.')
 
 
-def _check_announced_size(algorithm: Compression, packed: BinaryIO, src: Path, limit: int) -> None:
+def _check_announced_size(algorithm: Compression, packed: BinaryIO, source: str, limit: int) -> None:
     """Refuse a file that announces another size than the index, before memory is allocated."""
     try:
         size = algorithm.announced_size(packed.read(_HEAD))
     except ShardError as error:
-        raise ShardError(f'{src}: {error}') from None
+        raise ShardError(f'{source}: {error}') from None
     packed.seek(0)
     if size is not None and size != limit:
-        raise _wrong_size(src, limit, str(size))
+        raise _wrong_size(source, limit, str(size))
 
 
 def _check_bytes(data: Any) -> bytes:

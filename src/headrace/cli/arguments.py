@@ -1,0 +1,71 @@
+"""Arguments that commands share: the options of a store, and the examples of ``--help``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Final
+
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.storage import StoreOptions
+
+__all__ = ['STATUS', 'add_store_arguments', 'count', 'show_examples', 'store_options']
+
+STATUS: Final = 'Exit status: 0, done; 1, an error, in one line on stderr; 2, wrong arguments.'
+
+
+def show_examples(parser: argparse.ArgumentParser, *examples: str, status: str = STATUS) -> None:
+    """Have ``--help`` end with examples and the exit status."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter  # keeps the lines of the epilog
+    parser.epilog = '\n'.join(['examples:', *(f'  {example}' for example in examples), '', status])
+
+
+def add_store_arguments(parser: argparse.ArgumentParser, prefix: str = '', of: str = 'the store') -> None:
+    """Declare how to reach a store.
+
+    Args:
+        parser: the command's.
+        prefix: for the second store of a command, as in ``--to-region``.
+        of: the store, for the help.
+    """
+    parser.add_argument(f'--{prefix}endpoint-url', metavar='URL', help=f"server of {of}, if not the vendor's own")
+    parser.add_argument(f'--{prefix}region', help=f'region of {of}')
+    parser.add_argument(f'--{prefix}anonymous', action='store_true', help=f'send unsigned requests to {of}')
+    parser.add_argument(
+        f'--{prefix}store-option',
+        action='append',
+        default=[],
+        metavar='KEY=VALUE',
+        help=f'an option of this kind of store for {of}, such as profile=x; may be repeated',
+    )
+
+
+def store_options(arguments: argparse.Namespace, prefix: str = '') -> StoreOptions:
+    """The options that `add_store_arguments` declared.
+
+    Raises:
+        ConfigError: an option has no value.
+    """
+    from headrace.storage import StoreOptions
+
+    name = prefix.replace('-', '_')
+    extra: dict[str, object] = {}
+    for text in getattr(arguments, f'{name}store_option'):
+        key, found, value = text.partition('=')
+        if not found or not key:
+            raise ConfigError(f'--{prefix}store-option is KEY=VALUE, such as profile=x, got {text!r}.')
+        extra[key] = int(value) if value.isdecimal() else value
+    return StoreOptions(
+        endpoint_url=getattr(arguments, f'{name}endpoint_url'),
+        region=getattr(arguments, f'{name}region'),
+        anonymous=getattr(arguments, f'{name}anonymous'),
+        extra=extra,
+    )
+
+
+def count(text: str) -> int:
+    """The type of an argument that is a number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'must be a number from 1, got {text!r}')
+    return int(text)

@@ -1,0 +1,224 @@
+"""A dataset of shards in a store: its index, and its shards one at a time, without a cache folder.
+
+Fetched and unpacked files have no names, so a killed process leaves none. Files of a local folder are read in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from headrace.dataset.streams.missing_index import in_its_place
+from headrace.errors import ChecksumError, FormatError, ObjectNotFoundError
+from headrace.format import (
+    FileInfo,
+    Schema,
+    ShardFile,
+    ShardInfo,
+    ShardTable,
+    hash_file,
+    is_hash,
+    parse_index,
+    unpack_stream,
+)
+from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store
+from headrace.storage.stores.local import LocalStore
+
+__all__ = [
+    'INDEX',
+    'PATIENT',
+    'StoredDataset',
+    'check_hashes',
+    'folder_of',
+    'map_file',
+    'object_url',
+    'open_object',
+    'open_stored',
+    'raw_files',
+    'read_object',
+    'with_stored_values',
+]
+
+INDEX: Final = 'index.json'
+PATIENT: Final = Retry(attempts=4)
+"""How often a request is tried."""
+
+
+@dataclass(frozen=True)
+class StoredDataset:
+    """A dataset's store and index."""
+
+    store: Store
+    index: bytes
+    """The content of ``index.json``."""
+    shards: ShardTable
+    """Columns that run code when they are read are accepted here: nothing reads them."""
+
+
+def open_stored(
+    url: str | os.PathLike[str], options: StoreOptions | None = None, *, retry: Retry = PATIENT
+) -> StoredDataset:
+    """Read the index of a dataset.
+
+    Raises:
+        ObjectNotFoundError: there is no index; for a folder, the message says what is there.
+        FormatError: the index breaks a rule.
+        StorageError: the store cannot be reached, or refuses.
+    """
+    store = open_store(url, options)
+    try:
+        data = read_object(store, INDEX, retry)
+    except ObjectNotFoundError as error:
+        path = local_path(url)
+        raise ObjectNotFoundError(str(error) if path is None else f'{error} {in_its_place(Path(path))}') from None
+    source = object_url(store, INDEX)
+    return StoredDataset(store, data, parse_index(data, source=source, allow_unsafe_types=True, allow_empty=True))
+
+
+def folder_of(store: Store) -> Path | None:
+    """The folder whose files are read in place; None for other stores, and for stores made of folders."""
+    return store.root if type(store) is LocalStore else None
+
+
+def object_url(store: Store, key: str) -> str:
+    """The URL of an object, for messages."""
+    return f'{store.url.rstrip("/")}/{key}'
+
+
+def read_object(store: Store, key: str, retry: Retry = PATIENT) -> bytes:
+    """The content of a small object of any size."""
+    with open_object(store, key, None, retry) as file:
+        return file.read()
+
+
+def open_object(store: Store, key: str, size: int | None, retry: Retry = PATIENT) -> BinaryIO:
+    """An object as an open file at its beginning: the local file itself, or a fetched copy without a name.
+
+    Args:
+        store: where it is.
+        key: its key.
+        size: bytes that it must have; None: any number.
+        retry: how often to try.
+
+    Raises:
+        ObjectNotFoundError: there is none.
+        ChecksumError: it has another size.
+        StorageError: the store failed.
+    """
+    folder = folder_of(store)
+    if folder is not None:
+        found = store.head(key).size
+        if size is not None and found != size:
+            raise ChecksumError(f'It has {found} bytes, the index gives {size}.')
+        return open(folder / key, 'rb')
+    file = cast('BinaryIO', tempfile.TemporaryFile(prefix='headrace-'))  # noqa: SIM115 - the caller closes it
+    try:
+        download(store, key, file, retry, size=size)
+        file.seek(0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def check_hashes(file: BinaryIO, info: FileInfo) -> None:
+    """Check an open file against all checksums of its entry in the index, from its beginning.
+
+    Checksums of algorithms that headrace does not know are passed over.
+
+    Raises:
+        ChecksumError: one differs.
+    """
+    known = {name: digest for name, digest in info.hashes.items() if is_hash(name)}
+    if not known:
+        return
+    file.seek(0)
+    found = hash_file(file, known)
+    file.seek(0)
+    for name, digest in known.items():
+        if found[name] != digest.lower():
+            raise ChecksumError(f'The index gives the {name} {digest[:140]}, but it is {found[name]}.')
+
+
+def raw_files(
+    store: Store,
+    info: ShardInfo,
+    retry: Retry = PATIENT,
+    *,
+    is_packed: bool | None = None,
+    step: Callable[[str], None] = lambda _: None,
+) -> list[memoryview]:
+    """A shard's raw files, mapped: fetched, and unpacked if they are compressed. Checks all sizes and checksums.
+
+    Args:
+        store: the dataset's root.
+        info: the shard.
+        retry: how often to try each request.
+        is_packed: whether to take compressed files. None: as the index says; in a local folder, raw files if there are.
+        step: called with the name of each check before it: 'size', 'checksum' or 'unpack'.
+
+    Raises:
+        ObjectNotFoundError: a file is missing.
+        FormatError: a file is not what the index says.
+        StorageError: the store failed.
+    """
+    buffers: list[memoryview] = []
+    for file in info.files:
+        try:
+            raw = _raw_file(store, info, file, retry, is_packed=is_packed, step=step)
+        except FormatError as error:
+            raise type(error)(f'{file.raw.basename}: {error}') from error
+        buffers.append(map_file(raw, file.raw.bytes))
+    return buffers
+
+
+def _raw_file(
+    store: Store, info: ShardInfo, file: ShardFile, retry: Retry, *, is_packed: bool | None, step: Callable[[str], None]
+) -> BinaryIO:
+    packed, folder = file.zip, folder_of(store)
+    if is_packed is None and folder is not None:
+        is_packed = not (folder / file.raw.basename).exists()
+    if packed is None or is_packed is False:
+        step('size')
+        raw = open_object(store, file.raw.basename, file.raw.bytes, retry)
+    else:
+        assert info.compression is not None
+        step('size')
+        with open_object(store, packed.basename, packed.bytes, retry) as source:
+            step('checksum')
+            check_hashes(source, packed)
+            step('unpack')
+            raw = cast('BinaryIO', tempfile.TemporaryFile(prefix='headrace-'))  # noqa: SIM115 - the caller closes it
+            unpack_stream(info.compression, source, raw, file.raw.bytes, source=packed.basename)
+            raw.flush()
+    step('checksum')
+    check_hashes(raw, file.raw)
+    return raw
+
+
+def map_file(file: BinaryIO, size: int) -> memoryview:
+    """The content of an open file, which is closed; the map ends with its last view."""
+    with file:
+        return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b'')
+
+
+def with_stored_values(info: ShardInfo) -> ShardInfo:
+    """An MDS shard as one whose values are read as they are stored, without decoding.
+
+    Columns of fixed-size numbers keep their encodings, whose values are the stored numbers. Every other column is read
+    as ``bytes``, which any writer stores unchanged. So no image is encoded twice, and no pickle runs.
+    """
+    schema = info.schema
+    if schema.format != 'mds':
+        return info
+    encodings = [
+        encoding if array is not None else 'bytes' if size is None else f'ndarray:uint8:{size}'
+        for encoding, size, array in zip(schema.encodings, schema.sizes, schema.arrays, strict=True)
+    ]
+    return dataclasses.replace(info, schema=Schema('mds', schema.names, tuple(encodings), schema.sizes))

@@ -1,0 +1,283 @@
+"""A description of a dataset: columns, sizes and first samples, from its index and the beginning of one shard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.convert.stored_dataset import PATIENT, open_stored
+from headrace.display import html_table, printable, shorten, size_text, text_table
+from headrace.errors import ConfigError, FormatError
+from headrace.format import Schema, ShardTable
+from headrace.format.encodings import get_mds_encoding
+from headrace.inspect.samples import first_samples
+from headrace.inspect.values import SampleValue, describe_value
+from headrace.redaction import redact, without_credentials
+from headrace.storage import StoreOptions
+
+__all__ = ['ColumnDescription', 'Description', 'Spread', 'describe']
+
+_LOOKED_AT = 16
+"""Samples for the shapes of columns."""
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Smallest, middle and largest of several numbers."""
+
+    least: int
+    median: int
+    most: int
+
+    @classmethod
+    def of(cls, values: npt.NDArray[np.int64]) -> Spread:
+        """The spread; zeros of no numbers."""
+        if not len(values):
+            return cls(0, 0, 0)
+        return cls(int(values.min()), int(np.median(values)), int(values.max()))
+
+    def to_json(self) -> dict[str, int]:
+        """Plain values."""
+        return {'min': self.least, 'median': self.median, 'max': self.most}
+
+
+@dataclass(frozen=True)
+class ColumnDescription:
+    """One column."""
+
+    name: str
+    encoding: str
+    """As the index has it."""
+    kind: str
+    """The column in a batch, such as 'int64' or 'float32 array of shape (4,)'."""
+    size: int | None
+    """Bytes of each value; None: values differ."""
+    seen_sizes: tuple[int, int] | None
+    """Least and most bytes of a value, in the first samples; None without samples."""
+    seen_shapes: tuple[str, ...]
+    """Different shapes in the first samples, in their order."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        seen = None if self.seen_sizes is None else {'min': self.seen_sizes[0], 'max': self.seen_sizes[1]}
+        return {
+            'name': self.name,
+            'encoding': self.encoding,
+            'batch': self.kind,
+            'bytes': self.size,
+            'first_samples': {'bytes': seen, 'shapes': list(self.seen_shapes)},
+        }
+
+
+@dataclass(frozen=True)
+class Description:
+    """A dataset; `str` and notebooks show it."""
+
+    url: str
+    format: str
+    """'mds', 'json', 'csv', 'tsv' or 'xsv'; several with commas."""
+    columns: tuple[ColumnDescription, ...]
+    """Of the first shard."""
+    other_columns: int
+    """Number of further sets of columns in other shards."""
+    num_samples: int
+    num_shards: int
+    raw_bytes: int
+    """Bytes of all shards without compression."""
+    stored_bytes: int
+    """Bytes of all shards in the store."""
+    compression: str | None
+    """As the index has it; several with commas."""
+    hashes: tuple[str, ...]
+    """Algorithms of the checksums in the index."""
+    shard_samples: Spread
+    """Samples of a shard."""
+    shard_bytes: Spread
+    """Stored bytes of a shard."""
+    samples: tuple[dict[str, SampleValue], ...]
+    """The first samples: value by column."""
+    damage: str
+    """The error of the first shard; empty if it could be read."""
+
+    @property
+    def ratio(self) -> float:
+        """Raw bytes for each stored byte."""
+        return self.raw_bytes / self.stored_bytes if self.stored_bytes else 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            'url': self.url,
+            'format': self.format,
+            'samples': self.num_samples,
+            'shards': self.num_shards,
+            'raw_bytes': self.raw_bytes,
+            'stored_bytes': self.stored_bytes,
+            'ratio': round(self.ratio, 3),
+            'compression': self.compression,
+            'hashes': list(self.hashes),
+            'shard_samples': self.shard_samples.to_json(),
+            'shard_bytes': self.shard_bytes.to_json(),
+            'columns': [column.to_json() for column in self.columns],
+            'other_columns': self.other_columns,
+            'first_samples': [{name: value.to_json() for name, value in each.items()} for each in self.samples],
+            'damage': self.damage,
+        }
+
+    def summary(self) -> list[tuple[str, str]]:
+        """Names and values of the facts about the whole dataset."""
+        samples, sizes = self.shard_samples, self.shard_bytes
+        spread = ' / '.join(map(size_text, (sizes.least, sizes.median, sizes.most)))
+        rows = [
+            ('format', self.format),
+            ('samples', f'{self.num_samples:,} in {self.num_shards:,} {"shard" if self.num_shards == 1 else "shards"}'),
+            ('per shard', f'{samples.least:,} / {samples.median:,} / {samples.most:,} samples (min / median / max)'),
+            ('', f'{spread} stored'),
+            ('bytes', f'{size_text(self.stored_bytes)} stored, {size_text(self.raw_bytes)} raw'),
+            ('compression', f'{self.compression or "none"}, ratio {self.ratio:.2f}'),
+            ('checksums', ', '.join(self.hashes) or 'none'),
+        ]
+        if self.other_columns:
+            rows.append(('columns', f'{self.other_columns} other sets of columns in later shards'))
+        if self.damage:
+            rows.append(('first shard', f'cannot be read: {self.damage}'))
+        return rows
+
+    def column_rows(self) -> list[tuple[str, ...]]:
+        """The table of the columns, its header first."""
+        rows: list[tuple[str, ...]] = [('column', 'encoding', 'in a batch', 'bytes', 'first samples')]
+        for column in self.columns:
+            sizes = '' if column.size is None else f'{column.size:,}'
+            if not sizes and column.seen_sizes is not None:
+                least, most = column.seen_sizes
+                sizes = f'{least:,}' if least == most else f'{least:,} to {most:,}'
+            rows.append((column.name, column.encoding, column.kind, sizes, _range(column.seen_shapes)))
+        return rows
+
+    def lines(self, *, width: int | None = None) -> list[str]:
+        """The description without samples as lines, cut to a width; data are without control characters."""
+        lines = [redact(line) for line in [*text_table(self.summary()), '', *text_table(self.column_rows())]]
+        return [printable(redact(self.url)), *(line if width is None else shorten(line, width) for line in lines)]
+
+    def sample_lines(self, number: int, *, width: int = _WIDTH) -> list[str]:
+        """One sample as lines."""
+        values = self.samples[number]
+        names = max((len(printable(name)) for name in values), default=0)
+        lines = [f'sample {number}']
+        for name, value in values.items():
+            text = shorten(redact(str(value.value)), max(20, width - names - 4))
+            lines.append(f'  {printable(name):{names}}  {text}')
+        return lines
+
+    def __str__(self) -> str:
+        samples = [line for number in range(len(self.samples)) for line in ['', *self.sample_lines(number)]]
+        return '\n'.join([*self.lines(), *samples])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        header, *columns = self.column_rows()
+        samples = [
+            [str(number), *(shorten(redact(str(value.value)), _WIDTH) for value in sample.values())]
+            for number, sample in enumerate(self.samples)
+        ]
+        names = ['sample', *(self.samples[0] if self.samples else ())]
+        facts = [(name, redact(value)) for name, value in [('url', self.url), *self.summary()]]
+        return '\n'.join([html_table(facts), html_table(columns, header=header), html_table(samples, header=names)])
+
+
+def _range(shapes: Sequence[str]) -> str:
+    """The first and the last shape; a type that they share is said once."""
+    if len(shapes) < 2:
+        return ''.join(shapes)
+    first, last = shapes[0].partition(' '), shapes[-1].partition(' ')
+    return f'{shapes[0]} to {last[2] if first[0] == last[0] and last[2] else shapes[-1]}'
+
+
+def describe(url: str | os.PathLike[str], *, samples: int = 3, options: StoreOptions | None = None) -> Description:
+    """Describe a dataset. Reads the index, and the first samples of one shard: ranges of an uncompressed one.
+
+    Args:
+        url: a folder, or a URL of a store.
+        samples: how many samples to show; fewer if they are large.
+        options: how to reach the store.
+
+    Raises:
+        ConfigError: `samples` is negative, or the URL breaks a rule.
+        FileNotFoundError: there is no index.
+        FormatError: the index breaks a rule.
+        OSError: the store cannot be reached, or refuses.
+    """
+    if samples < 0:
+        raise ConfigError(f'`samples` must be 0 or more, but is {samples}.')
+    dataset = open_stored(url, options)
+    shards = dataset.shards
+    filled = np.flatnonzero(shards.samples)
+    values: list[dict[str, SampleValue]] = []
+    schema, damage = shards.schemas[0] if shards.schemas else None, ''
+    if len(filled):
+        info = shards[int(filled[0])]
+        schema = info.schema
+        if samples:
+            try:
+                found = first_samples(dataset.store, info, max(samples, _LOOKED_AT), PATIENT)
+                values = [{name: describe_value(schema, name, each[name]) for name in schema.names} for each in found]
+            except FormatError as error:
+                damage = str(error)
+    raw, stored = _shard_bytes(shards)
+    return Description(
+        url=without_credentials(os.fspath(url)),
+        format=', '.join(dict.fromkeys(each.format for each in shards.schemas)),
+        columns=() if schema is None else _columns(schema, values),
+        other_columns=max(0, len(shards.schemas) - 1),
+        num_samples=int(shards.samples.sum()),
+        num_shards=len(shards),
+        raw_bytes=int(raw.sum()),
+        stored_bytes=int(stored.sum()),
+        compression=', '.join(dict.fromkeys(kind.compression for kind in shards.kinds if kind.compression)) or None,
+        hashes=tuple(dict.fromkeys(name for kind in shards.kinds for names in kind.algorithms for name in names)),
+        shard_samples=Spread.of(shards.samples),
+        shard_bytes=Spread.of(stored),
+        samples=tuple(values[:samples]),
+        damage=damage,
+    )
+
+
+def _columns(schema: Schema, samples: Sequence[dict[str, SampleValue]]) -> tuple[ColumnDescription, ...]:
+    kinds, found = schema.kinds(), list[ColumnDescription]()
+    for number, (name, encoding) in enumerate(schema.columns.items()):
+        values = [sample[name] for sample in samples]
+        sizes = [value.size for value in values]
+        shapes = dict.fromkeys(value.shape for value in sorted(values, key=lambda value: value.size) if value.shape)
+        is_array = schema.arrays[number] is not None
+        found.append(
+            ColumnDescription(
+                name=name,
+                encoding=encoding,
+                kind=kinds[name],
+                size=get_mds_encoding(encoding).size if schema.format == 'mds' else None,
+                seen_sizes=(min(sizes), max(sizes)) if sizes else None,
+                seen_shapes=() if is_array else tuple(shapes),
+            )
+        )
+    return tuple(found)
+
+
+def _shard_bytes(shards: ShardTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Bytes of each shard, raw and stored; int64[shards]."""
+    raw, stored = np.zeros(len(shards), np.int64), np.zeros(len(shards), np.int64)
+    for number, kind in enumerate(shards.kinds):
+        of_kind = np.flatnonzero(shards.kind_of == number)
+        file = shards.first_files[of_kind]
+        for _, packed in kind.files:
+            raw[of_kind] += shards.sizes[file]
+            file = file if packed is None else file + 1
+            stored[of_kind] += shards.sizes[file]
+            file = file + 1
+    return raw, stored
