@@ -110,11 +110,14 @@ def _settings(config: dict[str, Any]) -> dict[str, Any]:
 
 def _part(chunk: Any, sizes: Mapping[str, ObjectInfo], settings: Mapping[str, Any]) -> Part:
     entry = cast('dict[str, Any]', chunk) if isinstance(chunk, dict) else {}
-    key, rows, size = (entry.get(name) for name in ('filename', 'chunk_size', 'chunk_bytes'))
-    numbers = type(rows) is int and type(size) is int and 0 < rows < 1 << 32 and 0 <= size < 1 << 40
-    if not isinstance(key, str) or not numbers:
+    key, rows, size = entry.get('filename'), entry.get('chunk_size'), entry.get('chunk_bytes')
+    if (
+        not (isinstance(key, str) and isinstance(rows, int) and isinstance(size, int))
+        or not 0 < rows < 1 << 32
+        or not 0 <= size < 1 << 40
+    ):
         raise FormatError(
-            f'A chunk of litdata has `filename`, `chunk_size` (items, from 1) and `chunk_bytes`, but got {chunk!r:.200}.'
+            f'A chunk of litdata has `filename`, `chunk_size` (items) and `chunk_bytes`, but got {chunk!r:.200}.'
         )
     try:
         check_key(key)

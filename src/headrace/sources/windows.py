@@ -66,7 +66,7 @@ class MemoryWindow:
 
 
 class RangedWindow:
-    """An object behind ranged requests. Large gaps are not read.
+    """An object behind ranged requests. Large gaps are not read. Here an offset may be before the last one, too.
 
     A request reads 64 KiB to 4 MiB: more after a window of which everything was used.
     """
@@ -82,9 +82,9 @@ class RangedWindow:
             raise _ends(info.key, info.size, offset)
         stop = min(offset + size, info.size)
         end = self._start + len(self._data)
-        if stop > end:
+        if stop > end or offset < self._start:
             gap = offset - end
-            kept = self._data[offset - self._start :] if gap < 0 else b''
+            kept = self._data[offset - self._start :] if self._start <= offset < end else b''
             self._step = min(self._step * 2, _MOST) if self._data and gap < self._step else _LEAST
             first = offset + len(kept)
             length = min(max(stop - first, self._step), info.size - first)

@@ -1,0 +1,395 @@
+"""Arrow data: folders of Hugging Face's `save_to_disk`, and other IPC files and streams, such as Feather's.
+
+`index` reads the heads of messages, and the offsets of lists to find empty ones. A part is a run of record batches of
+about 32 MiB, with the dictionaries before them. A column is ``json`` if any batch has nulls in it, or an empty list of
+numbers; see `headrace.sources.arrow_types`.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
+from headrace.sources.arrow_messages import BATCH, DICTIONARY, SCHEMA, Message, read_messages
+from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns
+from headrace.sources.part_table import PartTable
+from headrace.sources.protocol import Part
+from headrace.sources.ranges import ByteRange, read_range
+from headrace.sources.source_bytes import pack_source, unpack_source
+from headrace.sources.windows import RangedWindow, in_parallel
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from headrace.storage import ObjectInfo, Store
+
+__all__ = ['NAME', 'ArrowSource', 'find', 'index', 'load']
+
+NAME: Final = 'arrow'
+_ENDINGS: Final = ('.arrow', '.feather', '.ipc')
+_STATE: Final = 'state.json'
+_MAX_STATE: Final = 64 << 20
+_PART: Final = 32 << 20
+_BATCH_ROWS: Final = 1 << 12
+_END: Final = b'\xff\xff\xff\xff\0\0\0\0'
+
+
+def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+    """The Arrow files, and the `state.json` of `save_to_disk` beside them."""
+    files = [info for info in objects if info.key.lower().endswith(_ENDINGS) and not _is_hidden(info.key)]
+    folders = {_folder(info.key) for info in files}
+    states = [info for info in objects if _name(info.key) == _STATE and _folder(info.key) in folders]
+    return [*states, *files] if files else []
+
+
+def _is_hidden(key: str) -> bool:
+    return any(part.startswith(('.', '_')) for part in key.split('/'))
+
+
+def _folder(key: str) -> str:
+    return key.rpartition('/')[0]
+
+
+def _name(key: str) -> str:
+    return key.rpartition('/')[2]
+
+
+def index(
+    store: Store, objects: Sequence[ObjectInfo], *, columns: Collection[str] | None, allow_unsafe_types: bool
+) -> ArrowSource:
+    """See `SourceFormat.index`.
+
+    Raises:
+        FormatError: a file is damaged, or has other columns than the first one; or a column cannot be stored.
+        StreamError: a file lacks one of ``columns``, or the folders hold several datasets.
+        MissingDependencyError: pyarrow is not installed.
+    """
+    del allow_unsafe_types  # no type of Arrow runs code
+    import_pyarrow('Arrow files')
+    scans = in_parallel(lambda info: _Scan(store, info, columns), _files(store, objects))
+    with_nulls = sorted({name for scan in scans for name in scan.with_nulls})
+    schemas = list(dict.fromkeys(scan.schema for scan in scans))
+    columns = None if columns is None else list(columns)
+    encodings: dict[str, str] = {}
+    for number, schema in enumerate(schemas):
+        home = next(scan.key for scan in scans if scan.schema == schema)
+        found = {name: one.encoding for name, one in _columns(schema, columns, with_nulls, home).items()}
+        if number and found != encodings:
+            differing = sorted(name for name in {*found, *encodings} if found.get(name) != encodings.get(name))
+            raise FormatError(
+                f'The Arrow files of one dataset have the same columns, but {differing[:8]} differ between {home} and '
+                f'{scans[0].key}. Read other `columns`, or choose files of one kind with a glob in `remote`.'
+            )
+        encodings = found
+    return ArrowSource(
+        columns=encodings,
+        with_nulls=with_nulls,
+        parts=PartTable.of(part for scan in scans for part in scan.parts),
+        schema_of=np.array([schemas.index(scan.schema) for scan in scans for _ in scan.parts], np.int64),
+        schemas=schemas,
+    )
+
+
+def load(data: bytes) -> ArrowSource:
+    """See `SourceFormat.load`."""
+    found = unpack_source(data)
+    arrays = dict(found.arrays)
+    return ArrowSource(
+        columns=found.settings['columns'],
+        with_nulls=found.settings['with_nulls'],
+        parts=PartTable.from_arrays(found.settings['keys'], arrays),
+        schema_of=arrays['schema_of'],
+        schemas=[bytes(piece) for piece in found.pieces],
+    )
+
+
+class ArrowSource:
+    """See `Source`."""
+
+    format = NAME
+
+    def __init__(
+        self,
+        *,
+        columns: Mapping[str, str],
+        with_nulls: Sequence[str],
+        parts: PartTable,
+        schema_of: np.ndarray[Any, np.dtype[np.int64]],
+        schemas: Sequence[bytes],
+    ) -> None:
+        """Take an index.
+
+        Args:
+            columns: encoding of each column that is read.
+            with_nulls: names of the columns with nulls or empty lists.
+            parts: runs of record batches.
+            schema_of: int64[parts], number of each part's schema.
+            schemas: messages with the different schemas.
+        """
+        self.columns, self.parts = dict(columns), parts
+        self._with_nulls, self._schema_of, self._schemas = list(with_nulls), schema_of, list(schemas)
+
+    def to_bytes(self) -> bytes:
+        """See `Source.to_bytes`."""
+        settings = {'columns': self.columns, 'with_nulls': self._with_nulls, 'keys': self.parts.keys}
+        return pack_source(settings, {**self.parts.arrays(), 'schema_of': self._schema_of}, self._schemas)
+
+    def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]]:
+        """See `Source.batches`."""
+        pa = import_pyarrow('Arrow files')
+        described = self.parts[part]
+        source = f'{described.key}, part {part},'
+        schema = self._schemas[int(self._schema_of[part])]
+        rows = 0
+        try:
+            columns = _columns(schema, list(self.columns), self._with_nulls, source)
+            stream = pa.PythonFile(io.BufferedReader(_Chain([memoryview(schema), data, memoryview(_END)])), mode='r')
+            for whole in pa.ipc.open_stream(stream):
+                whole.validate(full=True)
+                for start in range(0, whole.num_rows, _BATCH_ROWS):
+                    batch = whole.slice(start, _BATCH_ROWS)
+                    yield to_columns(batch, columns, source=source, first_row=rows)
+                    rows += batch.num_rows
+        except HeadraceError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+            raise ShardError(f'{source} is damaged: {error}. Restore the file.') from error
+        if rows != described.rows:
+            raise ShardError(f'{source} has {rows} rows, but the index says {described.rows}. Restore the file.')
+
+
+class _Chain(io.RawIOBase):
+    """Pieces of bytes, one after another."""
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        super().__init__()
+        self._pieces = [piece for piece in pieces if len(piece)]
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill the buffer with the next bytes."""
+        view = memoryview(buffer).cast('B')
+        if not self._pieces or not len(view):
+            return 0
+        count = min(len(view), len(self._pieces[0]))
+        view[:count] = self._pieces[0][:count]
+        self._pieces[0] = self._pieces[0][count:]
+        if not len(self._pieces[0]):
+            self._pieces.pop(0)
+        return count
+
+
+def _columns(
+    schema: bytes, columns: Collection[str] | None, with_nulls: Collection[str], source: str
+) -> dict[str, ArrowColumn]:
+    return arrow_columns(_schema(schema, source), columns=columns, with_nulls=with_nulls, source=source)
+
+
+def _schema(message: bytes, source: str) -> pa.Schema:
+    pa = import_pyarrow('Arrow files')
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(message))
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+        raise FormatError(f'The schema of {source} is damaged: {error}. Restore the file.') from error
+
+
+# Indexing
+
+
+def _files(store: Store, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
+    """The Arrow files, in the order of the `state.json` if there is one."""
+    states = [info for info in objects if _name(info.key) == _STATE]
+    files = {info.key: info for info in objects if _name(info.key) != _STATE}
+    if len(states) > 1:
+        names = [_folder(info.key) for info in states]
+        raise StreamError(
+            f'The folder holds several datasets: {", ".join(names[:10])}. Choose one, such as `split={names[0]!r}`.'
+        )
+    if not states:
+        return list(files.values())
+    state = states[0]
+    if state.size > _MAX_STATE:
+        raise FormatError(f'{state.key} has at most {_MAX_STATE} bytes, but this has {state.size}. Restore it.')
+    data = read_range(store, ByteRange(state.key, 0, state.size, state.etag))
+    try:
+        names = [str(file['filename']) for file in cast('dict[str, Any]', json.loads(data))['_data_files']]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FormatError(
+            f'{state.key} of a Hugging Face dataset lists `_data_files`, but cannot be read: {error!r:.99}. Restore it.'
+        ) from None
+    folder = _folder(state.key)
+    keys = [f'{folder}/{name}' if folder else name for name in names]
+    lacking = [key for key in keys if key not in files]
+    if lacking:
+        raise FormatError(f'{state.key} lists {lacking[0]!r:.200}, which does not exist. Copy the whole folder.')
+    return [files[key] for key in dict.fromkeys(keys)]
+
+
+class _Scan:
+    """The parts of one file, and the columns that hold nulls or empty lists.
+
+    Args:
+        store: the dataset's root.
+        info: the file.
+        columns: the columns to read; None: all.
+    """
+
+    def __init__(self, store: Store, info: ObjectInfo, columns: Collection[str] | None) -> None:
+        self.key = info.key
+        self.schema = b''
+        self.with_nulls: set[str] = set()
+        self.parts: list[Part] = []
+        window = RangedWindow(store, info)
+        layout: _Layout | None = None
+        dictionaries: list[tuple[int, int]] = []
+        start = end = rows = 0
+        for message in read_messages(window, info.key):
+            if message.kind == SCHEMA and layout is None:
+                size = message.end - message.start
+                self.schema = read_range(store, ByteRange(info.key, message.start, size, info.etag))
+                layout = _Layout(_schema(self.schema, info.key), columns)
+                continue
+            if layout is None or message.kind not in {DICTIONARY, BATCH}:
+                raise FormatError(
+                    f'Arrow data are a schema and record batches, but {info.key} has a message of kind {message.kind} '
+                    f'at byte {message.start}. Write it again.'
+                )
+            # A run ends before a dictionary, which may replace that of the run.
+            if rows and (message.kind == DICTIONARY or message.end - start > _PART):
+                self._finish(dictionaries, start, end, rows)
+                rows = 0
+            if message.kind == DICTIONARY:
+                dictionaries.append((message.start, message.end - message.start))
+            elif message.rows:
+                self.with_nulls |= layout.with_nulls(message, self.with_nulls, window, info.key)
+                start, end = start if rows else message.start, message.end
+                rows += message.rows
+        if layout is None:
+            raise FormatError(f'{info.key} has no schema, so it holds no Arrow data. Restore or remove it.')
+        if rows:
+            self._finish(dictionaries, start, end, rows)
+
+    def _finish(self, dictionaries: Sequence[tuple[int, int]], start: int, end: int, rows: int) -> None:
+        ranges = (*dictionaries, (start, end - start))
+        self.parts.append(Part(self.key, ranges, rows, sum(size for _, size in ranges)))
+
+
+class _Layout:
+    """The columns of a schema, and the arrays and buffers of a record batch that belong to each.
+
+    Args:
+        schema: the schema.
+        columns: the columns to read; None: all.
+    """
+
+    def __init__(self, schema: pa.Schema, columns: Collection[str] | None) -> None:
+        self._nodes: list[tuple[str, list[int]]] = []
+        """For each column the numbers of its arrays that should have no nulls."""
+        self._lists: list[tuple[str, int, int, np.dtype[Any]]] = []
+        """For each column of lists of numbers: its array, the buffer of its offsets, and their dtype."""
+        self._count = self._buffers = 0
+        self._known = True
+        """Whether all types so far have a known number of buffers."""
+        for field in schema:
+            kind, node, buffer = field.type, self._count, self._buffers
+            nodes: list[int] = []
+            self._walk(kind, nodes)
+            if columns is not None and field.name not in columns:
+                continue
+            self._nodes.append((field.name, nodes))
+            if self._known and (dtype := _offsets_of(kind)) is not None:
+                self._lists.append((field.name, node, buffer + 1, dtype))
+
+    def _walk(self, kind: Any, nodes: list[int], *, counts: bool = True) -> None:
+        """Take note of the arrays and buffers of a type and its children."""
+        import pyarrow as pa
+        from pyarrow import types
+
+        if isinstance(kind, pa.BaseExtensionType):
+            self._walk(kind.storage_type, nodes, counts=counts)
+            return
+        if counts:
+            nodes.append(self._count)
+        self._count += 1
+        buffers = _buffers_of(kind)
+        self._known = self._known and buffers is not None
+        self._buffers += buffers or 0
+        if types.is_dictionary(kind):
+            return
+        children = [kind.field(number) for number in range(kind.num_fields)]
+        is_file = types.is_struct(kind) and {child.name for child in children} == {'bytes', 'path'}
+        for child in children:
+            # The path of an image or a sound may be null: its bytes are in the data.
+            self._walk(child.type, nodes, counts=counts and not (is_file and child.name == 'path'))
+
+    def with_nulls(self, message: Message, known: Collection[str], window: RangedWindow, where: str) -> set[str]:
+        """The columns of a record batch that hold nulls or empty lists, other than known ones."""
+        if len(message.nodes) != self._count:
+            raise FormatError(
+                f'A record batch of {where} has {len(message.nodes)} arrays, but its schema has {self._count}. Restore '
+                f'the file.'
+            )
+        nulls = message.nodes[:, 1] != 0
+        found = {name for name, nodes in self._nodes if name not in known and nulls[nodes].any()}
+        for name, node, buffer, dtype in self._lists:
+            if name not in known and name not in found and buffer < len(message.buffers):
+                lists = int(message.nodes[node, 0])
+                if _has_empty(message, buffer, dtype, lists, window, where):
+                    found.add(name)
+        return found
+
+
+def _offsets_of(kind: Any) -> np.dtype[Any] | None:
+    """The dtype of the offsets of lists of numbers; None for other types."""
+    from pyarrow import types
+
+    if not (types.is_list(kind) or types.is_large_list(kind)):
+        return None
+    inner = kind.value_type
+    if not (types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner)):
+        return None
+    return np.dtype('<i4' if types.is_list(kind) else '<i8')
+
+
+def _buffers_of(kind: Any) -> int | None:
+    """Number of buffers of an array of a type, without its children; None: not known."""
+    from pyarrow import types
+
+    if types.is_null(kind):
+        return 0
+    if types.is_struct(kind) or types.is_fixed_size_list(kind):
+        return 1
+    if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
+        return 3
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind) or types.is_dictionary(kind):
+        return 2
+    return 2 if types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind) else None
+
+
+def _has_empty(
+    message: Message, buffer: int, dtype: np.dtype[Any], lists: int, window: RangedWindow, where: str
+) -> bool:
+    """Whether an array of lists has an empty one."""
+    pa = import_pyarrow('Arrow files')
+    offset, size = message.buffers[buffer].tolist()
+    data: Any = window.take(message.body + offset, size)
+    expected = (lists + 1) * dtype.itemsize
+    try:
+        if message.codec is not None and size >= 8:
+            unpacked = int.from_bytes(data[:8], 'little', signed=True)
+            data = data[8:]
+            if unpacked >= 0:  # -1: not compressed
+                if not expected <= unpacked <= expected + 64:
+                    raise ValueError(f'its offsets have {unpacked} bytes')
+                data = pa.decompress(bytes(data), unpacked, message.codec, asbytes=True)
+        return bool((np.diff(np.frombuffer(data, dtype, lists + 1)) == 0).any())
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise FormatError(f'A record batch of {where} has damaged lists: {error}. Restore the file.') from error

@@ -1,0 +1,169 @@
+"""The messages of Arrow's IPC streams and files: where each one lies, its rows, its counts of nulls.
+
+A message is 0xFFFFFFFF (not before Arrow 0.15), i32 size of its head, the head, and the body. A head is a FlatBuffers
+table. A file is ``ARROW1``, two bytes of padding, and a stream; what follows the stream repeats it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import FormatError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from headrace.sources.windows import Window
+
+__all__ = ['BATCH', 'DICTIONARY', 'SCHEMA', 'Message', 'read_messages']
+
+SCHEMA: Final = 1
+DICTIONARY: Final = 2
+BATCH: Final = 3
+"""Kinds of messages that are read."""
+_MAGIC: Final = b'ARROW1'
+_MAX_HEAD: Final = 64 << 20
+_Numbers = np.ndarray[Any, np.dtype[np.int64]]
+_NONE: Final[_Numbers] = np.empty((0, 2), np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of an IPC stream."""
+
+    kind: int
+    start: int
+    """Offset of its first byte."""
+    body: int
+    """Offset of its body."""
+    end: int
+    rows: int = 0
+    """Rows of a record batch."""
+    nodes: _Numbers = field(default_factory=lambda: _NONE)
+    """int64[arrays, 2], of a record batch: length and number of nulls of each array, parents before children."""
+    buffers: _Numbers = field(default_factory=lambda: _NONE)
+    """int64[buffers, 2], of a record batch: offset in the body and size of each buffer."""
+    codec: str | None = None
+    """Compression of the buffers of a record batch: 'lz4', 'zstd', or None."""
+
+
+def read_messages(window: Window, where: str) -> Iterator[Message]:
+    """The messages of an IPC stream or file, in order.
+
+    Args:
+        window: the object.
+        where: the object, for messages.
+
+    Raises:
+        FormatError: the object is damaged, or no IPC stream.
+    """
+    at = 8 if bytes(window.take(0, 6)) == _MAGIC else 0
+    while True:
+        start = at
+        prefix = bytes(window.take(at, 8))
+        at += 4
+        if prefix[:4] == b'\xff\xff\xff\xff':
+            prefix = prefix[4:]
+            at += 4
+        size = int.from_bytes(prefix[:4], 'little', signed=True)
+        if size == 0 or not prefix:  # the end
+            return
+        if not 0 < size <= _MAX_HEAD or len(prefix) < 4:
+            raise _damaged(where, start, f'its head has {size} bytes')
+        head = bytes(window.take(at, size))
+        if len(head) < size:
+            raise _damaged(where, start, 'it ends within its head')
+        try:
+            message = _message(head, start, at + size)
+        except (struct.error, ValueError) as error:
+            raise _damaged(where, start, str(error)) from None
+        at = message.end
+        window.take(at, 0)  # refuses a body beyond the end
+        yield message
+
+
+def _message(head: bytes, start: int, body: int) -> Message:
+    table = _Table.root(head)
+    kind = table.number(1, 'B')
+    size = table.number(3, 'q')
+    if size < 0:
+        raise ValueError(f'its body has {size} bytes')
+    end = body + size
+    if kind != BATCH:
+        return Message(kind, start, body, end)
+    batch = table.table(2)
+    rows = batch.number(0, 'q')
+    compression = batch.child(3)
+    codec = None
+    if compression is not None:
+        codec = {0: 'lz4', 1: 'zstd'}.get(compression.number(0, 'b'))
+        if codec is None:
+            raise ValueError('it has an unknown compression')
+    nodes, buffers = batch.pairs(1), batch.pairs(2)
+    if not 0 <= rows < 1 << 32:
+        raise ValueError(f'it has {rows} rows')
+    if len(buffers) and (buffers.min() < 0 or buffers.max() > size or buffers.sum(axis=1).max() > size):
+        raise ValueError('its buffers lie outside of it')
+    return Message(kind, start, body, end, rows, nodes, buffers, codec)
+
+
+class _Table:
+    """A table of FlatBuffers: a signed offset back to u16 sizes and offsets of its fields."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data, self._at = data, at
+        self._fields = at - self._read('i', at)
+        self._size = self._read('H', self._fields)
+
+    @classmethod
+    def root(cls, data: bytes) -> _Table:
+        """The table that the data begin with the offset of."""
+        return cls(data, int.from_bytes(data[:4], 'little'))
+
+    def number(self, field: int, kind: str) -> int:
+        """The number of a field; 0 if it is absent."""
+        at = self._place(field)
+        return 0 if at is None else self._read(kind, at)
+
+    def child(self, field: int) -> _Table | None:
+        """The table of a field."""
+        at = self._place(field)
+        return None if at is None else _Table(self._data, at + self._read('I', at))
+
+    def table(self, field: int) -> _Table:
+        """The table of a field that is present."""
+        found = self.child(field)
+        if found is None:
+            raise ValueError('its head lacks a field')
+        return found
+
+    def pairs(self, field: int) -> _Numbers:
+        """The structs of two int64 of a field."""
+        at = self._place(field)
+        if at is None:
+            return _NONE
+        at += self._read('I', at)
+        count = self._read('I', at)
+        if count * 16 > len(self._data) - at - 4:
+            raise ValueError('its head is too short')
+        return np.frombuffer(self._data, '<i8', 2 * count, at + 4).reshape(-1, 2)
+
+    def _place(self, field: int) -> int | None:
+        entry = 4 + 2 * field
+        offset = self._read('H', self._fields + entry) if entry + 2 <= self._size else 0
+        return self._at + offset if offset else None
+
+    def _read(self, kind: str, at: int) -> int:
+        if at < 0:
+            raise ValueError('its head has an offset before its beginning')
+        return struct.unpack_from(f'<{kind}', self._data, at)[0]
+
+
+def _damaged(where: str, at: int, reason: str) -> FormatError:
+    return FormatError(
+        f'{where} has no message of Arrow data at byte {at}: {reason}. Restore it, or give the `format` of the data.'
+    )
