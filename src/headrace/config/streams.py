@@ -10,6 +10,7 @@ from headrace.config.constraints import AtLeast, BrokenRule, Count, MoreThan, On
 from headrace.format import get_hashes
 from headrace.redaction import redacted_repr
 from headrace.selection import Conditions, Fraction, Subset
+from headrace.sources.formats import FORMATS
 
 __all__ = ['SOURCE_NAMES', 'SchedulePointConfig', 'SelectionConfig', 'StreamConfig', 'TransferConfig']
 
@@ -76,6 +77,9 @@ class SelectionConfig(TransferConfig):
 
     columns: tuple[str, ...] | None = None
     """Columns to read, such as `[text, id]`; no other is decoded. Left out: all."""
+
+    format: Annotated[str, OneOf(FORMATS)] | None = None
+    """Format of the data: `mds` for shards, else `docs/formats.md` says how it is read. Left out: found by looking."""
 
 
 @redacted_repr

@@ -49,6 +49,7 @@ from headrace.order import (
 )
 from headrace.redaction import warn
 from headrace.selection import Fraction, Predicate, Subset
+from headrace.sources.formats import check_format
 from headrace.storage import CacheCounters
 
 __all__ = ['StreamingDataset']
@@ -70,6 +71,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
+        format: see `Stream`; a default for all streams.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
         predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
             more, and 512 MiB at most.
@@ -165,6 +167,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         on_bad_sample: BadSamplePolicy = 'raise',
         topology: Topology | None = None,
         on_changed_data: OnChangedData = 'refresh',
+        format: str | None = None,  # noqa: A002 - the word for it
     ) -> None:
         if streams is not None and (remote or local):
             got = f'{len(streams)} streams, remote={remote!r}, local={local!r}'
@@ -207,6 +210,7 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             fraction_seed=fraction_seed,
             where=where,
             columns=read_columns(columns),
+            format=check_format(format),
             on_changed_data=parse_on_changed_data(on_changed_data),
         )
         if self.cache_limit is not None:

@@ -93,16 +93,16 @@ class MDSReader:
         self._view = view
         self._layout = _layout_of(info.schema)
         self._wanted = columns
-        self._offsets = self._check_table(info.files[0].raw.bytes)
+        self._offsets = self._check_table(None if info.made_from else info.files[0].raw.bytes)
         self._at_byte: dict[np.dtype[Any], np.ndarray[Any, Any]] = {}
         self._fixed = self._fixed_columns() if self._layout.all_arrays and info.samples else None
         self._raws = () if self._fixed is None else tuple((column.name, raw) for column, _, raw in self._fixed)
 
-    def _check_table(self, file_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The checked offsets, int64 ``[n + 1]``."""
+    def _check_table(self, file_size: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The checked offsets, int64 ``[n + 1]``; without a file size from the index, the last one tells it."""
         view, n, layout = self._view, self.num_samples, self._layout
         size = len(view)
-        if size != file_size:
+        if file_size is not None and size != file_size:
             raise self._error(f'the index says that the file has {file_size} bytes, but it has {size}')
         if size < 8 + 4 * n:
             raise self._error(f'the table of offsets of {n} samples needs {8 + 4 * n} bytes, but the file has {size}')

@@ -189,6 +189,8 @@ class ShardInfo:
     """The writer's limit in bytes, None for no limit."""
     schema: Schema
     """The columns."""
+    made_from: str | None = None
+    """The format of the data that the cache makes this shard from. Its sizes are then estimates. None: it is stored."""
 
     def moved(self, folder: str) -> ShardInfo:
         """The same shard below ``folder``, as in an index of a parent folder."""

@@ -34,6 +34,8 @@ class Kind:
     size_limit: int | None
     files: tuple[tuple[tuple[str, ...], tuple[str, ...] | None], ...]
     """The hash algorithms of each file, raw and compressed; None for a missing one."""
+    made_from: str | None = None
+    """See `ShardInfo.made_from`."""
     algorithms: tuple[tuple[str, ...], ...] = field(init=False, repr=False, compare=False)
     """The same for each stored file, in this order: raw data, compressed data, raw meta, compressed meta."""
     num_digests: int = field(init=False, repr=False, compare=False)
@@ -45,7 +47,7 @@ class Kind:
         object.__setattr__(self, 'num_digests', sum(map(len, stored)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Kind, (self.schema, self.compression, self.hashes, self.size_limit, self.files)
+        return Kind, (self.schema, self.compression, self.hashes, self.size_limit, self.files, self.made_from)
 
     @classmethod
     def of(cls, info: ShardInfo) -> Kind:
@@ -53,7 +55,7 @@ class Kind:
         files = tuple(
             (tuple(file.raw.hashes), None if file.zip is None else tuple(file.zip.hashes)) for file in info.files
         )
-        return cls(info.schema, info.compression, info.hashes, info.size_limit, files)
+        return cls(info.schema, info.compression, info.hashes, info.size_limit, files, info.made_from)
 
     @property
     def slots(self) -> list[tuple[str, ...]]:
@@ -194,6 +196,7 @@ class ShardTable(Sequence[ShardInfo]):
             kind.hashes,
             kind.size_limit,
             kind.schema,
+            kind.made_from,
         )
 
     def _name(self, file: int) -> str:

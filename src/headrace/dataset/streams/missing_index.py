@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from headrace.dataset.writing.claim import MARK
+from headrace.errors import EmptyDatasetError, HeadraceError, ObjectNotFoundError
 
-__all__ = ['in_its_place']
+__all__ = ['in_its_place', 'missing_index']
 
 _INDEX: Final = 'index.json'
 _SHARDS: Final = ('.mds', '.json', '.csv', '.tsv', '.xsv')
@@ -41,6 +42,20 @@ def in_its_place(folder: Path) -> str:
         f'It holds {_some(files)}, and no shards. A folder of images, texts or tables is no dataset yet: write its '
         f'samples with an `MDSWriter`.'
     )
+
+
+def missing_index(index: Path, remote: str | None, title: str) -> HeadraceError:
+    """The error for local data without an index.
+
+    Args:
+        index: its path.
+        remote: the stream's remote; None: there is none.
+        title: the stream's name for messages.
+    """
+    place = in_its_place(index.parent)
+    if remote is None:
+        return EmptyDatasetError(f'No `remote` provided, but local file {index} does not exist either. {place}')
+    return ObjectNotFoundError(f'No such file or directory: {index}, the index of stream {title}. {place}')
 
 
 def _is_shard(name: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,14 @@ from headrace.dataset.keywords import by_name
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.streams.columns import column_names, read_columns
 from headrace.dataset.streams.folder_claim import claimed_folder
-from headrace.dataset.streams.missing_index import in_its_place
-from headrace.errors import EmptyDatasetError, ObjectNotFoundError, StreamError
+from headrace.dataset.streams.missing_index import in_its_place, missing_index
+from headrace.dataset.streams.source_data import SourceData, SourceFinder
+from headrace.dataset.streams.store_options import store_options_of
+from headrace.errors import FormatError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
 from headrace.order import RowSelection, StreamSize
 from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
+from headrace.sources.formats import check_format
 from headrace.storage import (
     CacheEntry,
     CacheLimit,
@@ -30,7 +32,7 @@ from headrace.storage import (
     LazyEntry,
     Retry,
     ShardCache,
-    StoreOptions,
+    Store,
     local_path,
     open_store,
 )
@@ -75,6 +77,8 @@ class Stream:
         where: tests of columns, ``{'lang': 'de', 'length': {'at_least': 512}}``, or a `Where`: only samples that pass
             are offered. All samples of `subset` are read for it, once per machine.
         columns: names of the columns to read, ``['text']``; no other is decoded. None: all.
+        format: 'mds' for a folder with an index.json, or the name of another format, such as 'parquet';
+            ``docs/formats.md`` lists them. None: found by looking.
         on_changed_data: action if the remote's data have changed since they were cached. 'refresh' takes the new data,
             and removes cached shards that may differ; 'refuse' raises.
 
@@ -109,6 +113,7 @@ class Stream:
         where: Predicate | Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
         on_changed_data: OnChangedData | None = None,
+        format: str | None = None,  # noqa: A002 - the word for it
     ) -> None:
         weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
         given = {key: value for key, value in weights.items() if value is not None}
@@ -139,10 +144,12 @@ class Stream:
         self.on_changed_data = parse_on_changed_data(on_changed_data)
         self._read_selection()
         self.columns = read_columns(columns)
+        self.format = check_format(format)
         self.shards = ShardTable.empty()
         self.kept: RowSelection | None = None  # which rows of the shards are offered; None: all
         self.fingerprint = ''
         self.first_shard = 0  # number of this stream's first shard in the dataset
+        self._source: SourceData | None = None  # of data that are not shards with an index.json
         self._cache: ShardCache | None = None
         self._make_entry = self._entry_of_id  # one object for all entries that keep it
 
@@ -207,6 +214,40 @@ class Stream:
             StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
         """
         selection = self._read_selection()
+        finder = SourceFinder(
+            options=store_options_of(self),
+            split=self.split,
+            format_name=self.format,
+            columns=_columns_to_store(self.columns, selection),
+            allow_unsafe_types=allow_unsafe_types,
+        )
+        self._take(finder.known(self.remote, self._given_local, self.folder, is_local=self.is_local))
+        opened = partial(self._open, selection, allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
+        try:
+            opened()
+        except (ObjectNotFoundError, FormatError):
+            if self._source is not None or not self._take(finder.listed(self.remote or self._given_local or '')):
+                raise
+            opened()
+
+    def _take(self, source: SourceData | None) -> bool:
+        """Read data of another format; False if there are none."""
+        if source is None:
+            return False
+        if self.is_local:
+            # What is made of the data does not belong among them: they become a remote with a temporary cache.
+            self.remote, self._given_local = os.path.abspath(self.remote or self._given_local or ''), None  # noqa: PTH100
+        self._source, self._cache = source, None
+        return True
+
+    def _open(
+        self,
+        selection: Selection | None,
+        *,
+        allow_unsafe_types: bool,
+        limit: CacheLimit | None,
+        check: IndexCheck | None,
+    ) -> None:
         folder = self.folder
         if self._given_local is None and folder.exists() and not folder.is_dir():
             raise FileExistsError(
@@ -216,49 +257,48 @@ class Stream:
         if self._given_local is None:
             refuse_strangers(temporary_folder(self.remote or ''))
         with claimed_folder(self):
-            self._open(folder, selection, allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
-
-    def _open(
-        self,
-        folder: Path,
-        selection: Selection | None,
-        *,
-        allow_unsafe_types: bool,
-        limit: CacheLimit | None,
-        check: IndexCheck | None,
-    ) -> None:
-        if self.is_local:
-            found = IndexFile(str(folder / INDEX), allow_unsafe_types=allow_unsafe_types)
-            if not (folder / INDEX).exists():
-                raise _missing_index(self, folder / INDEX)
-            found.read(folder / INDEX)
-        else:
-            found = IndexFile(f'{self.url}/{INDEX}', allow_unsafe_types=allow_unsafe_types, cache=folder)
-            own_check = check or IndexCheck()
-            try:
-                self.cache(limit).fetch_index(
-                    INDEX,
-                    validate=found.read,
-                    check=own_check,
-                    refuse=self.on_changed_data == 'refuse',
-                    unproven=found.unproven,
-                )
-            except ObjectNotFoundError as error:
-                found_there = local_path(self.url or '')
-                place = '' if found_there is None else f' {in_its_place(Path(found_there))}'
-                raise ObjectNotFoundError(
-                    f'No such file or directory: the index of stream {self.title}: {error}{place}'
-                ) from None
-            if check is None:
-                own_check.warn()
+            found = self._source
+            index = folder / (INDEX if found is None else found.index_name)
+            if found is None:
+                cache = None if self.is_local else folder
+                source = str(index) if self.is_local else f'{self.url}/{INDEX}'
+                found = IndexFile(source, allow_unsafe_types=allow_unsafe_types, cache=cache)
+            if not self.is_local:
+                self._fetch_index(index.name, found, limit, check)
+            elif index.exists():
+                found.read(index)
+            else:
+                raise missing_index(index, self.remote, self.title)
             found.keep()
-        self.shards, self.fingerprint = found.shards, found.fingerprint
-        list(column_names(self))  # refuses columns that a shard lacks
-        self.cache(limit)
-        if selection is not None:
-            changed = (folder / INDEX).stat().st_mtime_ns  # rewritten data can have the same index
-            self.kept, said = selection.keep(self._shards_to_select(f'{self.fingerprint} {changed}'))
-            self.fingerprint += f', {said}'
+            self.shards, self.fingerprint = found.shards, found.fingerprint
+            list(column_names(self))  # refuses columns that a shard lacks
+            self.cache(limit)
+            if selection is not None:
+                changed = index.stat().st_mtime_ns  # rewritten data can have the same index
+                self.kept, said = selection.keep(self._shards_to_select(f'{self.fingerprint} {changed}'))
+                self.fingerprint += f', {said}'
+
+    def _fetch_index(
+        self, name: str, found: IndexFile | SourceData, limit: CacheLimit | None, check: IndexCheck | None
+    ) -> None:
+        """Have the cache folder hold the remote's index, and read it."""
+        own_check = check or IndexCheck()
+        try:
+            self.cache(limit).fetch_index(
+                name,
+                validate=found.read,
+                check=own_check,
+                refuse=self.on_changed_data == 'refuse',
+                unproven=found.unproven,
+            )
+        except ObjectNotFoundError as error:
+            found_there = local_path(self.url or '')
+            place = '' if found_there is None else f' {in_its_place(Path(found_there))}'
+            raise ObjectNotFoundError(
+                f'No such file or directory: the index of stream {self.title}: {error}{place}'
+            ) from None
+        if check is None:
+            own_check.warn()
 
     def _read_selection(self) -> Selection | None:
         return Selection.read(
@@ -289,7 +329,9 @@ class Stream:
     def cache(self, limit: CacheLimit | None = None) -> ShardCache:
         """The cache over the stream's folder, made at the first call."""
         if self._cache is None:
-            store = None if self.is_local or self.url is None else open_store(self.url, self._store_options())
+            store: Store | None = None if self._source is None else self._source.store
+            if store is None and not self.is_local and self.url is not None:
+                store = open_store(self.url, store_options_of(self))
             retries = 2 if self.download_retry is None else self.download_retry
             self._cache = ShardCache(
                 self.folder,
@@ -308,24 +350,6 @@ class Stream:
             self.first_shard = first
             self.cache().forget()
 
-    def _store_options(self) -> StoreOptions:
-        extra = dict(self.store_options or {})
-        options = StoreOptions(
-            endpoint_url=self.endpoint_url,
-            region=self.region,
-            anonymous=bool(self.anonymous),
-            requester_pays=bool(self.requester_pays),
-            read_timeout=float(self.download_timeout or 60),
-        )
-        times = {name: extra.pop(name) for name in ('connect_timeout', 'request_timeout') if name in extra}
-        for name, seconds in times.items():
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-                raise StreamError(
-                    f'`{name}` in `store_options` of stream {self.title} must be a number of seconds above 0, but '
-                    f'is {seconds!r}.'
-                )
-        return replace(options, **{name: float(seconds) for name, seconds in times.items()}, extra=extra)
-
     def _entry_of(self, name: str) -> CacheEntry | None:
         """The entry of a file in the folder."""
         shard = self.shards.find(name)
@@ -337,6 +361,8 @@ class Stream:
     def entry(self, shard: int) -> CacheEntry:
         """The cache's entry of a shard: its files, and how to verify and unpack them."""
         info = self.shards[shard]
+        if self._source is not None:
+            return CacheEntry((self._source.part(shard, info),), id=self.first_shard + shard)
         parts: list[CachePart] = []
         for file in info.files:
             packed, algorithm = file.zip, info.compression
@@ -371,11 +397,9 @@ class Stream:
         return self.shards.samples
 
 
-def _missing_index(stream: Stream, index: Path) -> Exception:
-    if stream.remote is None:
-        return EmptyDatasetError(
-            f'No `remote` provided, but local file {index} does not exist either. {in_its_place(index.parent)}'
-        )
-    return ObjectNotFoundError(
-        f'No such file or directory: {index}, the index of stream {stream.title}. {in_its_place(index.parent)}'
-    )
+def _columns_to_store(columns: tuple[str, ...] | None, selection: Selection | None) -> tuple[str, ...] | None:
+    """The columns that shards need which are made of other data: those that `where` looks at, too."""
+    where = None if selection is None else selection.where
+    if columns is None or where is None:
+        return columns
+    return None if where.columns is None else (*columns, *where.columns)

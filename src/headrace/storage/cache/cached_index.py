@@ -180,7 +180,7 @@ class CachedIndex:
             begin = time.time()
             asked = request.check.ask(self._store, path.name)
         # A store that does not say what was read is believed if the size is right.
-        is_same = asked is not None and asked.etag == (etag or asked.etag) and asked.size == target.stat().st_size
+        is_same = asked is not None and (asked.etag == etag if etag else asked.size == target.stat().st_size)
         version = _version(asked) if asked is not None and is_same else ''
         note = _Note(_digest(target), version, begin or 0.0)
         if not note.digest:

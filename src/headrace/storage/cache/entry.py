@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +30,7 @@ class CachePart:
     name: str
     """The file that readers map, relative to the cache folder and, unless packed, the key in the store."""
     size: int
-    """Bytes of that file."""
+    """Bytes of that file; an estimate if the file itself tells its size."""
     packed_name: str | None = None
     """The compressed file, relative to the folder and the key in the store; None if the store holds it unpacked."""
     packed_size: int | None = None
@@ -40,6 +41,8 @@ class CachePart:
     """The same for the compressed file."""
     unpack: Callable[[Path, Path, int], None] | None = None
     """(compressed file, file to write, most bytes to write); raises FormatError."""
+    size_at: int | None = None
+    """Offset of the file's own size in the file, a little-endian u32; None: `size` is exact."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -49,8 +52,33 @@ class CachePart:
                 raise ConfigError(
                     f'A packed part needs `unpack` and a packed name that differs from its name; got {self!r}.'
                 )
+        if self.size_at is not None and self.packed_name is None:
+            raise ConfigError(f'Only a packed part may tell its own size; got {self!r}.')
         if self.size < 0 or (self.packed_size is not None and self.packed_size < 0):
             raise ConfigError(f'Sizes of a part are >= 0; got {self!r}.')
+
+    def has_size(self, size: int, read: Callable[[int, int], bytes]) -> bool:
+        """Whether a file has the size that it should have.
+
+        Args:
+            size: bytes of the file.
+            read: (offset, count) -> these bytes of it, or fewer at its end.
+        """
+        if self.size_at is None:
+            return size == self.size
+        return size > 0 and int.from_bytes(read(self.size_at, 4), 'little') == size
+
+    def is_in(self, folder: str) -> bool:
+        """Whether a folder holds the file, with the right size."""
+        path = f'{folder}/{self.name}'
+        try:
+            if self.size_at is None:
+                return os.stat(path).st_size == self.size  # noqa: PTH116 - a Path costs more than the stat
+            with open(path, 'rb', buffering=0) as file:
+                handle = file.fileno()
+                return self.has_size(os.fstat(handle).st_size, lambda at, count: os.pread(handle, count, at))
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return False
 
 
 @dataclass(frozen=True, slots=True)

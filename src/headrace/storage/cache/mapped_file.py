@@ -162,6 +162,10 @@ class MappedFile:
                 os.utime(self._handle, ns=(int(now * 1e9), info.st_mtime_ns))
         return True
 
+    def read(self, at: int, count: int) -> bytes:
+        """Bytes from an offset, or fewer at the end."""
+        return bytes(self.buffer[at : at + count])
+
     @property
     def is_locked(self) -> bool:
         """Whether the file is kept from being evicted."""

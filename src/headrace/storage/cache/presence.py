@@ -46,15 +46,7 @@ class PresentFiles:
 
     def absent(self, entry: CacheEntry) -> list[CachePart]:
         """The parts whose files are not there, or are not of the right size."""
-        absent: list[CachePart] = []
-        for part in entry.parts:
-            try:
-                size = os.stat(f'{self._root}/{part.name}').st_size  # noqa: PTH116 - a Path costs more than the stat
-            except (FileNotFoundError, NotADirectoryError):
-                size = -1
-            if size != part.size:
-                absent.append(part)
-        return absent
+        return [part for part in entry.parts if not part.is_in(self._root)]
 
     def verify(self, entry: CacheEntry) -> bool:
         """Verify a shard at its first use, if that is wanted; False if it was bad and is now absent."""

@@ -104,6 +104,7 @@ class ShardCache:
         self._root = str(self.folder)
         self._reclaimed = 0  # by which process; a forked one may find what one before it left
         self._known: dict[str, CacheEntry] = {}
+        self._grown: dict[str, int] = {}  # bytes of entries that turned out larger than estimated
         since = self._since if self.verify_present else None
         self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
         self._limited: LimitedFolder | None = None
@@ -112,7 +113,7 @@ class ShardCache:
             self._limit.join(self._limited)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {'_root', '_reclaimed', '_known', '_files', '_limited'}
+        own = {'_root', '_reclaimed', '_known', '_grown', '_files', '_limited'}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -290,7 +291,7 @@ class ShardCache:
                 files.append(file)
                 if locked and len(files) == 1 and not file.lock(f'{self._root}/{part.name}'):
                     break
-                if file.size != part.size:
+                if not part.has_size(file.size, file.read):
                     break
             else:
                 self._index.require_same(max(file.written for file in files))  # now: what is open stays as it is
@@ -347,11 +348,12 @@ class ShardCache:
         absent = self._files.absent(entry)
         if not absent:
             return FetchResult(FetchStatus.PRESENT)
+        needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
         if self._limit is not None and self._limited is not None:
             for part in absent:  # of the wrong size, if it is there at all
                 delete_file(self.folder, part.name)
             lock.clear()
-            needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
+            needed = max(needed, self._grown.get(entry.key, 0))
             refusal = self._limit.admit(RoomRequest(self._limited, entry, needed, lock, next_use, ahead))
             if refusal is not None:
                 return refusal
@@ -359,13 +361,18 @@ class ShardCache:
         fetcher = self._fetcher(how)
         made = fetcher.produce(absent, lock)
         handle = None
-        if self._limited is None:
+        if self._limit is None or self._limited is None:
             with self._index.unchanged():
                 fetcher.publish(made, lock)
         else:
+            size = sum(temporary.stat().st_size for temporary, _ in made)
+            if size > needed:  # it was an estimate; the files count already
+                self._grown[entry.key] = size
+                refusal = self._limit.admit(RoomRequest(self._limited, entry, 0, lock, next_use, ahead))
+                if refusal is not None:
+                    return refusal
             handle = None if ahead else self._pin(entry, made)
             try:
-                size = sum(temporary.stat().st_size for temporary, _ in made)
                 with self._index.unchanged(), publishing(self._limited, size):
                     fetcher.publish(made, lock)
             except BaseException:

@@ -114,7 +114,7 @@ class LocalStore:
                     with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
                         info = os.stat(path)  # noqa: PTH116
                         if stat.S_ISREG(info.st_mode):
-                            found.append(ObjectInfo(key, info.st_size, _etag(info)))
+                            found.append(ObjectInfo(key, info.st_size, _etag(info), f'{info.st_mtime_ns:x}'))
         yield from sorted(found, key=lambda info: info.key)
 
     def delete(self, key: str) -> None:

@@ -1,0 +1,135 @@
+"""A stream's data of another format: its index in the cache folder, and its shards for the cache."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from headrace.dataset.cache_files.index_table import INDEX
+from headrace.errors import FormatError, StorageError
+from headrace.format import ShardInfo, ShardTable
+from headrace.redaction import logger_of
+from headrace.sources.source_index import SourceIndex
+from headrace.sources.source_store import SourceStore, has_glob
+from headrace.sources.unpack import size_at
+from headrace.storage import CachePart, StoreOptions
+
+__all__ = ['SourceData', 'SourceFinder']
+
+_log = logger_of(__name__)
+
+
+class SourceData:
+    """The data of one stream, as `IndexFile` for an index.json."""
+
+    def __init__(self, store: SourceStore) -> None:
+        """Make no request."""
+        self.store = store
+        self.shards = ShardTable.empty()
+        self.fingerprint = ''
+
+    @property
+    def index_name(self) -> str:
+        """The name of the index in the cache folder."""
+        return self.store.index_name
+
+    def read(self, path: Path) -> None:
+        """Read an index at this path.
+
+        Raises:
+            FormatError: it is damaged, or of another version of headrace.
+        """
+        index = SourceIndex.from_bytes(path.read_bytes())
+        self.store.index, self.shards, self.fingerprint = index, index.shards(), index.fingerprint
+
+    def unproven(self, cached: Path) -> Iterator[str]:
+        """Files whose content may differ between a cached index and the last one read; see `IndexFile.unproven`."""
+        assert self.store.index is not None
+        old: SourceIndex | None = None
+        with contextlib.suppress(OSError, FormatError):
+            old = SourceIndex.from_bytes(cached.read_bytes())
+        yield from self.store.index.unproven(old)
+
+    def keep(self) -> None:
+        """Nothing: the index is kept in the form in which it is read."""
+
+    def part(self, shard: int, info: ShardInfo) -> CachePart:
+        """The file of a shard: fetched as ranges of an object, and made of them."""
+        assert self.store.index is not None
+        (file,) = info.files
+        assert file.zip is not None
+        return CachePart(
+            name=file.raw.basename,
+            size=file.raw.bytes,
+            packed_name=file.zip.basename,
+            packed_size=file.zip.bytes,
+            unpack=partial(self.store.index.unpack, shard),
+            size_at=size_at(info.samples),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFinder:
+    """Finds data of another format for a stream; its fields are arguments of `SourceStore`."""
+
+    options: StoreOptions
+    split: str | None
+    format_name: str | None
+    columns: Collection[str] | None
+    allow_unsafe_types: bool
+
+    def known(self, remote: str | None, local: str | None, folder: Path, *, is_local: bool) -> SourceData | None:
+        """The data, if no request is needed to know that they are of another format; else None.
+
+        Args:
+            remote: the stream's remote.
+            local: the folder that the stream was given.
+            folder: the cache folder with the split; of local data the data's.
+            is_local: whether the data are in that folder.
+        """
+        place = remote or local or ''
+        if self.format_name == 'mds':
+            return None
+        if self.format_name is not None or has_glob(place):
+            return self._data(place)
+        found = self._data(place)
+        if is_local:
+            return None if (folder / INDEX).exists() else self.listed(place)
+        return found if (folder / found.index_name).exists() and not (folder / INDEX).exists() else None
+
+    def listed(self, place: str) -> SourceData | None:
+        """The data, if their listing has files of a known format.
+
+        Args:
+            place: URL or path of the data.
+
+        Raises:
+            StreamError: the listing has several formats.
+            EmptyDatasetError: no file is of the split.
+        """
+        if self.format_name is not None:
+            return None
+        found = self._data(place)
+        try:
+            format_found = found.store.find()[0]
+        except StorageError:
+            return None  # the first error says more
+        if format_found is None:
+            return None
+        _log.info('%s has no shards and is read as %s, without conversion.', found.store.url, format_found.NAME)
+        return found
+
+    def _data(self, place: str) -> SourceData:
+        return SourceData(
+            SourceStore(
+                place,
+                self.options,
+                split=self.split,
+                format_name=self.format_name,
+                columns=self.columns,
+                allow_unsafe_types=self.allow_unsafe_types,
+            )
+        )

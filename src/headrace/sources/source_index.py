@@ -1,0 +1,186 @@
+"""The index of a dataset of another format: its objects and its `Source`, as a file of the cache folder.
+
+Part 3 of the object ``data/a.parquet`` is the shard ``data/a.parquet.3.mds`` in the cache folder. The bytes that it is
+made from are ``data/a.parquet.3.part``. Names of shards with some columns only have a hash of the columns, too, so
+several selections of columns share a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import FormatError
+from headrace.format import FileInfo, Schema, ShardFile, ShardInfo, ShardTable
+from headrace.format.encodings import get_mds_encoded_size
+from headrace.format.table import Kind
+from headrace.format.table_builder import TableBuilder
+from headrace.sources.formats import format_of
+from headrace.sources.source_bytes import pack_source, unpack_source
+from headrace.sources.unpack import unpack_part
+from headrace.storage import ObjectInfo
+
+if TYPE_CHECKING:
+    from headrace.sources.protocol import Source
+
+__all__ = ['SourceIndex', 'index_name']
+
+_PACKED: Final = re.compile(r'(.*)\.(\d+)(?:-[0-9a-f]{8})?\.part', re.DOTALL)
+
+
+def index_name(columns: Collection[str] | None) -> str:
+    """The name of the index in the cache folder, for these columns."""
+    return f'source{_tag(columns)}.index'
+
+
+def _tag(columns: Collection[str] | None) -> str:
+    if columns is None:
+        return ''
+    return '-' + hashlib.blake2b(json.dumps(sorted(columns)).encode(), digest_size=4).hexdigest()
+
+
+class SourceIndex:
+    """A dataset of another format.
+
+    Args:
+        source: the indexed data.
+        objects: the data's objects, as they were listed.
+        columns: the columns that were asked for; None: all.
+    """
+
+    def __init__(self, source: Source, objects: Sequence[ObjectInfo], columns: Collection[str] | None) -> None:
+        self.source = source
+        self.objects = {info.key: info for info in objects}
+        self._columns = None if columns is None else sorted(columns)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SourceIndex.from_bytes, (self.to_bytes(),)
+
+    def to_bytes(self) -> bytes:
+        """The index for `from_bytes`."""
+        infos = self.objects.values()
+        settings = {
+            'format': self.source.format,
+            'columns': self._columns,
+            'keys': list(self.objects),
+            'etags': [info.etag for info in infos],
+            'versions': [info.version for info in infos],
+        }
+        sizes = np.array([info.size for info in infos], np.int64)
+        return pack_source(settings, {'sizes': sizes}, [self.source.to_bytes()])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SourceIndex:
+        """The index of `to_bytes`.
+
+        Raises:
+            FormatError: the bytes are damaged, or of another version.
+        """
+        found = unpack_source(data)
+        settings, sizes = found.settings, found.arrays['sizes'].tolist()
+        infos = zip(settings['keys'], sizes, settings['etags'], settings['versions'], strict=True)
+        source = format_of(settings['format']).load(bytes(found.pieces[0]))
+        return cls(source, [ObjectInfo(*info) for info in infos], settings['columns'])
+
+    @property
+    def fingerprint(self) -> str:
+        """The data's identity in checkpoints: names and sizes of the objects, and rows of the parts.
+
+        It does not depend on the store, on the folder, or on the columns that are read.
+        """
+        objects = [(key.rpartition('/')[2], info.size) for key, info in self.objects.items()]
+        rows = [part.rows for part in self.source.parts]
+        return hashlib.blake2b(json.dumps([self.source.format, objects, rows]).encode(), digest_size=8).hexdigest()
+
+    @cached_property
+    def _numbers(self) -> tuple[list[int], dict[str, list[int]]]:
+        """The number of each part among those of its object, and the parts of each object."""
+        parts_of: dict[str, list[int]] = {}
+        numbers: list[int] = []
+        for number, part in enumerate(self.source.parts):
+            same = parts_of.setdefault(part.key, [])
+            numbers.append(len(same))
+            same.append(number)
+        return numbers, parts_of
+
+    def shards(self) -> ShardTable:
+        """The parts as shards, whose sizes are estimates."""
+        columns = self.source.columns
+        names = tuple(sorted(columns))
+        encodings = tuple(columns[name] for name in names)
+        schema = Schema('mds', names, encodings, tuple(get_mds_encoded_size(encoding) for encoding in encodings))
+        made_from, numbers, tag = self.source.format, self._numbers[0], _tag(self._columns)
+        builder = TableBuilder()
+        kind: Kind | None = None
+        rows: list[tuple[Any, ...]] = []
+        for number, part in zip(numbers, self.source.parts, strict=True):
+            raw, packed = f'{part.key}.{number}{tag}.mds', f'{part.key}.{number}{tag}.part'
+            size = sum(size for _, size in part.ranges) if part.ranges else self.objects[part.key].size
+            if kind is None:
+                file = ShardFile(FileInfo(raw, part.size, {}), FileInfo(packed, size, {}))
+                kind = Kind.of(ShardInfo('mds', part.rows, (file,), None, (), None, schema, made_from))
+            rows.append((part.rows, raw, packed, part.size, size))
+        if kind is not None:
+            builder.add_rows(kind, rows)
+        return builder.finish()
+
+    def ranges(self, packed: str) -> tuple[ObjectInfo, Sequence[tuple[int, int]]]:
+        """The object of a packed part, and the offset and size of each of its ranges.
+
+        Args:
+            packed: the name of the packed part.
+
+        Raises:
+            FormatError: there is no such part.
+        """
+        match = _PACKED.fullmatch(packed)
+        parts = [] if match is None else self._numbers[1].get(match[1], [])
+        if match is None or int(match[2]) >= len(parts):
+            raise FormatError(f'{packed!r:.200} is not the name of a part of this dataset.')
+        info = self.objects[match[1]]
+        return info, self.source.parts[parts[int(match[2])]].ranges or ((0, info.size),)
+
+    def unpack(self, shard: int, packed: Path, raw: Path, most: int) -> None:
+        """Make a shard of its packed part; see `unpack_part`. The limit is an estimate, and is not kept."""
+        del most
+        unpack_part(self.source, shard, packed, raw)
+
+    def unproven(self, old: SourceIndex | None) -> Iterator[str]:
+        """Names of the cached files whose content may differ between an old index (None: unknown) and this one."""
+        shards = self.shards()
+        if old is None:
+            yield from (
+                stored.basename for info in shards for file in info.files for stored in (file.raw, file.zip) if stored
+            )
+            return
+        before = old.shards()
+        same_columns = dict(self.source.columns) == dict(old.source.columns) and self.source.format == old.source.format
+        for number, info in enumerate(shards):
+            (file,) = info.files
+            was = before.find(file.raw.basename)
+            part = self.source.parts[number]
+            is_same = (
+                same_columns
+                and was is not None
+                and old.source.parts[was] == part
+                and _is_same(old.objects[part.key], self.objects[part.key])
+            )
+            if not is_same and file.zip is not None:
+                yield from (file.raw.basename, file.zip.basename)
+        for info in before:
+            (file,) = info.files
+            if shards.find(file.raw.basename) is None and file.zip is not None:
+                yield from (file.raw.basename, file.zip.basename)
+
+
+def _is_same(one: ObjectInfo, other: ObjectInfo) -> bool:
+    """Whether two listings surely tell of one version of an object."""
+    versions = one.version or one.etag, other.version or other.etag
+    return one.size == other.size and versions[0] == versions[1] != ''
