@@ -2,5 +2,6 @@
 
 from headrace.convert.copy import CopyReport, copy_dataset
 from headrace.convert.merge import merge_index
+from headrace.convert.spark import dataframe_to_mds, infer_dataframe_schema
 
-__all__ = ['CopyReport', 'copy_dataset', 'merge_index']
+__all__ = ['CopyReport', 'copy_dataset', 'dataframe_to_mds', 'infer_dataframe_schema', 'merge_index']

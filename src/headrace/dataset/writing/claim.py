@@ -5,7 +5,8 @@ holds a kernel lock on the folder's mark, which ends with its process. Both mark
 folder. So the next writer knows whether the dataset is unfinished and whether its writer still runs on this machine. A
 writer knows whether another one has taken the prefix over.
 
-Only names that a writer makes are deleted, unless the caller asked for an empty `out`.
+Only names that a writer makes are deleted, unless the caller asked for an empty `out`. A writer of parts makes folders
+with the names of `part_name`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     T = TypeVar('T')
 
-__all__ = ['INDEX', 'MARK', 'FolderClaim', 'StoreClaim']
+__all__ = ['INDEX', 'MARK', 'FolderClaim', 'StoreClaim', 'WriterMark', 'part_name', 'read_mark', 'reclaim_parts']
 
 INDEX: Final = 'index.json'
 MARK: Final = '.headrace-writing'
@@ -44,9 +45,10 @@ MARK: Final = '.headrace-writing'
 _LONGEST: Final = 1 << 15
 """Bytes of a mark that are read."""
 _TITLE: Final = 'unfinished'
-_OURS: Final = re.compile(
-    r'shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?|index\.json\.tmp'
-)
+_SHARD: Final = r'shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?'
+_PART: Final = r'part-\d{5,}-[0-9a-f]{8}-[0-9a-f]{8}'
+_OURS: Final = re.compile(rf'{_SHARD}|index\.json\.tmp|{_PART}(/({_SHARD}|index\.json|{re.escape(MARK)}))?')
+_PART_NAME: Final = re.compile(_PART)
 _TEMPORARY: Final = 'headrace-writer-'
 _TEMPORARY_NAME: Final = re.compile(rf'{_TEMPORARY}[a-z0-9_]{{8}}')
 
@@ -77,6 +79,11 @@ class WriterMark:
             return None
         return mark if all(isinstance(value, str) for value in dataclasses.astuple(mark)) else None
 
+    @property
+    def run(self) -> str:
+        """Eight hexadecimal digits that name the writer in the names of its parts."""
+        return self.token[:8]
+
     def dump(self) -> bytes:
         """The text of the mark."""
         return f'{_TITLE}\n{json.dumps(dataclasses.asdict(self))}\n'.encode()
@@ -102,6 +109,29 @@ class WriterMark:
             # A lock with another mark belongs to a later writer of the folder.
             return not try_lock_file(handle, path) and self.parse(os.pread(handle, _LONGEST, 0)) == self
         return None
+
+
+def part_name(number: int, run: str) -> str:
+    """A new name for the folder of a part: each attempt at it has its own.
+
+    Args:
+        number: of the part.
+        run: `WriterMark.run` of the dataset's writer.
+    """
+    return f'part-{number:05}-{run}-{secrets.token_hex(4)}'
+
+
+def reclaim_parts(folder: Path) -> None:
+    """Remove parts in a folder of this user whose writers were killed on this machine."""
+    _reclaim_folders(folder, _PART_NAME)
+
+
+def read_mark(store: Store, retry: Retry) -> WriterMark | None:
+    """The mark at the prefix of a store; None if there is none."""
+    text = io.BytesIO()
+    with contextlib.suppress(ObjectNotFoundError):
+        retry.call(f'Reading {store.url}', lambda: store.get(MARK, _emptied(text)))
+    return WriterMark.parse(text.getvalue()[:_LONGEST])
 
 
 def _boot_id() -> str:
@@ -134,8 +164,11 @@ class FolderClaim:
             FileExistsError: another writer writes to it; or, without `exist_ok`, it holds a finished dataset or files
                 of others.
         """
-        path.mkdir(parents=True, exist_ok=True)
-        handle = _lock_mark(path)
+        while True:
+            path.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another writer removes an empty part without a mark
+                handle = _lock_mark(path)
+                break
         if handle is None:
             raise FileExistsError(
                 f'Directory is not empty: another writer is writing to {path}. Wait for it, or choose another `out`.'
@@ -233,13 +266,13 @@ class StoreClaim:
         """
         self._store, self._retry = store, retry
         self._mark: WriterMark | None = None
-        _reclaim_temporary_folders()
+        _reclaim_folders(Path(tempfile.gettempdir()), _TEMPORARY_NAME)
         self._leftovers = self._call('Listing', lambda: self._to_delete(exist_ok=exist_ok))
         if MARK in self._leftovers:
             self._check_writer(exist_ok=exist_ok)
 
     def _check_writer(self, *, exist_ok: bool) -> None:
-        mark = self._read_mark()
+        mark = read_mark(self._store, self._retry)
         is_running = mark.is_running() if mark is not None else None
         if is_running:
             raise FileExistsError(
@@ -258,13 +291,17 @@ class StoreClaim:
         self._mark = mark
         text = mark.dump()
         self._call('Marking', lambda: self._store.put(MARK, io.BytesIO(text), size=len(text)))
-        if isinstance(self._store, LocalStore):
-            self._store.remove_unfinished()
         # The index goes first: from here on the prefix is no dataset.
         for key in sorted(self._leftovers, key=lambda key: key != INDEX):
             if key != MARK:
                 self._call('Emptying', lambda key=key: self._store.delete(key))
         self._leftovers = []
+        if isinstance(self._store, LocalStore):
+            # Files that were never listed, since their objects had not appeared.
+            self._store.remove_unfinished()
+            for path in self._store.root.iterdir():
+                if _PART_NAME.fullmatch(path.name):
+                    shutil.rmtree(path)
 
     def check(self) -> None:
         """Check that no other writer has taken the prefix over.
@@ -273,7 +310,7 @@ class StoreClaim:
             StorageError: one has.
         """
         try:
-            found = self._read_mark()
+            found = read_mark(self._store, self._retry)
         except AccessDeniedError:  # a key that may only write
             return
         if found != self._mark:
@@ -299,12 +336,6 @@ class StoreClaim:
                 )
         return found
 
-    def _read_mark(self) -> WriterMark | None:
-        text = io.BytesIO()
-        with contextlib.suppress(ObjectNotFoundError):
-            self._call('Reading', lambda: self._store.get(MARK, _emptied(text)))
-        return WriterMark.parse(text.getvalue()[:_LONGEST])
-
     def _call(self, what: str, attempt: Callable[[], T]) -> T:
         return self._retry.call(f'{what} {self._store.url}', attempt)
 
@@ -315,16 +346,16 @@ def _emptied(text: io.BytesIO) -> io.BytesIO:
     return text
 
 
-def _reclaim_temporary_folders() -> None:
-    """Remove this user's temporary folders of writers that were killed on this machine."""
-    with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+def _reclaim_folders(parent: Path, names: re.Pattern[str]) -> None:
+    """Remove this user's folders of writers that were killed on this machine."""
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
-            if _TEMPORARY_NAME.fullmatch(entry.name):
+            if names.fullmatch(entry.name):
                 with contextlib.suppress(OSError, CacheError):
-                    _reclaim_temporary_folder(entry.path)
+                    _reclaim_folder(entry.path)
 
 
-def _reclaim_temporary_folder(path: str) -> None:
+def _reclaim_folder(path: str) -> None:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(folder).st_uid != os.geteuid():

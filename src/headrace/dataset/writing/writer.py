@@ -95,6 +95,11 @@ class Writer:
         self._uploads: list[Future[None]] = []
         self._is_open = True
 
+    @property
+    def shards(self) -> tuple[ShardInfo, ...]:
+        """The shards that are finished, in order."""
+        return tuple(self._shards)
+
     def get_config(self) -> dict[str, Any]:
         """The settings that are stored with each shard."""
         return self._encoder.get_config()

@@ -1,0 +1,340 @@
+"""Datasets that many tasks of a cluster write: each attempt at a task writes a part, and each task has one that counts.
+
+A part is a folder below `out`, whose name no other attempt shares. The driver gets a `WrittenPart` of the attempt that
+the engine counts, with the index of its shards. Only these parts come into the dataset's index. The others are deleted,
+whether their attempts failed, were lost, or came second.
+
+The driver's mark stands at `out` until the index is there. Without it no attempt begins. An attempt of a finished
+dataset loses its own mark with its files, so it ends at its next shard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+import numpy as np
+
+from headrace.dataset.writing.claim import (
+    INDEX,
+    MARK,
+    FolderClaim,
+    StoreClaim,
+    WriterMark,
+    part_name,
+    read_mark,
+    reclaim_parts,
+)
+from headrace.dataset.writing.writer import MDSWriter
+from headrace.errors import AccessDeniedError, ConfigError, StorageError
+from headrace.format import MDSEncoder, ShardInfo, dump_index, parse_index
+from headrace.notes import add_note
+from headrace.redaction import warn
+from headrace.storage import Retry, Store, local_path, open_store
+from headrace.storage.stores.local import LocalStore
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ['OpenPart', 'Out', 'PartWriter', 'PartedDataset', 'WrittenPart', 'split_out']
+
+Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str]
+
+_OPTIONS: Final = {
+    'compression', 'hashes', 'size_limit', 'keep_local', 'exist_ok', 'progress_bar', 'retry', 'max_workers', 'options',
+}  # fmt: skip
+_VALUE_ERRORS: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
+"""What a writer raises for a sample that it cannot store."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPart:
+    """A finished part, as its task reports it to the driver."""
+
+    number: int
+    """Of the task; parts stand in the index in this order."""
+    name: str
+    """Its folder below `out`."""
+    samples: int
+    """Number of samples in its shards."""
+    skipped: int
+    """Number of samples that their columns could not store."""
+    index: bytes
+    """The content of its index.json."""
+
+
+@dataclass(frozen=True)
+class PartWriter:
+    """Opens parts in the tasks of a cluster, where the engine has sent it."""
+
+    folder: str | None
+    """Local root of the dataset, if there is one."""
+    remote: str | None
+    """URL of the dataset's root, if there is one."""
+    mark: WriterMark
+    """Of the driver."""
+    columns: Mapping[str, str]
+    options: Mapping[str, Any]
+    """Arguments of `MDSWriter`, without `out` and `columns`."""
+    skip_bad: bool
+    """Whether samples that their columns cannot store are left out and counted."""
+
+    def open(self, number: int) -> OpenPart:
+        """Begin a new part of the task `number`.
+
+        Raises:
+            ConfigError: the driver's mark is not there: the dataset is finished or given up, or `out` is a folder of
+                the driver's machine only.
+        """
+        root = self.remote if self.remote is not None else self.folder
+        assert root is not None
+        retry = Retry(attempts=1 + self.options.get('retry', 2))
+        try:
+            found = read_mark(open_store(root, self.options.get('options')), retry)
+        except AccessDeniedError:  # a key that may only write
+            found = self.mark
+        if found != self.mark:
+            raise ConfigError(
+                f'All tasks of a conversion write to the same place, but {root} as this machine sees it lacks the mark '
+                f'{MARK} of the driver. Give an `out` that all machines share: a URL, or a mounted folder. If the '
+                f'driver has ended, this attempt came too late and its result is not needed.'
+            )
+        name = part_name(number, self.mark.run)
+        if self.folder is not None and self.remote is not None:
+            reclaim_parts(Path(self.folder))
+        folder = None if self.folder is None else os.path.join(self.folder, name)  # noqa: PTH118
+        url = None if self.remote is None else f'{self.remote.rstrip("/")}/{name}'
+        out: Any = (folder, url) if folder and url else folder or url
+        return OpenPart(number, name, MDSWriter(columns=self.columns, out=out, **self.options), skip_bad=self.skip_bad)
+
+
+class OpenPart:
+    """A part that is being written; a context manager. An error within its block gives the part up."""
+
+    def __init__(self, number: int, name: str, writer: MDSWriter, *, skip_bad: bool) -> None:
+        self._number, self._name, self._writer, self._skip_bad = number, name, writer, skip_bad
+        self._skipped = 0
+
+    def add(self, sample: Mapping[str, Any]) -> None:
+        """Write one sample.
+
+        Raises:
+            KeyError, AttributeError, TypeError, ValueError, OverflowError: a column cannot store it, and `skip_bad` is
+                not set.
+            StorageError: an upload failed.
+        """
+        try:
+            self._writer.write(sample)
+        except _VALUE_ERRORS:
+            if not self._skip_bad:
+                raise
+            self._skipped += 1
+
+    def add_batch(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> None:
+        """Write samples that are given by column, equally many values in each; see `add`."""
+        try:
+            self._writer.write_batch(columns)
+        except _VALUE_ERRORS:
+            if not self._skip_bad:
+                raise
+            # No sample was added: find the bad ones.
+            rows = zip(*map(_python_values, columns.values()), strict=True)
+            for values in rows:
+                self.add(dict(zip(columns, values, strict=True)))
+
+    def finish(self) -> WrittenPart:
+        """Write the last shard and the index."""
+        self._writer.finish()
+        shards = self._writer.shards
+        if self._writer.remote is not None:
+            with contextlib.suppress(OSError):  # it holds what `keep_local` keeps
+                os.rmdir(self._writer.local)  # noqa: PTH106
+        return WrittenPart(
+            self._number, self._name, sum(shard.samples for shard in shards), self._skipped, dump_index(shards)
+        )
+
+    def __enter__(self) -> OpenPart:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            add_note(error, f'While writing part {self._number} of {self._writer.remote or self._writer.local}.')
+            # The driver may have removed the folder of an attempt that comes too late.
+            with contextlib.suppress(FileNotFoundError):
+                self._writer.abort()
+
+
+class PartedDataset:
+    """The driver's side: claims `out`, and makes the dataset of the parts that count.
+
+    Args:
+        out: a folder that all machines share, a URL, or both as ``(folder, URL)``. Then the folder is each machine's.
+        columns: encoding of each column.
+        options: arguments of `MDSWriter`.
+        skip_bad: whether samples that their columns cannot store are left out and counted.
+
+    Raises:
+        ConfigError: an argument breaks a rule, or is unknown.
+    """
+
+    def __init__(
+        self, out: Out, columns: Mapping[str, str], options: Mapping[str, Any], *, skip_bad: bool = False
+    ) -> None:
+        unknown = sorted(set(options) - _OPTIONS)
+        if unknown:
+            raise ConfigError(
+                f'MDSWriter got an Invalid Writer argument: {unknown[0]!r}. Beside `out` and `columns` it takes '
+                f'{sorted(_OPTIONS)}.'
+            )
+        self.folder, self.remote = split_out(out)
+        self._columns, self._options, self._skip_bad = dict(columns), dict(options), skip_bad
+        settings = {name: options[name] for name in ('compression', 'hashes', 'size_limit') if name in options}
+        MDSEncoder(columns, **settings)  # refuses wrong ones here, not in a task
+        self._retry = Retry(attempts=1 + options.get('retry', 2))
+        self._store = None if self.remote is None else open_store(self.remote, options.get('options'))
+        self._keeps_folder = self._store is None or bool(options.get('keep_local'))
+        self._claim: FolderClaim | None = None
+        self._store_claim: StoreClaim | None = None
+
+    def begin(self) -> PartWriter:
+        """Claim `out`, and empty it of what a killed conversion left.
+
+        Raises:
+            FileExistsError: another writer writes to it, or it holds something and `exist_ok` is not set.
+            StorageError: the store answered with an error.
+        """
+        exist_ok = bool(self._options.get('exist_ok'))
+        if self._store is not None:
+            self._store_claim = StoreClaim(self._store, self._retry, exist_ok=exist_ok)
+        if self.folder is None:
+            self._claim = FolderClaim.make_temporary()
+        else:
+            self._claim = FolderClaim.take(self.folder, exist_ok=exist_ok, has_store=self._store is not None)
+        mark = self._claim.mark
+        if self._store_claim is not None:
+            try:
+                self._store_claim.take(mark)
+            except BaseException:
+                self._claim.release()
+                self._claim = self._store_claim = None
+                raise
+        folder = None if self.folder is None else str(self.folder.absolute())
+        return PartWriter(folder, self.remote, mark, self._columns, self._options, self._skip_bad)
+
+    def finish(self, parts: Iterable[WrittenPart], *, merge_index: bool = True) -> None:
+        """Make the dataset of the parts that count, and delete the others.
+
+        Args:
+            parts: one for each task.
+            merge_index: whether `out` gets an index of all parts. If not, each part is a dataset with its own.
+
+        Raises:
+            ConfigError: there are no samples.
+            StorageError: the store answered with an error.
+        """
+        assert self._claim is not None, 'begin() comes first'
+        parts = sorted(parts, key=lambda part: part.number)
+        if len({part.number for part in parts}) != len(parts):
+            raise RuntimeError(f'Each task counts once, but the engine returned {[part.number for part in parts]}.')
+        filled = [part for part in parts if part.samples]
+        if not filled:
+            skipped = sum(part.skipped for part in parts)
+            raise ConfigError(
+                f'A dataset has at least one sample, but the input is empty'
+                f'{f" without its {skipped} bad samples" * bool(skipped)}. Check its filters and columns.'
+            )
+        if merge_index:
+            self._write_index(dump_index((shard for part in filled for shard in _shards(part)), version_first=True))
+        run = self._claim.mark.run
+        self._release()
+        self._sweep(run, {part.name for part in filled})
+
+    def abort(self) -> None:
+        """Delete all parts. Without `begin`, or after `finish`, it does nothing."""
+        if self._claim is not None:
+            run = self._claim.mark.run
+            self._release()
+            self._sweep(run, set())
+
+    def _release(self) -> None:
+        """Remove the marks: from here on, no attempt begins."""
+        assert self._claim is not None
+        if self._store_claim is not None:
+            self._store_claim.release()
+        self._claim.release()
+        self._claim = self._store_claim = None
+
+    def _write_index(self, index: bytes) -> None:
+        if self._store_claim is not None:
+            self._store_claim.check()
+        if self.folder is not None and self._keeps_folder:
+            LocalStore(self.folder).put(INDEX, io.BytesIO(index), size=len(index))
+        if self._store is not None:
+            store = self._store
+            what = f'Uploading {store.url}/{INDEX}'
+            self._retry.call(what, lambda: store.put(INDEX, io.BytesIO(index), size=len(index)))
+
+    def _sweep(self, run: str, kept: set[str]) -> None:
+        """Delete the parts of this run that do not count."""
+        names = re.compile(rf'part-\d+-{run}-[0-9a-f]+')
+
+        def counts(name: str) -> bool:
+            return name in kept or not names.fullmatch(name)
+
+        if self.folder is not None:
+            _remove_folders(self.folder, lambda name: not counts(name) or (name in kept and not self._keeps_folder))
+        if isinstance(self._store, LocalStore):
+            _remove_folders(self._store.root, lambda name: not counts(name))
+        elif self._store is not None:
+            self._remove_objects(self._store, counts)
+
+    def _remove_objects(self, store: Store, counts: Callable[[str], bool]) -> None:
+        try:
+            keys = [info.key for info in store.list('part-') if not counts(info.key.partition('/')[0])]
+            # The marks first: an attempt that still runs then uploads no more.
+            for key in sorted(keys, key=lambda key: not key.endswith(MARK)):
+                self._retry.call(f'Removing {store.url}', lambda key=key: store.delete(key))
+        except StorageError as error:
+            warn(f'Parts that do not count could not be removed from {store.url}. No index lists them. {error}')
+
+
+def split_out(out: Out) -> tuple[Path | None, str | None]:
+    """Folder and URL of `out`.
+
+    Raises:
+        ConfigError: it is neither a folder, nor a URL, nor a pair of both.
+    """
+    if isinstance(out, tuple):
+        if len(out) != 2 or not all(out):
+            raise ConfigError(f'`out` must be a folder, a URL, or a pair (folder, URL), but is {out!r}.')
+        return Path(out[0]), str(out[1])
+    path = local_path(out)
+    if path == '':
+        raise ConfigError("`out` must be a folder, a URL, or a pair (folder, URL), but is ''.")
+    return (None, str(out)) if path is None else (Path(path), None)
+
+
+def _python_values(values: Sequence[Any] | np.ndarray[Any, Any]) -> Sequence[Any]:
+    return values.tolist() if isinstance(values, np.ndarray) and values.ndim == 1 else cast('Sequence[Any]', values)
+
+
+def _shards(part: WrittenPart) -> Iterable[ShardInfo]:
+    table = parse_index(part.index, source=part.name, allow_unsafe_types=True)
+    return (shard.moved(part.name) for shard in table)
+
+
+def _remove_folders(parent: Path, is_left: Callable[[str], bool]) -> None:
+    """Remove the folders whose names say that they do not count."""
+    with contextlib.suppress(FileNotFoundError):
+        for path in parent.iterdir():
+            if is_left(path.name):
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,241 @@
+"""Parts of datasets: attempts that fail, are lost, come twice or come late leave neither duplicates nor holes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from object_store import ObjectStore
+
+from headrace import LocalDataset
+from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart
+from headrace.errors import ConfigError, StorageError
+from headrace.storage import register_store
+
+COLUMNS = {'id': 'int', 'text': 'str'}
+OPTIONS = {'size_limit': 400, 'compression': 'zstd'}
+
+# What becomes of one attempt at a task.
+FATES = ('wins', 'finishes', 'fails', 'is lost')
+
+
+def rows_of(task: int, count: int) -> list[dict[str, Any]]:
+    return [{'id': 1000 * task + i, 'text': 'x' * i} for i in range(count)]
+
+
+def attempt(writer: PartWriter, task: int, rows: list[dict[str, Any]], fate: str) -> WrittenPart | None:
+    if fate == 'is lost':  # as a killed process: what it wrote stays
+        part = writer.open(task)
+        for row in rows:
+            part.add(row)
+        return None
+    try:
+        with writer.open(task) as part:
+            for i, row in enumerate(rows):
+                part.add(row)
+                if fate == 'fails' and i == len(rows) // 2:
+                    raise ZeroDivisionError
+            return part.finish()
+    except ZeroDivisionError:
+        return None
+
+
+def run(dataset: PartedDataset, schedule: list[tuple[int, list[str]]], **options: Any) -> list[dict[str, Any]]:
+    """Write a dataset as an engine does that counts one attempt for each task; return its samples."""
+    writer, counted, expected = dataset.begin(), list[WrittenPart](), list[dict[str, Any]]()
+    for task, (count, fates) in enumerate(schedule):
+        rows = rows_of(task, count)
+        for fate in fates:
+            done = attempt(writer, task, rows, fate)
+            if fate == 'wins':
+                assert done is not None
+                counted.append(done)
+        expected += rows
+    dataset.finish(reversed(counted), **options)
+    return expected
+
+
+def files_below(root: Path) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in root.rglob('*') if path.is_file()}
+
+
+def listed(root: Path) -> set[str]:
+    shards = json.loads((root / 'index.json').read_text())['shards']
+    return {(shard['zip_data'] or shard['raw_data'])['basename'] for shard in shards}
+
+
+def samples(root: Path) -> list[dict[str, Any]]:
+    return [dict(sample) for sample in LocalDataset(str(root))]
+
+
+fates = st.lists(st.sampled_from(FATES[1:]), max_size=3).flatmap(
+    lambda others: st.integers(0, len(others)).map(lambda i: [*others[:i], 'wins', *others[i:]])
+)
+schedules = st.lists(st.tuples(st.integers(0, 40), fates), min_size=1, max_size=4).filter(
+    lambda schedule: any(count for count, _ in schedule)
+)
+
+
+@given(schedules, st.booleans())
+def test_each_task_counts_once_and_nothing_is_left_over(
+    tmp_path_factory: pytest.TempPathFactory, schedule: list[tuple[int, list[str]]], has_remote: bool
+) -> None:
+    folder = tmp_path_factory.mktemp('parts')
+    root = folder / 'remote' if has_remote else folder / 'local'
+    out: Any = (str(folder / 'local'), str(root)) if has_remote else str(root)
+
+    expected = run(PartedDataset(out, COLUMNS, OPTIONS), schedule)
+
+    indexes = {name for name in files_below(root) if re.fullmatch(r'part-\d{5}-[\w-]+/index.json', name)}
+    assert files_below(root) == listed(root) | indexes | {'index.json'}
+    assert len(indexes) == sum(count > 0 for count, _ in schedule)
+    if has_remote:
+        assert files_below(folder / 'local') == set()
+    assert samples(root) == expected  # unpacks the shards
+    shutil.rmtree(folder)
+
+
+SCHEDULE = [(30, ['fails', 'wins']), (0, ['wins']), (25, ['is lost', 'wins', 'finishes'])]
+
+
+def test_without_merging_each_part_is_a_dataset(tmp_path: Path) -> None:
+    expected = run(PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS), SCHEDULE, merge_index=False)
+    parts = sorted((tmp_path / 'd').iterdir())
+    assert len(parts) == 2
+    assert [row for part in parts for row in samples(part)] == expected
+
+
+@pytest.mark.usefixtures('own_stores')
+def test_objects_of_a_store_that_do_not_count_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ObjectStore, 'objects', {})
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path / 'tmp'))
+    (tmp_path / 'tmp').mkdir()
+    register_store('objects', ObjectStore)
+
+    expected = run(PartedDataset('objects://bucket/data', COLUMNS, OPTIONS), SCHEDULE)
+
+    for name, data in ObjectStore.objects['bucket'].items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(data)
+    root = tmp_path / 'data'
+    assert {name for name in files_below(root) if not name.endswith('index.json')} == listed(root)
+    assert samples(root) == expected
+
+
+def test_local_copies_are_kept_on_request(tmp_path: Path) -> None:
+    out = (str(tmp_path / 'local'), str(tmp_path / 'remote'))
+    expected = run(PartedDataset(out, COLUMNS, {**OPTIONS, 'keep_local': True}), SCHEDULE)
+    assert samples(tmp_path / 'local') == samples(tmp_path / 'remote') == expected
+
+
+@pytest.mark.parametrize('has_remote', [False, True])
+def test_an_attempt_that_still_runs_when_the_dataset_is_done_adds_nothing(tmp_path: Path, has_remote: bool) -> None:
+    root = tmp_path / 'd'
+    dataset = PartedDataset((str(tmp_path / 'local'), str(root)) if has_remote else str(root), COLUMNS, OPTIONS)
+    writer = dataset.begin()
+    late = writer.open(0)
+    late.add(rows_of(0, 1)[0])
+    done = attempt(writer, 0, rows_of(0, 20), 'wins')
+    assert done is not None
+    dataset.finish([done])
+    before = files_below(root)
+
+    with pytest.raises((StorageError, FileNotFoundError)), late:
+        for row in rows_of(0, 200):
+            late.add(row)
+        late.finish()
+    with pytest.raises(ConfigError, match='lacks the mark'):
+        writer.open(0)
+    assert files_below(root) == before
+    assert samples(root) == rows_of(0, 20)
+
+
+def test_a_driver_that_fails_deletes_all_parts(tmp_path: Path) -> None:
+    dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS)
+    writer = dataset.begin()
+    attempt(writer, 0, rows_of(0, 20), 'wins')
+    attempt(writer, 1, rows_of(1, 20), 'is lost')
+    dataset.abort()
+    dataset.abort()
+    assert os.listdir(tmp_path / 'd') == []
+
+
+@pytest.mark.parametrize('has_remote', [False, True])
+def test_after_a_killed_driver_the_next_one_starts_over(tmp_path: Path, has_remote: bool) -> None:
+    root = tmp_path / 'd'
+    out: Any = (str(tmp_path / 'local'), str(root)) if has_remote else str(root)
+    pid = os.fork()
+    if pid == 0:  # as killed by SIGKILL: no clean-up
+        writer = PartedDataset(out, COLUMNS, OPTIONS).begin()
+        attempt(writer, 0, rows_of(0, 20), 'wins')
+        attempt(writer, 1, rows_of(1, 20), 'is lost')
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(files_below(root)) > 2
+
+    expected = run(PartedDataset(out, COLUMNS, OPTIONS), SCHEDULE)
+    assert samples(root) == expected
+    assert len({name.partition('/')[0] for name in files_below(root)} - {'index.json'}) == 2
+
+
+def test_files_of_others_are_refused_before_any_task(tmp_path: Path) -> None:
+    (tmp_path / 'd').mkdir()
+    (tmp_path / 'd' / 'thesis.txt').write_text('mine')
+    with pytest.raises(FileExistsError, match=r'thesis\.txt'):
+        PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS).begin()
+    expected = run(PartedDataset(str(tmp_path / 'd'), COLUMNS, {**OPTIONS, 'exist_ok': True}), SCHEDULE)
+    assert samples(tmp_path / 'd') == expected
+
+
+def test_one_conversion_at_a_time(tmp_path: Path) -> None:
+    PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS).begin()
+    with pytest.raises(FileExistsError, match='another writer'):
+        PartedDataset(str(tmp_path / 'd'), COLUMNS, {**OPTIONS, 'exist_ok': True}).begin()
+
+
+def test_bad_samples(tmp_path: Path) -> None:
+    rows = [*rows_of(0, 3), {'id': 3, 'text': None}, *rows_of(0, 5)[4:]]
+    dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS)
+    with pytest.raises(AttributeError, match=r"Sample 3, column 'text'") as caught:
+        attempt(dataset.begin(), 7, rows, 'wins')
+    dataset.abort()
+    assert 'While writing part 7' in ''.join(getattr(caught.value, '__notes__', ['While writing part 7']))
+
+    dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS, skip_bad=True)
+    done = attempt(dataset.begin(), 7, rows, 'wins')
+    assert done is not None
+    assert (done.samples, done.skipped) == (4, 1)
+    dataset.finish([done])
+    assert [sample['id'] for sample in samples(tmp_path / 'd')] == [0, 1, 2, 4]
+
+
+def test_no_samples(tmp_path: Path) -> None:
+    dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS, skip_bad=True)
+    done = attempt(dataset.begin(), 0, [{'id': 'no', 'text': ''}], 'wins')
+    assert done is not None
+    with pytest.raises(ConfigError, match='empty without its 1 bad samples'):
+        dataset.finish([done])
+    dataset.abort()
+    assert os.listdir(tmp_path / 'd') == []
+
+
+@pytest.mark.parametrize(
+    ('out', 'columns', 'options', 'message'),
+    [
+        ('d', COLUMNS, {'min_workers': 2}, 'Invalid Writer argument'),
+        ('d', {'id': 'integer'}, {}, 'integer'),
+        ('d', COLUMNS, {'compression': 'lzma'}, 'is not a supported compression'),
+        ('', COLUMNS, {}, '`out` must be a folder'),
+        (('d', ''), COLUMNS, {}, '`out` must be a folder'),
+    ],
+)
+def test_wrong_arguments(out: Any, columns: Any, options: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PartedDataset(out, columns, options)
