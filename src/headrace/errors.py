@@ -11,6 +11,7 @@ HeadraceError
 │   ├── ShardError           (ValueError)          a shard contradicts its index or itself
 │   └── ChecksumError        (ValueError)          size or hash differ from the index
 ├── CollateError             (TypeError)           values of a column do not stack into a batch
+├── ConversionError          (RuntimeError)        an input cannot be converted, or its worker process died
 ├── EmptyDatasetError        (RuntimeError)        a stream holds no samples
 ├── StorageError             (OSError)             a store answered with an error
 │   ├── ObjectNotFoundError  (FileNotFoundError)   the object, bucket or file does not exist
@@ -43,6 +44,7 @@ __all__ = [
     'ChecksumError',
     'CollateError',
     'ConfigError',
+    'ConversionError',
     'DiskFullError',
     'EmptyDatasetError',
     'FormatError',
@@ -121,6 +123,10 @@ class ChecksumError(FormatError):
 
 class CollateError(HeadraceError, TypeError):
     """Values of a column do not stack into a batch."""
+
+
+class ConversionError(HeadraceError, RuntimeError):
+    """An input of a conversion cannot be converted, or its worker process died."""
 
 
 class EmptyDatasetError(HeadraceError, RuntimeError):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import headrace
-from headrace.cli import convert_config, cp, demo, explain, inspect, skip, verify
+from headrace.cli import convert, convert_config, cp, demo, explain, inspect, skip, verify
 from headrace.display import printable
 from headrace.errors import HeadraceError
 
@@ -36,6 +36,7 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, Command] = {
+    'convert': convert,
     'convert-config': convert_config,
     'cp': cp,
     'demo': demo,

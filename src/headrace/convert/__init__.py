@@ -1,7 +1,19 @@
 """Datasets from other data: conversion by many processes, the merging of indexes, and copies."""
 
+from headrace.convert.conversion import convert
 from headrace.convert.copy import CopyReport, copy_dataset
 from headrace.convert.merge import merge_index
+from headrace.convert.record import InputError
+from headrace.convert.report import ConversionReport
 from headrace.convert.spark import dataframe_to_mds, infer_dataframe_schema
 
-__all__ = ['CopyReport', 'copy_dataset', 'dataframe_to_mds', 'infer_dataframe_schema', 'merge_index']
+__all__ = [
+    'ConversionReport',
+    'CopyReport',
+    'InputError',
+    'convert',
+    'copy_dataset',
+    'dataframe_to_mds',
+    'infer_dataframe_schema',
+    'merge_index',
+]

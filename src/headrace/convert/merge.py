@@ -1,4 +1,4 @@
-"""The index of a dataset that was written in parts, each with an index of its own.
+"""The index of a dataset whose parts have an index each.
 
 The arguments are MosaicML Streaming's, with four differences. Parts at any depth get their whole path below the root.
 JSONL shards are not taken for indexes. The columns of all parts must fit one another. No data are ever deleted.

@@ -1,0 +1,113 @@
+"""``headrace convert``: other data as a dataset of MDS shards."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError, ConversionError
+
+if TYPE_CHECKING:
+    from headrace.convert import ConversionReport
+
+__all__ = ['HELP', 'add_arguments', 'run']
+
+HELP = 'convert folders of images, Parquet, WebDataset, litdata, JSONL or CSV to a dataset of MDS shards'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare source, output, and settings."""
+    parser.add_argument('source', help='folder or URL of the data')
+    parser.add_argument('out', help='folder or URL of the new dataset')
+    parser.add_argument(
+        '-j', '--workers', type=int, default=1, help='processes; the dataset is the same for any number'
+    )
+    parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
+    parser.add_argument('--format', help='format of the data; by default found by the names of the files')
+    parser.add_argument('--compression', help='zstd, zstd:7, br, bz2, gz or snappy')
+    parser.add_argument('--hashes', help='hashes in the index, such as xxh64, or sha1,xxh64')
+    parser.add_argument('--size-limit', default='64mb', help='bytes of a shard before compression')
+    parser.add_argument(
+        '--on-error',
+        choices=['stop', 'skip', 'collect'],
+        default='stop',
+        help='for a bad input: stop, leave it out, or leave it out and list it in errors.jsonl',
+    )
+    parser.add_argument('--limit', type=int, help='number of rows to convert, from the first')
+    parser.add_argument('--exist-ok', action='store_true', help='empty OUT if it holds something')
+    parser.add_argument('--json', action='store_true', help='print the report as JSON')
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Convert; the bar goes to stderr, the report to stdout."""
+    from headrace.convert import convert
+
+    columns = None if arguments.columns is None else _columns(arguments.columns)
+    try:
+        report = convert(
+            arguments.source,
+            arguments.out,
+            columns=columns,
+            format=arguments.format,
+            workers=arguments.workers,
+            on_error=arguments.on_error,
+            compression=arguments.compression,
+            hashes=None if arguments.hashes is None else sorted(arguments.hashes.split(',')),
+            size_limit=arguments.size_limit,
+            limit=arguments.limit,
+            exist_ok=arguments.exist_ok,
+            progress_bar=not arguments.json and sys.stderr.isatty(),
+        )
+    except FileExistsError as error:
+        raise ConversionError(str(error).replace('pass `exist_ok=True`', 'pass --exist-ok')) from error
+    if arguments.json:
+        print(json.dumps(dataclasses.asdict(report)))
+    else:
+        _print(report)
+    return 0
+
+
+def _columns(text: str) -> dict[str, str] | list[str]:
+    """The columns of ``a,b`` or ``a=str,b=ndarray:float32:2,3``."""
+    # A comma inside of an encoding is followed by a digit.
+    parts: list[str] = []
+    for part in text.split(','):
+        if parts and '=' in parts[-1] and part.isdigit():
+            parts[-1] += f',{part}'
+        else:
+            parts.append(part)
+    with_encoding = [part for part in parts if '=' in part]
+    if not with_encoding:
+        return parts
+    if len(with_encoding) < len(parts):
+        plain = next(part for part in parts if '=' not in part)
+        raise ConfigError(f'--columns gives an encoding for all columns or for none, but got {plain!r} without one.')
+    return dict(part.split('=', 1) for part in parts)
+
+
+def _print(report: ConversionReport) -> None:
+    rate = report.rows / max(report.seconds, 1e-9)
+    print(f'Found {report.kind} with the columns {", ".join(f"{k}: {v}" for k, v in report.columns.items())}.')
+    print(
+        f'Wrote {report.rows:,} rows in {report.shards:,} shards, {_size(report.stored_bytes)}, in '
+        f'{report.seconds:.1f} s ({rate:,.0f} rows/s, {_size(report.raw_bytes / max(report.seconds, 1e-9))}/s).'
+    )
+    if report.tasks_done_before:
+        print(f'Kept {report.tasks_done_before:,} tasks of an earlier call.')
+    if report.num_errors:
+        print(
+            f'Left out {report.num_errors:,} bad inputs. The first: {report.errors[0].input}: {report.errors[0].error}'
+        )
+    name = 'remote' if '://' in report.out else 'local'
+    print(f'Read it with StreamingDataset({name}={report.out!r}, batch_size=32, shuffle=True).')
+
+
+def _size(number: float) -> str:
+    for unit in ('bytes', 'kB', 'MB', 'GB'):
+        if number < 1000:
+            return f'{number:.0f} {unit}' if unit == 'bytes' else f'{number:.1f} {unit}'
+        number /= 1000
+    return f'{number:.1f} TB'

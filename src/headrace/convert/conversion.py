@@ -1,0 +1,344 @@
+"""`convert`: from other data to MDS shards, with many processes.
+
+- The inputs are cut into tasks by a rule that does not know the number of workers (`tasks`). Each task writes shards of
+  its own: ``shard.00007.00002.mds`` is the third shard of task 7. The index lists them by task. So the dataset is the
+  same for any number of workers.
+- A finished task leaves a record (`record`). A restart does the other tasks only. The index comes last, so an
+  unfinished dataset has none. The records go after it.
+- The parent reads no inputs, except iterables, which only one process can read. It sends those to the workers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from headrace.convert.claim import LOCKS, claimed
+from headrace.convert.inputs.choose import choose_inputs
+from headrace.convert.inputs.programs import IterableSamples, RowInputs
+from headrace.convert.inputs.protocol import Inputs
+from headrace.convert.inputs.samples import infer_columns
+from headrace.convert.job import Job, OnError
+from headrace.convert.processes import run_here, run_in_processes
+from headrace.convert.record import FOLDER, PLAN, TaskRecord, check_plan, get_bytes, put_bytes, read_record
+from headrace.convert.report import ConversionReport
+from headrace.convert.tasks import Task, cut
+from headrace.errors import ConfigError, ConversionError
+from headrace.format import MDSEncoder, parse_index
+from headrace.redaction import logger_of
+from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
+from headrace.storage.stores.local import LocalStore
+
+__all__ = ['convert']
+
+_INDEX: Final = 'index.json'
+_VERSION: Final = 1
+"""Of the plan: another version of headrace may cut tasks in another way."""
+_SHARD: Final = re.compile(r'shard\.\d{5,}\.\d{5,}\.mds(\.\w+)?')
+_RECORD: Final = re.compile(rf'{re.escape(FOLDER)}/task-\d{{8}}\.json')
+_SHOWN: Final = 10
+"""Errors that are logged, and returned, with `on_error='skip'`."""
+_THREADS: Final = 16
+_log = logger_of(__name__)
+
+
+def convert(
+    source: Any,
+    out: str | Path,
+    *,
+    function: Callable[[Any], Any] | None = None,
+    columns: Mapping[str, str] | Sequence[str] | None = None,
+    format: str | None = None,  # noqa: A002 - as in a stream
+    workers: int = 1,
+    on_error: OnError = 'stop',
+    compression: str | None = None,
+    hashes: Sequence[str] | None = None,
+    size_limit: int | str | None = 1 << 26,
+    limit: int | None = None,
+    exist_ok: bool = False,
+    progress_bar: bool = True,
+    start_method: str | None = None,
+    source_options: StoreOptions | None = None,
+    out_options: StoreOptions | None = None,
+    retry: int = 2,
+) -> ConversionReport:
+    """Write a dataset of MDS shards from other data.
+
+    The dataset is the same for any number of workers. After a crash, the same call does only what is left to do.
+
+    Args:
+        source: one of
+
+            - a folder or URL: a tree of images by class (``ROOT/CLASS/NAME.jpg``), or data of a format of
+              `headrace.sources`;
+            - a map-style dataset: of Hugging Face, torch or torchvision, or a list of samples;
+            - an iterable of samples, which one process reads and the others encode;
+            - with `function`: a sequence of inputs, such as paths.
+
+            A sample is a mapping from column to value, or a tuple.
+        out: folder or URL of the new dataset.
+        function: makes of an input a sample, an iterable of samples, or None. With processes that are not forked, it
+            stands at the top of a module.
+        columns: encodings by column; or names of the columns to convert. None: all of them, with the encodings of the
+            format, or those that fit the first sample. For tuples, the names in order.
+        format: name of the source's format; None: found by the names of its files.
+        workers: number of processes. 1: this process.
+        on_error: for a bad input: 'stop', 'skip' (count it, log the first ten), or 'collect' (also list all in the
+            report and in ``errors.jsonl`` beside the index). Of an input with many samples those before the error are
+            kept.
+        compression: 'zstd', 'br', 'bz2', 'gz' or 'snappy', with a level as in 'zstd:7'.
+        hashes: names of hashes to store in the index, sorted.
+        size_limit: bytes of a shard before compression, as a number or text ('64mb'); None for a single shard.
+        limit: number of rows to convert, from the first. With `function`: number of inputs.
+        exist_ok: whether to empty an `out` that holds something, or an unfinished conversion of another kind.
+        progress_bar: whether to show one.
+        start_method: of processes: 'fork', 'spawn' or 'forkserver'. None: Python's default.
+        source_options: how to reach the store of `source`.
+        out_options: how to reach the store of `out`.
+        retry: attempts after the first for a request that fails.
+
+    Raises:
+        ConfigError: an argument breaks a rule; or `out` holds an unfinished conversion with other inputs or settings.
+        FileExistsError: `out` holds something else, and `exist_ok` is not set.
+        ConversionError: an input is bad, or a worker process died. The message names the input.
+        StorageError: a store failed.
+    """
+    begin = time.monotonic()
+    if workers < 1 or on_error not in ('stop', 'skip', 'collect') or (limit is not None and limit < 1):
+        raise ConfigError(
+            f"`workers` and `limit` of convert are 1 or more, and `on_error` is 'stop', 'skip' or 'collect', but got "
+            f'{workers}, {limit} and {on_error!r}.'
+        )
+    attempts = Retry(attempts=1 + retry)
+    chosen = choose_inputs(
+        source,
+        function=function,
+        columns=None if columns is None else list(columns),
+        format=format,
+        limit=limit,
+        options=source_options or StoreOptions(),
+        retry=attempts,
+    )
+    inputs, stream = (chosen.first, chosen) if isinstance(chosen, IterableSamples) else (chosen, None)
+    encodings = _encodings(inputs, columns)
+    if isinstance(inputs, RowInputs) and stream is None:
+        inputs = inputs.measured(encodings)
+    encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit)
+    job = Job(
+        inputs=inputs,
+        columns=encodings,
+        out=str(out),
+        options=out_options or StoreOptions(),
+        compression=encoder.compression,
+        hashes=encoder.hashes,
+        size_limit=encoder.size_limit,
+        on_error=on_error,
+        retry=attempts,
+    )
+    store = open_store(job.out, job.options)
+    with claimed(store):
+        conversion = _Conversion(job, store, stream)
+        conversion.begin(exist_ok=exist_ok)
+        conversion.run(workers=workers, start_method=start_method, progress_bar=progress_bar)
+        return conversion.finish(begin)
+
+
+def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
+    """The encoding of each column."""
+    given = dict(columns) if isinstance(columns, Mapping) else {}
+    known = inputs.columns
+    if known is None and (not given or not isinstance(columns, Mapping)):
+        known = infer_columns(_first_sample(inputs))
+    if known is None:
+        return given
+    wanted = list(known) if columns is None else list(columns)
+    missing = [name for name in wanted if name not in known]
+    if missing:
+        raise ConfigError(f'The source has the columns {list(known)}, but got {missing[0]!r} to be converted.')
+    return {name: given.get(name, known[name]) for name in wanted}
+
+
+def _first_sample(inputs: Inputs) -> Mapping[str, Any]:
+    first: Exception | None = None
+    for number in range(len(inputs)):
+        try:
+            for sample in inputs.read(number):
+                return sample
+        except Exception as error:  # noqa: PERF203 - a bad input is reported when it is converted
+            first = first or error
+            if number >= _SHOWN:
+                break
+    if first is None:
+        raise ConversionError('The encodings of the columns cannot be inferred: there is no sample. Pass `columns`.')
+    raise ConversionError(
+        f'The encodings of the columns cannot be inferred, since the first inputs are bad. {inputs.name(0)}: '
+        f'{type(first).__name__}: {first}. Correct it, or pass `columns`.'
+    ) from first
+
+
+@dataclass
+class _Conversion:
+    """One conversion, from its plan to its index."""
+
+    job: Job
+    store: Store
+    stream: IterableSamples | None
+
+    def __post_init__(self) -> None:
+        self._records: dict[int, TaskRecord] = {}
+        self._found = 0
+
+    def begin(self, *, exist_ok: bool) -> None:
+        """Write the plan; or, for a restart, find the finished tasks."""
+        job, store = self.job, self.store
+        plan = json.loads(json.dumps(self._plan()))
+        listed = job.retry.call(f'Listing {store.url}', lambda: list(store.list('')))
+        there = [info for info in listed if info.key not in LOCKS]
+        if any(info.key == PLAN for info in there):
+            try:
+                check_plan(get_bytes(store, PLAN, job.retry), plan, store.url)
+            except ConfigError:
+                if not exist_ok:
+                    raise
+            else:
+                self._find_records(there)
+                return
+        elif there and not exist_ok:
+            raise FileExistsError(
+                f'Directory is not empty: {store.url} holds {there[0].key} and {len(there) - 1} more. Choose another '
+                f'`out`, or pass `exist_ok=True` to have it emptied.'
+            )
+        # The index goes first: from here on this is no dataset.
+        for info in sorted(there, key=lambda info: (info.key != _INDEX, info.key != PLAN)):
+            job.retry.call(f'Deleting {store.url}/{info.key}', lambda info=info: store.delete(info.key))
+        put_bytes(store, PLAN, json.dumps(plan, indent=1).encode(), job.retry)
+
+    def _plan(self) -> dict[str, object]:
+        job = self.job
+        return {
+            'version': _VERSION,
+            'kind': job.inputs.kind if self.stream is None else 'iterable',
+            'inputs': dict((self.stream or job.inputs).identity),
+            'columns': dict(job.columns),
+            'compression': job.compression,
+            'hashes': list(job.hashes),
+            'size_limit': job.size_limit,
+            'on_error': job.on_error,
+        }
+
+    def _find_records(self, there: Iterable[ObjectInfo]) -> None:
+        keys = [info.key for info in there if _RECORD.fullmatch(info.key)]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for record in threads.map(lambda key: read_record(self.store, key, self.job.retry), keys):
+                self._records[record.task] = record
+        self._found = len(keys)
+        _log.info('%s of the tasks of %s were finished before.', self._found, self.store.url)
+
+    def run(self, *, workers: int, start_method: str | None, progress_bar: bool) -> None:
+        """Do the tasks without a record."""
+        job = self.job
+        tasks = self.stream.tasks(job.size_limit) if self.stream is not None else cut(job.inputs, job.size_limit)
+        total = job.inputs.rows or len(job.inputs)
+        counts_rows = self.stream is not None or job.inputs.rows is not None
+        with tqdm(
+            desc='convert',
+            unit='samples' if counts_rows else 'inputs',
+            unit_scale=True,
+            total=None if self.stream is not None else total,
+            disable=not progress_bar,
+        ) as bar:
+
+            def news(inputs: int, rows: int) -> None:
+                bar.update(rows if counts_rows else inputs)
+
+            for record in self._records.values():
+                news(record.end - record.begin, record.rows)
+            left = self._left(tasks)
+            done = (
+                run_here(job, left, news)
+                if workers == 1
+                else run_in_processes(job, left, news, workers=workers, start_method=start_method)
+            )
+            for record in done:
+                self._records[record.task] = record
+
+    def _left(self, tasks: Iterator[Task]) -> Iterator[Task]:
+        for task in tasks:
+            record = self._records.get(task.number)
+            if record is None:
+                yield task
+            elif (record.begin, record.end) != (task.begin, task.end):
+                raise ConfigError(
+                    f'A restart continues an unfinished conversion with the same inputs, but task {task.number} of '
+                    f'{self.store.url} had the inputs {record.begin} to {record.end}, and now has {task.begin} to '
+                    f'{task.end}. Choose another `out`, or pass `exist_ok=True` to begin anew.'
+                )
+
+    def finish(self, begin: float) -> ConversionReport:
+        """Write the index, and remove everything that is no part of the dataset."""
+        job, store = self.job, self.store
+        records = [self._records[number] for number in sorted(self._records)]
+        entries = [entry for record in records for entry in record.shards]
+        index = f'{{"shards": [{", ".join(json.dumps(entry, sort_keys=True) for entry in entries)}], "version": 2}}'
+        parse_index(index.encode(), source=f'{store.url}/{_INDEX}', allow_unsafe_types=True, allow_empty=True)
+        errors = tuple(error for record in records for error in record.errors)
+        for error in errors[:_SHOWN]:
+            _log.warning('Left out %s: %s', error.input, error.error)
+        if errors:
+            _log.warning('Left out %s inputs of the conversion to %s.', len(errors), store.url)
+        files = dict(job.inputs.files)
+        if job.on_error == 'collect' and errors:
+            lines = (json.dumps({'input': error.input, 'error': error.error}) + '\n' for error in errors)
+            files['errors.jsonl'] = ''.join(lines).encode()
+        for name, data in files.items():
+            put_bytes(store, name, data, job.retry)
+        self._remove_leftovers({_stored_name(entry) for entry in entries})
+        put_bytes(store, _INDEX, index.encode(), job.retry)
+        self._remove_records()
+        return ConversionReport(
+            out=store.url,
+            kind=job.inputs.kind if self.stream is None else 'iterable',
+            columns=job.columns,
+            inputs=sum(record.end - record.begin for record in records),
+            rows=sum(record.rows for record in records),
+            shards=len(entries),
+            raw_bytes=sum(record.raw_bytes for record in records),
+            stored_bytes=sum(record.stored_bytes for record in records),
+            seconds=time.monotonic() - begin,
+            tasks_done_before=self._found,
+            errors=errors if job.on_error == 'collect' else errors[:_SHOWN],
+            num_errors=len(errors),
+        )
+
+    def _remove_leftovers(self, names: Collection[str]) -> None:
+        """Remove shards of killed workers that no later task has replaced."""
+        store = self.store
+        for info in list(store.list('shard.')):
+            if info.key not in names and _SHARD.fullmatch(info.key):
+                store.delete(info.key)
+        if isinstance(store, LocalStore):
+            store.remove_unfinished()
+
+    def _remove_records(self) -> None:
+        """Remove the plan, then the records. The dataset is whole already."""
+        store = self.store
+        store.delete(PLAN)
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(store.delete, (TaskRecord.key(number) for number in self._records)))
+        if isinstance(store, LocalStore):
+            LocalStore(store.root / FOLDER).remove_unfinished()
+            for name in LOCKS:
+                (store.root / name).unlink(missing_ok=True)
+            (store.root / FOLDER).rmdir()
+
+
+def _stored_name(entry: Mapping[str, Any]) -> str:
+    return (entry['zip_data'] or entry['raw_data'])['basename']

@@ -1,0 +1,1 @@
+"""Inputs of conversions: folders of images, other formats, rows, iterables, and functions."""

@@ -1,0 +1,69 @@
+"""The inputs of a source, by its type, or by the names of its files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
+from typing import Any, cast
+
+from headrace.convert.inputs.hugging_face import HuggingFaceInputs, is_hugging_face
+from headrace.convert.inputs.image_folder import ImageFolder, list_images
+from headrace.convert.inputs.programs import FunctionInputs, IterableSamples, RowInputs
+from headrace.convert.inputs.protocol import Inputs
+from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.storage import Retry, StoreOptions, open_store
+
+__all__ = ['choose_inputs']
+
+
+def choose_inputs(
+    source: Any,
+    *,
+    function: Callable[[Any], Any] | None,
+    columns: Collection[str] | None,
+    format: str | None,  # noqa: A002 - as in `convert`
+    limit: int | None,
+    options: StoreOptions,
+    retry: Retry,
+) -> Inputs | IterableSamples:
+    """See `convert` for the arguments.
+
+    Raises:
+        ConfigError: nothing can be converted from it.
+        ObjectNotFoundError: the folder or URL holds no data of a known format.
+    """
+    names = list(columns) if columns is not None else ['0', '1']
+    if function is not None:
+        if isinstance(source, str | bytes) or not isinstance(source, Iterable):
+            raise ConfigError(
+                f'With `function`, the source is a sequence of inputs, such as a list of paths, but is {source!r:.100}.'
+            )
+        return FunctionInputs(function, list(islice(cast('Iterable[Any]', source), limit)), names=names)
+    if isinstance(source, str | os.PathLike):
+        return _of_place(os.fspath(cast('str', source)), columns, format, limit, options, retry)
+    if is_hugging_face(source):
+        return HuggingFaceInputs(source, columns=columns, limit=limit)
+    if hasattr(source, '__getitem__') and hasattr(source, '__len__') and not isinstance(source, Mapping | bytes):
+        return RowInputs(source, names=names, rows=min(len(source), limit or len(source)))
+    if isinstance(source, Iterable) and not isinstance(source, Mapping | bytes):
+        return IterableSamples(islice(cast('Iterable[Any]', source), limit), names=names)
+    raise ConfigError(
+        f'A source is a folder, a URL, a map-style dataset, or an iterable of samples, but got '
+        f'{type(source).__name__}. Pass a list of inputs with `function=` for everything else.'
+    )
+
+
+def _of_place(
+    url: str,
+    columns: Collection[str] | None,
+    format: str | None,  # noqa: A002
+    limit: int | None,
+    options: StoreOptions,
+    retry: Retry,
+) -> Inputs:
+    store = open_store(url, options)
+    images = list_images(store, retry) if format in (None, ImageFolder.kind) else []
+    if images:
+        return ImageFolder(store, images[:limit], columns=columns, retry=retry)
+    raise ObjectNotFoundError(f'No data of a known format is in {url}: it holds no images. Check the path.')

@@ -1,0 +1,181 @@
+"""Folders of images by class, as torchvision's ImageFolder reads them: ``ROOT/CLASS/.../NAME.jpg``.
+
+The classes are the sorted names of the first folders, and a label is a place among them: as in torchvision. So is the
+order of the images. The bytes of the files are kept, so nothing is lost. The column ``image`` is ``jpeg`` if all files
+are JPEGs, else ``png``; both read images of all kinds. ``classes.json`` beside the shards has the names by label.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from headrace.convert.inputs.protocol import Sizes
+from headrace.convert.record import get_bytes
+from headrace.errors import ConfigError, FormatError
+from headrace.storage import ObjectInfo, Retry, Store
+from headrace.storage.stores.local import LocalStore
+
+__all__ = ['CLASSES', 'ImageFolder', 'is_image', 'list_images']
+
+CLASSES: Final = 'classes.json'
+_JPEG: Final = ('.jpg', '.jpeg')
+_EXTENSIONS: Final = (*_JPEG, '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp')
+"""Those of torchvision."""
+_HEADS: Final = (
+    b'\xff\xd8\xff',
+    b'\x89PNG',
+    b'BM',
+    b'II*\0',
+    b'MM\0*',
+    b'RIFF',
+    b'P1',
+    b'P2',
+    b'P3',
+    b'P4',
+    b'P5',
+    b'P6',
+)
+"""First bytes of images of these extensions."""
+_SPLITS: Final = frozenset({'train', 'training', 'val', 'valid', 'validation', 'test', 'testing'})
+_REQUESTS: Final = 16
+"""Images that one process requests from a store at the same time."""
+_ROW_BYTES: Final = 16
+"""Bytes of a row besides its image and its path: label, sizes, and offset."""
+
+
+def is_image(key: str) -> bool:
+    """Whether a file counts as an image, by its extension."""
+    return key.lower().endswith(_EXTENSIONS)
+
+
+def list_images(store: Store, retry: Retry) -> list[ObjectInfo]:
+    """The images of a tree, in torchvision's order. Links to folders are followed, too, but not in a circle."""
+    if isinstance(store, LocalStore):
+        found = _walk(store.root) if store.root.is_dir() else []
+    else:
+        found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
+    images = [info for info in found if is_image(info.key)]
+    return sorted(images, key=lambda info: (info.key.split('/')[0], *info.key.rpartition('/')[::2]))
+
+
+def _walk(root: Path) -> list[ObjectInfo]:
+    found: list[ObjectInfo] = []
+    folders = [('', frozenset[tuple[int, int]]())]
+    while folders:
+        folder, above = folders.pop()
+        info = (root / folder).stat()
+        here = (info.st_dev, info.st_ino)
+        if here in above:
+            continue
+        with os.scandir(root / folder) as entries:
+            for entry in entries:
+                key = f'{folder}/{entry.name}' if folder else entry.name
+                if entry.is_dir():
+                    folders.append((key, above | {here}))
+                elif is_image(entry.name) and entry.is_file():
+                    stat = entry.stat()
+                    found.append(ObjectInfo(key, stat.st_size, f'{stat.st_mtime_ns:x}'))
+    return found
+
+
+class ImageFolder:
+    """The images of a tree as inputs; see `Inputs`.
+
+    Args:
+        store: the tree's root.
+        images: result of `list_images`.
+        columns: names to read of 'image', 'label', 'path'; None: the first two. 'path' is relative to the root.
+        retry: for requests.
+
+    Raises:
+        ConfigError: images lie outside of class folders, or the first folders are splits.
+    """
+
+    kind = 'imagefolder'
+    gives_batches = False
+
+    def __init__(
+        self, store: Store, images: Sequence[ObjectInfo], *, columns: Collection[str] | None, retry: Retry
+    ) -> None:
+        self._store, self._retry = store, retry
+        self._keys = [info.key for info in images]
+        self._sizes = np.array([info.size for info in images], np.int64)
+        self._digest = xxhash.xxh3_128_hexdigest(
+            json.dumps([(info.key, info.size, info.etag) for info in images]).encode('utf-8', 'surrogatepass')
+        )
+        flat = [key for key in self._keys if '/' not in key]
+        if flat:
+            raise ConfigError(
+                f'An ImageFolder has a folder for each class, but {store.url} holds the image {flat[0]!r} outside of '
+                f'one. Move it into the folder of its class.'
+            )
+        classes = sorted({key.split('/')[0] for key in self._keys})
+        if {name.lower() for name in classes} <= _SPLITS and all(key.count('/') > 1 for key in self._keys):
+            raise ConfigError(
+                f'The folders of an ImageFolder are its classes, but those of {store.url} are splits: {classes}. '
+                f'Convert each one by itself, such as {store.url}/{classes[0]}.'
+            )
+        self._label = {name: label for label, name in enumerate(classes)}
+        is_jpeg = all(key.lower().endswith(_JPEG) for key in self._keys)
+        known = {'image': 'jpeg' if is_jpeg else 'png', 'label': 'int', 'path': 'str'}
+        wanted = ['image', 'label'] if columns is None else list(columns)
+        unknown = [name for name in wanted if name not in known]
+        if unknown or not wanted:
+            raise ConfigError(f'An ImageFolder has the columns {list(known)}, but got {wanted} to be read.')
+        self.columns: Mapping[str, str] = {name: known[name] for name in wanted}
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """Number and digest of names, sizes and versions."""
+        return {'url': self._store.url, 'images': len(self._keys), 'digest': self._digest}
+
+    @property
+    def rows(self) -> int:
+        """One for each image."""
+        return len(self._keys)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Those of the files."""
+        rest = _ROW_BYTES + np.array([len(key) if 'path' in self.columns else 0 for key in self._keys], np.int64)
+        return Sizes(each=rest + (self._sizes if 'image' in self.columns else 0))
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """The names of the classes, by label."""
+        return {CLASSES: json.dumps(list(self._label), ensure_ascii=False, indent=1).encode('utf-8', 'replace')}
+
+    @property
+    def reads_ahead(self) -> int:
+        """Many for stores, where most of a request is waiting."""
+        return 1 if isinstance(self._store, LocalStore) else _REQUESTS
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def name(self, number: int) -> str:
+        """The path or URL."""
+        return f'{self._store.url}/{self._keys[number]}'
+
+    def read(self, number: int) -> Iterable[Mapping[str, Any]]:
+        """One sample.
+
+        Raises:
+            FormatError: the file does not begin as an image does.
+        """
+        key = self._keys[number]
+        image = get_bytes(self._store, key, self._retry) if 'image' in self.columns else b''
+        if 'image' in self.columns and not image.startswith(_HEADS):
+            raise FormatError(
+                f'A file named as an image begins as one, but this one has {len(image)} bytes and begins with '
+                f'{image[:8]!r}.'
+            )
+        values = {'image': image, 'label': self._label[key.split('/')[0]], 'path': key}
+        return ({name: values[name] for name in self.columns},)

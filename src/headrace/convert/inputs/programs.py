@@ -1,0 +1,240 @@
+"""Inputs that a program holds: a function over inputs, rows by number, and iterables."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+import xxhash
+
+from headrace.convert.inputs.protocol import Sizes
+from headrace.convert.inputs.samples import to_sample
+from headrace.convert.tasks import Task
+from headrace.errors import ConversionError
+from headrace.format import mds_encode
+
+__all__ = ['FunctionInputs', 'IterableSamples', 'RowInputs', 'RowSequence', 'measure']
+
+_MEASURED: Final = 16
+"""Rows that are read to estimate the size of all."""
+
+
+class RowSequence(Protocol):
+    """Rows by number, such as a list, or a map-style dataset of torch."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, number: int, /) -> Any: ...
+
+
+class FunctionInputs:
+    """Inputs of a function that makes samples of each; see `Inputs`.
+
+    Args:
+        function: takes an input; returns a sample, an iterable of samples, or None for no sample.
+        inputs: values that can be pickled, such as paths.
+        names: columns of samples that are tuples.
+    """
+
+    kind = 'function'
+    columns = None
+    rows = None
+    sizes = None
+    files: Mapping[str, bytes] = {}
+    reads_ahead = 1
+    gives_batches = False
+
+    def __init__(self, function: Callable[[Any], Any], inputs: Sequence[Any], *, names: Sequence[str]) -> None:
+        self._function, self._inputs, self._names = function, inputs, names
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """The function's name, and the inputs where they are JSON or paths."""
+        name = getattr(self._function, '__qualname__', type(self._function).__qualname__)
+        return {'function': name, 'inputs': len(self._inputs), 'digest': _digest(self._inputs)}
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def name(self, number: int) -> str:
+        """The input itself, if its text is short."""
+        return f'input {number} ({self._inputs[number]!r:.200})'
+
+    def read(self, number: int) -> Iterator[Mapping[str, Any]]:
+        """The samples of an input."""
+        found = self._function(self._inputs[number])
+        if found is None:
+            return
+        if isinstance(found, Mapping | tuple):
+            yield to_sample(cast('object', found), self._names)
+            return
+        if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+            raise TypeError(
+                f'The function returns a sample (a mapping), an iterable of samples, or None, but returned '
+                f'{type(found).__name__}: {found!r:.100}.'
+            )
+        for sample in cast('Iterable[Any]', found):
+            yield to_sample(sample, self._names)
+
+
+def _digest(inputs: Sequence[Any]) -> str | None:
+    """A digest of JSON or paths; None for other inputs, whose text differs from process to process."""
+    hashed = xxhash.xxh3_128()
+    try:
+        for value in inputs:
+            hashed.update(json.dumps(value, sort_keys=True, default=os.fspath).encode('utf-8', 'surrogatepass'))
+    except (TypeError, ValueError):
+        return None
+    return hashed.hexdigest()
+
+
+class RowInputs:
+    """Rows by number; see `Inputs`.
+
+    Args:
+        data: the rows: mappings, or tuples of values.
+        names: columns of rows that are tuples.
+        rows: number of rows to convert, from the first.
+        sizes: estimate of their bytes.
+        first: number of the first row.
+        label: what messages call a row.
+    """
+
+    kind = 'rows'
+    columns = None
+    files: Mapping[str, bytes] = {}
+    reads_ahead = 1
+    gives_batches = False
+
+    def __init__(
+        self,
+        data: RowSequence,
+        *,
+        names: Sequence[str],
+        rows: int,
+        sizes: Sizes | None = None,
+        first: int = 0,
+        label: str = 'row',
+    ) -> None:
+        self._data, self._names, self.rows, self.sizes, self._first, self._label = (
+            data, names, rows, sizes, first, label,
+        )  # fmt: skip
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """Type and number."""
+        return {'type': type(self._data).__name__, 'rows': self.rows}
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def name(self, number: int) -> str:
+        """Its number."""
+        return f'{self._label} {number}'
+
+    def read(self, number: int) -> Iterable[Mapping[str, Any]]:
+        """One sample."""
+        return (to_sample(self._data[number - self._first], self._names),)
+
+    def measured(self, columns: Mapping[str, str]) -> RowInputs:
+        """The same with an estimate of their sizes, from a few rows."""
+        mean = measure(self.rows, self.read, columns)
+        sizes = None if mean is None else Sizes(mean=mean)
+        return RowInputs(self._data, names=self._names, rows=self.rows, sizes=sizes)
+
+
+def measure(
+    rows: int, read: Callable[[int], Iterable[Mapping[str, Any]]], columns: Mapping[str, str], *, is_batch: bool = False
+) -> float | None:
+    """The mean bytes of a few rows that are spread over all; None if none can be read.
+
+    Args:
+        rows: number of all rows.
+        read: gives a row.
+        columns: the encodings.
+        is_batch: whether `read` gives it as a batch of one row.
+    """
+    sizes: list[int] = []
+    for number in np.unique(np.linspace(0, rows - 1, _MEASURED).astype(int)).tolist():
+        try:
+            for found in read(number):
+                sample = {name: values[0] for name, values in found.items()} if is_batch else found
+                values = (mds_encode(encoding, sample[name]) for name, encoding in columns.items())
+                sizes.append(8 + sum(map(len, values)))
+        except Exception:  # noqa: S112, PERF203 - whoever converts the row says so
+            continue
+    return sum(sizes) / len(sizes) if sizes else None
+
+
+class IterableSamples:
+    """Samples that only one process can read, one after another, once.
+
+    Args:
+        samples: mappings, or tuples of values.
+        names: columns of samples that are tuples.
+    """
+
+    def __init__(self, samples: Iterable[Any], *, names: Sequence[str]) -> None:
+        self._type, self._names = type(samples).__name__, names
+        self._samples = iter(samples)
+        self._first = list(islice(self._samples, 1))
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """The type: nobody can tell whether an iterable gives the same samples again."""
+        return {'type': self._type}
+
+    @property
+    def first(self) -> RowInputs:
+        """The first sample, or nothing."""
+        return RowInputs(self._first, names=self._names, rows=len(self._first), label='sample')
+
+    def tasks(self, size: int | None) -> Iterator[Task]:
+        """Tasks with samples of about ``size`` bytes each, or one with all, as they come.
+
+        Raises:
+            ConversionError: the iterable fails.
+        """
+        chunk: list[Any] = []
+        number = begin = held = 0
+        for sample in self._all():
+            chunk.append(sample)
+            held += _size(sample)
+            if size is not None and held >= size:
+                yield self._task(number, begin, chunk)
+                number, begin, held, chunk = number + 1, begin + len(chunk), 0, []
+        if chunk:
+            yield self._task(number, begin, chunk)
+
+    def _all(self) -> Iterator[Any]:
+        done = 0
+        try:
+            for sample in chain(self._first, self._samples):
+                yield sample
+                done += 1
+        except Exception as error:
+            raise ConversionError(
+                f'The iterable of samples failed after {done} samples with {type(error).__name__}: {error}. Correct it '
+                f'and run the conversion again: finished tasks are kept.'
+            ) from error
+
+    def _task(self, number: int, begin: int, samples: list[Any]) -> Task:
+        end = begin + len(samples)
+        rows = RowInputs(samples, names=self._names, rows=len(samples), first=begin, label='sample')
+        return Task(number, begin, end, rows)
+
+
+def _size(value: Any) -> int:
+    """About the bytes of a value."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_size, cast('Mapping[Any, Any]', value).values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_size, cast('Sequence[Any]', value)))
+    if hasattr(value, 'getbands'):
+        return value.width * value.height * len(value.getbands())
+    return int(getattr(value, 'nbytes', 8))

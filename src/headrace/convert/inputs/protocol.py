@@ -1,0 +1,80 @@
+"""The protocol of data to convert: numbered inputs, each of which gives rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ['Inputs', 'Sizes']
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Estimated bytes that each input takes in a shard: one number each, or the mean of all."""
+
+    each: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    mean: float | None = None
+
+
+class Inputs(Protocol):
+    """Inputs by number, from 0: files, rows, parts. Picklable, so that each worker has its own."""
+
+    @property
+    def kind(self) -> str:
+        """The kind of the source, such as 'imagefolder', for messages and the report."""
+        ...
+
+    @property
+    def columns(self) -> Mapping[str, str] | None:
+        """The MDS encoding of each column; None: not known before a sample is seen."""
+        ...
+
+    @property
+    def identity(self) -> Mapping[str, object]:
+        """JSON that is equal for equal inputs, in any process: a restart compares it."""
+        ...
+
+    @property
+    def rows(self) -> int | None:
+        """The number of rows of all inputs; None: unknown before they are read."""
+        ...
+
+    @property
+    def sizes(self) -> Sizes | None:
+        """Estimate of their sizes; None: unknown."""
+        ...
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """Further files of the dataset, by name, such as the names of its classes."""
+        ...
+
+    @property
+    def reads_ahead(self) -> int:
+        """Number of inputs that threads of one process read at the same time; 1: one after another."""
+        ...
+
+    @property
+    def gives_batches(self) -> bool:
+        """Whether `read` gives batches of columns instead of single samples."""
+        ...
+
+    def __len__(self) -> int:
+        """The number of inputs."""
+        ...
+
+    def name(self, number: int) -> str:
+        """An input as its owner knows it: a path, a URL, a row. For messages."""
+        ...
+
+    def read(self, number: int) -> Iterable[Mapping[str, Any]]:
+        """The samples of an input, or batches of columns: each value of a batch is a sequence with one value per row.
+
+        Any exception means that this input is bad, except errors of headrace's stores.
+        """
+        ...

@@ -1,0 +1,274 @@
+"""A conversion that is killed at any moment goes on where it was, and gives the same files."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from sources_to_convert import digests, make_images, rows_of
+
+from headrace.convert import convert as convert_with_bar
+from headrace.errors import ConfigError, ConversionError
+from headrace.storage import open_store
+from headrace.testing.servers.s3 import moto_server
+
+convert = partial(convert_with_bar, progress_bar=False)
+SETTINGS = {'size_limit': 1500, 'hashes': ['xxh64']}
+
+# What a conversion does with its files, and what it sends: the audit events of these, in any of its threads.
+STEPS = frozenset({'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'http.client.send'})
+
+
+def in_a_child(action: Callable[[], object], last: int, beside: str) -> tuple[int, int]:
+    """Run something in a child that kills itself before its step number `last`; returns its status and its steps."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        taken = itertools.count(1)
+
+        def step(event: str, arguments: tuple[object, ...]) -> None:
+            is_one = event in STEPS and (event != 'open' or str(arguments[0]).startswith(beside))
+            if is_one and os.write(writing, b'.') and next(taken) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        sys.addaudithook(step)
+        try:
+            action()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, 'rb') as pipe:
+        steps = len(pipe.read())
+    return os.waitpid(child, 0)[1], steps
+
+
+@pytest.fixture(scope='module')
+def server():
+    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
+
+
+stores = functools.cache(open_store)
+
+
+def contents(url: str) -> dict[str, str]:
+    if not url.startswith('s3:'):
+        return digests(Path(url))
+    return {info.key: info.etag for info in stores(url).list('')}
+
+
+def killed_at(moments: Callable[[int], range], data: Path, new_out: Callable[[], str], beside: str) -> None:
+    """Kill a conversion at some of its steps, and start it again."""
+    whole = new_out()
+    _, steps = in_a_child(lambda: convert(data, whole, **SETTINGS), 0, beside)
+    expected = contents(whole)
+    assert 'index.json' in expected
+    kept: list[int] = []
+    for last in moments(steps):
+        out = new_out()
+        status, _ = in_a_child(lambda out=out: convert(data, out, **SETTINGS), last, beside)
+        assert os.WIFSIGNALED(status), last
+        try:
+            kept.append(convert(data, out, workers=1 + last % 2, **SETTINGS).tasks_done_before)
+        except FileExistsError:
+            # The dataset was whole, and the plan gone.
+            assert 'index.json' in contents(out)
+        assert {name: found for name, found in contents(out).items() if not name.startswith('.')} == expected
+    assert max(kept) > min(kept)
+
+
+def test_killed_at_some_steps(tmp_path: Path) -> None:
+    make_images(tmp_path / 'data', {'a': 6, 'b': 5})
+    numbers = itertools.count()
+
+    killed_at(
+        lambda steps: range(2, steps, max(1, steps // 12)),
+        tmp_path / 'data',
+        lambda: str(tmp_path / f'out-{next(numbers)}'),
+        str(tmp_path / 'out-'),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['folder', pytest.param('s3', marks=pytest.mark.s3)])
+def test_killed_at_every_step(tmp_path: Path, request: pytest.FixtureRequest, kind: str) -> None:
+    make_images(tmp_path / 'data', {'a': 12, 'b': 13})
+    numbers = itertools.count()
+    if kind == 's3':
+        bucket = request.getfixturevalue('server').new_bucket()
+    killed_at(
+        lambda steps: range(1, steps, max(1, steps // 60)),
+        tmp_path / 'data',
+        lambda: f's3://{bucket}/{next(numbers)}' if kind == 's3' else str(tmp_path / f'out-{next(numbers)}'),
+        str(tmp_path / 'out-'),
+    )
+
+
+@pytest.mark.s3
+def test_a_store_of_objects(tmp_path: Path, server) -> None:
+    make_images(tmp_path / 'data', {'a': 6, 'b': 5})
+    url = f's3://{server.new_bucket()}/data'
+    for path in (tmp_path / 'data').rglob('*.jpg'):
+        with open(path, 'rb') as file:
+            key = path.relative_to(tmp_path / 'data').as_posix()
+            open_store(f'{url}/in').put(key, file, size=path.stat().st_size)
+    convert(tmp_path / 'data', tmp_path / 'out', **SETTINGS)
+    convert(f'{url}/in', f'{url}/out', workers=2, **SETTINGS)
+    store = open_store(f'{url}/out')
+
+    names = [info.key for info in store.list('')]
+    assert names == sorted(digests(tmp_path / 'out'))
+    for name in names:
+        with open(tmp_path / 'copy', 'wb') as file:
+            store.get(name, file)
+        assert (tmp_path / 'copy').read_bytes() == (tmp_path / 'out' / name).read_bytes()
+
+
+KILL: dict[str, int] = {}
+
+
+def square_or_kill(number: int) -> dict[str, int]:
+    """One sample; an input of `KILL` ends a process."""
+    if number == KILL.get('worker'):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == KILL.get('parent'):
+        os.kill(os.getppid(), signal.SIGKILL)
+        signal.pause()  # ends with its parent
+    return {'n': number, 'square': number**2}
+
+
+def test_a_killed_worker_is_named_with_its_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KILL, 'worker', 17)
+    options = {'function': square_or_kill, 'columns': {'n': 'int', 'square': 'int'}, 'workers': 2}
+    with pytest.raises(ConversionError, match=r'worker process \(pid \d+\).* died by SIGKILL, at input 17 \(17\)'):
+        convert(range(30), tmp_path / 'out', **options)
+    monkeypatch.delitem(KILL, 'worker')
+    report = convert(range(30), tmp_path / 'out', **options)
+
+    assert report.tasks_done_before >= 10
+    assert [row['n'] for row in rows_of(tmp_path / 'out')] == list(range(30))
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {'function': square_or_kill, 'columns': {'n': 'int', 'square': 'int'}, 'workers': 2}
+    monkeypatch.setitem(KILL, 'parent', 17)
+    status, _ = in_a_child(lambda: convert(range(30), tmp_path / 'out', **options), 0, 'none')
+    assert os.WIFSIGNALED(status)
+    monkeypatch.delitem(KILL, 'parent')
+    # Waits for the lock of the workers.
+    report = convert(range(30), tmp_path / 'out', **options)
+
+    assert report.tasks_done_before >= 10
+    assert [row['n'] for row in rows_of(tmp_path / 'out')] == list(range(30))
+
+
+def interrupt(number: int) -> dict[str, int]:
+    if number == 5:
+        os.kill(os.getppid(), signal.SIGINT)
+        signal.pause()
+    return {'n': number}
+
+
+def test_ctrl_c_ends_all(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        convert(range(30), tmp_path / 'out', function=interrupt, columns={'n': 'int'}, workers=2)
+    assert convert(range(5), tmp_path / 'out', function=interrupt, exist_ok=True).rows == 5
+
+
+def fail_once(number: int) -> dict[str, int]:
+    if number == KILL.get('fail'):
+        raise ValueError('not now')
+    return {'n': number}
+
+
+@pytest.mark.parametrize('kind', ['function', 'iterable'])
+def test_what_was_done_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    def run() -> object:
+        samples = map(fail_once, range(300))
+        if kind == 'iterable':
+            return convert(samples, tmp_path / 'out', size_limit=400)
+        return convert(range(300), tmp_path / 'out', function=fail_once)
+
+    monkeypatch.setitem(KILL, 'fail', 250)
+    with pytest.raises(ConversionError, match=r'ValueError: not now'):
+        run()
+    assert not (tmp_path / 'out' / 'index.json').exists()
+    monkeypatch.delitem(KILL, 'fail')
+    report = run()
+
+    assert report.tasks_done_before > 4
+    assert [row['n'] for row in rows_of(tmp_path / 'out')] == list(range(300))
+
+
+def test_other_settings_or_inputs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_images(tmp_path / 'data', {'a': 4, 'b': 5})
+    bad = tmp_path / 'data' / 'b' / 'zz.jpg'
+    bad.write_bytes(b'')
+    run = partial(convert, tmp_path / 'data', tmp_path / 'out', size_limit=1500)
+    with pytest.raises(ConversionError, match=r'b/zz\.jpg cannot be converted'):
+        run()
+    with pytest.raises(ConfigError, match=r'with size_limit 1500, and got 2000'):
+        run(size_limit=2000)
+    with pytest.raises(ConfigError, match=r'with compression null, and got "zstd"'):
+        run(compression='zstd')
+    with pytest.raises(ConfigError, match=r'with columns .*"label".* and got \{\}'):
+        run(columns=['image'])
+    bad.unlink()
+    with pytest.raises(ConfigError, match=r'with inputs .*"images": 10.*, and got .*"images": 9'):
+        run()
+    assert run(exist_ok=True).rows == 9
+
+
+def test_a_folder_that_holds_something(tmp_path: Path) -> None:
+    (tmp_path / 'out').mkdir()
+    (tmp_path / 'out' / 'mine.txt').write_text('mine')
+    with pytest.raises(FileExistsError, match=r'holds mine\.txt'):
+        convert([{'i': 1}], tmp_path / 'out')
+    assert (tmp_path / 'out' / 'mine.txt').read_text() == 'mine'
+    convert([{'i': 1}], tmp_path / 'out', exist_ok=True)
+    assert sorted(digests(tmp_path / 'out')) == ['index.json', 'shard.00000.00000.mds']
+    with pytest.raises(FileExistsError, match=r'holds index\.json'):
+        convert([{'i': 1}], tmp_path / 'out')
+
+
+def test_two_conversions_to_one_folder(tmp_path: Path) -> None:
+    def samples():
+        yield {'i': 1}
+        with pytest.raises(ConversionError, match='Another conversion is writing'):
+            convert([{'i': 1}], tmp_path / 'out')
+        yield {'i': 2}
+
+    assert convert(samples(), tmp_path / 'out').rows == 2
+
+
+def fewer(number: int):
+    """More samples before a restart than after it."""
+    for part in range(1 if KILL.get('few') else 200):
+        yield {'n': number, 'part': part}
+    if number == 3 and not KILL.get('few'):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_leftover_shards_of_a_killed_task_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {'function': fewer, 'columns': {'n': 'int', 'part': 'int'}, 'size_limit': 600}
+    status, _ = in_a_child(lambda: convert(range(5), tmp_path / 'out', **options), 0, 'none')
+    assert os.WIFSIGNALED(status)
+    assert (tmp_path / 'out' / 'shard.00003.00002.mds').exists()
+    monkeypatch.setitem(KILL, 'few', 1)
+    convert(range(5), tmp_path / 'out', **options)
+
+    listed = {
+        shard['raw_data']['basename'] for shard in json.loads((tmp_path / 'out/index.json').read_text())['shards']
+    }
+    assert {path.name for path in (tmp_path / 'out').iterdir()} == {*listed, 'index.json'}
