@@ -196,9 +196,20 @@ def _columns(
 def _schema(message: bytes, source: str) -> pa.Schema:
     pa = import_pyarrow('Arrow files')
     try:
-        return pa.ipc.read_schema(pa.py_buffer(message))
+        schema = pa.ipc.read_schema(pa.py_buffer(message))
+        for field in schema:
+            _read_names(field)
     except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise FormatError(f'The schema of {source} is damaged: {error}. Restore the file.') from error
+    return schema
+
+
+def _read_names(field: Any) -> str:
+    """The name of a field. That of each inner field is read, too: a damaged one raises UnicodeDecodeError."""
+    kind = getattr(field.type, 'storage_type', field.type)
+    for number in range(kind.num_fields):
+        _read_names(kind.field(number))
+    return field.name
 
 
 # Indexing

@@ -1,0 +1,263 @@
+"""JSONL, CSV and TSV, plain or compressed (.gz, .zst, .bz2), without an index.
+
+`index` reads all data once: it finds the ends of records, and the type of each column in all rows. A part is a run of
+records of about 32 MiB, or a compressed file. A column has a type if all its values have; see
+`headrace.sources.line_types`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.errors import FormatError, ShardError
+from headrace.format.compression_algorithms import CHUNK
+from headrace.sources.column_choice import choose_columns
+from headrace.sources.index_bytes import dump_index, load_index
+from headrace.sources.line_records import Record, read_objects, read_texts
+from headrace.sources.line_types import JsonTypes, TextTypes, json_columns, text_columns
+from headrace.sources.part_table import PartTable
+from headrace.sources.protocol import Part
+from headrace.sources.ranges import ByteRange, read_ranges
+from headrace.sources.windows import algorithm_of, unpack
+
+if TYPE_CHECKING:
+    from headrace.storage import ObjectInfo, Store
+
+__all__ = ['CSV', 'JSONL', 'TSV', 'LineFormat', 'LineSource']
+
+_COMPRESSED: Final = r'(\.(gz|zst|zstd|bz2))'
+_PART: Final = 32 << 20
+_READ: Final = 4 << 20
+_BATCH_ROWS: Final = 1 << 12
+_BATCH_BYTES: Final = 8 << 20
+
+
+class LineFormat:
+    """A `SourceFormat` of records in lines.
+
+    Args:
+        name: the format.
+        names: pattern of the names of its files.
+        separator: of the fields of a row; empty for objects of JSON.
+    """
+
+    def __init__(self, name: str, names: str, separator: str) -> None:
+        self.NAME = name
+        self.separator = separator
+        self._names = re.compile(names, re.IGNORECASE)
+
+    def find(self, objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
+        """See `SourceFormat.find`. Names that begin with '_' or '.' are of other programs."""
+        return [
+            info
+            for info in objects
+            if self._names.search(info.key) and not any(part.startswith(('.', '_')) for part in info.key.split('/'))
+        ]
+
+    def index(
+        self,
+        store: Store,
+        objects: Sequence[ObjectInfo],
+        *,
+        columns: Collection[str] | None,
+        allow_unsafe_types: bool,
+    ) -> LineSource:
+        """See `SourceFormat.index`.
+
+        Raises:
+            FormatError: a record is damaged; or rows of CSV have other fields than the header, or other headers.
+            StreamError: the data lack one of ``columns``.
+        """
+        del allow_unsafe_types  # no type of text runs code
+        reader: _Reader = _TextReader(self.separator) if self.separator else _ObjectReader()
+        pieces = _Pieces(store, objects)
+        parts = [part for info in objects for part in _parts(reader, info, pieces.of(info))]
+        found = reader.encodings()
+        chosen = choose_columns(list(found), columns, source=f'the {self.NAME} data')
+        return LineSource(self, {name: found[name] for name in chosen}, PartTable.of(parts), reader.headers)
+
+    def load(self, data: bytes) -> LineSource:
+        """See `SourceFormat.load`."""
+        columns, parts, more = load_index(self.NAME, data)
+        return LineSource(self, columns, parts, more['headers'])
+
+
+JSONL: Final = LineFormat('jsonl', rf'(\.(jsonl|ndjson){_COMPRESSED}?|\.json{_COMPRESSED})$', '')
+"""Objects of JSON. A plain ``.json`` is not of this format: it may be one large value."""
+CSV: Final = LineFormat('csv', rf'\.csv{_COMPRESSED}?$', ',')
+TSV: Final = LineFormat('tsv', rf'\.(tsv|tab){_COMPRESSED}?$', '\t')
+
+
+@dataclass(frozen=True, slots=True)
+class LineSource:
+    """See `Source`."""
+
+    kind: LineFormat
+    columns: Mapping[str, str]
+    parts: Sequence[Part]
+    headers: Mapping[str, Sequence[str]]
+    """The fields of each file of CSV."""
+
+    @property
+    def format(self) -> str:
+        """See `Source.format`."""
+        return self.kind.NAME
+
+    def batches(self, part: int, data: memoryview) -> Iterator[Mapping[str, Sequence[Any]]]:
+        """See `Source.batches`."""
+        found = self.parts[part]
+        where = f'{found.key} (rows of part {part})'
+        try:
+            rows = 0
+            for batch in self._batches(found, data, where):
+                rows += len(batch)
+                yield self._columns(batch, found.key)
+        except ShardError:
+            raise
+        except (FormatError, ValueError, TypeError, KeyError, OverflowError) as error:
+            raise ShardError(f'{where} differs from what was indexed: {error!s:.300}. Restore the file.') from error
+        if rows != found.rows:
+            raise ShardError(f'{where} has {rows} rows, but the index says {found.rows}. Restore the file.')
+
+    def _columns(self, batch: list[Any], key: str) -> Mapping[str, Sequence[Any]]:
+        columns = dict(self.columns)
+        return text_columns(batch, self.headers[key], columns) if self.kind.separator else json_columns(batch, columns)
+
+    def _batches(self, part: Part, data: memoryview, where: str) -> Iterator[list[Any]]:
+        chunks = unpack(
+            algorithm_of(part.key), (bytes(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)), where
+        )
+        if not self.kind.separator:
+            records = read_objects(chunks, where)
+        else:
+            records = read_texts(chunks, self.kind.separator, where)
+            if not part.ranges:
+                next(records, None)  # the header
+            count = len(self.headers[part.key])
+            records = (_checked(record, count, where) for record in records)
+        batch: list[Any] = []
+        start = 0
+        for record in records:
+            batch.append(record.value)
+            if len(batch) == _BATCH_ROWS or record.end - start >= _BATCH_BYTES:
+                yield batch
+                batch, start = [], record.end
+        if batch:
+            yield batch
+
+    def to_bytes(self) -> bytes:
+        """See `Source.to_bytes`."""
+        return dump_index(self.format, self.columns, self.parts, {'headers': dict(self.headers)})
+
+
+# Indexing
+
+
+class _Pieces:
+    """All objects in pieces, read ahead of the parser."""
+
+    def __init__(self, store: Store, objects: Sequence[ObjectInfo]) -> None:
+        self._pieces = read_ranges(
+            store,
+            (
+                ByteRange(info.key, at, min(_READ, info.size - at), info.etag)
+                for info in objects
+                for at in range(0, info.size, _READ)
+            ),
+        )
+
+    def of(self, info: ObjectInfo) -> Iterator[bytes]:
+        """The pieces of the next object."""
+        for _ in range(0, info.size, _READ):
+            yield next(self._pieces)
+
+
+class _ObjectReader:
+    """Records of JSONL, and the types of all of them."""
+
+    def __init__(self) -> None:
+        self._types = JsonTypes()
+        self.headers: dict[str, list[str]] = {}
+
+    def records(self, info: ObjectInfo, chunks: Iterable[bytes]) -> Iterator[Record]:
+        """The records of a file."""
+        for record in read_objects(chunks, info.key):
+            self._types.add(record.value, escapes=record.escapes)
+            yield record
+
+    def encodings(self) -> dict[str, str]:
+        """The encoding of each column."""
+        return self._types.encodings()
+
+
+class _TextReader:
+    """Rows of CSV, and the types of all of them."""
+
+    def __init__(self, separator: str) -> None:
+        self._separator = separator
+        self._types: dict[tuple[str, ...], TextTypes] = {}
+        self.headers: dict[str, list[str]] = {}
+
+    def records(self, info: ObjectInfo, chunks: Iterable[bytes]) -> Iterator[Record]:
+        """The records of a file, without its header."""
+        records = read_texts(chunks, self._separator, info.key)
+        head = next(records, None)
+        if head is None:
+            return
+        header: list[str] = head.value
+        if len(set(header)) < len(header):
+            raise FormatError(
+                f'The first row of CSV names the columns, all different, but {info.key} has {header!r:.300}.'
+            )
+        known = next(iter(self.headers.values()), header)
+        if set(known) != set(header):
+            raise FormatError(
+                f'The files of a dataset have the same columns, but {info.key} has {header!r:.200}, and '
+                f'{next(iter(self.headers))} has {known!r:.200}. The first row of a file names its columns. Choose '
+                f'files of one kind with a glob in `remote`.'
+            )
+        self.headers[info.key] = header
+        types = self._types.setdefault(tuple(header), TextTypes(len(header)))
+        for record in records:
+            types.add(_checked(record, len(header), info.key).value)
+            yield record
+
+    def encodings(self) -> dict[str, str]:
+        """The encoding of each column, for files whose columns may be in another order."""
+        found: dict[str, set[str]] = {}
+        for header, types in self._types.items():
+            for name, encoding in zip(header, types.encodings(), strict=True):
+                found.setdefault(name, set()).add(encoding)
+        return {name: next(iter(kinds)) if len(kinds) == 1 else 'str' for name, kinds in found.items()}
+
+
+_Reader = _ObjectReader | _TextReader
+
+
+def _checked(record: Record, count: int, where: str) -> Record:
+    if len(record.value) != count:
+        raise FormatError(
+            f'Each row has the {count} fields that the first row names, but that at byte {record.start} of {where} has '
+            f'{len(record.value)}. Quote fields that hold separators or line ends.'
+        )
+    return record
+
+
+def _parts(reader: _Reader, info: ObjectInfo, pieces: Iterator[bytes]) -> Iterator[Part]:
+    """The parts of a file. All its pieces are read."""
+    algorithm = algorithm_of(info.key)
+    start = end = rows = 0
+    for record in reader.records(info, unpack(algorithm, pieces, info.key)):
+        if rows and algorithm is None and record.end - start > _PART:
+            yield Part(info.key, ((start, end - start),), rows, end - start)
+            rows = 0
+        start = start if rows else record.start
+        end = record.end
+        rows += 1
+    if rows:
+        yield Part(info.key, () if algorithm else ((start, end - start),), rows, end - start)
+    for _ in pieces:
+        pass

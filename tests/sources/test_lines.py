@@ -1,0 +1,281 @@
+"""JSONL, CSV and TSV, as Python's json and csv write them, read value by value."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import csv
+import gzip
+import io
+import json
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from source_cases import MemoryStore, index, part_bytes, rows
+
+from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
+from headrace.sources.lines import CSV, JSONL, TSV
+
+COMPRESSIONS = {
+    '': lambda data: data,
+    '.gz': gzip.compress,
+    '.zst': zstandard.ZstdCompressor().compress,
+    '.bz2': bz2.compress,
+}
+
+
+def jsonl(values: list[Any], end: str = '\n') -> bytes:
+    return ''.join(json.dumps(value, ensure_ascii=False) + end for value in values).encode()
+
+
+def table(header: list[str], lines: list[list[str]], **how: Any) -> bytes:
+    out = io.StringIO()
+    csv.writer(out, **how).writerows([header, *lines])
+    return out.getvalue().encode()
+
+
+SAMPLES: list[dict[str, Any]] = [
+    {'id': n, 'text': f'"ä"\n{n}', 'score': n / 3, 'good': n % 2 == 0, 'meta': {'n': [n, None]}, 'maybe': None}
+    for n in range(100)
+]
+
+
+@pytest.mark.parametrize('ending', COMPRESSIONS)
+def test_jsonl(ending):
+    compress = COMPRESSIONS[ending]
+    objects = {f'{n}.jsonl{ending}': compress(jsonl(SAMPLES[50 * n : 50 * n + 50])) for n in range(2)}
+    source = index(JSONL, objects)
+    assert dict(source.columns) == {
+        'id': 'int',
+        'text': 'str',
+        'score': 'float64',
+        'good': 'uint8',
+        'meta': 'json',
+        'maybe': 'json',
+    }
+    assert [part.ranges == () for part in source.parts] == [ending != ''] * 2
+    assert rows(source, objects) == SAMPLES
+
+
+@pytest.mark.parametrize('ending', COMPRESSIONS)
+@pytest.mark.parametrize(('kind', 'separator'), [(CSV, ','), (TSV, '\t')])
+def test_csv_and_tsv(kind, separator, ending):
+    lines = [[str(n), f'a{separator}"b"\r\n{n}', f'{n / 4}', f'0{n}', '' if n == 3 else '5'] for n in range(60)]
+    data = table(['id', 'text', 'score', 'code', 'gap'], lines, delimiter=separator)
+    objects = {f'a.{kind.NAME}{ending}': COMPRESSIONS[ending](data)}
+    source = index(kind, objects)
+    assert dict(source.columns) == {'id': 'int', 'text': 'str', 'score': 'float64', 'code': 'str', 'gap': 'str'}
+    expected = [[int(line[0]), line[1], float(line[2]), *line[3:]] for line in lines]
+    assert [list(row.values()) for row in rows(source, objects)] == expected
+
+
+def test_names_of_files():
+    names = ['a.jsonl', 'b/c.NDJSON', 'c4.json.gz', 'state.json', 'a.csv', 'b.tsv.zst', '.a.jsonl', '_b/x.csv', 'x.tab']
+    store = MemoryStore(dict.fromkeys(names, b''))
+    found = {kind.NAME: [info.key for info in kind.find(list(store.list('')))] for kind in (JSONL, CSV, TSV)}
+    assert found == {'jsonl': ['a.jsonl', 'b/c.NDJSON', 'c4.json.gz'], 'csv': ['a.csv'], 'tsv': ['b.tsv.zst', 'x.tab']}
+
+
+@pytest.mark.parametrize(
+    ('values', 'encoding'),
+    [
+        ([1, -(1 << 63), (1 << 63) - 1], 'int'),
+        ([1, 1 << 63], 'json'),
+        ([1, 2.5], 'float64'),
+        ([1 << 60, 2.5], 'json'),
+        ([True, False], 'uint8'),
+        ([True, 1], 'json'),
+        (['a', 'b'], 'str'),
+        (['a', '\ud800'], 'json'),
+        (['a', None], 'json'),
+        (['a', 1], 'json'),
+        ([[1], [2]], 'json'),
+    ],
+)
+def test_types_of_json(values, encoding):
+    objects = {'a.jsonl': ''.join(json.dumps({'x': value}) + '\n' for value in values).encode()}
+    source = index(JSONL, objects)
+    assert dict(source.columns) == {'x': encoding}
+    assert [row['x'] for row in rows(source, objects)] == values
+
+
+@pytest.mark.parametrize(
+    ('texts', 'encoding', 'values'),
+    [
+        (['1', '-9223372036854775808'], 'int', [1, -(1 << 63)]),
+        (['1', '9223372036854775808'], 'str', None),
+        (['007', '1'], 'str', None),
+        (['1', '2.5', '1e-3', '.5', '-0.25'], 'float64', [1, 2.5, 1e-3, 0.5, -0.25]),
+        (['1', '00.5'], 'str', None),
+        (['9007199254740993', '2.5'], 'str', None),
+        (['-0', '1'], 'str', None),
+        (['1', 'nan'], 'str', None),
+        (['1', ''], 'str', None),
+        (['1_0', '٣'], 'str', None),
+        (['True', 'False'], 'str', None),
+    ],
+)
+def test_types_of_csv(texts, encoding, values):
+    objects = {'a.csv': table(['x', 'y'], [[text, 'y'] for text in texts])}
+    source = index(CSV, objects)
+    assert source.columns['x'] == encoding
+    assert [row['x'] for row in rows(source, objects)] == (values or texts)
+
+
+def test_keys_that_some_objects_lack():
+    objects = {'a.jsonl': jsonl([{'a': 1, 'b': 'x'}, {'a': 2}, {'c': 1.5, 'a': 3}])}
+    source = index(JSONL, objects)
+    assert dict(source.columns) == {'a': 'int', 'b': 'json', 'c': 'json'}
+    assert rows(source, objects) == [
+        {'a': 1, 'b': 'x', 'c': None},
+        {'a': 2, 'b': None, 'c': None},
+        {'a': 3, 'b': None, 'c': 1.5},
+    ]
+
+
+def test_ends_of_lines():
+    data = b'\xef\xbb\xbf' + jsonl([{'a': 1}, {'a': 2}], '\r\n') + b'\n  \n' + b'{"a": 3}'
+    assert rows(index(JSONL, {'a.jsonl': data}), {'a.jsonl': data}) == [{'a': n} for n in (1, 2, 3)]
+    data = b'\xef\xbb\xbfa,b\r\n1,2\r\n\r\n3,"4"'
+    assert rows(index(CSV, {'a.csv': data}), {'a.csv': data}) == [{'a': 1, 'b': 2}, {'a': 3, 'b': 4}]
+
+
+@pytest.mark.parametrize('kind', [JSONL, CSV])
+def test_parts_are_runs_of_32_mib(kind):
+    texts = [f'{n} "quoted",\n' + 'x' * (5 << 20) for n in range(8)]
+    objects = {
+        'a.jsonl': jsonl([{'text': text} for text in texts]),
+        'a.csv': table(['text'], [[text] for text in texts]),
+    }
+    source = index(kind, {f'a.{kind.NAME}': objects[f'a.{kind.NAME}']})
+    assert [part.rows for part in source.parts] == [6, 2]
+    found = [batch['text'] for n in range(2) for batch in source.batches(n, part_bytes(source, n, objects))]
+    assert [text for batch in found for text in batch] == texts
+
+
+def test_files_of_csv_may_order_their_columns_as_they_like():
+    objects = {'a.csv': b'a,b\n1,x\n', 'b.csv': b'b,a\ny,2\n', 'c.csv': b'a,b\n'}
+    assert rows(index(CSV, objects), objects) == [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
+    objects['b.csv'] = b'b,a\ny,z\n'
+    assert rows(index(CSV, objects), objects) == [{'a': '1', 'b': 'x'}, {'a': 'z', 'b': 'y'}]
+    with pytest.raises(FormatError, match='same columns'):
+        index(CSV, {**objects, 'b.csv': b'b,c\n1,2\n'})
+
+
+def test_columns_are_chosen():
+    objects = {'a.jsonl': jsonl(SAMPLES)}
+    assert rows(index(JSONL, objects, columns=['id']), objects) == [{'id': n} for n in range(100)]
+    with pytest.raises(StreamError, match="asks for 'x'"):
+        index(JSONL, objects, columns=['x'])
+
+
+@pytest.mark.parametrize(
+    ('name', 'data', 'message'),
+    [
+        ('a.jsonl', b'{"a": 1}\n{"a": \n', r'Line 2 \(byte 9\) of a.jsonl is not JSON'),
+        ('a.jsonl', b'[1]\n', 'is a list'),
+        ('a.jsonl', b'{"a": "\xff"}\n', 'Line 1 .* is not JSON'),
+        ('a.jsonl', b'{"a": ' + b'[' * 100_000 + b'\n', 'is not JSON'),
+        ('a.jsonl', b'{"a": ' + b'1' * 5000 + b'}\n', 'is not JSON'),
+        ('a.csv', b'a,b\n1,2\n3\n', 'has the 2 fields that the first row names.*byte 8 of a.csv has 1'),
+        ('a.csv', b'a,a\n1,2\n', 'all different'),
+        ('a.csv', b'a,b\n1,"2\n', 'is no row of CSV'),
+        ('a.csv', b'a,b\n1,"2"x\n', 'is no row of CSV'),
+        ('a.csv', b'a,b\n1,\xff\n', 'not UTF-8'),
+        ('a.jsonl.gz', gzip.compress(b'{"a": 1}\n')[:-4], 'not a complete gz file'),
+        ('a.jsonl.zst', b'no zstd', 'not a complete zstd file'),
+    ],
+)
+def test_damaged_files(name, data, message):
+    kind = CSV if name.startswith('a.csv') else JSONL
+    with pytest.raises(FormatError, match=message):
+        index(kind, {name: data})
+
+
+def test_many_keys_are_refused():
+    with pytest.raises(FormatError, match='at most 10000 different keys'):
+        index(JSONL, {'a.jsonl': jsonl([{f'k{n}': 1} for n in range(10_002)])})
+
+
+def test_a_part_of_other_bytes_is_an_error():
+    objects = {'a.jsonl': jsonl([{'a': n + 0.5} for n in range(10)])}
+    source = index(JSONL, objects)
+    with pytest.raises(ShardError, match='differs from what was indexed'):
+        list(source.batches(0, memoryview(jsonl([{'a': 'x'}] * 10))))
+    with pytest.raises(ShardError, match='has 9 rows, but the index says 10'):
+        list(source.batches(0, memoryview(jsonl([{'a': 1}] * 9))))
+    objects = {'a.csv': b'a,b\n1,2\n3,4\n'}
+    source = index(CSV, objects)
+    for other in (b'1,2\n3,4,5\n', b'1,x\n3,4\n', b'"1,2'):
+        with pytest.raises(ShardError, match='differs from what was indexed'):
+            list(source.batches(0, memoryview(other)))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from('abc'), json_values, min_size=1), min_size=1, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_any_objects(values):
+    objects = {'a.jsonl': ''.join(json.dumps(value) + '\n' for value in values).encode()}
+    keys = {key for value in values for key in value}
+    assert rows(index(JSONL, objects), objects) == [{key: value.get(key) for key in keys} for value in values]
+
+
+fields = st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0'), max_size=6)
+
+
+@given(st.lists(st.tuples(fields, fields), min_size=1, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_any_rows(values):
+    objects = {'a.csv': table(['a', 'b'], [list(value) for value in values], quoting=csv.QUOTE_ALL)}
+    source = index(CSV, objects)
+    for row, value in zip(rows(source, objects), values, strict=True):
+        for name, text in zip('ab', value, strict=True):
+            assert row[name] == (text if source.columns[name] == 'str' else float(text))
+
+
+SEEDS = {
+    'a.jsonl': jsonl(SAMPLES[:5]),
+    'a.csv': b'a,b\n1,"x ""y"", \n z"\n2,3\n',
+    'a.jsonl.gz': gzip.compress(jsonl(SAMPLES[:5])),
+    'a.csv.zst': zstandard.ZstdCompressor().compress(b'a,b\n1,"x"\n2,3\n'),
+    'b.jsonl.bz2': bz2.compress(jsonl(SAMPLES[:5])),
+}
+changes = st.lists(st.tuples(st.integers(0, 1 << 10), st.binary(min_size=1, max_size=6)), max_size=3)
+
+
+def check_damaged(name: str, edits: list[tuple[int, bytes]], end: int) -> None:
+    data = bytearray(SEEDS[name])
+    kind = CSV if '.csv' in name else JSONL
+    source = index(kind, {name: SEEDS[name]})
+    for at, new in edits:
+        start = at % len(data)
+        data[start : start + len(new)] = new
+    objects = {name: bytes(data[: max(0, len(data) - end)])}
+    with contextlib.suppress(HeadraceError):
+        rows(index(kind, objects), objects)
+    part = source.parts[0]
+    changed = objects[name] if not part.ranges else objects[name][part.ranges[0][0] :]
+    with contextlib.suppress(HeadraceError):  # against an index that knew it undamaged
+        list(source.batches(0, memoryview(changed)))
+
+
+@given(st.sampled_from(sorted(SEEDS)), changes, st.just(0) | st.integers(0, 100))
+@settings(max_examples=100, deadline=None)
+def test_any_damage_is_an_error_of_ours(name, edits, end):
+    check_damaged(name, edits, end)
+
+
+@pytest.mark.slow
+@given(st.sampled_from(sorted(SEEDS)), changes, st.just(0) | st.integers(0, 100))
+@settings(max_examples=20_000, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_damage_is_an_error_of_ours_at_length(name, edits, end):
+    check_damaged(name, edits, end)
