@@ -13,10 +13,9 @@ from headrace.errors import ConfigError
 from headrace.format import number_abbrev_to_int
 from headrace.order import BatchPlan, Mixture, OrderConfig, StreamSize, Topology, make_order, make_plan
 from headrace.order.mosaicml.batching import Devices
+from headrace.order.mosaicml.epoch_arrays import get_partitions, get_shuffle, work_array
 from headrace.order.mosaicml.epoch_permutation import Draws
 from headrace.order.mosaicml.order import MosaicMLOrder
-from headrace.order.mosaicml.partition import Partition
-from headrace.order.shuffle import PERMUTATIONS
 from headrace.testing.golden.case import Case, Outcome, array_problem, expect_error, read_arrays, read_json
 
 __all__ = ['call_partitions', 'call_shuffle', 'mixture_of', 'resampled', 'run']
@@ -141,13 +140,8 @@ def work(prepared: Run) -> NDArray[np.int64]:
     batches = prepared.order.batches(devices, args.get('sample_in_epoch', 0))
     rows = batches.rows(np.arange(batches.num_rows))
     ids = np.where(rows >= 0, prepared.order.ids[rows], -1)
-    return _to_work_array(
-        ids,
-        nodes=devices.nodes,
-        ranks=devices.ranks,
-        workers=args['world']['workers_per_rank'],
-        batch_size=devices.batch_size,
-    )
+    workers = args['world']['workers_per_rank']
+    return work_array(ids, devices.nodes, devices.ranks, workers, devices.batch_size)
 
 
 def _case_problem(case: Case, arrays: dict[str, NDArray[np.int64]]) -> str:
@@ -240,50 +234,10 @@ def resampled(args: Case, epoch: int, stream: int | None) -> list[NDArray[np.int
 
 def call_partitions(args: Case) -> NDArray[np.int64]:
     """The array of a get_partitions vector."""
-    partition = Partition(
-        args['num_samples'],
-        args['num_canonical_nodes'],
-        nodes=args['num_physical_nodes'],
-        ranks=args['ranks_per_node'],
-        batch_size=args['batch_size'],
-        drop=args['drop_first'],
-        algorithm=args['algo'],
-        initial_nodes=args['initial_physical_nodes'],
-    )
-    return _to_work_array(
-        partition.rows(np.arange(partition.num_rows)),
-        nodes=args['num_physical_nodes'],
-        ranks=args['ranks_per_node'],
-        workers=args['workers_per_rank'],
-        batch_size=args['batch_size'],
-    )
+    return get_partitions(**args)
 
 
 def call_shuffle(args: Case) -> NDArray[np.int64]:
     """The array of a get_shuffle vector."""
-    sizes = np.array(args['shard_sizes'], np.int64)
-    out = np.empty(int(sizes.sum()), np.int64)
-    shuffle = PERMUTATIONS[args['algo']]
-    shuffle(out, sizes, args['num_canonical_nodes'], args['seed'], args['epoch'], args['block_size'])
-    return out
-
-
-def _to_work_array(
-    rows: NDArray[np.int64], *, nodes: int, ranks: int, workers: int, batch_size: int
-) -> NDArray[np.int64]:
-    """Distribute rows of global batches like MosaicML Streaming: workers take them in turn.
-
-    Args:
-        rows: int64[batches, P·R·B].
-        nodes: P.
-        ranks: R, ranks of a node.
-        workers: W, dataloader workers of a rank, at least 1.
-        batch_size: B, samples of a rank's batch.
-
-    Returns:
-        int64[P, R, W, batches of a worker, B]; rows of -1 are added at the end for a multiple of W.
-    """
-    padding = np.full((-len(rows) % workers, nodes * ranks * batch_size), -1, np.int64)
-    padded = np.concatenate([rows.reshape(-1, nodes * ranks * batch_size), padding])
-    shape = (len(padded) // workers, workers, nodes, ranks, batch_size)
-    return padded.reshape(shape).transpose(2, 3, 1, 0, 4)
+    arguments: Case = {**args, 'shard_sizes': np.array(args['shard_sizes'], np.int64)}
+    return get_shuffle(**arguments)
