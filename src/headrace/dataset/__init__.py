@@ -10,6 +10,7 @@ from headrace.dataset.local import LocalDataset
 from headrace.dataset.mesh import topology_of_mesh
 from headrace.dataset.sample_rng import sample_rng
 from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
+from headrace.dataset.streams.registry import streams_registry
 from headrace.dataset.streams.stream import Stream
 from headrace.dataset.tracker import PositionTracker
 from headrace.dataset.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
@@ -34,6 +35,7 @@ __all__ = [
     'XSVWriter',
     'detect_topology',
     'sample_rng',
+    'streams_registry',
     'topology_of_mesh',
     'without_padding',
 ]

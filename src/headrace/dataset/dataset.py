@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import IterableDataset, get_worker_info
 
+from headrace.dataset.attributes import DatasetAttributes
 from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY, BadSamplePolicy, parse_policy
 from headrace.dataset.batch_keys.key import ReservedKey
 from headrace.dataset.batch_keys.padding import PADDING_KEY
@@ -17,6 +18,7 @@ from headrace.dataset.cache_files.epoch_permutation import EpochPermutations
 from headrace.dataset.items import SamplesById
 from headrace.dataset.iterate import samples_of_pass
 from headrace.dataset.keywords import by_name
+from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.prefetch.cache_sizing import require_room, warn_without_room
 from headrace.dataset.reading.batch_reader import BatchReader
 from headrace.dataset.reading.protocol import Collate, Reader
@@ -27,6 +29,7 @@ from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.streams.columns import column_names, read_columns, refuse_different_columns
 from headrace.dataset.streams.open_streams import open_streams
+from headrace.dataset.streams.registry import streams_registry
 from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
@@ -55,7 +58,18 @@ from headrace.storage import CacheCounters
 __all__ = ['StreamingDataset']
 
 
-class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
+_PLANS = 'The order is `dataset.plan(epoch=...)`: read it there, or pass `shuffle_algo` and `batching_method`.'
+_UNUSED = {
+    '_get_work': _PLANS,
+    'resample_streams': _PLANS,
+    '_each_sample_id': _PLANS,
+    '_resume': 'Override `load_state_dict`.',
+    'prepare_shard': "Register a store for the scheme of the streams' URLs: headrace.storage.register_store.",
+}
+"""Methods of MosaicML Streaming's class, and what to use instead of overriding them."""
+
+
+class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any]):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
     Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
@@ -94,7 +108,8 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
             with MosaicML Streaming's orders also 'per_stream' or 'device_per_stream'.
         allow_unsafe_types: whether to open data with pickled columns, which can run code.
         replication: consecutive ranks that get the same samples.
-        stream_name, stream_config: accepted for compatibility; streams are made by `headrace.mixing`.
+        stream_name, stream_config: name of a class in `streams_registry` that makes the stream of `remote` and `local`,
+            and more arguments for it.
         remainder: handling of the samples after the last full global batch. 'repeat' reads them, and repeats a few if
             ranks would get unequal numbers. 'exact' also marks the repeats in every batch under `headrace.PADDING`.
             'drop' drops them. None: 'repeat', or the choice of the evaluation.
@@ -184,13 +199,22 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
                 f'Recommendation is to set predownload to at least the batch size.',
                 stacklevel=3,
             )
+        refuse_unused_overrides(type(self), StreamingDataset, _UNUSED)
         ranges = parse_skip(skip)
         self.on_bad_sample = parse_policy(on_bad_sample)
         self.predownload = predownload
         self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
-        self.streams = list(streams) if streams is not None else [Stream(remote=remote, local=local, split=split)]
+        self.streams = (
+            [
+                streams_registry.make(
+                    stream_name, {**(stream_config or {}), 'remote': remote, 'local': local, 'split': split}
+                )
+            ]
+            if streams is None
+            else list(streams)
+        )
         open_streams(
             self.streams,
             cache_limit=self.cache_limit,
@@ -378,8 +402,8 @@ class StreamingDataset(SampleSequence, SamplesById, IterableDataset[Any]):
         """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
         return self._samples.locate(ids)
 
-    def prepare_shard(self, shard: int) -> None:
-        """Have a shard fetched and unpacked now."""
+    def prepare_shard(self, shard: int, blocking: bool = True) -> None:  # noqa: ARG002 - as MosaicML Streaming's
+        """Have a shard fetched and unpacked now. It returns when the shard is there; `blocking` has no effect."""
         self.pool.fetch(shard)
 
     def evict_shard(self, shard: int) -> None:

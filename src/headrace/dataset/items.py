@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -25,10 +26,11 @@ class SamplesById:
         """One sample, by an id from 0 to `size` - 1."""
 
     def __getitem__(self, at: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> Any:
-        """One sample by its global id, or a list of samples. Negative ids count from the end.
+        """One sample by its global id, or a list of samples. Negative ids count from the end. Lists may hold lists.
 
         Raises:
             IndexError: there is no such sample.
+            TypeError: it is none of these.
         """
         if isinstance(at, (int, np.integer)):
             size = self.size
@@ -37,4 +39,13 @@ class SamplesById:
             return self.get_item(int(at) % size)
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(self.size))]
-        return [self[int(i)] for i in at]
+        if isinstance(at, (str, bytes)):
+            raise TypeError(f'A sample id is an int, a slice, or a list or array of ints, but is {at!r:.60}.')
+        return [self[_index(i)] for i in at]
+
+
+def _index(at: Any) -> Any:
+    try:
+        return operator.index(at)
+    except TypeError:
+        return at  # a slice, or more ids

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils.data import Dataset
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.items import SamplesById
+from headrace.format import ShardInfo
 
 __all__ = ['LocalDataset']
 
@@ -36,6 +38,16 @@ class LocalDataset(SamplesById, Dataset[Any]):
     def size(self) -> int:
         """The number of samples."""
         return self._dataset.num_samples
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples."""
+        return self._dataset.num_samples
+
+    @property
+    def shards(self) -> Sequence[ShardInfo]:
+        """The shards' entries in the index."""
+        return self._dataset.shards
 
     def get_item(self, sample_id: int) -> Any:
         """One sample, by a number from 0 to `size` - 1. Override it to change samples; `dataset[i]` calls it."""

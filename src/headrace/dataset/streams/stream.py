@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from headrace.dataset.cache_files.index_table import INDEX, IndexFile
 from headrace.dataset.keywords import by_name
+from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.streams.columns import column_names, read_columns
 from headrace.dataset.streams.folder_claim import claimed_folder
@@ -40,6 +41,16 @@ from headrace.storage.cache.index_check import IndexCheck
 from headrace.storage.cache.shared_file import claim_private_folder, private_folder, refuse_strangers, temporary_folder
 
 __all__ = ['Stream']
+
+_STORES = "Register a store for the scheme of the stream's URLs: headrace.storage.register_store."
+_UNUSED = {
+    '_download_file': _STORES,
+    '_prepare_shard_part': _STORES,
+    'prepare_shard': _STORES,
+    '_decompress_shard_part': 'Register a compression: headrace.format.register_compression.',
+    'get_shards': 'Write an index.json to the remote, or to `local` before the dataset is made.',
+}
+"""Methods of MosaicML Streaming's class, and what to use instead of overriding them."""
 
 PATIENCE = 30.0  # seconds without progress, during which a download is retried however often it fails
 
@@ -115,6 +126,7 @@ class Stream:
         on_changed_data: OnChangedData | None = None,
         format: str | None = None,  # noqa: A002 - the word for it
     ) -> None:
+        refuse_unused_overrides(type(self), Stream, _UNUSED)
         weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
         given = {key: value for key, value in weights.items() if value is not None}
         if len(given) > 1:

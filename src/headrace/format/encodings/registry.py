@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 __all__ = [
+    'FunctionEncoding',
     'fixed_array_type',
     'get_mds_encoded_size',
     'get_mds_encoding',
@@ -25,6 +26,7 @@ __all__ = [
     'mds_decode',
     'mds_encode',
     'register_encoding',
+    'replace_encoding',
 ]
 
 _RUN_CODE: Final = frozenset({'cloudpickle', 'dill', 'joblib', 'marshal', 'pickle', 'torch'})
@@ -76,15 +78,11 @@ def register_encoding(
     Raises:
         ConfigError: the name is taken or malformed, or neither an encoding nor two functions are given.
     """
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f'The name of an encoding begins with a letter and has at most 64 letters, digits and "_.-[]", but got '
-            f'{name[:80]!r}. A colon separates the name from its parameters.'
-        )
+    _check_name(name)
     if encoding is not None and encode is None and decode is None:
         found = encoding() if isinstance(encoding, type) else encoding
     elif encoding is None and encode is not None and decode is not None:
-        found = _FunctionEncoding(name, encode, decode, size, kind, runs_code)
+        found = FunctionEncoding(name, encode, decode, size, kind, runs_code)
     else:
         raise ConfigError(
             f'register_encoding({name!r}) takes either an encoding, or both `encode` and `decode`. Give one of these.'
@@ -99,9 +97,32 @@ def register_encoding(
     get_mds_encoding.cache_clear()
 
 
+def replace_encoding(name: str, encoding: Encoding) -> None:
+    """Register an encoding under a name that another one may have: all shards are read and written by it from now on.
+
+    Args:
+        name: as for `register_encoding`.
+        encoding: the encoding.
+
+    Raises:
+        ConfigError: the name is malformed.
+    """
+    _check_name(name)
+    ENCODINGS[name] = encoding
+    get_mds_encoding.cache_clear()
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f'The name of an encoding begins with a letter and has at most 64 letters, digits and "_.-[]", but got '
+            f'{name[:80]!r}. A colon separates the name from its parameters.'
+        )
+
+
 def _source(encoding: Encoding) -> str:
     """The place of an encoding's definition. A module that runs again may register again."""
-    if isinstance(encoding, _FunctionEncoding):
+    if isinstance(encoding, FunctionEncoding):
         return encoding.source
     return f'{type(encoding).__module__}.{type(encoding).__qualname__}'
 
@@ -114,8 +135,8 @@ def _place(function: Callable[..., Any]) -> str:
     return f'{place}:{code.co_firstlineno}' if code is not None and '<lambda>' in place else place
 
 
-class _FunctionEncoding(Encoding):
-    """An encoding of two functions; see `register_encoding`."""
+class FunctionEncoding(Encoding):
+    """An encoding of two functions; arguments as `register_encoding`'s."""
 
     def __init__(
         self,

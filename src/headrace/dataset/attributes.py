@@ -1,0 +1,170 @@
+"""Attributes of a dataset that programs for MosaicML Streaming read: sizes as arrays, and settings of the order."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.sequence import SampleSequence
+from headrace.errors import ConfigError
+from headrace.order.mosaicml.epoch_arrays import Spanner
+from headrace.order.mosaicml.epoch_permutation import Draws
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from headrace.dataset.reading.shard_pool import ShardPool
+    from headrace.dataset.streams.stream import Stream
+    from headrace.format import ShardInfo
+
+__all__ = ['DatasetAttributes']
+
+IntArray = npt.NDArray[np.int64]
+
+
+class DatasetAttributes(SampleSequence):
+    """Attributes in terms of the mixture and the order's settings. Sizes count the samples that are offered."""
+
+    streams: list[Stream]
+
+    shards: Sequence[ShardInfo]
+
+    @property
+    @abstractmethod
+    def pool(self) -> ShardPool:
+        """This process' mapped shards."""
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next pass. Set it to begin there, at the epoch's first sample."""
+        return self.progress.next(rank=self.topology.rank)[0]
+
+    @next_epoch.setter
+    def next_epoch(self, epoch: int) -> None:
+        if epoch < 0:
+            raise ConfigError(f'`next_epoch` must be at least 0, but is {epoch}.')
+        self.progress.load(epoch, 0)
+
+    @property
+    def num_streams(self) -> int:
+        """Number of streams."""
+        return len(self.streams)
+
+    @property
+    def length(self) -> int:
+        """Samples of an epoch that one rank gets, as `len(dataset)`."""
+        return len(self)
+
+    @property
+    def samples_per_shard(self) -> IntArray:
+        """Samples of each shard, int64[shards]; shards of stream 0 first."""
+        return self.mixture.shard_sizes
+
+    @cached_property
+    def sample_offset_per_shard(self) -> IntArray:
+        """Id of each shard's first sample, int64[shards]."""
+        return np.cumsum(self.samples_per_shard) - self.samples_per_shard
+
+    @cached_property
+    def shards_per_stream(self) -> IntArray:
+        """Shards of each stream, int64[streams]."""
+        return np.diff(self.mixture.shard_offsets)
+
+    @property
+    def shard_offset_per_stream(self) -> IntArray:
+        """Number of each stream's first shard, int64[streams]."""
+        return self.mixture.shard_offsets[:-1]
+
+    @cached_property
+    def samples_per_stream(self) -> IntArray:
+        """Samples of each stream, int64[streams]."""
+        return np.array([stream.size for stream in self.mixture.streams], np.int64)
+
+    @cached_property
+    def sample_offset_per_stream(self) -> IntArray:
+        """Id of each stream's first sample, int64[streams]."""
+        return np.cumsum(self.samples_per_stream) - self.samples_per_stream
+
+    @cached_property
+    def stream_per_shard(self) -> IntArray:
+        """Number of each shard's stream, int64[shards]."""
+        return np.repeat(np.arange(self.num_streams), self.shards_per_stream)
+
+    @cached_property
+    def spanner(self) -> Spanner:
+        """`spanner[i]` is the shard of sample id i, and the sample's place among the shard's offered samples."""
+        return Spanner(self.samples_per_shard)
+
+    @property
+    def cache_usage(self) -> int:
+        """Bytes of the shards that are present, unpacked."""
+        sizes = [sum(file.raw.bytes for file in shard.files) for shard in self.shards]
+        return sum(size for number, size in enumerate(sizes) if self.pool.is_present(number))
+
+    # -- settings of the order -------------------------------------------------------------------------------------
+
+    @property
+    def shuffle(self) -> bool:
+        """Whether samples are shuffled."""
+        return self.order_config.shuffle
+
+    @property
+    def shuffle_algo(self) -> str | None:
+        """Name of the shuffle algorithm."""
+        return self.order_config.algorithm
+
+    @property
+    def shuffle_block_size(self) -> int | None:
+        """Samples over which the shuffle spreads a shard, per canonical node."""
+        return self.order_config.block_size
+
+    @property
+    def batching_method(self) -> str:
+        """How streams share a batch."""
+        return self.order_config.batching
+
+    @property
+    def partition_algo(self) -> str:
+        """How the compatible orders split samples over nodes."""
+        return self.order_config.partition
+
+    @property
+    def sampling_method(self) -> str:
+        """'balanced' or 'fixed'."""
+        return self.order_config.sampling
+
+    @property
+    def sampling_granularity(self) -> int:
+        """Samples drawn together from a shard."""
+        return self.order_config.sampling_granularity
+
+    @property
+    def initial_physical_nodes(self) -> int:
+        """Nodes that the run began on."""
+        return self.initial_nodes
+
+    def resample_streams(self, epoch: int, stream_id: int | None = None) -> tuple[IntArray, IntArray]:
+        """The samples that an epoch of MosaicML Streaming's orders draws, before their shuffle.
+
+        Args:
+            epoch: which epoch.
+            stream_id: number of a stream; None: all of them.
+
+        Returns:
+            Lengths of the units that the shuffle keeps together, int64[units], and the sample ids, int64[draws].
+
+        Raises:
+            ConfigError: the dataset has headrace's own order, which draws otherwise.
+        """
+        if not self.order_config.is_mosaicml:
+            raise ConfigError(
+                "resample_streams is a step of MosaicML Streaming's orders, but this dataset has the order "
+                f"{self.order_config.algorithm!r}. Pass shuffle_algo='py1e', or ask `dataset.plan(epoch=...)`."
+            )
+        draws = Draws.of(self.mixture, self.order_config, epoch, stream_id)
+        units, ids = draws.units(), draws.ids()
+        return units, draws.first_id + np.arange(int(units.sum())) if ids is None else ids
