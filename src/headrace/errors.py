@@ -21,7 +21,9 @@ HeadraceError
 ├── CacheError               (RuntimeError)        the cache folder cannot be used
 ├── ResumeError              (ValueError)          a state does not belong to this data, mixture or batch size
 │   └── MissingStateKeyError (KeyError)            a state lacks a key
-└── MissingDependencyError   (ImportError)         an optional package is not installed
+├── MissingDependencyError   (ImportError)         an optional package is not installed
+├── AliasError               (ImportError)         `headrace.compat` cannot stand for `streaming`, or lacks a name
+└── AbsentNameError          (AttributeError)      a name of MosaicML Streaming that headrace does not have
 
 Each can be made from one message, because a DataLoader re-raises a worker's exception as ``type(exc)(message)``,
 and each pickles, because exceptions cross process boundaries. None holds a secret: see `redaction`.
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    'AbsentNameError',
     'AccessDeniedError',
+    'AliasError',
     'ArgumentError',
     'CacheError',
     'ChecksumError',
@@ -170,3 +174,11 @@ class MissingStateKeyError(ResumeError, KeyError):
 
 class MissingDependencyError(HeadraceError, ImportError):
     """An optional package is not installed."""
+
+
+class AliasError(HeadraceError, ImportError):
+    """`headrace.compat` cannot stand for `streaming`, or a name or module is imported that it does not have."""
+
+
+class AbsentNameError(HeadraceError, AttributeError):
+    """A name of MosaicML Streaming that headrace does not have."""

@@ -1,0 +1,63 @@
+"""``headrace run``: a program written for MosaicML Streaming, with headrace in its place."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from headrace.errors import ConfigError
+
+__all__ = ['HELP', 'add_arguments', 'run']
+
+HELP = 'run a program for MosaicML Streaming unchanged: its `import streaming` gives headrace'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the program and its arguments."""
+    parser.add_argument('-m', dest='is_module', action='store_true', help='run a module, as `python -m` does')
+    parser.add_argument(
+        '--path', action='store_true', help='print the folder that has the same effect in PYTHONPATH, and end'
+    )
+    parser.add_argument('program', nargs='?', help='a Python file or a module')
+    parser.add_argument('arguments', nargs=argparse.REMAINDER, help="the program's arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the program in this process, as `python` would; returns the exit status.
+
+    `PYTHONPATH` gets the alias' folder, so that processes that the program starts have the alias, too.
+
+    Raises:
+        ConfigError: no program is given, or there is no such file.
+    """
+    from headrace.compat import FOLDER  # installs the alias
+
+    if arguments.path:
+        print(FOLDER)
+        return 0
+    program: str | None = arguments.program
+    if program is None or not (arguments.is_module or Path(program).exists()):
+        raise ConfigError(
+            f'`headrace run` takes a Python file that exists, or a module after -m, but got {program!r}. Correct it.'
+        )
+    before = os.environ.get('PYTHONPATH', '')
+    if FOLDER not in before.split(os.pathsep):
+        os.environ['PYTHONPATH'] = os.pathsep.join([FOLDER, before] if before else [FOLDER])
+    sys.argv[:] = [program, *arguments.arguments]
+    sys.path[0] = str(Path.cwd() if arguments.is_module else Path(program).resolve().parent)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # signals are the program's own
+    try:
+        if arguments.is_module:
+            runpy.run_module(program, run_name='__main__', alter_sys=True)
+        else:
+            runpy.run_path(program, run_name='__main__')
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)  # as `python` does, with the program's own hook
+        return 1
+    return 0

@@ -1,0 +1,160 @@
+"""Single files from and to stores: `streaming.base.storage`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from tqdm import tqdm
+
+from headrace.errors import ConfigError
+from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store, split_url
+
+__all__ = ['CloudDownloader', 'CloudUploader']
+
+
+class CloudDownloader:
+    """Downloads files of any store that headrace knows."""
+
+    @classmethod
+    def get(cls, remote_dir: str | None = None) -> CloudDownloader:
+        """A downloader; one serves all stores.
+
+        Raises:
+            ValueError: no store has the URL's scheme.
+        """
+        if remote_dir is not None:
+            open_store(remote_dir)
+        return cls()
+
+    @classmethod
+    def direct_download(cls, remote: str | None, local: str, timeout: float = 60.0) -> None:
+        """As `download`."""
+        cls().download(remote, local, timeout)
+
+    def download(self, remote: str | None, local: str, timeout: float = 60.0) -> None:
+        """Download a file. One that is there stays as it is; a broken download leaves none.
+
+        Args:
+            remote: its URL or path.
+            local: the path to write.
+            timeout: seconds without a byte after which a connection counts as stalled.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: `remote` is None, and there is no local file; or it is malformed.
+            OSError: the store cannot be reached, or refuses.
+        """
+        target = Path(local)
+        if target.exists():
+            return
+        if not remote:
+            raise ConfigError(f'A download needs the URL of a file, but `remote` is {remote!r}, and {local} is absent.')
+        root, _, name = remote.rpartition('/')
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f'{target.name}.{os.getpid()}.tmp')
+        try:
+            with part.open('wb') as out:
+                download(open_store(root or '/', StoreOptions(read_timeout=timeout)), name, out, Retry())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    def clean_up(self) -> None:
+        """Nothing is left open."""
+
+
+class CloudUploader:
+    """Uploads files of a folder to a store.
+
+    Attributes:
+        local: the folder, temporary if only a URL was given.
+        remote: URL that it is uploaded to; None: nothing is uploaded.
+
+    Args:
+        out: a folder, a URL, or both as `(folder, URL)`.
+        keep_local: whether uploaded files stay in the folder.
+        progress_bar: whether to show a progress bar.
+        retry: attempts after the first.
+        exist_ok: whether the folder may hold something.
+
+    Raises:
+        FileExistsError: the folder holds something, and `exist_ok` is False.
+    """
+
+    def __init__(
+        self,
+        out: str | tuple[str, str],
+        keep_local: bool = False,
+        progress_bar: bool = False,
+        retry: int = 2,
+        exist_ok: bool = False,
+    ) -> None:
+        if isinstance(out, str):
+            is_folder = split_url(out)[0] in {'', 'file'}
+            folder = local_path(out) if is_folder else tempfile.mkdtemp()
+            self.remote = None if is_folder else out
+        else:
+            folder, self.remote = out
+        self.local = str(folder)
+        self.keep_local, self.retry = keep_local, retry
+        self._store: Store | None = None if self.remote is None else open_store(self.remote)
+        self._progress = tqdm(desc='upload', unit='file', disable=not progress_bar or self._store is None)
+        if not exist_ok and Path(self.local).exists() and any(Path(self.local).iterdir()):
+            raise FileExistsError(f'Directory is not empty: {self.local}. Empty it, or pass exist_ok=True.')
+        Path(self.local).mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def get(
+        cls,
+        out: str | tuple[str, str],
+        keep_local: bool = False,
+        progress_bar: bool = False,
+        retry: int = 2,
+        exist_ok: bool = False,
+    ) -> CloudUploader:
+        """An uploader; arguments as the class's."""
+        return cls(out, keep_local, progress_bar, retry, exist_ok)
+
+    def upload_file(self, filename: str) -> None:
+        """Upload a file of the folder under the same name, and remove it here unless `keep_local`.
+
+        Args:
+            filename: its path in the folder.
+
+        Raises:
+            OSError: there is no such file, or the store failed after all attempts.
+        """
+        if self._store is None:
+            return
+        path, store = Path(self.local, filename), self._store
+
+        def attempt() -> None:
+            with path.open('rb') as source:
+                store.put(filename, source, size=path.stat().st_size)
+
+        Retry(attempts=1 + self.retry).call(f'Uploading {store.url.rstrip("/")}/{filename}', attempt)
+        self._progress.update()
+        self.clear_local(str(path))
+
+    def list_objects(self, prefix: str | None = None) -> list[str]:
+        """The files of the store; those of the folder if there is no store but a path.
+
+        Args:
+            prefix: text that their names begin with, relative to the URL or the folder.
+
+        Returns:
+            Of the folder, paths; of a store, names below the bucket. Sorted.
+        """
+        if self._store is None or local_path(self._store.url) is not None:
+            paths = (str(path) for path in Path(self.local).rglob('*') if path.is_file())
+            return sorted(path for path in paths if path.startswith(f'{self.local}/{prefix or ""}'))
+        _, place = split_url(self._store.url)
+        folder = place.partition('/')[2].strip('/')
+        return [f'{folder}/{info.key}'.lstrip('/') for info in self._store.list(prefix or '')]
+
+    def clear_local(self, local: str) -> None:
+        """Remove a file here, unless `keep_local`."""
+        if not self.keep_local:
+            Path(local).unlink(missing_ok=True)

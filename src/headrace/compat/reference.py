@@ -1,0 +1,71 @@
+"""The tables of ``docs/mosaicml.md``, from those of this package: ``python -m headrace.compat.reference``."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+from headrace.compat.names import Alias, Entry
+from headrace.compat.tables import ABSENT_MODULES, TABLES
+from headrace.compat.tables.members import MEMBERS
+
+__all__ = ['updated']
+
+
+def updated(page: str) -> str:
+    """The page with each table between ``<!-- table: name -->`` and ``<!-- end -->`` written anew.
+
+    Raises:
+        ValueError: the page lacks a table.
+    """
+    for name, table in {'names': _names(), 'members': _members(), 'counts': _counts()}.items():
+        start, end = f'<!-- table: {name} -->\n', '<!-- end -->'
+        before, _, rest = page.partition(start)
+        _, found, after = rest.partition(end)
+        if not found:
+            raise ValueError(f'the page has no table between {start.strip()} and {end}')
+        page = f'{before}{start}{table}{end}{after}'
+    return page
+
+
+def _names() -> str:
+    """A row for each name, with all modules that have it."""
+    modules: dict[tuple[str, Entry], list[str]] = {}
+    for module, entries in TABLES.items():
+        for name, entry in entries.items():
+            modules.setdefault((name, entry), []).append(module)
+    lines = ['| name | in `streaming` | status | difference, reason, or replacement |', '|---|---|---|---|']
+    lines += [_row(name, ' '.join(map(_short, found)), entry) for (name, entry), found in modules.items()]
+    lines += [_row('all', _short(module), entry) for module, entry in ABSENT_MODULES.items()]
+    return '\n'.join(lines) + '\n'
+
+
+def _members() -> str:
+    lines = ['| name | class | status | difference, reason, or replacement |', '|---|---|---|---|']
+    for cls, entries in MEMBERS.items():
+        lines += [_row(name, f'`{cls}`', entry) for name, entry in entries.items()]
+    return '\n'.join(lines) + '\n'
+
+
+def _counts() -> str:
+    entries = {(name, entry) for found in TABLES.values() for name, entry in found.items()}
+    entries |= {(f'{cls}.{name}', entry) for cls, found in MEMBERS.items() for name, entry in found.items()}
+    counts = Counter(entry.status for _, entry in entries)
+    said = ', '.join(f'{counts[status]} {status}' for status in ('works', 'differs', 'absent', 'no meaning'))
+    return f'Of {len(entries)} names: {said}.\n'
+
+
+def _short(module: str) -> str:
+    return f'`{module.removeprefix("streaming") or "streaming"}`'
+
+
+def _row(name: str, place: str, entry: Entry) -> str:
+    said = entry.difference if isinstance(entry, Alias) else entry.reason
+    shown = name if name == 'all' else f'`{name}`'
+    return f'| {shown} | {place} | {entry.status} | {said} |'
+
+
+if __name__ == '__main__':
+    page = Path(sys.argv[1] if len(sys.argv) > 1 else 'docs/mosaicml.md')
+    page.write_text(updated(page.read_text()))
