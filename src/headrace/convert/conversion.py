@@ -66,6 +66,7 @@ def convert(
     exist_ok: bool = False,
     progress_bar: bool = True,
     start_method: str | None = None,
+    allow_unsafe_types: bool = False,
     source_options: StoreOptions | None = None,
     out_options: StoreOptions | None = None,
     retry: int = 2,
@@ -77,8 +78,8 @@ def convert(
     Args:
         source: one of
 
-            - a folder or URL: a tree of images by class (``ROOT/CLASS/NAME.jpg``), or data of a format of
-              `headrace.sources`;
+            - a folder, URL, file or glob: a tree of images by class (``ROOT/CLASS/NAME.jpg``), or data of a format of
+              `headrace.sources`, such as Parquet;
             - a map-style dataset: of Hugging Face, torch or torchvision, or a list of samples;
             - an iterable of samples, which one process reads and the others encode;
             - with `function`: a sequence of inputs, such as paths.
@@ -101,6 +102,7 @@ def convert(
         exist_ok: whether to empty an `out` that holds something, or an unfinished conversion of another kind.
         progress_bar: whether to show one.
         start_method: of processes: 'fork', 'spawn' or 'forkserver'. None: Python's default.
+        allow_unsafe_types: whether columns may have an encoding that runs code when it is read.
         source_options: how to reach the store of `source`.
         out_options: how to reach the store of `out`.
         retry: attempts after the first for a request that fails.
@@ -124,6 +126,7 @@ def convert(
         columns=None if columns is None else list(columns),
         format=format,
         limit=limit,
+        allow_unsafe_types=allow_unsafe_types,
         options=source_options or StoreOptions(),
         retry=attempts,
     )

@@ -173,12 +173,16 @@ def _death(job: Job, process: _Process) -> ConversionError:
     assert task is not None
     how = f'with exit status {code}' if code >= 0 else f'by {_signal_name(-code)}'
     place = 'before its first input'
+    advice = 'SIGSEGV and SIGABRT mean an error in a decoder of that input.'
+    if code == -signal.SIGKILL:
+        advice = 'That often means that the machine had too little memory: use fewer workers.'
+    elif code >= 0:
+        advice = "Its output says why. A program whose processes are spawned begins with `if __name__ == '__main__':`."
     if number >= 0:
         place = f'at {(task.inputs or job.inputs).name(number)}'
     return ConversionError(
-        f'A worker process (pid {process.process.pid}) of the conversion died {how}, {place}. SIGKILL often means that '
-        f'the machine had too little memory: use fewer workers. SIGSEGV means an error in a decoder of that input. Run '
-        f'the conversion again: it goes on where it stopped.'
+        f'A worker process (pid {process.process.pid}) of the conversion died {how}, {place}. {advice} '
+        f'Run the conversion again: it goes on where it stopped.'
     )
 
 

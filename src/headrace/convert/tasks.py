@@ -1,7 +1,8 @@
 """How inputs are cut into tasks: the same for any number of workers, so that shards are, too.
 
 A task is a run of consecutive inputs. One worker writes it into separate shards, of which the last is usually not full.
-So a task is as large as one to four shards.
+So a task is as large as one to four shards. Small tasks give work to many processes, large ones make fewer shards that
+are not full.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def _bounds(inputs: Inputs, count: int, size_limit: int) -> list[int]:
     else:
         ends = np.arange(1, count + 1) * max(1.0, sizes.mean or 1.0)
     shard = size_limit * _FILL
-    task = shard * min(max(int(ends[-1] / shard / _TASKS), 1), _SHARDS_PER_TASK)
+    # Estimates may be too high by half. So a task of two estimated shards has a full one.
+    fewest = 1 if sizes.is_exact else 2
+    task = shard * min(max(int(ends[-1] / shard / _TASKS), fewest), _SHARDS_PER_TASK)
     bounds = [0]
     while bounds[-1] < count:
         begin = bounds[-1]

@@ -54,7 +54,7 @@ def _pattern(glob: str) -> re.Pattern[str]:
         elif glob[at] in '*?':
             text, at = text + ('[^/]*' if glob[at] == '*' else '[^/]'), at + 1
         elif glob[at] == '[' and (end := glob.find(']', at + 2)) > 0:
-            inside = glob[at + 1 : end].replace('\\', '\\\\')
+            inside = glob[at + 1 : end].replace('\\', '\\\\').replace('[', '\\[')
             text, at = f'{text}[{"^" + inside[1:] if inside[0] == "!" else inside}]', end + 1
         else:
             text, at = text + re.escape(glob[at]), at + 1

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any, cast
 
 from headrace.convert.inputs.hugging_face import HuggingFaceInputs, is_hugging_face
 from headrace.convert.inputs.image_folder import ImageFolder, list_images
+from headrace.convert.inputs.parts import open_parts
 from headrace.convert.inputs.programs import FunctionInputs, IterableSamples, RowInputs
 from headrace.convert.inputs.protocol import Inputs
 from headrace.errors import ConfigError, ObjectNotFoundError
-from headrace.storage import Retry, StoreOptions, open_store
+from headrace.sources.formats import FORMATS
+from headrace.sources.source_store import has_glob
+from headrace.storage import Retry, StoreOptions, local_path, open_store
 
 __all__ = ['choose_inputs']
 
@@ -21,9 +26,10 @@ def choose_inputs(
     source: Any,
     *,
     function: Callable[[Any], Any] | None,
-    columns: Collection[str] | None,
+    columns: list[str] | None,
     format: str | None,  # noqa: A002 - as in `convert`
     limit: int | None,
+    allow_unsafe_types: bool,
     options: StoreOptions,
     retry: Retry,
 ) -> Inputs | IterableSamples:
@@ -33,7 +39,7 @@ def choose_inputs(
         ConfigError: nothing can be converted from it.
         ObjectNotFoundError: the folder or URL holds no data of a known format.
     """
-    names = list(columns) if columns is not None else ['0', '1']
+    names = columns if columns is not None else ['0', '1']
     if function is not None:
         if isinstance(source, str | bytes) or not isinstance(source, Iterable):
             raise ConfigError(
@@ -41,7 +47,7 @@ def choose_inputs(
             )
         return FunctionInputs(function, list(islice(cast('Iterable[Any]', source), limit)), names=names)
     if isinstance(source, str | os.PathLike):
-        return _of_place(os.fspath(cast('str', source)), columns, format, limit, options, retry)
+        return _of_place(os.fspath(cast('str', source)), columns, format, limit, allow_unsafe_types, options, retry)
     if is_hugging_face(source):
         return HuggingFaceInputs(source, columns=columns, limit=limit)
     if hasattr(source, '__getitem__') and hasattr(source, '__len__') and not isinstance(source, Mapping | bytes):
@@ -56,14 +62,33 @@ def choose_inputs(
 
 def _of_place(
     url: str,
-    columns: Collection[str] | None,
+    columns: list[str] | None,
     format: str | None,  # noqa: A002
     limit: int | None,
+    allow_unsafe_types: bool,
     options: StoreOptions,
     retry: Retry,
 ) -> Inputs:
-    store = open_store(url, options)
-    images = list_images(store, retry) if format in (None, ImageFolder.kind) else []
-    if images:
-        return ImageFolder(store, images[:limit], columns=columns, retry=retry)
-    raise ObjectNotFoundError(f'No data of a known format is in {url}: it holds no images. Check the path.')
+    names = [ImageFolder.kind, *(name for name in FORMATS if name != 'mds')]
+    if format is not None and format not in names:
+        raise ConfigError(f'`format` of convert is one of {", ".join(names)}, but is {format!r:.80}.')
+    path = local_path(url)
+    if path is not None and Path(path).is_file():
+        # A glob that one file matches.
+        url = f'{glob.escape(path[:-1])}[{path[-1]}]'
+    elif format in (None, ImageFolder.kind) and not has_glob(url):
+        store = open_store(url, options)
+        images = list_images(store, retry, is_known=format is not None)
+        if images:
+            return ImageFolder(store, images[:limit], columns=columns, retry=retry)
+        if format is not None:
+            raise ObjectNotFoundError(f'An ImageFolder holds images, but {url} holds none. Check the path.')
+    return open_parts(
+        url,
+        options,
+        format_name=format,
+        columns=columns,
+        limit=limit,
+        allow_unsafe_types=allow_unsafe_types,
+        retry=retry,
+    )

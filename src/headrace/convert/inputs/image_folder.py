@@ -55,13 +55,22 @@ def is_image(key: str) -> bool:
     return key.lower().endswith(_EXTENSIONS)
 
 
-def list_images(store: Store, retry: Retry) -> list[ObjectInfo]:
-    """The images of a tree, in torchvision's order. Links to folders are followed, too, but not in a circle."""
+def list_images(store: Store, retry: Retry, *, is_known: bool) -> list[ObjectInfo]:
+    """The images of a tree, in torchvision's order. Links to folders are followed, too, but not in a circle.
+
+    Args:
+        store: the tree's root.
+        retry: for the listing.
+        is_known: whether the data are known to be images. If not, images that hold less than half of all bytes do not
+            count: they belong to the description of other data.
+    """
     if isinstance(store, LocalStore):
         found = _walk(store.root) if store.root.is_dir() else []
     else:
         found = retry.call(f'Listing {store.url}', lambda: list(store.list('')))
     images = [info for info in found if is_image(info.key)]
+    if not is_known and 2 * sum(info.size for info in images) < sum(info.size for info in found):
+        return []
     return sorted(images, key=lambda info: (info.key.split('/')[0], *info.key.rpartition('/')[::2]))
 
 
@@ -79,7 +88,7 @@ def _walk(root: Path) -> list[ObjectInfo]:
                 key = f'{folder}/{entry.name}' if folder else entry.name
                 if entry.is_dir():
                     folders.append((key, above | {here}))
-                elif is_image(entry.name) and entry.is_file():
+                elif entry.is_file():
                     stat = entry.stat()
                     found.append(ObjectInfo(key, stat.st_size, f'{stat.st_mtime_ns:x}'))
     return found
@@ -145,7 +154,7 @@ class ImageFolder:
     def sizes(self) -> Sizes:
         """Those of the files."""
         rest = _ROW_BYTES + np.array([len(key) if 'path' in self.columns else 0 for key in self._keys], np.int64)
-        return Sizes(each=rest + (self._sizes if 'image' in self.columns else 0))
+        return Sizes(each=rest + (self._sizes if 'image' in self.columns else 0), is_exact=True)
 
     @property
     def files(self) -> Mapping[str, bytes]:

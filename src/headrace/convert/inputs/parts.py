@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -12,26 +13,73 @@ import xxhash
 
 from headrace.convert.inputs.protocol import Sizes
 from headrace.convert.record import get_bytes
-from headrace.sources import Source, SourceFormat
-from headrace.sources.ranges import ByteRange, read_ranges
-from headrace.storage import ObjectInfo, Retry, Store
-from headrace.storage.stores.local import LocalStore
+from headrace.errors import ObjectNotFoundError
+from headrace.sources.source_index import SourceIndex
+from headrace.sources.source_store import SourceStore
+from headrace.storage import Retry, StoreOptions, local_path
 
-__all__ = ['PartInputs']
+__all__ = ['PartInputs', 'open_parts']
 
 _AHEAD: Final = 2
 """Parts of a store that one process reads and decodes at the same time."""
+
+
+def open_parts(
+    url: str,
+    options: StoreOptions,
+    *,
+    format_name: str | None,
+    columns: list[str] | None,
+    limit: int | None,
+    allow_unsafe_types: bool,
+    retry: Retry,
+) -> PartInputs:
+    """The parts of a dataset of another format, which is indexed now.
+
+    Args:
+        url: folder, URL, or glob of files.
+        options: how to reach the store.
+        format_name: name of the format; None: found by the names of the files.
+        columns: names of the columns to read; None: all.
+        limit: number of rows to convert, from the first; None: all.
+        allow_unsafe_types: whether columns may run code when they are read.
+        retry: for requests.
+
+    Raises:
+        ObjectNotFoundError: there are no data of a known format.
+        StreamError, FormatError: see `headrace.sources`.
+    """
+    store = SourceStore(
+        url,
+        options,
+        split=None,
+        format_name=format_name,
+        columns=columns,
+        allow_unsafe_types=allow_unsafe_types,
+    )
+    found, objects = retry.call(f'Listing {url}', store.find)
+    if found is None:
+        raise ObjectNotFoundError(
+            f'No data of a known format is at {url}: neither images in a folder for each class, nor files of '
+            f'`headrace.sources`. Check the path, or name the `format`. MDS shards are copied by `headrace cp`.'
+        )
+    index = io.BytesIO()
+    store.get(store.index_name, index)
+    store.index = SourceIndex.from_bytes(index.getvalue())
+    listing = json.dumps([(info.key, info.size, info.etag) for info in objects])
+    digest = xxhash.xxh3_128_hexdigest(listing.encode('utf-8', 'surrogatepass'))
+    return PartInputs(store, store.index, digest, limit=limit, is_local=local_path(url) is not None, retry=retry)
 
 
 class PartInputs:
     """The parts of a source as inputs; see `Inputs`.
 
     Args:
-        store: where its objects are.
-        format: indexed the source.
-        source: the result.
-        objects: those that were indexed.
+        store: reads parts.
+        index: lists them.
+        digest: of the listing of the data.
         limit: number of rows to convert, from the first; None: all.
+        is_local: whether the data are on this machine.
         retry: for requests.
     """
 
@@ -39,64 +87,42 @@ class PartInputs:
     files: Mapping[str, bytes] = {}
 
     def __init__(
-        self,
-        store: Store,
-        format: SourceFormat,  # noqa: A002 - as in `convert`
-        source: Source,
-        objects: Sequence[ObjectInfo],
-        *,
-        limit: int | None,
-        retry: Retry,
+        self, store: SourceStore, index: SourceIndex, digest: str, *, limit: int | None, is_local: bool, retry: Retry
     ) -> None:
-        self._store, self._source, self._retry = store, source, retry
-        self._etags = {info.key: info.etag for info in objects}
+        self._store, self._index, self._retry = store, index, retry
+        source = index.source
         ends = list(itertools.accumulate(part.rows for part in source.parts))
-        total = ends[-1] if ends else 0
-        self.rows = min(total, limit or total)
-        self._count = sum(end - part.rows < self.rows for end, part in zip(ends, source.parts, strict=True))
-        self._first_row = [end - part.rows for end, part in zip(ends, source.parts, strict=True)]
-        self.kind, self.columns = format.NAME, dict(source.columns)
-        listing = json.dumps([(info.key, info.size, info.etag) for info in objects])
+        self._first_row = [0, *ends][:-1]
+        self.rows = min(ends[-1], limit or ends[-1])
+        self._count = sum(first < self.rows for first in self._first_row)
+        self.kind, self.columns = source.format, dict(source.columns)
+        self.reads_ahead = 1 if is_local else _AHEAD
         self.identity: Mapping[str, object] = {
             'url': store.url,
-            'objects': len(objects),
-            'digest': xxhash.xxh3_128_hexdigest(listing.encode('utf-8', 'surrogatepass')),
+            'objects': len(index.objects),
+            'digest': digest,
             'rows': self.rows,
         }
-
-    @property
-    def sizes(self) -> Sizes:
-        """The source's estimates."""
-        return Sizes(each=np.array([part.size for part in itertools.islice(self._source.parts, self._count)], np.int64))
-
-    @property
-    def reads_ahead(self) -> int:
-        """A few for stores."""
-        return 1 if isinstance(self._store, LocalStore) else _AHEAD
+        sizes = (part.size for part in itertools.islice(source.parts, self._count))
+        self.sizes = Sizes(each=np.fromiter(sizes, np.int64, self._count))
+        self._keys = [shard.files[0].zip.basename for shard in index.shards() if shard.files[0].zip is not None]
 
     def __len__(self) -> int:
         return self._count
 
     def name(self, number: int) -> str:
         """The object, and the rows in the whole source."""
-        part, first = self._source.parts[number], self._first_row[number]
-        return f'{self._store.url}/{part.key}, rows {first} to {first + part.rows - 1}'
+        part, first = self._index.source.parts[number], self._first_row[number]
+        return f'{part.key} of {self._store.url}, rows {first} to {first + part.rows - 1}'
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
         """The batches of a part."""
-        part = self._source.parts[number]
+        data = get_bytes(self._store, self._keys[number], self._retry)
         left = self.rows - self._first_row[number]
-        for batch in self._source.batches(number, memoryview(self._bytes(part.key, part.ranges))):
+        for batch in self._index.source.batches(number, memoryview(data)):
             count = len(next(iter(batch.values())))
-            if count > left:
+            if count >= left:
                 yield {name: values[:left] for name, values in batch.items()}
                 return
             yield batch
             left -= count
-
-    def _bytes(self, key: str, ranges: Sequence[tuple[int, int]]) -> bytes:
-        if not ranges:
-            return get_bytes(self._store, key, self._retry)
-        wanted: Iterable[ByteRange] = (ByteRange(key, *one, self._etags.get(key, '')) for one in ranges)
-        found = list(read_ranges(self._store, wanted, retry=self._retry))
-        return found[0] if len(found) == 1 else b''.join(found)

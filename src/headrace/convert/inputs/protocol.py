@@ -15,10 +15,12 @@ __all__ = ['Inputs', 'Sizes']
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Estimated bytes that each input takes in a shard: one number each, or the mean of all."""
+    """Bytes that each input takes in a shard: one number each, or the mean of all."""
 
     each: np.ndarray[Any, np.dtype[np.int64]] | None = None
     mean: float | None = None
+    is_exact: bool = False
+    """Whether the numbers are known, and not estimated."""
 
 
 class Inputs(Protocol):
