@@ -176,6 +176,18 @@ def test_an_empty_array_is_refused(tmp_path):
         rows(index(source_format, objects), objects)
 
 
+def test_folders_of_splits(tmp_path):
+    objects = {
+        f'{split}/{name}': data
+        for n, split in enumerate(('train', 'val'))
+        for name, data in write(tmp_path / split, [{'n': 10 * n + m, 't': np.ones((1, 1))} for m in range(3)]).items()
+    }
+    with pytest.raises(StreamError, match='several datasets: train, val'):
+        index(source_format, objects)
+    val = {name: data for name, data in objects.items() if name.startswith('val')}
+    assert [row['n'] for row in rows(index(source_format, val), val)] == [10, 11, 12]
+
+
 @pytest.mark.parametrize(
     'name',
     ['optimized', 'optimized_zstd', 'older'],

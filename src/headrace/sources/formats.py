@@ -17,9 +17,14 @@ __all__ = ['FORMATS', 'check_format', 'choose_split', 'find_format', 'format_of'
 
 _MODULES: Final = {
     'parquet': 'parquet',
+    'arrow': 'arrow',
+    'litdata': 'litdata',
     'webdataset': 'tar',
+    'jsonl': 'lines:JSONL',
+    'csv': 'lines:CSV',
+    'tsv': 'lines:TSV',
 }
-"""The module of each format, in the order in which a listing is searched."""
+"""The module of each format, or an object in it, in the order in which a listing is searched."""
 _LAST: Final = frozenset({'jsonl', 'csv', 'tsv'})
 """Formats of any text: taken only if a listing has no other."""
 FORMATS: Final = ('mds', *_MODULES)
@@ -30,7 +35,9 @@ _OWN: Final = re.compile(r'(.*/)?(shard\.\d+\.(mds|json|csv|tsv|xsv)(\..*)?)')
 
 def format_of(name: str) -> SourceFormat:
     """The format of this name, other than 'mds'; its module is imported now."""
-    return cast('SourceFormat', importlib.import_module(f'headrace.sources.{_MODULES[name]}'))
+    module, _, attribute = _MODULES[name].partition(':')
+    found = importlib.import_module(f'headrace.sources.{module}')
+    return cast('SourceFormat', getattr(found, attribute) if attribute else found)
 
 
 def check_format(name: str | None) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from headrace.errors import ConfigError, FormatError, ShardError
+from headrace.errors import ConfigError, FormatError, ShardError, StreamError
 from headrace.format.encodings.texts import parse_json
 from headrace.sources.column_choice import choose_columns
 from headrace.sources.index_bytes import dump_index, load_index
@@ -44,15 +44,20 @@ __all__ = ['NAME', 'find', 'index', 'load']
 NAME: Final = 'litdata'
 _INDEX: Final = 'index.json'
 _MAX_INDEX: Final = 1 << 30
-_CHUNK: Final = re.compile(r'chunk-\d+-\d+(\.[a-z0-9:]+)?\.bin')
+_CHUNK: Final = re.compile(r'(.*/)?chunk-\d+-\d+(\.[a-z0-9:]+)?\.bin', re.DOTALL)
 _BATCH: Final = 1 << 12
 
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
     """The index and the chunks. A folder of MDS has an `index.json`, too, but no chunks."""
     chunks = [info for info in objects if _CHUNK.fullmatch(info.key)]
-    heads = [info for info in objects if info.key == _INDEX]
-    return [*heads, *chunks] if heads and chunks else []
+    folders = {info.key.rpartition('/')[0] for info in chunks}
+    heads = [info for info in objects if _is_index(info) and info.key.rpartition('/')[0] in folders]
+    return [*heads, *chunks] if heads else []
+
+
+def _is_index(info: ObjectInfo) -> bool:
+    return info.key.rpartition('/')[2] == _INDEX
 
 
 def index(
@@ -63,13 +68,20 @@ def index(
     Raises:
         FormatError: the index is damaged, or of a form that is not read; a chunk is lacking; or no encoding can store a
             column.
-        StreamError: the data lack one of ``columns``.
+        StreamError: the data lack one of ``columns``, or the folders hold several datasets.
     """
-    sizes = {info.key: info for info in objects}
-    head = sizes[_INDEX]
+    heads = [info for info in objects if _is_index(info)]
+    if len(heads) > 1:
+        folders = [info.key.rpartition('/')[0] for info in heads]
+        raise StreamError(
+            f'The folder holds several datasets: {", ".join(folders[:10])}. Choose one: `split={folders[-1]!r}`.'
+        )
+    head = heads[0]
+    folder = head.key.removesuffix(_INDEX)
+    sizes = {info.key.removeprefix(folder): info for info in objects}
     if head.size > _MAX_INDEX:
         raise FormatError(f'An {_INDEX} of litdata has at most {_MAX_INDEX} bytes, but this has {head.size}.')
-    data = read_range(store, ByteRange(_INDEX, 0, head.size, head.etag))
+    data = read_range(store, ByteRange(head.key, 0, head.size, head.etag))
     try:
         value = parse_json(data.decode('utf-8'), f'{_INDEX} of litdata')
     except UnicodeDecodeError as error:
@@ -82,7 +94,7 @@ def index(
     parts = PartTable.of(_part(chunk, sizes, settings) for chunk in cast('list[Any]', chunks))
     scalars: dict[str, str] = {}
     if parts and not {'tensor', 'numpy'}.isdisjoint(settings['data_format']):
-        scalars = _peek(store, sizes[parts[0].key], parts[0], settings)
+        scalars = _peek(store, sizes[parts[0].key.removeprefix(folder)], parts[0], settings)
     return _source(settings, scalars, parts, columns, allow_unsafe_types)
 
 
@@ -127,7 +139,7 @@ def _part(chunk: Any, sizes: Mapping[str, ObjectInfo], settings: Mapping[str, An
         raise FormatError(f'{_INDEX} of litdata lists {key}, which does not exist. Copy the whole folder.')
     if settings['compression_level'] in ['batch', 'sample']:
         size *= 3  # an estimate: the index has the compressed size only
-    return Part(key, (), rows, max(size, sizes[key].size) + 4 * (rows + 4))
+    return Part(sizes[key].key, (), rows, max(size, sizes[key].size) + 4 * (rows + 4))
 
 
 def _peek(store: Store, info: ObjectInfo, part: Part, settings: Mapping[str, Any]) -> dict[str, str]:

@@ -1,0 +1,160 @@
+"""Streams of all formats, read as users read them: one at a time, mixed, and resumed."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import FormatError, StreamError
+from headrace.testing.oracle import World, check_resume
+
+ROWS = 60
+
+
+def samples(first: int, rows: int = ROWS) -> list[dict[str, object]]:
+    return [{'id': n, 'text': f'ä "{n}"'} for n in range(first, first + rows)]
+
+
+def write_tar(folder: Path, first: int) -> None:
+    for shard in range(2):
+        with tarfile.open(folder / f'{shard}.tar', 'w') as file:
+            for sample in samples(first + 30 * shard, 30):
+                for name, value in sample.items():
+                    data = str(value).encode()
+                    info = tarfile.TarInfo(f'{sample["id"]}.{"id" if name == "id" else "text"}')
+                    info.size = len(data)
+                    file.addfile(info, io.BytesIO(data))
+
+
+def write_litdata(folder: Path, first: int) -> None:
+    pytest.importorskip('litdata')
+    from litdata.streaming.writer import BinaryWriter
+
+    writer = BinaryWriter(str(folder), chunk_size=25, compression='zstd')
+    for number, sample in enumerate(samples(first)):
+        # An array keeps litdata from storing the rows as Arrow data.
+        writer.add_item(number, {**sample, 'array': np.arange(3)})
+    writer.done()
+    writer.merge()
+
+
+def write_arrow(folder: Path, first: int) -> None:
+    pa = pytest.importorskip('pyarrow')
+    table = pa.Table.from_pylist(samples(first))
+    with pa.OSFile(str(folder / 'a.arrow'), 'wb') as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+
+
+def write_jsonl(folder: Path, first: int) -> None:
+    text = ''.join(json.dumps(sample) + '\n' for sample in samples(first))
+    (folder / 'a.jsonl.gz').write_bytes(gzip.compress(text.encode()))
+
+
+def write_xsv(folder: Path, first: int, name: str, separator: str) -> None:
+    with open(folder / f'a.{name}', 'w', newline='', encoding='utf-8') as file:
+        writer = csv.DictWriter(file, ['id', 'text'], delimiter=separator)
+        writer.writeheader()
+        writer.writerows(samples(first))
+
+
+WRITERS = {
+    'webdataset': write_tar,
+    'litdata': write_litdata,
+    'arrow': write_arrow,
+    'jsonl': write_jsonl,
+    'csv': lambda folder, first: write_xsv(folder, first, 'csv', ','),
+    'tsv': lambda folder, first: write_xsv(folder, first, 'tsv', '\t'),
+}
+
+
+@pytest.fixture(scope='module')
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """A folder of each format. The ids of the first begin at 0, of the second at 1000, and so on."""
+    found: dict[str, Path] = {}
+    for number, (name, write) in enumerate(WRITERS.items()):
+        found[name] = tmp_path_factory.mktemp(name)
+        write(found[name], 1000 * number)
+    return found
+
+
+@pytest.mark.parametrize('given_format', [True, False], ids=['named', 'found'])
+@pytest.mark.parametrize('name', WRITERS)
+def test_a_stream_of_each_format(folders, tmp_path, name, given_format):
+    first = 1000 * list(WRITERS).index(name)
+    for _ in range(2):  # the second time from the cache
+        dataset = StreamingDataset(
+            remote=str(folders[name]),
+            local=str(tmp_path / 'cache'),
+            shuffle=False,
+            columns=['id', 'text'],
+            format=name if given_format else None,
+            batch_size=1,
+        )
+        assert list(dataset) == samples(first)
+        assert dataset[7] == samples(first)[7]
+
+
+def test_a_mixture_of_all_formats_resumes_exactly(folders, tmp_path):
+    def make(topology: Topology, workers: int) -> StreamingDataLoader:
+        streams = [
+            Stream(remote=str(folder), local=str(tmp_path / name), name=name, format=name, proportion=1)
+            for name, folder in folders.items()
+        ]
+        dataset = StreamingDataset(
+            streams=streams,
+            batch_size=24 // topology.replicas,
+            shuffle=True,
+            num_canonical_nodes=2,
+            columns=['id', 'text'],
+        )
+        return StreamingDataLoader(dataset, num_workers=workers, topology=topology)
+
+    seen: set[int] = set()
+    for batch in make(Topology(), 0):
+        assert batch['text'] == [f'ä "{n}"' for n in batch['id'].tolist()]
+        seen |= set(batch['id'].tolist())
+    assert seen == {1000 * number + row for number in range(len(WRITERS)) for row in range(ROWS)}
+    assert check_resume(make, [World(), World(ranks=2), World(ranks=4, nodes=2)], epochs=2, every=6) == 5
+
+
+def test_a_sample_that_cannot_be_stored_is_an_error_of_ours(tmp_path):
+    with tarfile.open(tmp_path / 'a.tar', 'w') as file:
+        info = tarfile.TarInfo('one.cls')
+        info.size = 3
+        file.addfile(info, io.BytesIO(b'cat'))
+    dataset = StreamingDataset(remote=str(tmp_path), local=str(tmp_path / 'cache'))
+    with pytest.raises(FormatError, match=r"'one.cls' in a.tar is an integer of 64 bits.*b'cat'"):
+        dataset[0]
+
+
+def test_formats_that_cannot_be_told_apart_are_named(folders, tmp_path):
+    for name in ('webdataset', 'arrow'):
+        for path in folders[name].iterdir():
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    with pytest.raises(StreamError, match='several formats'):
+        StreamingDataset(remote=str(tmp_path), local=str(tmp_path / 'cache'))
+
+
+def test_pickles_of_litdata_need_leave(tmp_path):
+    pytest.importorskip('litdata')
+    from litdata.streaming.writer import BinaryWriter
+
+    folder = tmp_path / 'data'
+    folder.mkdir()
+    writer = BinaryWriter(str(folder), chunk_size=5)
+    for number in range(5):
+        writer.add_item(number, {'set': {number}})
+    writer.done()
+    writer.merge()
+    with pytest.raises(FormatError, match='allow_unsafe_types=True'):
+        StreamingDataset(remote=str(folder), local=str(tmp_path / 'a'))
+    dataset = StreamingDataset(remote=str(folder), local=str(tmp_path / 'b'), allow_unsafe_types=True, batch_size=1)
+    assert [dataset[number] for number in range(5)] == [{'set': {number}} for number in range(5)]
