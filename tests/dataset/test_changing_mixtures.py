@@ -10,12 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.errors import ConfigError, ResumeError
+from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.testing.oracle import World, check_resume, walk
 
 BATCH = 24
 FIVE = {'a': 60, 'b': 90, 'c': 30, 'd': 45, 'e': 75}
-WORLDS = [World(), World(ranks=2), World(ranks=4, nodes=2), World(ranks=6, nodes=3), World(ranks=8, replication=2)]
+WORLDS = [World(), World(ranks=2), World(ranks=4, nodes=2), World(ranks=6, nodes=3), World(ranks=8, replication=2),
+          World(ranks=3), World(ranks=8, nodes=4), World(ranks=12, nodes=2)]  # fmt: skip
 RAMP = [
     {'at': 0, 'proportions': {'a': 3, 'b': 1}},
     {'at': 400, 'proportions': {'a': 1, 'b': 1, 'c': 2}, 'change': 'linear'},
@@ -65,6 +66,18 @@ KINDS = {
         {name: {'proportion': i + 1} for i, name in enumerate(FIVE)},
         {'batching_method': 'stratified', 'epoch_size': 500},
     ),
+    'per_stream': (
+        {name: {'proportion': i + 1} for i, name in enumerate(FIVE)},
+        {'batching_method': 'per_stream', 'epoch_size': 500},
+    ),
+    'schedule, per_stream': (
+        {name: {} for name in FIVE},
+        {'schedule': RAMP, 'epoch_size': 500, 'batching_method': 'per_stream'},
+    ),
+    'fixed': (
+        {name: {'repeat': 0.2 * i + 0.3} for i, name in enumerate(FIVE)},
+        {'sampling_method': 'fixed', 'sampling_granularity': 4},
+    ),
     'drop_stream': ({name: {'proportion': 1} for name in FIVE}, {'when_exhausted': 'drop_stream'}),
     'stop': ({name: {'proportion': 1} for name in FIVE}, {'when_exhausted': 'stop'}),
     'in stored order': ({name: {'repeat': 1.5} for name in FIVE}, {'shuffle': False, 'num_canonical_nodes': 1}),
@@ -77,6 +90,34 @@ KINDS = {
 def test_states_of_three_epochs_resume_exactly_on_other_topologies(loaders, kind, every) -> None:
     weights, options = KINDS[kind]
     assert check_resume(loaders(weights, **options), WORLDS, epochs=3, every=every) > 20 // every
+
+
+DEVICES = [World(ranks=4), World(ranks=2), World(), World(ranks=4, nodes=2), World(ranks=12, nodes=3),
+           World(ranks=8, replication=2), World(ranks=8, nodes=2), World(ranks=2, workers=1)]  # fmt: skip
+"""The topology that begins, with four device batches, and seven others."""
+
+
+@pytest.mark.parametrize('options', [{}, {'schedule': RAMP}, {'when_exhausted': 'drop_stream'}], ids=str)
+def test_a_run_whose_devices_batches_are_of_one_stream_resumes_exactly_on_seven_other_topologies(loaders, options):
+    weights = {name: {} if options else {'proportion': i + 1} for i, name in enumerate(FIVE)}
+    if 'when_exhausted' in options:
+        weights = {name: {'proportion': 1} for name in FIVE}
+    else:
+        options = options | {'epoch_size': 500}
+    make = loaders(weights, batching_method='device_per_stream', **options)
+    assert check_resume(make, DEVICES, epochs=2, every=5) >= 5
+    # Each rank's batch is of one stream, also of the last ones, which are padded.
+    ranks = [make(Topology(rank=rank, world_size=4), 0) for rank in range(4)]
+    for batches in zip(*ranks, strict=True):
+        assert all(len(by_stream(batch['id'].tolist())) == 1 for batch in batches)
+
+
+def test_other_ranks_than_divide_the_device_batches_are_refused(loaders) -> None:
+    weights, options = KINDS['per_stream']
+    make = loaders(weights, **options | {'batching_method': 'device_per_stream'})
+    state = next(iter(walk(make, World(ranks=4)))).state
+    with pytest.raises(TopologyError, match=r'the 4 device batches that the run began with.*got 3'):
+        next(iter(walk(make, World(ranks=3), state=state)))
 
 
 @pytest.mark.parametrize('kind', ['schedule, stratified', 'drop_stream'])
@@ -126,7 +167,7 @@ def changed_run(loaders, before, after, worlds, *, at: int, batch: int = BATCH, 
     return first, rest
 
 
-@pytest.mark.parametrize('batching', ['random', 'stratified'])
+@pytest.mark.parametrize('batching', ['random', 'stratified', 'per_stream'])
 def test_weights_change_and_streams_come_and_go_at_a_resume_and_later_states_resume_elsewhere(loaders, batching):
     before = {'a': {'proportion': 2}, 'b': {'proportion': 1}, 'c': {'proportion': 1}}
     after = {'d': {'proportion': 1}, 'b': {'proportion': 3}, 'a': {'proportion': 1}}

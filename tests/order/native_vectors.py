@@ -127,10 +127,45 @@ def fixed_subsets() -> Iterator[tuple[str, Order, np.ndarray]]:
             yield kind, order, np.arange(len(order))
 
 
+def one_stream_batches() -> Iterator[tuple[str, Order, np.ndarray]]:
+    """Cases of batches, and of device batches, that are of one stream each."""
+    ramp = [
+        {'at': 0, 'proportions': {'web': 1}},
+        {'at': 700, 'proportions': {'code': 2, 'math': 1}, 'change': 'linear'},
+    ]
+    mixtures = {
+        'weights': mixture({'web': {'repeat': 0.7}, 'code': {'repeat': 3}, 'math': {'repeat': 40}}),
+        'proportions': mixture({name: {'proportion': i + 1} for i, name in enumerate(THREE)}, epoch_size=500),
+        'schedule': mixture({name: {} for name in THREE}, epoch_size=300, schedule=Schedule.of(ramp)),
+        'changed': changed(),
+    }
+    for (name, mix), nodes, units, shuffle in itertools.product(mixtures.items(), (1, 4, 8), (1, 4), (True, False)):
+        if name == 'changed' and nodes != 4:
+            continue
+        config = OrderConfig(
+            shuffle=shuffle, seed=3, num_canonical_nodes=nodes, block_size=60, global_batch_size=16,
+            batching='per_stream' if units == 1 else 'device_per_stream', device_batches=None if units == 1 else units,
+        )  # fmt: skip
+        for epoch in (1, 7):
+            order = make_order(mix, config, epoch)
+            kind = f'{name}, {nodes} nodes, {units} units, {"shuffled" if shuffle else "stored"}, {epoch}'
+            yield kind, order, np.arange(order.first, len(order))
+    large = Mixture.resolve([StreamSize(name=f's{i}', shard_sizes=[4000 + i] * 25_000) for i in range(10)])
+    for units in (1, 64):
+        config = OrderConfig(
+            shuffle=True, batching='per_stream' if units == 1 else 'device_per_stream', global_batch_size=1024,
+            device_batches=None if units == 1 else units,
+        )  # fmt: skip
+        order = make_order(large, config, 3)
+        runs = [np.arange(begin, begin + 2048) for begin in (0, len(order) // 3, len(order) - 2048)]
+        yield f'a thousand million samples, {units} units', order, np.concatenate(runs)
+
+
 def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
     yield from few_streams()
     yield from many_streams()
     yield from fixed_subsets()
+    yield from one_stream_batches()
 
 
 def recorded(order: Order, positions: np.ndarray) -> dict[str, Any]:

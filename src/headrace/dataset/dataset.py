@@ -104,8 +104,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any]):
             MosaicML Streaming's, sample for sample. A MosaicML Streaming checkpoint makes None 'py1e'.
         shuffle_seed: key of the order. A checkpoint's seed replaces the default; a resume refuses any other one.
         shuffle_block_size: samples over which the shuffle spreads a shard, per canonical node.
-        batching_method: how streams share a batch: 'random', or 'stratified' for the streams' shares in each batch;
-            with MosaicML Streaming's orders also 'per_stream' or 'device_per_stream'.
+        batching_method: how streams share a batch: 'random', 'stratified' for the streams' shares in each batch,
+            'per_stream' for global batches of one stream each, or 'device_per_stream' for device batches of one.
         allow_unsafe_types: whether to open data with pickled columns, which can run code.
         replication: consecutive ranks that get the same samples.
         stream_name, stream_config: name of a class in `streams_registry` that makes the stream of `remote` and `local`,

@@ -106,11 +106,12 @@ class SampleSequence:
         self._topology = topology
         self.run.forget_topology()
 
-    def _devices(self, global_batch_size: int | None = None) -> tuple[int, int | None]:
-        """Nodes, and samples of a global batch if known, if the order depends on them; ranks may come later."""
+    def _devices(self, global_batch_size: int | None = None) -> tuple[int, int | None, int | None]:
+        """Nodes, samples of a global batch if known, and ranks that share it, as far as the order depends on them."""
         if self.run.needs_batch_size and global_batch_size is None and self.batch_size is not None:
             global_batch_size = self.batch_spec().global_batch_size
-        return self.topology.nodes if self.run.needs_nodes else 1, global_batch_size
+        nodes = self.topology.nodes if self.run.needs_nodes else 1
+        return nodes, global_batch_size, self.topology.replicas if self.run.needs_replicas else None
 
     @property
     def order_config(self) -> OrderConfig:
@@ -142,7 +143,7 @@ class SampleSequence:
 
     def freeze_defaults(self, global_batch_size: int | None = None) -> None:
         """Fix the defaults that depend on the topology or the batch size, for the rest of the run."""
-        self.run.freeze_defaults(self.topology.nodes, self._devices(global_batch_size)[1])
+        self.run.freeze_defaults(self.topology.nodes, *self._devices(global_batch_size)[1:])
 
     def order(self, epoch: int, global_batch_size: int | None = None) -> Order:
         """The global sequence of an epoch."""
@@ -269,11 +270,11 @@ class SampleSequence:
             global_batch_size: samples of a batch over all ranks; by default as in the last plan.
             remainder: see the class; by default the dataset's.
         """
-        size, batches = self._devices(global_batch_size)[1], None
+        (_, size, replicas), batches = self._devices(global_batch_size), None
         is_unknown = self.skip and self.run.last_batches is None and self.batch_size is not None
         if global_batch_size is not None or is_unknown:
             batches = self.batch_spec(global_batch_size=global_batch_size, remainder=remainder)
-        return self.run.state(epoch, sample_in_epoch, self.topology.nodes, size, batches)
+        return self.run.state(epoch, sample_in_epoch, self.topology.nodes, size, replicas, batches)
 
     def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, int | str]:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
@@ -308,4 +309,4 @@ class SampleSequence:
         """As `load_state_dict`, from the value itself."""
         if not state.is_stale:
             size = self._devices(global_batch_size)[1]
-            self._progress.load(*self.run.resume(state, self.topology.nodes, size))
+            self._progress.load(*self.run.resume(state, self.topology.nodes, size, self.topology.replicas))

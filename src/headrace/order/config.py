@@ -64,12 +64,14 @@ class OrderConfig:
     sampling_granularity: int = 1
     """Samples of a shard that are chosen together. The native order knows it with ``fixed`` sampling only."""
     global_batch_size: int | None = None
-    """Samples of a global batch. Only the native order's stratified batching depends on it."""
+    """Samples of a global batch. Only the native order's batching methods but ``random`` depend on it."""
+    device_batches: int | None = None
+    """Device batches of a global batch, of which the native order's ``device_per_stream`` gives each to one stream."""
     partition: str = 'relaxed'
     """How the sequence is split over nodes; the native order ignores it."""
 
     def __post_init__(self) -> None:
-        bounds = {'seed': 0, 'num_canonical_nodes': 0, 'block_size': 1, 'sampling_granularity': 1}
+        bounds = {'device_batches': 1, 'seed': 0, 'num_canonical_nodes': 0, 'block_size': 1, 'sampling_granularity': 1}
         for name, least in bounds.items():
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
@@ -96,6 +98,32 @@ class OrderConfig:
         """Whether ``block_size`` bounds how far samples move."""
         return self.shuffle and self.algorithm not in _WITHOUT_BLOCKS
 
+    @property
+    def has_batches(self) -> bool:
+        """Whether the sequence depends on where global batches begin and end."""
+        return self.batching != 'random' and not self.is_mosaicml
+
+    @property
+    def units(self) -> int:
+        """Parts of a global batch that are of one stream each; 0: batches are mixed, or the parts not yet known."""
+        if not self.has_batches or self.batching == 'stratified':
+            return 0
+        return 1 if self.batching == 'per_stream' else self.device_batches or 0
+
+    def for_batches(self, global_batch_size: int, replicas: int | None) -> OrderConfig:
+        """The settings for global batches of a size.
+
+        Args:
+            global_batch_size: samples of a batch over all ranks.
+            replicas: ranks that share it, if they are known: the device batches, unless they are settled.
+        """
+        if not self.has_batches:
+            return self
+        devices = self.device_batches
+        if self.batching == 'device_per_stream' and (devices is None or global_batch_size % devices):
+            devices = replicas
+        return replace(self, global_batch_size=global_batch_size, device_batches=devices)
+
     def resolve_defaults(self, mixture: Mixture, num_nodes: int = 1) -> OrderConfig:
         """Fill in every None.
 
@@ -104,7 +132,7 @@ class OrderConfig:
         * algorithm: native.
         * num_canonical_nodes: 1 without shuffle, so that the sequence is the stored one. With shuffle the power of two
           below shards / 64, from 1 to 64: enough parts for that many nodes to read disjoint shards, each with enough
-          shards to shuffle well. With stratified batching no more than divide the global batch.
+          shards to shuffle well. No more than divide the global batch, except with random batching.
         * block_size: 4,000,000 / num_canonical_nodes, at least 262,144, as MosaicML Streaming.
 
         The compatible orders have MosaicML Streaming's defaults: as many canonical nodes as ``num_nodes``, or 64 times
@@ -115,8 +143,8 @@ class OrderConfig:
             num_nodes: nodes of the parallel world that the run begins on.
 
         Raises:
-            ConfigError: with stratified batching, the canonical nodes do not divide the global batch; or there are too
-                many for so many streams.
+            ConfigError: canonical nodes or device batches do not divide the global batch where they must; or there are
+                too many canonical nodes for so many streams.
         """
         nodes = self.num_canonical_nodes
         if not nodes and self.is_mosaicml:
@@ -132,8 +160,13 @@ class OrderConfig:
             )
         if self.global_batch_size is not None and self.global_batch_size % nodes:
             raise ConfigError(
-                f'with stratified batching num_canonical_nodes must divide the global batch, got {nodes} for batches '
-                f'of {self.global_batch_size}. {math.gcd(nodes, self.global_batch_size)} would.'
+                f'with {self.batching} batching num_canonical_nodes must divide the global batch, got {nodes} for '
+                f'batches of {self.global_batch_size}. {math.gcd(nodes, self.global_batch_size)} would.'
+            )
+        if self.units and (self.global_batch_size or 0) % self.units:
+            raise ConfigError(
+                f'the device batches must divide the global batch, got {self.units} for batches of '
+                f'{self.global_batch_size}.'
             )
         return replace(
             self,

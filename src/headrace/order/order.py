@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.errors import ConfigError, UnknownNameError
+from headrace.errors import ConfigError, TopologyError, UnknownNameError
 from headrace.order.batch_spec import Remainder, check_batch_size
 from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
 from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Plan
 from headrace.order.shuffle import ALGORITHMS
-from headrace.order.skip import Ranges, Skip, skipped_in_epoch, skipped_in_run
+from headrace.order.skip import Ranges, Skip, in_whole_batches, skipped_in_epoch, skipped_in_run
 
 if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
@@ -72,7 +72,7 @@ def make_plan(
         epoch: which epoch of the run it is; matters to ``skip`` only.
 
     Raises:
-        TopologyError: the replicas cannot share the global batch equally.
+        TopologyError: the replicas cannot share the global batch equally, or its device batches.
         ConfigError: start, remainder or skip is out of range, or the order does not have that remainder or skip.
     """
     if isinstance(order, MosaicMLOrder):
@@ -86,7 +86,21 @@ def make_plan(
     check_batch_size(global_batch_size, topology)
     ranges = left_out(skip, order.mixture, global_batch_size, remainder)
     ranges = skipped_in_epoch(ranges, order.mixture.takeover.begin_of(epoch, len(order)), len(order))
+    if order.units:
+        _check_units(order.units, global_batch_size, topology.replicas)
+        ranges = in_whole_batches(ranges, order.first, global_batch_size, len(order))
     return Plan(order, topology, global_batch_size, start, remainder, ranges)
+
+
+def _check_units(units: int, global_batch_size: int, replicas: int) -> None:
+    """Check that a replica's batch is of whole units, or within one."""
+    if units % replicas and replicas % units:
+        known = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        allowed = [n for n in known if units % n == 0 or n % units == 0]
+        raise TopologyError(
+            f'with device_per_stream batching the ranks that share a global batch must divide the {units} device '
+            f'batches that the run began with, or be a multiple of them, got {replicas}. Possible are {allowed}.'
+        )
 
 
 def left_out(skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Remainder) -> Ranges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, get_args
 
@@ -48,9 +49,9 @@ class Plan:
     """Position of the sequence where batch 0 begins, 0 <= start <= len(order)."""
     remainder: Remainder = 'repeat'
     """Handling of the samples after the last full batch. ``drop``: they are not delivered. ``repeat``: they are a last,
-    smaller batch. Its padding to a multiple of the replicas is the sequence's last samples, latest first. A replica
-    has at most one row of padding, its last. ``exact``: the same rows, and a promise that the order keeps too:
-    what `own_samples` counts is each sample of the epoch once."""
+    smaller batch. Its padding to a multiple of the replicas is the sequence's last samples, latest first; where batches
+    are of one stream, samples of the same stream. A replica has at most one row of padding, its last. ``exact``: the
+    same rows, and a promise that the order keeps too: what `own_samples` counts is each sample of the epoch once."""
 
     skip: Ranges = ()
     """Positions that no batch holds: what `headrace.order.skip.skipped_in_epoch` gives. They are positions all the
@@ -227,5 +228,10 @@ class Plan:
         size = self._kept.size
         if padded > rows:
             beyond = numbers >= size
-            numbers[beyond] = size - 1 - (numbers[beyond] - size) % (size - self._kept.before(self.order.first))
+            span = math.lcm(self.order.units, self.topology.replicas)
+            if 0 < span <= rows:  # the unit's own last sample
+                numbers[beyond] -= span
+            else:
+                repeated = rows if span else size - self._kept.before(self.order.first)
+                numbers[beyond] = size - 1 - (numbers[beyond] - size) % repeated
         return self._kept.at(numbers)

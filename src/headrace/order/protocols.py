@@ -48,6 +48,14 @@ class Order(Protocol):
         """Position p belongs to canonical node p modulo this."""
         ...
 
+    @property
+    def units(self) -> int:
+        """Parts of a global batch that are of one stream each; 0: batches are mixed.
+
+        Unit h of a batch has its positions that are h modulo this.
+        """
+        ...
+
     def at(self, positions: IntArray) -> IntArray:
         """Return global sample ids int64[n] at positions int64[n], each in [0, len), in any order, repeats allowed.
 

@@ -68,7 +68,11 @@ def resume(
     if not state.check(config, mixture, may_change_mixture=may_change_mixture):
         return replace(mixture, takeover=state.takeover), state
     assert state.epoch_size is not None  # else nothing can differ
-    then = replace(config, global_batch_size=state.pinned.get('global_batch_size'))
+    pinned = state.pinned
+    then = config
+    if 'global_batch_size' in pinned:
+        size, devices = pinned['global_batch_size'], pinned.get('device_batches')
+        then = replace(config, global_batch_size=size, device_batches=devices)
     order = NativeOrder(_mixture_of(state), then, state.epoch)
     takeover, sample = order.takeover_at(state.sample_in_epoch), state.sample_in_epoch
     if sample > mixture.epoch_size or sample == state.epoch_size < mixture.epoch_size:

@@ -91,34 +91,40 @@ class Run:
     @property
     def needs_batch_size(self) -> bool:
         """Whether the order depends on the global batch size."""
-        config = self._settled or self._asked
-        return config.batching == 'stratified' and not config.is_mosaicml
+        return (self._settled or self._asked).has_batches
 
-    def config(self, nodes: int, global_batch_size: int | None) -> OrderConfig:
+    @property
+    def needs_replicas(self) -> bool:
+        """Whether the order depends on the ranks that share a global batch, and is not settled yet."""
+        config = self._settled or self._asked
+        return self.needs_batch_size and config.batching == 'device_per_stream' and config.device_batches is None
+
+    def config(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> OrderConfig:
         """How samples are ordered, with every default filled in.
 
         Args:
             nodes: of the parallel world; any number where `needs_nodes` says no.
             global_batch_size: where `needs_batch_size` says yes, samples of a global batch, if it is known.
+            replicas: where `needs_replicas` says yes, ranks that share it, if they are known.
 
         Raises:
             ConfigError: the global batch does not suit the canonical nodes.
         """
         config = self._asked if self._settled is None else self._settled
-        if self.needs_batch_size and global_batch_size is not None:
-            config = replace(config, global_batch_size=global_batch_size)
+        if global_batch_size is not None:
+            config = config.for_batches(global_batch_size, replicas)
         return config.resolve_defaults(self.mixture, nodes)
 
     def initial_nodes(self, nodes: int) -> int:
         """Nodes that the run began on, or begins on."""
         return nodes if self._initial_nodes is None else self._initial_nodes
 
-    def freeze_defaults(self, nodes: int, global_batch_size: int | None) -> None:
+    def freeze_defaults(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> None:
         """Let defaults be what they are now, for the rest of the run; arguments as `config`'s."""
         if self._settled is None:
-            self._settled, self._initial_nodes = self.config(nodes, global_batch_size), nodes
+            self._settled, self._initial_nodes = self.config(nodes, global_batch_size, replicas), nodes
 
-    def order(self, epoch: int, nodes: int, global_batch_size: int | None) -> Order:
+    def order(self, epoch: int, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> Order:
         """The global sequence of an epoch; arguments as `config`'s.
 
         It is one object for all who ask for the same, so that they share what it keeps.
@@ -126,10 +132,11 @@ class Run:
         Raises:
             ConfigError: the order depends on the batch size, which is not known.
         """
-        config = self.config(nodes, global_batch_size)
+        config = self.config(nodes, global_batch_size, replicas)
         if self.needs_batch_size and config.global_batch_size is None:
             raise ConfigError(
-                'Please pass `batch_size` to StreamingDataset: stratified batching depends on it, and it is None.'
+                f'Please pass `batch_size` to StreamingDataset: {config.batching} batching depends on it, and it is '
+                f'None.'
             )
         if config.is_mosaicml:  # its permutation is mapped by whoever uses it, and no longer
             return make_order(self.mixture, config, epoch, self._load)
@@ -141,18 +148,19 @@ class Run:
         """The global batches of an epoch from a position on, and one rank's rows of them.
 
         Raises:
-            ConfigError: as `make_plan`; or stratified batches shall have another size in the middle of the run.
+            ConfigError: as `make_plan`; or batches that the order depends on shall have another size in the middle of
+                the run.
             ResumeError: the checkpoint's run left out what this one does not.
         """
         size = batches.global_batch_size
         settled = None if self._settled is None else self._settled.global_batch_size
         if (epoch, start) != (0, 0) and settled not in (None, size):
             raise ConfigError(
-                f'with stratified batching the global batch keeps its size during a run, which began with {settled}, '
-                f"but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
+                f'with {self._asked.batching} batching the global batch keeps its size during a run, which began with '
+                f"{settled}, but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
             )
         plan = make_plan(
-            self.order(epoch, batches.topology.nodes, size),
+            self.order(epoch, batches.topology.nodes, size, batches.topology.replicas),
             batches.topology,
             global_batch_size=size,
             start=start,
@@ -173,6 +181,7 @@ class Run:
         sample: int,
         nodes: int,
         global_batch_size: int | None,
+        replicas: int | None = None,
         batches: BatchSpec | None = None,
     ) -> ResumeState:
         """The state that continues at a position of an epoch.
@@ -182,13 +191,14 @@ class Run:
             sample: the position in it.
             nodes: as `config`'s.
             global_batch_size: as `config`'s.
+            replicas: as `config`'s.
             batches: how the sequence is cut into batches; None: as in the last plan.
         """
         ranges = self._left_out(self.mixture, batches or self.last_batches) or ()
         if self._start is not None and self._start[0] == ranges:
             return replace(self._start[1], epoch=epoch, sample_in_epoch=sample)
         state = ResumeState.of(
-            self.config(nodes, global_batch_size),
+            self.config(nodes, global_batch_size, replicas),
             self.mixture,
             epoch=epoch,
             sample_in_epoch=sample,
@@ -211,13 +221,16 @@ class Run:
         """Have the next state ask the topology again."""
         self._start = None
 
-    def resume(self, state: ResumeState, nodes: int, global_batch_size: int | None) -> tuple[int, int]:
+    def resume(
+        self, state: ResumeState, nodes: int, global_batch_size: int | None, replicas: int | None = None
+    ) -> tuple[int, int]:
         """Go on where a state was taken; returns the epoch and the position in it.
 
         Args:
             state: not a stale one.
             nodes: of the parallel world that continues the run.
             global_batch_size: the one that it goes on with, if it is known.
+            replicas: ranks that share it then, if they are known.
 
         Raises:
             ResumeError: it belongs to other data, another order, or a mixture that may not change; or its run skips
@@ -225,8 +238,9 @@ class Run:
         """
         unchecked = () if self._may_change_mixture else state.left_out
         config = resolved_from_state(self._asked, state)
-        if config.batching == 'stratified' and not config.is_mosaicml:
-            config = replace(config, global_batch_size=global_batch_size or state.pinned.get('global_batch_size'))
+        size = global_batch_size or state.pinned.get('global_batch_size')
+        if config.has_batches and size is not None:
+            config = replace(config, device_batches=state.pinned.get('device_batches')).for_batches(size, replicas)
         mixture, state = resume(state, config, self._mix(config), may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:
             _warn_of_overruled(self._asked, config)

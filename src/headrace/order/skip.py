@@ -24,6 +24,7 @@ __all__ = [
     'Ranges',
     'Skip',
     'SkipRange',
+    'in_whole_batches',
     'merged',
     'parse_skip',
     'read_range',
@@ -142,6 +143,22 @@ def skipped_in_run(skip: Skip, *, epoch_size: int, global_batch_size: int, batch
 def skipped_in_epoch(ranges: Ranges, begin: int, epoch_size: int) -> Ranges:
     """The positions left out of an epoch, which begins at a position of the run; ``ranges`` are those of the run."""
     return merged((max(a - begin, 0), min(b - begin, epoch_size)) for a, b in ranges)
+
+
+def in_whole_batches(ranges: Ranges, first: int, global_batch_size: int, epoch_size: int) -> Ranges:
+    """Ranges of an epoch, widened to whole batches: where a batch is of one stream, the rest of one would be of two.
+
+    Args:
+        ranges: as `skipped_in_epoch` gives them.
+        first: position at which a batch begins.
+        global_batch_size: samples of a batch over all ranks.
+        epoch_size: samples of an epoch.
+    """
+
+    def begin_of(position: int) -> int:
+        return min(max(first + (position - first) // global_batch_size * global_batch_size, 0), epoch_size)
+
+    return merged((begin_of(begin), begin_of(end + global_batch_size - 1)) for begin, end in ranges)
 
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:

@@ -197,8 +197,8 @@ class ResumeState:
         Args:
             config: the one from `resolved_from_state`, with its defaults filled in.
             mixture: resolved with that config's seed.
-            may_change_mixture: whether streams, their weights, the schedule, the epoch's size, and with stratified
-                batching the global batch size may differ from the state's.
+            may_change_mixture: whether streams, their weights, the schedule, the epoch's size, and with all batching
+                methods but random the global batch size may differ from the state's.
 
         Returns:
             Whether the mixture differs from the state's.
@@ -304,6 +304,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> s
         pinned['subset'] = 1  # the rule by which it is chosen
     if config.global_batch_size is not None:
         pinned['global_batch_size'] = config.global_batch_size
+    if config.device_batches is not None:
+        pinned['device_batches'] = config.device_batches
     if len(mixture.stages) > 1:
         pinned['stages'] = mixture.stages
     if mixture.schedule is not None:
@@ -316,7 +318,8 @@ def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> s
 
 
 def _is_of_mixture(key: str) -> bool:
-    return key in ('epoch_size', 'global_batch_size', 'stages', 'schedule', 'streams') or key.startswith('stream ')
+    names = ('epoch_size', 'global_batch_size', 'device_batches', 'stages', 'schedule', 'streams')
+    return key in names or key.startswith('stream ')
 
 
 def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:

@@ -59,6 +59,11 @@ class PackedDataset(StreamingDataset):
                 f"`shuffle_algo` must be 'native' with packing, but is {options.get('shuffle_algo')!r}: a position of "
                 f"MosaicML Streaming's orders depends on the ranks."
             )
+        if options.get('batching_method') in ('per_stream', 'device_per_stream'):
+            raise ConfigError(
+                f"`batching_method` must be 'random' or 'stratified' with packing, whose sequences hold documents of "
+                f'several batches, but is {options["batching_method"]!r}.'
+            )
         self.packing = packing
         for stream in self.streams if self.is_columnar else ():  # a subclass's samples may have other columns
             for names in column_names(stream):

@@ -74,12 +74,12 @@ class PackedRun(Run):
             raise ConfigError(f'Packing breaks its rules: {lanes_rule(size, count)}.')
         return Lanes(self.packing, count, self._num_documents)
 
-    def freeze_defaults(self, nodes: int, global_batch_size: int | None) -> None:
+    def freeze_defaults(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> None:
         """As `Run.freeze_defaults`; also fixes the number of lanes."""
         if self._lanes is None and global_batch_size is not None:
             self._lanes = self._make_lanes(global_batch_size)
         self.documents.freeze_defaults(nodes, self.lane_count)
-        super().freeze_defaults(nodes, global_batch_size)
+        super().freeze_defaults(nodes, global_batch_size, replicas)
 
     def plan(self, epoch: int, start: int, batches: BatchSpec) -> BatchPlan:
         """As `Run.plan`, in sequences.
@@ -116,10 +116,11 @@ class PackedRun(Run):
         sample: int,
         nodes: int,
         global_batch_size: int | None,
+        replicas: int | None = None,
         batches: BatchSpec | None = None,
     ) -> ResumeState:
         """As `Run.state`, with the order of the documents, the packing and the lane states."""
-        rows = super().state(epoch, sample, 1, global_batch_size, batches)
+        rows = super().state(epoch, sample, 1, global_batch_size, replicas, batches)
         count = self.lane_count
         documents = self.documents.state(0, 0, nodes, count or global_batch_size)
         pinned = {**documents.pinned, 'packing': self._pinned(count), 'documents': documents.epoch_size}
@@ -143,7 +144,9 @@ class PackedRun(Run):
             'lanes': lanes,
         }
 
-    def resume(self, state: ResumeState, nodes: int, global_batch_size: int | None) -> tuple[int, int]:
+    def resume(
+        self, state: ResumeState, nodes: int, global_batch_size: int | None, replicas: int | None = None
+    ) -> tuple[int, int]:
         """As `Run.resume`.
 
         Raises:
@@ -180,7 +183,7 @@ class PackedRun(Run):
         rows = ResumeState.of(
             self.config(1, None), self.mixture, epoch=state.epoch, sample_in_epoch=state.sample_in_epoch, skip=skip
         )
-        epoch, sample = super().resume(replace(rows, epoch_size=state.epoch_size), 1, global_batch_size)
+        epoch, sample = super().resume(replace(rows, epoch_size=state.epoch_size), 1, global_batch_size, replicas)
         self._lanes = None if count is None else self._make_lanes(count)
         if self._lanes is not None:
             self._lanes.load(cuts if isinstance(cuts, dict) else {'': cuts}, self._row(epoch, sample))

@@ -49,6 +49,9 @@ class MosaicMLOrder:
     first = 0
     """Its mixture never changes in the middle of an epoch."""
 
+    units = 0
+    """Positions are no sequence, so that none is part of a batch before a `MosaicMLPlan` says so."""
+
     @property
     def num_canonical_nodes(self) -> int:
         """Parts that the positions are divided into."""

@@ -8,16 +8,19 @@ fall to the node, counted through all epochs. They follow from the mixture and t
 from __future__ import annotations
 
 import bisect
+import heapq
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from headrace.errors import ConfigError
 from headrace.order.mixture.schedule import Step, allocate, apportion
 from headrace.order.native.interleave import quotas
 from headrace.order.native.stratified import grid_quotas
+from headrace.order.native.units import listed_quotas, unit_quotas
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,8 +40,10 @@ class Segment:
     """Position in the epoch."""
     counts: IntArray
     """int64[streams]: draws of each stream; they sum to the segment's length."""
-    is_stratified: bool = False
-    """Whether its batches all have the same share of each stream."""
+    kind: Literal['mixed', 'stratified', 'units', 'listed'] = 'mixed'
+    """How streams share it: at random; each batch in the streams' shares; by units; or as ``streams`` says."""
+    streams: IntArray | None = None
+    """int64[positions]: the stream of each position of a ``listed`` segment."""
 
     @property
     def end(self) -> int:
@@ -112,7 +117,8 @@ class NodeQuotas:
         """Take a config with its defaults filled in."""
         self._mixture = mixture
         self.num_nodes = config.num_canonical_nodes or 1
-        self._batch_size = config.global_batch_size if config.batching == 'stratified' else None
+        self._batch_size = config.global_batch_size if config.has_batches else None
+        self._units = config.units
         self._size = mixture.epoch_size
         self._epochs: list[_Epochs] = []
         for first, segments in self._scheduled() if mixture.schedule is not None else self._unscheduled():
@@ -144,9 +150,14 @@ class NodeQuotas:
         )
 
     def _quotas(self, segment: Segment) -> IntArray:
-        if segment.is_stratified:
+        if segment.kind == 'stratified':
             assert self._batch_size is not None
             return grid_quotas(segment.counts, self._batch_size, self.num_nodes)
+        if segment.kind == 'units':
+            assert self._batch_size is not None
+            return unit_quotas(segment.counts, self._batch_size, self._units, self.num_nodes)
+        if segment.streams is not None:
+            return listed_quotas(segment.streams, len(segment.counts), self.num_nodes, segment.begin)
         return quotas(segment.counts, self.num_nodes, segment.begin)
 
     # -- the segments ----------------------------------------------------------------------------------------------
@@ -163,14 +174,15 @@ class NodeQuotas:
                 if end > takeover.sample
             ]
             yield takeover.epoch, self._cut(takeover.sample, left)
-        yield takeover.epoch + (takeover.sample > 0), self._cut(0, epoch)
+        yield takeover.epoch + (takeover.sample > 0), self._cut_whole(epoch)
 
     def _scheduled(self) -> Iterator[tuple[int, list[Segment]]]:
         """Yield the epochs of the schedule and those after it, as `_append` takes them."""
         schedule, takeover, size = self._mixture.schedule, self._mixture.takeover, self._size
         assert schedule is not None
         steps = schedule.steps([stream.name for stream in self._mixture.streams])
-        owed = [0] * len(self._mixture.streams)  # the draws that streams still lack, in units
+        owed = [0] * len(self._mixture.streams)  # the draws that streams still lack, in parts
+        lacking = [0] * len(self._mixture.streams)  # and those that whole units of epochs before did not give them
         epoch, sample = takeover.epoch, takeover.sample
         while True:
             begin = takeover.begin_of(epoch, size)
@@ -180,7 +192,7 @@ class NodeQuotas:
             is_last = number + 1 == len(steps)
             alike = 1 if is_last else (steps[number + 1].begin - begin) // size
             if not sample and len(stretches) == 1 and alike > 0:
-                yield epoch, self._cut(0, [(0, size, apportion(size, step.weights))])
+                yield epoch, self._cut_whole([(0, size, apportion(size, step.weights))])
                 if is_last:
                     return
                 epoch += alike
@@ -192,7 +204,7 @@ class NodeQuotas:
                 given = allocate(end - first, owed, _UNIT)
                 owed = [o - g * _UNIT for o, g in zip(owed, given, strict=True)]
                 stages.append((first - begin, end - begin, given))
-            yield epoch, self._cut(sample, stages)
+            yield epoch, self._cut(sample, stages, lacking)
             epoch, sample = epoch + 1, 0
 
     def _stretches(self, steps: list[Step], start: int, stop: int) -> list[tuple[int, int, Step]]:
@@ -206,8 +218,39 @@ class NodeQuotas:
         spans = zip(begins, [*begins[1:], stop], near, strict=True)
         return [(begin, end, step) for begin, end, step in spans if end > begin]
 
-    def _cut(self, start: int, stages: Sequence[tuple[int, int, Sequence[int]]]) -> list[Segment]:
-        """Make segments of stages, the first of which begins at start; the stratified have whole batches only."""
+    def _cut_whole(self, stages: Sequence[tuple[int, int, Sequence[int]]]) -> list[Segment]:
+        """Make segments of the stages of a whole epoch, one of many.
+
+        Raises:
+            ConfigError: no unit is left for a stream.
+        """
+        segments = self._cut(0, stages)
+        if not self._units:
+            return segments
+        # What is left after the last full batch may be dropped.
+        whole = [segment for segment in segments if segment.streams is None] or segments
+        drawn = np.sum([segment.counts for segment in whole], 0).tolist()
+        for stream, *wanted, given in zip(
+            self._mixture.streams, *(counts for *_, counts in stages), drawn, strict=True
+        ):
+            if sum(wanted) and not given:
+                assert self._batch_size is not None
+                raise ConfigError(
+                    f"one stream gives all {self._batch_size // self._units} samples of a batch, or of a device's part "
+                    f'of it, but an epoch takes only {sum(wanted)} samples of stream {stream.name!r}. Lower the batch '
+                    f'size, or let the epoch draw more of the stream.'
+                )
+        return segments
+
+    def _cut(
+        self, start: int, stages: Sequence[tuple[int, int, Sequence[int]]], lacking: list[int] | None = None
+    ) -> list[Segment]:
+        """Make segments of stages, the first of which begins at start; the stratified have whole batches only.
+
+        ``lacking``, the draws that streams lack because a unit is of one stream, is brought up to date.
+        """
+        if self._units:
+            return self._cut_units(start, stages, [0] * len(self._mixture.streams) if lacking is None else lacking)
         segments: list[Segment] = []
         for begin, end, counts in stages:
             # Up to where a batch begins, whole batches, and the begin of one.
@@ -218,9 +261,47 @@ class NodeQuotas:
                 if a < b:
                     part = apportion(b - a, left)
                     left = [n - m for n, m in zip(left, part, strict=True)]
-                    is_stratified = is_whole and self._batch_size is not None
-                    segments.append(Segment(a, np.array(part, np.int64), is_stratified=is_stratified))
+                    kind = 'stratified' if is_whole and self._batch_size is not None else 'mixed'
+                    segments.append(Segment(a, np.array(part, np.int64), kind))
         return segments or [Segment(start, np.zeros(len(self._mixture.streams), np.int64))]
+
+    def _cut_units(
+        self, start: int, stages: Sequence[tuple[int, int, Sequence[int]]], lacking: list[int]
+    ) -> list[Segment]:
+        """Make segments of whole units, which begin and end with batches; and one of what is left after the last."""
+        assert self._batch_size is not None
+        size, unit = self._batch_size, self._batch_size // self._units
+        end = stages[-1][1] if stages else start
+        last = end - (end - start) % size
+        segments: list[Segment] = []
+        at = start
+        for _, stage_end, counts in stages:
+            lacking[:] = [lack + count for lack, count in zip(lacking, counts, strict=True)]
+            until = last if stage_end == end else min(start + (stage_end - start + size // 2) // size * size, last)
+            if until > at:
+                # Whole batches are a little more than the stage, or less: all streams give in proportion.
+                units = (until - at) // unit
+                given = allocate(units, [lack * units for lack in lacking], sum(lacking))
+                lacking[:] = [lack - count * unit for lack, count in zip(lacking, given, strict=True)]
+                segments.append(Segment(at, np.array(given, np.int64) * unit, 'units'))
+                at = until
+        if last < end:
+            streams = self._listed(last, end, lacking)
+            segments.append(Segment(last, np.bincount(streams, minlength=len(lacking)), 'listed', streams))
+        return segments or [Segment(start, np.zeros(len(self._mixture.streams), np.int64))]
+
+    def _listed(self, begin: int, end: int, lacking: list[int]) -> IntArray:
+        """Return the streams of an epoch's last positions, int64[positions]: each unit's is the one that lacks most."""
+        waiting = [(-lack, stream) for stream, lack in enumerate(lacking)]
+        heapq.heapify(waiting)
+        of_units = np.zeros(self._units, np.int64)
+        for first in range(begin, min(begin + self._units, end)):
+            lack, stream = waiting[0]
+            of_units[first % self._units] = stream
+            heapq.heapreplace(waiting, (lack + len(range(first, end, self._units)), stream))
+        for lack, stream in waiting:
+            lacking[stream] = -lack
+        return of_units[np.arange(begin, end) % self._units]
 
     def _of(self, epoch: int) -> _Epochs:
         return self._epochs[bisect.bisect_right(self._firsts, epoch) - 1]

@@ -37,6 +37,7 @@ from headrace.order.native.node_quotas import DrawIndex, NodeQuotas
 from headrace.order.native.shard_line import StreamLine
 from headrace.order.native.stratified import StratifiedInterleave
 from headrace.order.native.stream_passes import StreamPasses
+from headrace.order.native.units import ListedInterleave, UnitInterleave
 from headrace.order.random.hashing import derive, hash_text
 
 if TYPE_CHECKING:
@@ -46,10 +47,7 @@ if TYPE_CHECKING:
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.mixture import Mixture
 
-__all__ = ['BATCHINGS', 'NativeOrder']
-
-BATCHINGS = ('random', 'stratified')
-"""The batching methods of the native order."""
+__all__ = ['NativeOrder']
 
 _VERSION_KEY = hash_text('headrace native order 1')
 _INTERLEAVE, _SUBSET = 1, 3  # the streams' own keys have 2: see `shard_line`
@@ -67,11 +65,11 @@ class NativeOrder:
         """Take a config with its defaults filled in.
 
         Raises:
-            ConfigError: the batching method is not one that the native order has, or the epoch is from before the
-                mixture took over.
+            ConfigError: arguments do not go together, the batches leave nothing of a stream, or the epoch is from
+                before the mixture took over.
         """
-        if config.batching not in BATCHINGS:
-            raise ConfigError(f'batching_method must be one of {list(BATCHINGS)}, got {config.batching!r}.')
+        if config.batching in ('per_stream', 'device_per_stream') and not (config.units and config.global_batch_size):
+            raise ConfigError(f'{config.batching} batching depends on the batch size, which is not known.')
         takeover = mixture.takeover
         if epoch < takeover.epoch:
             raise ConfigError(f'this mixture took over in epoch {takeover.epoch}, got epoch {epoch} of another one.')
@@ -103,6 +101,8 @@ class NativeOrder:
         ]
         self._begins = np.array([segment.begin for segment in self._segments])
         self._is_shuffled = config.shuffle
+        self.units = config.units
+        """Units of a global batch, of one stream each: unit h has the positions that are h modulo this. 0: none."""
         self._counted = -1, np.zeros(0, np.int64)  # a position, and the draws of each stream before it
         self._max_units = 65536 + 4 * (mixture.num_shards + len(self._streams) * nodes)
         self._forget()
@@ -350,9 +350,21 @@ class _Segment:
         segment, config = self._segment, self._config
         if np.count_nonzero(segment.counts) == 1:
             return SequentialInterleave(self.quotas)
-        if segment.is_stratified:
+        if segment.kind == 'stratified':
             assert config.global_batch_size is not None
             return StratifiedInterleave(segment.counts, config.global_batch_size, self._num_nodes, self._key)
+        if segment.kind == 'units':
+            assert config.global_batch_size is not None
+            return UnitInterleave(
+                segment.counts,
+                config.global_batch_size,
+                config.units,
+                self._num_nodes,
+                begin=self.begin,
+                key=self._key,
+            )
+        if segment.streams is not None:
+            return ListedInterleave(segment.streams, len(segment.counts), self._num_nodes, self.begin)
         # A stratified epoch's last, smaller batch is mixed, too.
         is_mixed = config.shuffle or config.batching == 'stratified'
         return RandomInterleave(self.quotas, self._key) if is_mixed else SequentialInterleave(self.quotas)

@@ -150,14 +150,25 @@ class StratifiedInterleave:
 
     def slot_of(self, node: int, stream: int, turn: int) -> int:
         """Return the slot of a node in which a stream has a turn."""
-        windows = -(-self._batches // self._per_window)
-        window, before = last_not_above(turn, windows, lambda window: int(self._turns(node, window)[stream]))
+        windows, per_window = -(-self._batches // self._per_window), self._per_window
+        window, before = last_not_above(
+            turn, windows, lambda window: int(self._turns(node, window * per_window)[stream])
+        )
         offset = (self._arrange(node, window)[1] == stream).nonzero()[0][turn - before]
         return window * self._per_window * self._rows + int(offset)
 
     def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
         first = window * self._per_window
-        batches = np.arange(first, min(first + self._per_window, self._batches))
+        before, streams = self.batches(node, first, min(first + self._per_window, self._batches))
+        return before, streams.reshape(-1)
+
+    def batches(self, node: int, first: int, last: int) -> tuple[IntArray, IntArray]:
+        """Return the streams of batches from ``first`` on and below ``last`` on a node.
+
+        Returns:
+            int64[streams], the turns before them; int64[batches, slots of a batch], the streams.
+        """
+        batches = np.arange(first, last)
         total = self._batches * self._nodes
         pi = np.array([self._a * k % self._batches for k in batches.tolist()])  # products may exceed 64 bits
         u = self._nodes * pi + pi * math.gcd(self._nodes, self._batches) // self._batches
@@ -166,12 +177,11 @@ class StratifiedInterleave:
         streams = self._ends.searchsorted(y, 'right')
         slots = (batches[:, None] * self._nodes + node) * self._rows + np.arange(self._rows)
         shuffled = hashes(derive(self._key, node), slots).argsort(1, kind='stable')
-        streams = np.take_along_axis(streams, shuffled, 1).reshape(-1)
-        return self._turns(node, window), streams
+        return self._turns(node, first), np.take_along_axis(streams, shuffled, 1)
 
-    def _turns(self, node: int, window: int) -> IntArray:
-        """Return how many turns each stream has on a node before a window, int64[streams]."""
-        batches, before = self._batches, window * self._per_window
+    def _turns(self, node: int, before: int) -> IntArray:
+        """Return how many turns each stream has on a node before a batch, int64[streams]."""
+        batches = self._batches
         rows, rest = np.divmod(self._ends, batches * self._nodes)
         low, high, wrapped = _residues(rest, np.array(node), batches, self._nodes)
         # How many of i < before have a·i mod nb in [x, y) is the sum for nb - x less that for nb - y.

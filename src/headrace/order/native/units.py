@@ -1,0 +1,140 @@
+"""Batches of one stream: a global batch, or a device's part of one, goes to a stream as a whole.
+
+A global batch of G samples has V *units* of U = G / V samples. ``per_stream`` has one unit, the batch. Under
+``device_per_stream`` V is the number of device batches that the run began with, and position p belongs to unit p mod V:
+a `Plan` deals positions to replicas in the same way. So a unit is a replica's batch on V replicas, a part of it on
+fewer, and holds whole batches on more.
+
+The streams share units as they share slots in stratified batches (`stratified`): each global batch has floor or ceil of
+a stream's share of V units, and the units before any batch are near the share. In place of the C canonical nodes stand
+g = gcd(C, V) groups of them: unit h belongs to group h mod g, and has equally many positions on each node of its group.
+
+The samples after an epoch's last full batch are listed position by position.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.order.native.interleave import WindowTable, last_not_above
+from headrace.order.native.stratified import StratifiedInterleave, grid_quotas
+
+if TYPE_CHECKING:
+    from headrace.order.arrays import IntArray
+
+__all__ = ['ListedInterleave', 'UnitInterleave', 'listed_quotas', 'unit_quotas']
+
+_SLOTS_IN_WINDOWS = 131072
+_MIN_WINDOW = 4096
+
+
+def unit_quotas(counts: IntArray, batch_size: int, num_units: int, num_nodes: int) -> IntArray:
+    """Return int64[streams, nodes], how many turns each stream has on each node in a segment of whole batches.
+
+    Args:
+        counts: int64[streams], the streams' draws: whole units, which fill the batches exactly.
+        batch_size: G, a multiple of the number of units and of the number of nodes.
+        num_units: V.
+        num_nodes: C.
+    """
+    groups = math.gcd(num_nodes, num_units)
+    size = batch_size // num_units
+    of_groups = grid_quotas(counts // size, num_units, groups)
+    return of_groups[:, np.arange(num_nodes) % groups] * (size * groups // num_nodes)
+
+
+class UnitInterleave:
+    """Each unit of the segment's batches belongs to one stream."""
+
+    __slots__ = (
+        '_batches', '_begin', '_grid', '_groups', '_nodes', '_per_window', '_repeats', '_slots', '_table', '_units',
+    )  # fmt: skip
+
+    def __init__(
+        self, counts: IntArray, batch_size: int, num_units: int, num_nodes: int, *, begin: int, key: int
+    ) -> None:
+        """Take what `unit_quotas` takes, the segment's first position, and a key of the segment."""
+        self._groups = math.gcd(num_nodes, num_units)
+        size = batch_size // num_units
+        self._grid = StratifiedInterleave(counts // size, num_units, self._groups, key)
+        self._begin, self._nodes, self._units = begin, num_nodes, num_units
+        self._batches = int(counts.sum()) // batch_size
+        self._repeats = size * self._groups // num_nodes  # a unit's slots on each node of its group
+        self._slots = batch_size // num_nodes  # of a batch on a node
+        self._per_window = max(1, max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes) // self._slots)
+        self._per_window = min(self._per_window, self._batches)
+        self._table = WindowTable((len(counts), num_nodes), self._per_window * self._slots, self._arrange)
+
+    def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        windows, offsets = np.divmod(slots, self._per_window * self._slots)
+        return self._table.at(nodes, windows, offsets)
+
+    def turns_before(self, node: int, slot: int) -> IntArray:
+        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+        length = self._per_window * self._slots
+        window = min(slot // length, -(-self._batches // self._per_window) - 1)
+        return self._table.turns_before(node, window, slot - window * length)
+
+    def slot_of(self, node: int, stream: int, turn: int) -> int:
+        """Return the slot of a node in which a stream has a turn."""
+        windows = -(-self._batches // self._per_window)
+        window, before = last_not_above(turn, windows, lambda window: int(self._arrange(node, window)[0][stream]))
+        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][turn - before]
+        return window * self._per_window * self._slots + int(offset)
+
+    def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
+        first = window * self._per_window
+        before, streams = self._grid.batches(node % self._groups, first, min(first + self._per_window, self._batches))
+        # A node's slots are C positions apart, and so go through the units of its group in turn.
+        position = self._begin + (node - self._begin) % self._nodes
+        units = (position + np.arange(self._units // self._groups) * self._nodes) % self._units // self._groups
+        return before * self._repeats, np.tile(streams[:, units], self._repeats).reshape(-1)
+
+
+def listed_quotas(streams: IntArray, num_streams: int, num_nodes: int, begin: int) -> IntArray:
+    """Return int64[streams, nodes], how many turns each stream has on each node; arguments as `ListedInterleave`'s."""
+    places = streams * num_nodes + (begin + np.arange(len(streams))) % num_nodes
+    return np.bincount(places, minlength=num_streams * num_nodes).reshape(num_streams, num_nodes)
+
+
+class ListedInterleave:
+    """A segment of which the stream of each position is given."""
+
+    __slots__ = ('_begin', '_nodes', '_num_streams', '_streams', '_turns')
+
+    def __init__(self, streams: IntArray, num_streams: int, num_nodes: int, begin: int) -> None:
+        """Take the positions' streams, and the segment's first position.
+
+        Args:
+            streams: int64[positions].
+            num_streams: number of all streams.
+            num_nodes: C.
+            begin: the segment's first position.
+        """
+        self._streams, self._num_streams = streams, num_streams
+        self._nodes, self._begin = num_nodes, begin
+        places = streams * num_nodes + (begin + np.arange(len(streams))) % num_nodes
+        order = places.argsort(kind='stable')
+        counts = np.bincount(places, minlength=num_streams * num_nodes)
+        self._turns = np.empty_like(streams)
+        self._turns[order] = np.arange(len(streams)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+    def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
+        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        positions = (nodes - self._begin) % self._nodes + slots * self._nodes
+        return self._streams[positions], self._turns[positions]
+
+    def turns_before(self, node: int, slot: int) -> IntArray:
+        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+        return np.bincount(self._of_node(node)[:slot], minlength=self._num_streams)
+
+    def slot_of(self, node: int, stream: int, turn: int) -> int:
+        """Return the slot of a node in which a stream has a turn."""
+        return int((self._of_node(node) == stream).nonzero()[0][turn])
+
+    def _of_node(self, node: int) -> IntArray:
+        return self._streams[(node - self._begin) % self._nodes :: self._nodes]
