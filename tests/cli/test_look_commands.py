@@ -15,7 +15,7 @@ import pytest
 from headrace import MDSWriter
 from headrace.cli import COMMANDS, main
 
-LOOK = ('cp', 'inspect', 'verify')
+LOOK = ('cp', 'inspect', 'merge', 'verify')
 
 
 @pytest.fixture
@@ -141,3 +141,19 @@ def test_names_in_errors_are_without_control_characters(data: Path, capsys: pyte
     out, error = capsys.readouterr()
     assert '\x1b' not in out + error
     assert 'a\\x1b[2Jb' in error
+
+
+def test_merge(make_dataset: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, name in enumerate(('b', 'a')):
+        make_dataset(f'all/{name}', 30, first=30 * number)
+    assert main(['merge', str(tmp_path / 'all')]) == 0
+    assert 'with 60 samples' in capsys.readouterr().out
+    assert main(['inspect', str(tmp_path / 'all'), '--json', '--samples', '1']) == 0
+    assert json.loads(capsys.readouterr().out)['first_samples'][0]['id']['value'] == 30
+    parts = [str(tmp_path / 'all' / name / 'index.json') for name in ('b', 'a')]
+    assert main(['merge', str(tmp_path / 'all'), *parts, '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['samples'] == 60
+    assert main(['inspect', str(tmp_path / 'all'), '--json', '--samples', '1']) == 0
+    assert json.loads(capsys.readouterr().out)['first_samples'][0]['id']['value'] == 0
+    assert main(['verify', str(tmp_path / 'all'), '-j', '1']) == 0
+    assert main(['merge', str(tmp_path / 'nothing')]) == 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import headrace
-from headrace.cli import convert, convert_config, cp, demo, explain, inspect, run, skip, verify
+from headrace.cli import convert, convert_config, cp, demo, explain, inspect, merge, run, skip, verify
 from headrace.display import printable
 from headrace.errors import HeadraceError
 
@@ -42,6 +42,7 @@ COMMANDS: dict[str, Command] = {
     'demo': demo,
     'explain': explain,
     'inspect': inspect,
+    'merge': merge,
     'run': run,
     'skip': skip,
     'verify': verify,
