@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from headrace.redaction import redact
 
-__all__ = ['Facts', 'FactsRepr', 'html_table', 'printable', 'shorten', 'size_text', 'text_table']
+__all__ = ['Facts', 'FactsRepr', 'count_text', 'html_table', 'printable', 'shorten', 'size_text', 'text_table']
 
 _UNITS = ('KiB', 'MiB', 'GiB', 'TiB', 'PiB')
 
@@ -55,6 +55,11 @@ def size_text(size: float) -> str:
     while size / 1024**power >= 1000 and power < len(_UNITS):
         power += 1
     return f'{size / 1024**power:.3g} {_UNITS[power - 1]}'
+
+
+def count_text(count: int, what: str) -> str:
+    """A number of things, such as '1 shard' or '1,000 shards'."""
+    return f'{count:,} {what}{"" if count == 1 else "s"}'
 
 
 def text_table(rows: Iterable[Sequence[str]], *, indent: int = 2) -> list[str]:

@@ -304,3 +304,9 @@ def test_what_leaves_nothing_to_train_is_refused(data: str, skip: list[list[int]
     )
     with pytest.raises(ConfigError, match='train has no batch in an epoch'):
         trainer.fit()
+
+
+def test_its_repr_names_the_data_and_the_position(make_dataset: Any) -> None:
+    spec = streaming_data_spec(StreamingDataset(local=str(make_dataset()), batch_size=4))
+    assert repr(spec).startswith('StreamingDataSpec\n')
+    assert 'position  epoch 0, sample 0' in repr(spec)

@@ -536,3 +536,15 @@ def test_loaders_passed_by_hand_train_every_epoch_in_its_order(run):
     verdict = judge([(run, None)])
     assert verdict.is_exact
     assert verdict.epochs == 3
+
+
+def test_its_repr_names_the_loaders_and_their_data(make_dataset: Any) -> None:
+    folder = make_dataset()
+    dataset = StreamingDataset(local=str(folder), batch_size=4)
+    module = StreamingDataModule(train=dataset, val={'local': str(folder)}, batch_size=4)
+    for text in (str(module), repr(module)):
+        assert text.startswith('StreamingDataModule\n')
+        assert 'StreamingDataset: 100 samples of 1 stream' in text
+        assert 'not opened before `setup`' in text
+    assert '<table>' in module._repr_html_()
+    assert 'not ready' in repr(StreamingDataModule.__new__(StreamingDataModule))

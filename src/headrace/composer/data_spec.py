@@ -16,6 +16,8 @@ from headrace.composer.batches import count_rows, count_tokens, first_rows, spli
 from headrace.composer.position import check_batches, is_followed, knows_skips
 from headrace.composer.topology import bind_topology, composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
+from headrace.dataset.facts import loader_facts
+from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.mixing import Config, LoaderConfig, WorkerConfig, build_loader, load_config
 from headrace.redaction import warn
@@ -147,7 +149,7 @@ def streaming_evaluators(
     ]
 
 
-class StreamingDataSpec(DataSpec):
+class StreamingDataSpec(DataSpec, FactsRepr):
     """A `composer.DataSpec` that takes the number of samples from the loader, not from the batch's shape.
 
     Args:
@@ -237,6 +239,9 @@ class StreamingDataSpec(DataSpec):
         # Composer ignores replication: it subtracts a whole sample from a padded batch, and needs whole numbers in a
         # microbatch.
         return round(counted * replication) if delivery is None else counted + 1 - 1 / replication
+
+    def _facts(self) -> Facts:
+        return Facts(type(self).__name__, loader_facts(self.loader).rows)
 
     def _count_samples(self, batch: Any, delivery: _Delivery | None) -> int | float:
         """Samples of a batch or microbatch; each of the ranks that share samples counts its part."""

@@ -15,6 +15,7 @@ from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY, BadSamplePoli
 from headrace.dataset.batch_keys.key import ReservedKey
 from headrace.dataset.batch_keys.padding import PADDING_KEY
 from headrace.dataset.cache_files.epoch_permutation import EpochPermutations
+from headrace.dataset.facts import dataset_facts
 from headrace.dataset.items import SamplesById
 from headrace.dataset.iterate import samples_of_pass
 from headrace.dataset.keywords import by_name
@@ -31,6 +32,7 @@ from headrace.dataset.streams.columns import column_names, read_columns, refuse_
 from headrace.dataset.streams.open_streams import open_streams
 from headrace.dataset.streams.registry import streams_registry
 from headrace.dataset.streams.stream import Stream
+from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
 from headrace.order import (
@@ -69,7 +71,7 @@ _UNUSED = {
 """Methods of MosaicML Streaming's class, and what to use instead of overriding them."""
 
 
-class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any]):
+class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], FactsRepr):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
     Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
@@ -290,6 +292,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any]):
         self._warn_about_blocks()
         self.stream_names = tuple(stream.name or '' for stream in self.streams)
         """Names of the streams of batches' rows, by stream number."""
+
+    def _facts(self) -> Facts:
+        return dataset_facts(self)
 
     def check_columns(self, key: ReservedKey) -> None:
         """Check that no column has the name of a reserved key.

@@ -15,10 +15,12 @@ from torch.utils.data import DataLoader, default_collate
 from headrace.dataset.batch_keys.padding import PADDING_KEY
 from headrace.dataset.batch_keys.stream_number import STREAM_KEY
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.facts import loader_facts
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading.protocol import Collate, Reader
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
 from headrace.dataset.workers.worker_pool import WorkerPool
+from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
 
@@ -63,7 +65,7 @@ class _Cursor:
         return plan.order.epoch, plan.end(number)
 
 
-class StreamingDataLoader(DataLoader[Any]):
+class StreamingDataLoader(DataLoader[Any], FactsRepr):
     """A `torch.utils.data.DataLoader` of a `StreamingDataset` that knows and restores its position.
 
     The position is the number of samples of the epoch's global sequence that all ranks together have got. It is the
@@ -198,6 +200,9 @@ class StreamingDataLoader(DataLoader[Any]):
     @sampler.setter
     def sampler(self, value: Any) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """PyTorch's constructor sets one; it is never asked."""
+
+    def _facts(self) -> Facts:
+        return loader_facts(self)
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 

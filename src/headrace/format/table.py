@@ -148,6 +148,25 @@ class ShardTable(Sequence[ShardInfo]):
         """The different schemas of the shards."""
         return list(dict.fromkeys(kind.schema for kind in self.kinds))
 
+    def raw_bytes(self) -> IntArray:
+        """Bytes of each shard's files without compression, int64[shards]."""
+        return self._bytes(raw=True)
+
+    def stored_bytes(self) -> IntArray:
+        """Bytes of each shard's files in the store, int64[shards]."""
+        return self._bytes(raw=False)
+
+    def _bytes(self, *, raw: bool) -> IntArray:
+        total = np.zeros(len(self), np.int64)
+        for number, kind in enumerate(self.kinds):
+            of_kind = np.flatnonzero(self.kind_of == number)
+            file = self.first_files[of_kind]
+            for _, packed in kind.files:
+                last = file if packed is None else file + 1
+                total[of_kind] += self.sizes[file if raw else last]
+                file = last + 1
+        return total
+
     def find(self, name: str) -> int | None:
         """The number of the shard with a file of this name, raw or compressed; None if there is none."""
         if not self._finder:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.convert.stored_dataset import PATIENT, open_stored
-from headrace.display import html_table, printable, shorten, size_text, text_table
+from headrace.display import count_text, html_table, printable, shorten, size_text, text_table
 from headrace.errors import ConfigError, FormatError
-from headrace.format import Schema, ShardTable
+from headrace.format import Schema
 from headrace.format.encodings import get_mds_encoding
 from headrace.inspect.samples import first_samples
 from headrace.inspect.values import SampleValue, describe_value
@@ -136,7 +136,7 @@ class Description:
         spread = ' / '.join(map(size_text, (sizes.least, sizes.median, sizes.most)))
         rows = [
             ('format', self.format),
-            ('samples', f'{self.num_samples:,} in {self.num_shards:,} {"shard" if self.num_shards == 1 else "shards"}'),
+            ('samples', f'{self.num_samples:,} in {count_text(self.num_shards, "shard")}'),
             ('per shard', f'{samples.least:,} / {samples.median:,} / {samples.most:,} samples (min / median / max)'),
             ('', f'{spread} stored'),
             ('bytes', f'{size_text(self.stored_bytes)} stored, {size_text(self.raw_bytes)} raw'),
@@ -230,7 +230,7 @@ def describe(url: str | os.PathLike[str], *, samples: int = 3, options: StoreOpt
                 values = [{name: describe_value(schema, name, each[name]) for name in schema.names} for each in found]
             except FormatError as error:
                 damage = str(error)
-    raw, stored = _shard_bytes(shards)
+    stored = shards.stored_bytes()
     return Description(
         url=without_credentials(os.fspath(url)),
         format=', '.join(dict.fromkeys(each.format for each in shards.schemas)),
@@ -238,7 +238,7 @@ def describe(url: str | os.PathLike[str], *, samples: int = 3, options: StoreOpt
         other_columns=max(0, len(shards.schemas) - 1),
         num_samples=int(shards.samples.sum()),
         num_shards=len(shards),
-        raw_bytes=int(raw.sum()),
+        raw_bytes=int(shards.raw_bytes().sum()),
         stored_bytes=int(stored.sum()),
         compression=', '.join(dict.fromkeys(kind.compression for kind in shards.kinds if kind.compression)) or None,
         hashes=tuple(dict.fromkeys(name for kind in shards.kinds for names in kind.algorithms for name in names)),
@@ -267,17 +267,3 @@ def _columns(schema: Schema, samples: Sequence[dict[str, SampleValue]]) -> tuple
             )
         )
     return tuple(found)
-
-
-def _shard_bytes(shards: ShardTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Bytes of each shard, raw and stored; int64[shards]."""
-    raw, stored = np.zeros(len(shards), np.int64), np.zeros(len(shards), np.int64)
-    for number, kind in enumerate(shards.kinds):
-        of_kind = np.flatnonzero(shards.kind_of == number)
-        file = shards.first_files[of_kind]
-        for _, packed in kind.files:
-            raw[of_kind] += shards.sizes[file]
-            file = file if packed is None else file + 1
-            stored[of_kind] += shards.sizes[file]
-            file = file + 1
-    return raw, stored

@@ -14,7 +14,9 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.loader_position import GlobalBatches
 from headrace.dataset.tracker import TrainMode
+from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
+from headrace.lightning.facts import module_facts
 from headrace.lightning.hooks import HookedDataModule, SampleHooks
 from headrace.lightning.hparams import hyperparameters
 from headrace.lightning.loaders import TrackedLoader, TrackedLoaders
@@ -43,7 +45,7 @@ _Loader = TypeVar('_Loader', bound=StreamingDataLoader)
 _STAGES = {'fit': ('train', 'val'), 'validate': ('val',), 'test': ('test',), 'predict': ('predict',)}
 
 
-class StreamingDataModule(HookedDataModule):
+class StreamingDataModule(FactsRepr, HookedDataModule):
     """Streaming datasets for a Lightning trainer: from a YAML file, or from datasets and loader options.
 
     Ranks and nodes come from the trainer, never from the environment. Training resumes exactly, on any number of ranks,
@@ -177,6 +179,9 @@ class StreamingDataModule(HookedDataModule):
         self._position_files = position_files
         self.position: TrainPosition | None = None
         """The position of the training; None before `setup('fit')`."""
+
+    def _facts(self) -> Facts:
+        return module_facts(type(self).__name__, self.batch_size, self._sources)
 
     # -- the trainer -----------------------------------------------------------------------------------------------
 

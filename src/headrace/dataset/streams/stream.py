@@ -17,10 +17,12 @@ from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.streams.columns import column_names, read_columns
+from headrace.dataset.streams.facts import stream_facts
 from headrace.dataset.streams.folder_claim import claimed_folder
 from headrace.dataset.streams.missing_index import in_its_place, missing_index
 from headrace.dataset.streams.source_data import SourceData, SourceFinder
 from headrace.dataset.streams.store_options import store_options_of
+from headrace.display import Facts, FactsRepr
 from headrace.errors import FormatError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
 from headrace.order import RowSelection, StreamSize
@@ -55,7 +57,7 @@ _UNUSED = {
 PATIENCE = 30.0  # seconds without progress, during which a download is retried however often it fails
 
 
-class Stream:
+class Stream(FactsRepr):
     """A dataset's folder of shards, local, remote or both, and its weight in a mixture.
 
     At most one of `proportion`, `repeat` and `choose` may be given. Arguments left at None are filled in by the
@@ -164,6 +166,9 @@ class Stream:
         self._source: SourceData | None = None  # of data that are not shards with an index.json
         self._cache: ShardCache | None = None
         self._make_entry = self._entry_of_id  # one object for all entries that keep it
+
+    def _facts(self) -> Facts:
+        return stream_facts(self)
 
     @property
     def local(self) -> str:
