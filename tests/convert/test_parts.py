@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -167,6 +168,43 @@ def test_a_driver_that_fails_deletes_all_parts(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / 'd') == []
 
 
+@pytest.mark.usefixtures('own_stores')
+def test_an_index_whose_upload_seemed_to_fail_lists_no_deleted_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AnswersLate(ObjectStore):
+        def put(self, key: str, source: Any, *, size: int) -> None:
+            super().put(key, source, size=size)
+            if key == 'index.json' and self.url.endswith('/data'):
+                raise StorageError('the answer was lost')
+
+    monkeypatch.setattr(ObjectStore, 'objects', {})
+    register_store('late', AnswersLate)
+    dataset = PartedDataset((str(tmp_path / 'local'), 'late://bucket/data'), COLUMNS, OPTIONS)
+    with pytest.raises(StorageError, match='the answer was lost'):
+        run(dataset, SCHEDULE)
+    dataset.abort()
+    assert ObjectStore.objects['bucket'] == {}
+
+
+@pytest.mark.usefixtures('own_stores')
+def test_the_dataset_of_another_writer_that_took_over_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectStore, 'objects', {})
+    register_store('objects', ObjectStore)
+    dataset = PartedDataset((str(tmp_path / 'local'), 'objects://bucket/data'), COLUMNS, OPTIONS)
+    done = attempt(dataset.begin(), 0, rows_of(0, 20), 'wins')
+    assert done is not None
+    # As from another machine, whose locks cannot be seen.
+    ObjectStore.objects['bucket'].clear()
+    ObjectStore('objects://bucket/data').put('index.json', io.BytesIO(b'theirs'), size=6)
+    with pytest.raises(StorageError, match='Another writer'):
+        dataset.finish([done])
+    dataset.abort()
+    assert ObjectStore.objects['bucket'] == {'data/index.json': b'theirs'}
+
+
 @pytest.mark.parametrize('has_remote', [False, True])
 def test_after_a_killed_driver_the_next_one_starts_over(tmp_path: Path, has_remote: bool) -> None:
     root = tmp_path / 'd'
@@ -212,7 +250,8 @@ def test_bad_samples(tmp_path: Path) -> None:
     done = attempt(dataset.begin(), 7, rows, 'wins')
     assert done is not None
     assert (done.samples, done.skipped) == (4, 1)
-    dataset.finish([done])
+    with pytest.warns(UserWarning, match=r"Samples left out of .*: 1\..* Sample 3, column 'text'"):
+        dataset.finish([done])
     assert [sample['id'] for sample in samples(tmp_path / 'd')] == [0, 1, 2, 4]
 
 
@@ -220,7 +259,9 @@ def test_no_samples(tmp_path: Path) -> None:
     dataset = PartedDataset(str(tmp_path / 'd'), COLUMNS, OPTIONS, skip_bad=True)
     done = attempt(dataset.begin(), 0, [{'id': 'no', 'text': ''}], 'wins')
     assert done is not None
-    with pytest.raises(ConfigError, match='empty without its 1 bad samples'):
+    with pytest.raises(
+        ConfigError, match="without its 1 bad samples, the first of them because: Sample 0, column 'id'"
+    ):
         dataset.finish([done])
     dataset.abort()
     assert os.listdir(tmp_path / 'd') == []

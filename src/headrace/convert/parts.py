@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from headrace.dataset.writing.claim import (
     read_mark,
     reclaim_parts,
 )
-from headrace.dataset.writing.writer import MDSWriter
+from headrace.dataset.writing.writer import MDSWriter, Out
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, parse_index
 from headrace.notes import add_note
@@ -43,9 +43,7 @@ from headrace.storage.stores.local import LocalStore
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ['OpenPart', 'Out', 'PartWriter', 'PartedDataset', 'WrittenPart', 'split_out']
-
-Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str]
+__all__ = ['OpenPart', 'PartWriter', 'PartedDataset', 'WrittenPart']
 
 _OPTIONS: Final = {
     'compression', 'hashes', 'size_limit', 'keep_local', 'exist_ok', 'progress_bar', 'retry', 'max_workers', 'options',
@@ -66,6 +64,8 @@ class WrittenPart:
     """Number of samples in its shards."""
     skipped: int
     """Number of samples that their columns could not store."""
+    reason: str
+    """Why the first of them could not be stored."""
     index: bytes
     """The content of its index.json."""
 
@@ -120,7 +120,8 @@ class OpenPart:
 
     def __init__(self, number: int, name: str, writer: MDSWriter, *, skip_bad: bool) -> None:
         self._number, self._name, self._writer, self._skip_bad = number, name, writer, skip_bad
-        self._skipped = 0
+        self._rows = self._skipped = 0
+        self._reason = ''
 
     def add(self, sample: Mapping[str, Any]) -> None:
         """Write one sample.
@@ -132,15 +133,20 @@ class OpenPart:
         """
         try:
             self._writer.write(sample)
-        except _VALUE_ERRORS:
+        except _VALUE_ERRORS as error:
             if not self._skip_bad:
                 raise
             self._skipped += 1
+            # The writer counts the samples of a batch that it refused, too.
+            message = re.sub(r'^Sample \d+', f'Sample {self._rows}', str(error.args[0] if error.args else error))
+            self._reason = self._reason or message
+        self._rows += 1
 
     def add_batch(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> None:
         """Write samples that are given by column, equally many values in each; see `add`."""
         try:
             self._writer.write_batch(columns)
+            self._rows += min(map(len, columns.values()), default=0)
         except _VALUE_ERRORS:
             if not self._skip_bad:
                 raise
@@ -156,9 +162,8 @@ class OpenPart:
         if self._writer.remote is not None:
             with contextlib.suppress(OSError):  # it holds what `keep_local` keeps
                 os.rmdir(self._writer.local)  # noqa: PTH106
-        return WrittenPart(
-            self._number, self._name, sum(shard.samples for shard in shards), self._skipped, dump_index(shards)
-        )
+        samples = sum(shard.samples for shard in shards)
+        return WrittenPart(self._number, self._name, samples, self._skipped, self._reason, dump_index(shards))
 
     def __enter__(self) -> OpenPart:
         return self
@@ -195,7 +200,7 @@ class PartedDataset:
                 f'MDSWriter got an Invalid Writer argument: {unknown[0]!r}. Beside `out` and `columns` it takes '
                 f'{sorted(_OPTIONS)}.'
             )
-        self.folder, self.remote = split_out(out)
+        self.folder, self.remote = _split_out(out)
         self._columns, self._options, self._skip_bad = dict(columns), dict(options), skip_bad
         settings = {name: options[name] for name in ('compression', 'hashes', 'size_limit') if name in options}
         MDSEncoder(columns, **settings)  # refuses wrong ones here, not in a task
@@ -204,6 +209,7 @@ class PartedDataset:
         self._keeps_folder = self._store is None or bool(options.get('keep_local'))
         self._claim: FolderClaim | None = None
         self._store_claim: StoreClaim | None = None
+        self._has_sent_index = False
 
     def begin(self) -> PartWriter:
         """Claim `out`, and empty it of what a killed conversion left.
@@ -246,36 +252,50 @@ class PartedDataset:
         if len({part.number for part in parts}) != len(parts):
             raise RuntimeError(f'Each task counts once, but the engine returned {[part.number for part in parts]}.')
         filled = [part for part in parts if part.samples]
+        skipped, reason = sum(part.skipped for part in parts), next((part.reason for part in parts if part.reason), '')
         if not filled:
-            skipped = sum(part.skipped for part in parts)
+            without = f' without its {skipped} bad samples, the first of them because: {reason}' if skipped else ''
             raise ConfigError(
-                f'A dataset has at least one sample, but the input is empty'
-                f'{f" without its {skipped} bad samples" * bool(skipped)}. Check its filters and columns.'
+                f'A dataset has at least one sample, but the input is empty{without}. Check its filters and columns.'
             )
         if merge_index:
             self._write_index(dump_index((shard for part in filled for shard in _shards(part)), version_first=True))
-        run = self._claim.mark.run
-        self._release()
+        run = self._release()
         self._sweep(run, {part.name for part in filled})
+        if skipped:
+            warn(f'Samples left out of {self.remote or self.folder}: {skipped}. The first in a part: {reason}')
 
     def abort(self) -> None:
         """Delete all parts. Without `begin`, or after `finish`, it does nothing."""
-        if self._claim is not None:
-            run = self._claim.mark.run
-            self._release()
+        if self._claim is None:
+            return
+        run = self._release()
+        try:
+            # An upload that failed may have arrived. No index may list parts that are deleted.
+            if self._has_sent_index and self.folder is not None:
+                LocalStore(self.folder).delete(INDEX)
+            if self._has_sent_index and self._store is not None:
+                store = self._store
+                self._retry.call(f'Removing {store.url}/{INDEX}', lambda: store.delete(INDEX))
+        except StorageError as error:
+            warn(f'The conversion is given up, but its parts stay at {self.remote or self.folder}: {error}')
+        else:
             self._sweep(run, set())
 
-    def _release(self) -> None:
-        """Remove the marks: from here on, no attempt begins."""
+    def _release(self) -> str:
+        """Remove the marks: from here on, no attempt begins. Returns the run's name."""
         assert self._claim is not None
-        if self._store_claim is not None:
-            self._store_claim.release()
-        self._claim.release()
+        claim, store_claim = self._claim, self._store_claim
         self._claim = self._store_claim = None
+        if store_claim is not None:
+            store_claim.release()
+        claim.release()
+        return claim.mark.run
 
     def _write_index(self, index: bytes) -> None:
         if self._store_claim is not None:
             self._store_claim.check()
+        self._has_sent_index = True
         if self.folder is not None and self._keeps_folder:
             LocalStore(self.folder).put(INDEX, io.BytesIO(index), size=len(index))
         if self._store is not None:
@@ -307,7 +327,7 @@ class PartedDataset:
             warn(f'Parts that do not count could not be removed from {store.url}. No index lists them. {error}')
 
 
-def split_out(out: Out) -> tuple[Path | None, str | None]:
+def _split_out(out: Out) -> tuple[Path | None, str | None]:
     """Folder and URL of `out`.
 
     Raises:

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from headrace.convert.arrow_batches import check_columns, columns_of, infer_columns
-from headrace.convert.parts import Out, PartedDataset, PartWriter, WrittenPart
+from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart
+from headrace.dataset.writing.writer import Out
 from headrace.errors import ConfigError, MissingDependencyError
 from headrace.format import ShardInfo, open_shard, parse_index, unpack_file, verify_file
 from headrace.storage import Retry, Store, StoreOptions, download, open_store

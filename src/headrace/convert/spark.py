@@ -26,7 +26,8 @@ logger = logger_of(__name__)
 
 Udf = Callable[..., Iterable[Mapping[str, Any]]]
 
-_RESULT: Final = 'number long, name string, samples long, skipped long, index binary'
+_FIELDS: Final = ('number', 'name', 'samples', 'skipped', 'reason', 'index')
+_RESULT: Final = 'number long, name string, samples long, skipped long, reason string, index binary'
 
 
 def dataframe_to_mds(
@@ -125,13 +126,8 @@ def _arrow_task(writer: PartWriter) -> Callable[[Iterable[pa.RecordBatch]], Iter
         import pyarrow as pa
 
         done = write_partition(writer, _partition(), batches)
-        yield pa.RecordBatch.from_pylist(
-            [_row(done)],
-            pa.schema({
-                'number': pa.int64(), 'name': pa.string(), 'samples': pa.int64(), 'skipped': pa.int64(),
-                'index': pa.binary(),
-            }),
-        )  # fmt: skip
+        fields = zip(_FIELDS, (pa.int64(), pa.string(), pa.int64(), pa.int64(), pa.string(), pa.binary()), strict=True)
+        yield pa.RecordBatch.from_pylist([_row(done)], pa.schema(list(fields)))
 
     return task
 
@@ -148,7 +144,7 @@ def _pandas_task(
 
 
 def _row(part: WrittenPart) -> dict[str, Any]:
-    return {name: getattr(part, name) for name in ('number', 'name', 'samples', 'skipped', 'index')}
+    return {name: getattr(part, name) for name in _FIELDS}
 
 
 def write_partition(writer: PartWriter, number: int, batches: Iterable[pa.RecordBatch]) -> WrittenPart:
