@@ -84,7 +84,9 @@ def check_frozen(line: str) -> None:
     if '(' not in line:
         return
     before, now = frozen_parameters(line), actual_parameters(target)
-    assert {name: now.get(name) for name in before} == before
+    for name, (kind, default) in before.items():
+        # A required parameter may become optional.
+        assert now.get(name) == (kind, default) or (default is None and now.get(name, ('', None))[0] == kind), name
     by_position = [name for name, (kind, _) in before.items() if kind.startswith('POSITIONAL')]
     assert [name for name, (kind, _) in now.items() if kind.startswith('POSITIONAL')][: len(by_position)] == by_position
     new = {name: value for name, value in now.items() if name not in before}

@@ -24,7 +24,7 @@ from headrace.convert.stored_dataset import (
     open_stored,
     read_object,
 )
-from headrace.dataset.writing.claim import MARK
+from headrace.dataset.writing.start import MARK
 from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError
 from headrace.format import FileInfo, parse_index
 from headrace.redaction import without_credentials

@@ -22,17 +22,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from headrace.dataset.writing.claim import (
-    INDEX,
-    MARK,
-    FolderClaim,
-    StoreClaim,
-    WriterMark,
-    part_name,
-    read_mark,
-    reclaim_parts,
-)
-from headrace.dataset.writing.writer import MDSWriter, Out
+from headrace.dataset.writing.claim import FolderClaim, StoreClaim, WriterMark, part_name, read_mark, reclaim_parts
+from headrace.dataset.writing.formats import MDSWriter
+from headrace.dataset.writing.place import StorePlace
+from headrace.dataset.writing.start import INDEX, MARK, Terms
+from headrace.dataset.writing.writer import Out
 from headrace.errors import AccessDeniedError, ConfigError, StorageError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, parse_index
 from headrace.notes import add_note
@@ -97,7 +91,7 @@ class PartWriter:
         assert root is not None
         retry = Retry(attempts=1 + self.options.get('retry', 2))
         try:
-            found = read_mark(open_store(root, self.options.get('options')), retry)
+            found = read_mark(StorePlace(open_store(root, self.options.get('options')), retry))
         except AccessDeniedError:  # a key that may only write
             found = self.mark
         if found != self.mark:
@@ -218,13 +212,15 @@ class PartedDataset:
             FileExistsError: another writer writes to it, or it holds something and `exist_ok` is not set.
             StorageError: the store answered with an error.
         """
-        exist_ok = bool(self._options.get('exist_ok'))
+        terms = Terms(exist_ok=bool(self._options.get('exist_ok')))
         if self._store is not None:
-            self._store_claim = StoreClaim(self._store, self._retry, exist_ok=exist_ok)
+            self._store_claim = StoreClaim(StorePlace(self._store, self._retry), terms, beside=None)
+        start = self._store_claim and self._store_claim.start
         if self.folder is None:
-            self._claim = FolderClaim.make_temporary()
+            assert start is not None
+            self._claim = FolderClaim.make_temporary(start)
         else:
-            self._claim = FolderClaim.take(self.folder, exist_ok=exist_ok, has_store=self._store is not None)
+            self._claim = FolderClaim.take(self.folder, terms, store=start, keep_local=self._keeps_folder)
         mark = self._claim.mark
         if self._store_claim is not None:
             try:

@@ -13,7 +13,8 @@ from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
 from headrace.dataset.streams.registry import streams_registry
 from headrace.dataset.streams.stream import Stream
 from headrace.dataset.tracker import PositionTracker
-from headrace.dataset.writing.writer import CSVWriter, JSONWriter, MDSWriter, TSVWriter, Writer, XSVWriter
+from headrace.dataset.writing.formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+from headrace.dataset.writing.writer import Writer
 
 __all__ = [
     'BAD_SAMPLE',

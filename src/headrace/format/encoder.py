@@ -113,7 +113,17 @@ class ShardEncoder(ABC):
         self._calls = 0
         self._column = ''  # whose encoding failed
         self._index = 0
+        self._samples_before = 0  # those of full shards
         self._start_shard()
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that were added, and those before the first (`start_at`)."""
+        return self._samples_before + len(self._sizes)
+
+    def start_at(self, shard: int, samples: int) -> None:
+        """Number the first shard and the first sample; for an encoder without samples."""
+        self._index, self._calls, self._samples_before = shard, samples, samples
 
     @property
     def format(self) -> str:
@@ -218,6 +228,7 @@ class ShardEncoder(ABC):
             return None
         pieces, sizes, number = self._samples, self._sizes, self._index
         self._index += 1
+        self._samples_before += len(sizes)
         size = self._size - self._empty_size
         self._start_shard()
         return CollectedShard(number, len(sizes), size, lambda: self._pack_shard(number, pieces, sizes))

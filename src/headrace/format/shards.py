@@ -192,6 +192,11 @@ class ShardInfo:
     made_from: str | None = None
     """The format of the data that the cache makes this shard from. Its sizes are then estimates. None: it is stored."""
 
+    @property
+    def stored(self) -> dict[str, int]:
+        """Name and bytes of each file that is stored: the compressed ones, if there are any."""
+        return {(file.zip or file.raw).basename: (file.zip or file.raw).bytes for file in self.files}
+
     def moved(self, folder: str) -> ShardInfo:
         """The same shard below ``folder``, as in an index of a parent folder."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from headrace.dataset.writing.claim import MARK
+from headrace.dataset.writing.start import MARK
 from headrace.errors import EmptyDatasetError, HeadraceError, ObjectNotFoundError
 
 __all__ = ['in_its_place', 'missing_index']
@@ -33,7 +33,7 @@ def in_its_place(folder: Path) -> str:
     if MARK in names or any(name.startswith('shard.') and _is_shard(name) for name in names):
         return (
             'It holds shards without an index: its writer has not finished. Call `finish`, or write inside `with '
-            'MDSWriter(...)`. After a crash, start the writer again.'
+            'MDSWriter(...)`. After a crash, start the writer again; with `resume=True` it continues.'
         )
     files = [name for name in names if not name.startswith('.')]
     if not files:

@@ -5,15 +5,14 @@ holds a kernel lock on the folder's mark, which ends with its process. Both mark
 folder. So the next writer knows whether the dataset is unfinished and whether its writer still runs on this machine. A
 writer knows whether another one has taken the prefix over.
 
-Only names that a writer makes are deleted, unless the caller asked for an empty `out`. A writer of parts makes folders
-with the names of `part_name`.
+Only names that a writer makes are deleted, unless the caller asked for an empty `out` (`start`). A writer of parts
+makes folders with the names of `part_name`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import json
 import os
 import re
@@ -25,30 +24,20 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from headrace.dataset.writing.place import FolderPlace, StorePlace
+from headrace.dataset.writing.start import INDEX, MARK, PART, Start, Terms, find_start, is_ours, refuse
 from headrace.errors import AccessDeniedError, CacheError, ObjectNotFoundError, StorageError
 from headrace.storage.cache.locks import held, hold, let_go, try_lock_file
 from headrace.storage.stores.local import LocalStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import TypeVar
+    from collections.abc import Collection, Mapping
 
-    from headrace.storage import Retry, Store
+__all__ = ['FolderClaim', 'StoreClaim', 'WriterMark', 'part_name', 'read_mark', 'reclaim_parts']
 
-    T = TypeVar('T')
-
-__all__ = ['INDEX', 'MARK', 'FolderClaim', 'StoreClaim', 'WriterMark', 'part_name', 'read_mark', 'reclaim_parts']
-
-INDEX: Final = 'index.json'
-MARK: Final = '.headrace-writing'
-"""Name of the file in a folder, and at the prefix of a store."""
 _LONGEST: Final = 1 << 15
 """Bytes of a mark that are read."""
 _TITLE: Final = 'unfinished'
-_SHARD: Final = r'shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?(\.tmp)?'
-_PART: Final = r'part-\d{5,}-[0-9a-f]{8}-[0-9a-f]{8}'
-_OURS: Final = re.compile(rf'{_SHARD}|index\.json\.tmp|{_PART}(/({_SHARD}|index\.json|{re.escape(MARK)}))?')
-_PART_NAME: Final = re.compile(_PART)
 _TEMPORARY: Final = 'headrace-writer-'
 _TEMPORARY_NAME: Final = re.compile(rf'{_TEMPORARY}[a-z0-9_]{{8}}')
 
@@ -64,11 +53,13 @@ class WriterMark:
     """The kernel's id of the host's boot; empty where the system has none."""
     folder: str
     """The absolute path of the local folder, whose mark the writer holds locked."""
+    before: str = ''
+    """How many shards the index had before, in digits: with more the dataset is finished."""
 
     @classmethod
-    def of_this_process(cls, folder: Path) -> WriterMark:
+    def of_this_process(cls, folder: Path, before: int) -> WriterMark:
         """A new mark for a writer in this process."""
-        return cls(secrets.token_hex(16), socket.gethostname(), _boot_id(), str(folder.absolute()))
+        return cls(secrets.token_hex(16), socket.gethostname(), _boot_id(), str(folder.absolute()), str(before))
 
     @classmethod
     def parse(cls, text: bytes) -> WriterMark | None:
@@ -83,6 +74,11 @@ class WriterMark:
     def run(self) -> str:
         """Eight hexadecimal digits that name the writer in the names of its parts."""
         return self.token[:8]
+
+    @property
+    def shards_before(self) -> int | None:
+        """`before` as a number; None if it says nothing."""
+        return int(self.before) if self.before.isdecimal() and len(self.before) < 10 else None
 
     def dump(self) -> bytes:
         """The text of the mark."""
@@ -123,15 +119,14 @@ def part_name(number: int, run: str) -> str:
 
 def reclaim_parts(folder: Path) -> None:
     """Remove parts in a folder of this user whose writers were killed on this machine."""
-    _reclaim_folders(folder, _PART_NAME)
+    _reclaim_folders(folder, PART)
 
 
-def read_mark(store: Store, retry: Retry) -> WriterMark | None:
+def read_mark(place: StorePlace) -> WriterMark | None:
     """The mark at the prefix of a store; None if there is none."""
-    text = io.BytesIO()
     with contextlib.suppress(ObjectNotFoundError):
-        retry.call(f'Reading {store.url}', lambda: store.get(MARK, _emptied(text)))
-    return WriterMark.parse(text.getvalue()[:_LONGEST])
+        return WriterMark.parse(place.read(MARK)[:_LONGEST])
+    return None
 
 
 def _boot_id() -> str:
@@ -144,25 +139,27 @@ def _boot_id() -> str:
 class FolderClaim:
     """A folder that one running writer has for itself."""
 
-    def __init__(self, path: Path, handle: int, mark: WriterMark, *, is_temporary: bool) -> None:
+    def __init__(self, path: Path, handle: int, mark: WriterMark, start: Start, *, is_temporary: bool) -> None:
         """Take a folder whose mark is locked; `take` and `make_temporary` do so."""
         self.path = path
+        self.place = FolderPlace(path)
         self.mark = mark
+        self.start = start
         self._handle = handle
         self._is_temporary = is_temporary
 
     @classmethod
-    def take(cls, path: Path, *, exist_ok: bool, has_store: bool) -> FolderClaim:
-        """Empty a folder and mark it.
+    def take(cls, path: Path, terms: Terms, *, store: Start | None, keep_local: bool) -> FolderClaim:
+        """Mark a folder, and remove what does not stay.
 
         Args:
             path: the folder; made if it is not there.
-            exist_ok: whether to delete everything that it holds.
-            has_store: whether the dataset is finished in a store; then an index in the folder does not count.
+            terms: what may be done with its files.
+            store: where the writer starts in a store, if the dataset is finished there.
+            keep_local: with a store, whether the folder holds the shards too.
 
         Raises:
-            FileExistsError: another writer writes to it; or, without `exist_ok`, it holds a finished dataset or files
-                of others.
+            FileExistsError: another writer writes to it, or it holds what `terms` do not allow to continue or remove.
         """
         while True:
             path.mkdir(parents=True, exist_ok=True)
@@ -174,34 +171,71 @@ class FolderClaim:
                 f'Directory is not empty: another writer is writing to {path}. Wait for it, or choose another `out`.'
             )
         try:
-            _empty_folder(path, handle, exist_ok=exist_ok, has_store=has_store)
-            return cls(path, handle, _write_mark(handle, path), is_temporary=False)
+            place = FolderPlace(path)
+            sizes = place.sizes()
+            if not sizes.get(MARK):
+                sizes.pop(MARK, None)
+            left = WriterMark.parse(os.pread(handle, _LONGEST, 0))
+            try:
+                if store is None:
+                    start = find_start(place, sizes, None, left and left.shards_before, terms)
+                else:
+                    start = _start_beside(place, sizes, store, terms, keep_local=keep_local)
+            except Exception:
+                if MARK not in sizes:
+                    (path / MARK).unlink(missing_ok=True)
+                raise
+            if start.is_finished:
+                return cls(path, handle, left or WriterMark.of_this_process(path, 0), start, is_temporary=False)
+            for name in start.obsolete:
+                place.delete(name)
+            return cls(path, handle, _write_mark(handle, path, len(start.before)), start, is_temporary=False)
         except BaseException:
             let_go(handle)
             raise
 
     @classmethod
-    def make_temporary(cls) -> FolderClaim:
+    def make_temporary(cls, start: Start) -> FolderClaim:
         """Make a folder among the system's temporary files; `release` removes it."""
         while True:
             path = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
             with contextlib.suppress(FileNotFoundError):  # another writer removes a folder without a mark
                 handle = _lock_mark(path)
                 if handle is not None:
-                    return cls(path, handle, _write_mark(handle, path), is_temporary=True)
+                    return cls(path, handle, _write_mark(handle, path, len(start.before)), start, is_temporary=True)
 
     def remove_files(self) -> None:
-        """Remove the shards that the folder holds, and their index."""
-        for path in self.path.iterdir():
-            if path.name == INDEX or _OURS.fullmatch(path.name):
-                path.unlink(missing_ok=True)
+        """Remove what this writer stored in the folder: shards, journal, and the index of a new dataset."""
+        kept = {name for shard in self.start.before for name in shard.stored}
+        for name in self.place.sizes():
+            if name not in kept and (is_ours(name) or (name == INDEX and not self.start.before)):
+                self.place.delete(name)
 
-    def release(self) -> None:
-        """Remove the mark, and a temporary folder with it."""
-        (self.path / MARK).unlink(missing_ok=True)
+    def release(self, *, is_done: bool = True) -> None:
+        """Let another writer take the folder.
+
+        Args:
+            is_done: whether to remove the mark, and a temporary folder with it. Else it stays as that of a killed
+                writer.
+        """
+        if is_done or self._is_temporary:
+            (self.path / MARK).unlink(missing_ok=True)
         if self._is_temporary:
             shutil.rmtree(self.path, ignore_errors=True)
         let_go(self._handle)
+
+
+def _start_beside(
+    place: FolderPlace, sizes: Mapping[str, int], store: Start, terms: Terms, *, keep_local: bool
+) -> Start:
+    """Where to start in a folder beside a store: its index does not count."""
+    continues = bool(store.shards)
+    kept: Collection[str] = {INDEX, *store.names} if keep_local and continues else ()
+    others = [name for name in sizes if name != MARK and name not in kept]
+    foreign = [name for name in others if not (MARK in sizes and (name == INDEX or is_ours(name)))]
+    if foreign and not terms.exist_ok:
+        raise refuse(place.shown, foreign[0], len(sizes) - 1)
+    return dataclasses.replace(store, obsolete=tuple(sorted(others, key=lambda name: name != INDEX)))
 
 
 def _lock_mark(folder: Path) -> int | None:
@@ -222,32 +256,11 @@ def _lock_mark(folder: Path) -> int | None:
     return None
 
 
-def _write_mark(handle: int, folder: Path) -> WriterMark:
-    mark = WriterMark.of_this_process(folder)
+def _write_mark(handle: int, folder: Path, before: int) -> WriterMark:
+    mark = WriterMark.of_this_process(folder, before)
     os.ftruncate(handle, 0)
     os.pwrite(handle, mark.dump(), 0)
     return mark
-
-
-def _empty_folder(folder: Path, mark: int, *, exist_ok: bool, has_store: bool) -> None:
-    others = [path for path in folder.iterdir() if path.name != MARK]
-    index = [path for path in others if path.name == INDEX]
-    is_unfinished = os.fstat(mark).st_size > 0 and (has_store or not index)
-    foreign = [path for path in others if not (_OURS.fullmatch(path.name) or (has_store and path.name == INDEX))]
-    if others and not exist_ok and (foreign or not is_unfinished):
-        if not is_unfinished:
-            (folder / MARK).unlink(missing_ok=True)
-        first = (foreign or others)[0]
-        raise FileExistsError(
-            f'Directory is not empty: {folder} holds {first.name} and {len(others) - 1} more. '
-            f'Choose another `out`, or pass `exist_ok=True` to have it emptied.'
-        )
-    # The index goes first: from here on the folder is no dataset.
-    for path in sorted(others, key=lambda path: path.name != INDEX):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 class StoreClaim:
@@ -257,50 +270,56 @@ class StoreClaim:
     machine's writer. If that one still runs, it finds another token in the mark and fails.
     """
 
-    def __init__(self, store: Store, retry: Retry, *, exist_ok: bool) -> None:
+    def __init__(self, place: StorePlace, terms: Terms, *, beside: Mapping[str, int] | None) -> None:
         """List the prefix without a change. Removes the temporary folders of dead writers.
 
+        Args:
+            place: the prefix.
+            terms: what may be done with its objects.
+            beside: name and bytes of the files of a folder that is to hold the same shards; None: there is none.
+
         Raises:
-            FileExistsError: a writer on this machine writes to it. Without `exist_ok` also: it holds a finished dataset
-                or files of others, or a writer on another machine has not finished it.
+            FileExistsError: a writer on this machine writes to it, or it holds what `terms` do not allow to continue or
+                remove. With neither `exist_ok` nor `resume` also: a writer on another machine has not finished it.
         """
-        self._store, self._retry = store, retry
+        self.place = place
         self._mark: WriterMark | None = None
         _reclaim_folders(Path(tempfile.gettempdir()), _TEMPORARY_NAME)
-        self._leftovers = self._call('Listing', lambda: self._to_delete(exist_ok=exist_ok))
-        if MARK in self._leftovers:
-            self._check_writer(exist_ok=exist_ok)
+        sizes = place.sizes()
+        left: WriterMark | None = None
+        if MARK in sizes:
+            left = read_mark(place)
+            self._check_writer(left, terms)
+        self.start = find_start(place, sizes, beside, left and left.shards_before, terms)
 
-    def _check_writer(self, *, exist_ok: bool) -> None:
-        mark = read_mark(self._store, self._retry)
+    def _check_writer(self, mark: WriterMark | None, terms: Terms) -> None:
         is_running = mark.is_running() if mark is not None else None
         if is_running:
             raise FileExistsError(
-                f'Directory is not empty: another writer is writing to {self._store.url}. Wait for it, or choose '
+                f'Directory is not empty: another writer is writing to {self.place.shown}. Wait for it, or choose '
                 f'another `out`.'
             )
-        if is_running is None and not exist_ok:
+        if is_running is None and not (terms.exist_ok or terms.resume):
             where = f'the machine {mark.host!r}' if mark is not None else 'an unknown machine'
             raise FileExistsError(
-                f'Directory is not empty: a writer on {where} has begun to write to {self._store.url}, and may still '
-                f'run. Wait for it, or choose another `out`. If it was killed, pass `exist_ok=True`.'
+                f'Directory is not empty: a writer on {where} has begun to write to {self.place.shown}, and may still '
+                f'run. Wait for it, or choose another `out`. If it was killed, pass `resume=True` to continue it, or '
+                f'`exist_ok=True` to start over.'
             )
 
     def take(self, mark: WriterMark) -> None:
-        """Mark the prefix, and empty it."""
+        """Mark the prefix, and remove what does not stay."""
+        if self.start.is_finished:
+            return
         self._mark = mark
-        text = mark.dump()
-        self._call('Marking', lambda: self._store.put(MARK, io.BytesIO(text), size=len(text)))
-        # The index goes first: from here on the prefix is no dataset.
-        for key in sorted(self._leftovers, key=lambda key: key != INDEX):
-            if key != MARK:
-                self._call('Emptying', lambda key=key: self._store.delete(key))
-        self._leftovers = []
-        if isinstance(self._store, LocalStore):
+        self.place.write(MARK, mark.dump())
+        for name in self.start.obsolete:
+            self.place.delete(name)
+        if isinstance(self.place.store, LocalStore):
             # Files that were never listed, since their objects had not appeared.
-            self._store.remove_unfinished()
-            for path in self._store.root.iterdir():
-                if _PART_NAME.fullmatch(path.name):
+            self.place.store.remove_unfinished()
+            for path in self.place.store.root.iterdir():
+                if PART.fullmatch(path.name):
                     shutil.rmtree(path)
 
     def check(self) -> None:
@@ -310,40 +329,19 @@ class StoreClaim:
             StorageError: one has.
         """
         try:
-            found = read_mark(self._store, self._retry)
+            found = read_mark(self.place)
         except AccessDeniedError:  # a key that may only write
             return
         if found != self._mark:
             raise StorageError(
-                f'Another writer has begun to write to {self._store.url} while this one was running, so this dataset '
+                f'Another writer has begun to write to {self.place.shown} while this one was running, so this dataset '
                 f'is given up. Only one writer may write to a prefix: end the others, and write it again.'
             )
 
     def release(self) -> None:
         """Remove the mark of a finished dataset. If the store refuses, the mark does no harm beside an index."""
         with contextlib.suppress(StorageError):
-            self._call('Finishing', lambda: self._store.delete(MARK))
-
-    def _to_delete(self, *, exist_ok: bool) -> list[str]:
-        found: list[str] = []
-        for info in self._store.list(''):
-            found.append(info.key)
-            is_ours = info.key == MARK or (found[0] == MARK and _OURS.fullmatch(info.key))
-            if not exist_ok and not is_ours:
-                raise FileExistsError(
-                    f'Directory is not empty: {self._store.url} holds {info.key}. Choose another `out`, or pass '
-                    f'`exist_ok=True` to have it emptied.'
-                )
-        return found
-
-    def _call(self, what: str, attempt: Callable[[], T]) -> T:
-        return self._retry.call(f'{what} {self._store.url}', attempt)
-
-
-def _emptied(text: io.BytesIO) -> io.BytesIO:
-    text.seek(0)
-    text.truncate()
-    return text
+            self.place.delete(MARK)
 
 
 def _reclaim_folders(parent: Path, names: re.Pattern[str]) -> None:
@@ -373,7 +371,7 @@ def _reclaim_folder(path: str) -> None:
             if mark is None or not mark.is_of_this_boot() or not try_lock_file(handle, path):
                 return
             for name in os.listdir(folder):  # noqa: PTH208 - a descriptor has no Path
-                if name in {MARK, INDEX} or _OURS.fullmatch(name):
+                if name in {MARK, INDEX} or is_ours(name):
                     os.unlink(name, dir_fd=folder)
             os.rmdir(path)  # noqa: PTH106
     finally:

@@ -1,107 +1,158 @@
-"""Writers of datasets: to a folder, to a store, or both."""
+"""The writer of a dataset, whatever its format: to a folder, to a store, or both."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
-from tqdm import tqdm
 
-from headrace.dataset.writing.claim import INDEX, FolderClaim, StoreClaim
+from headrace.dataset.writing.claim import FolderClaim, StoreClaim
+from headrace.dataset.writing.columns import FirstSamples
+from headrace.dataset.writing.journal import Journal
+from headrace.dataset.writing.pipeline import ShardPipeline
+from headrace.dataset.writing.place import FolderPlace, StorePlace
+from headrace.dataset.writing.progress import Progress
+from headrace.dataset.writing.start import INDEX, Start, Terms
 from headrace.errors import ConfigError
-from headrace.format import (
-    EncodedShard,
-    JSONEncoder,
-    MDSEncoder,
-    ShardEncoder,
-    ShardInfo,
-    XSVEncoder,
-    bytes_to_int,
-    dump_index,
-)
-from headrace.storage import Retry, Store, StoreOptions, open_store, split_url
+from headrace.format import CollectedShard, EncodedShard, ShardEncoder, ShardInfo, dump_index
+from headrace.storage import Retry, StoreOptions, open_store, split_url
 
-__all__ = ['CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'Writer', 'XSVWriter']
+__all__ = ['Out', 'Writer']
 
 Out: TypeAlias = str | os.PathLike[str] | tuple[str | os.PathLike[str], str]
-
-_UPLOADS_AHEAD = 4  # shards per worker that may wait in memory or on disk to be uploaded
+Columns: TypeAlias = Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]
 
 
 class Writer:
     """Writes samples into shards, and at the end their index.
 
     The index comes last, after all shards, so a dataset whose writer crashed has none. The next writer to the same
-    `out` removes the files and the temporary folder of a killed one.
+    `out` removes the files and the temporary folder of a killed one, or continues it (`resume`).
+
+    Full shards are compressed, hashed, stored and uploaded in threads. An error there is raised by the next call.
 
     Args:
-        encoder: turns samples into shards.
+        encoder: makes the encoder of given columns, which turns samples into shards.
+        columns: the columns; None: those of the dataset that is continued, or of the first samples.
         out: a folder, a URL, or both as `(folder, URL)`.
         keep_local: with a URL, whether the shards stay in the folder too.
         exist_ok: whether to empty a folder, or a prefix of a store, that holds something.
-        progress_bar: whether to show a progress bar of the uploads.
+        append: whether to add to the finished dataset that `out` holds, if there is one. The new index replaces the old
+            one at the end, so readers see the old samples or all.
+        resume: whether to continue behind the whole shards of a writer that was killed or raised. `num_samples` says
+            how many samples they hold: leave these out. After an error the whole shards stay. On a store this also
+            takes over from a writer on another machine, so nothing else may write there.
+        progress_bar: whether to show a progress bar with samples, bytes, rates, and the time left.
+        total: samples of the whole dataset, for the bar's time left.
         retry: attempts after the first for an upload that fails.
-        max_workers: concurrent uploads.
+        max_workers: shards that are stored or uploaded at one time.
         options: how to reach the store.
 
     Raises:
-        FileExistsError: another writer writes to `out`. Without `exist_ok`, also if `out` holds more than leftovers of
-            a writer that was killed on this machine.
-        ValueError: an argument breaks a rule.
+        FileExistsError: another writer writes to `out`, or it holds more than `exist_ok`, `append` and `resume` allow
+            and more than leftovers of a writer that was killed on this machine.
+        ConfigError: an argument breaks a rule, or differs from that of the dataset that is continued.
     """
 
     def __init__(
         self,
-        encoder: ShardEncoder,
+        encoder: Callable[[Mapping[str, Any]], ShardEncoder],
+        columns: Mapping[str, Any] | None,
         *,
         out: Out,
         keep_local: bool = False,
         exist_ok: bool = False,
+        append: bool = False,
+        resume: bool = False,
         progress_bar: bool = False,
+        total: int | None = None,
         retry: int = 2,
         max_workers: int | None = None,
         options: StoreOptions | None = None,
     ) -> None:
-        self._encoder = encoder
-        self._shards: list[ShardInfo] = []
+        made = None if columns is None else encoder(columns)
+        self._make_encoder = encoder
         folder, remote = _split_out(out)
-        self._store: Store | None = None if remote is None else open_store(remote, options or StoreOptions())
-        self._retry = Retry(attempts=1 + retry)
+        terms = Terms(
+            exist_ok=exist_ok,
+            append=append,
+            resume=resume,
+            settings=lambda shard: (made or encoder(shard.schema.columns)).get_config(),
+        )
+        self._is_resumable = resume
+        store = None if remote is None else open_store(remote, options or StoreOptions())
+        self._store = None if store is None else StorePlace(store, Retry(attempts=1 + retry))
         self._keep_local = keep_local or self._store is None
         self._remote_claim: StoreClaim | None = None
         if self._store is not None:
-            self._remote_claim = StoreClaim(self._store, self._retry, exist_ok=exist_ok)
+            beside = _sizes_in(folder) if keep_local and folder is not None else None
+            self._remote_claim = StoreClaim(self._store, terms, beside=beside)
+        remote_start = self._remote_claim and self._remote_claim.start
         if folder is None:
-            self._claim = FolderClaim.make_temporary()
+            assert remote_start is not None
+            self._claim = FolderClaim.make_temporary(remote_start)
         else:
-            self._claim = FolderClaim.take(folder, exist_ok=exist_ok, has_store=self._store is not None)
+            self._claim = FolderClaim.take(folder, terms, store=remote_start, keep_local=keep_local)
         self.local = self._claim.path
         self.remote = remote
-        if self._remote_claim is not None:
-            try:
+        self._start: Start = remote_start or self._claim.start
+        self._journal = Journal(self._store or self._claim.place)
+        try:
+            if self._remote_claim is not None:
                 self._remote_claim.take(self._claim.mark)
-            except BaseException:
-                self._claim.release()
-                raise
-        self._progress = tqdm(desc='upload', unit='file', disable=not progress_bar or self._store is None)
-        self._max_workers = max_workers or min(8, 2 * (os.cpu_count() or 1))
-        self._uploader: ThreadPoolExecutor | None = None
-        self._uploads: list[Future[None]] = []
+            if not self._start.is_finished:
+                self._journal.begin(self._start.whole, self._start.journal)
+        except BaseException:
+            self._claim.release(is_done=not self._is_resumable)
+            raise
+        cores = os.cpu_count() or 1
+        threads = max_workers or min(8, 2 * cores)
+        self._pipeline = ShardPipeline(
+            self._write_files, self._upload, self._fail, threads=threads, packed_ahead=min(threads, cores)
+        )
+        self._stored_before = sum(shard.samples for shard in self._start.whole)
+        self._progress = Progress(total, self._stored_before) if progress_bar else None
         self._is_open = True
+        self._shards: tuple[ShardInfo, ...] = tuple(self._start.shards) if self._start.is_finished else ()
+        self._first: FirstSamples | None = None
+        self._encoder: ShardEncoder | None = None
+        self._collect: Callable[[Mapping[str, Any]], CollectedShard | None]
+        if made is None and self._start.shards:
+            made = encoder(self._start.shards[-1].schema.columns)
+        if made is None:
+            self._first = FirstSamples()
+            self._collect = self._collect_first
+        else:
+            self._encode_with(made)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of this dataset so far: those that a killed writer stored (`resume`), and those given since.
+
+        With `append`, samples of the dataset that was there before do not count.
+        """
+        held = self._stored_before if self._encoder is None else self._encoder.num_samples
+        return held + (0 if self._first is None else len(self._first.samples))
 
     @property
     def shards(self) -> tuple[ShardInfo, ...]:
-        """The shards that are finished, in order."""
-        return tuple(self._shards)
+        """The shards of the index, in order, once `finish` has written it."""
+        return self._shards
 
     def get_config(self) -> dict[str, Any]:
-        """The settings that are stored with each shard."""
+        """The settings that are stored with each shard.
+
+        Raises:
+            ConfigError: the columns are left out, and not yet known.
+        """
+        if self._encoder is None:
+            raise ConfigError(
+                'The columns of this writer follow from its first samples: write them, or give `columns`.'
+            )
         return self._encoder.get_config()
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -110,16 +161,17 @@ class Writer:
         Raises:
             KeyError: the sample lacks a column.
             AttributeError, TypeError, ValueError, OverflowError: a value does not fit its column. The message names
-                the column, and the sample by the number of calls before this one. The writer skips the sample, and can
-                continue.
-            OSError: an earlier upload failed.
+                the column, and the sample by the number of samples given before it. The writer skips the sample, and
+                can continue.
+            OSError: an earlier shard could not be stored or uploaded.
         """
-        if not self._is_open:
-            raise ValueError('This writer is closed: samples are written before `finish` or inside its `with` block.')
-        for shard in self._encoder.add(sample):
-            self._put(shard)
+        full = self._collect(sample)
+        if full is not None:
+            self._pipeline.put(full)
+        if self._progress is not None:
+            self._progress.written(1)
 
-    def write_batch(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> None:
+    def write_batch(self, columns: Columns) -> None:
         """Add many samples: the same dataset as of `write`, sample by sample, in a fraction of the time.
 
         Args:
@@ -130,78 +182,127 @@ class Writer:
             KeyError: a column is missing.
             AttributeError, TypeError, ValueError, OverflowError: as for `write`, or the columns differ in length. None
                 of the samples is added, and the writer can continue.
-            OSError: an earlier upload failed.
+            OSError: an earlier shard could not be stored or uploaded.
         """
-        if not self._is_open:
-            raise ValueError('This writer is closed: samples are written before `finish` or inside its `with` block.')
-        for shard in self._encoder.add_batch(columns):
-            self._put(shard)
-
-    def _put(self, shard: EncodedShard) -> None:
-        for name, data in shard.files:
-            _write_file(self.local / name, data)
-            self._upload(name)
-        self._shards.append(shard.info)
-
-    def _upload(self, name: str) -> None:
-        if self._store is None:
-            return
-        if self._uploader is None:
-            self._uploader = ThreadPoolExecutor(self._max_workers, thread_name_prefix='headrace-upload')
-        # A wait for the oldest upload bounds the disk space, and raises its error.
-        while len(self._uploads) >= _UPLOADS_AHEAD * self._max_workers:
-            self._uploads.pop(0).result()
-        self._progress.total = (self._progress.total or 0) + 1
-        self._uploads.append(self._uploader.submit(self._upload_file, name))
-
-    def _upload_file(self, name: str) -> None:
-        assert self._store is not None
-        store, path = self._store, self.local / name
-
-        if self._remote_claim is not None:
-            self._remote_claim.check()
-
-        def attempt() -> None:
-            with open(path, 'rb') as source:
-                store.put(name, source, size=path.stat().st_size)
-
-        self._retry.call(f'Uploading {store.url}/{name}', attempt)
-        if not self._keep_local:
-            path.unlink()
-        self._progress.update()
+        self._pipeline.check()
+        self._check_open()
+        if self._first is not None:
+            self._first.add_rows(columns)
+            self._end_inference()
+        assert self._encoder is not None
+        before = self._encoder.num_samples
+        for full in self._encoder.collect_batch(columns):
+            self._pipeline.put(full)
+        if self._progress is not None:
+            self._progress.written(self._encoder.num_samples - before)
 
     def finish(self) -> None:
-        """Write the last shards, then the index. A second call does nothing."""
+        """Write the last shards, then the index. A second call does nothing.
+
+        Raises:
+            OSError: a shard or the index could not be stored or uploaded.
+        """
         if not self._is_open:
             return
-        for shard in self._encoder.finish():
-            self._put(shard)
-        for upload in self._uploads:
-            upload.result()
-        _write_file(self.local / INDEX, dump_index(self._shards))
-        if self._store is not None:
-            self._upload_file(INDEX)
+        if not self._start.is_finished:
+            self._end_inference()
+            last = None if self._encoder is None else self._encoder.cut()
+            if last is not None:
+                self._pipeline.put(last)
+            self._shards = (*self._start.shards, *self._pipeline.finish())
+            index = dump_index(self._shards)
+            self._claim.place.write(INDEX, index)
+            if self._remote_claim is not None:
+                self._remote_claim.check()
+                self._remote_claim.place.write(INDEX, index)
+                if not self._keep_local:
+                    self._claim.place.delete(INDEX)
+        self._journal.remove([*self._start.journal, *(self._start.obsolete if self._start.is_finished else ())])
         if self._remote_claim is not None:
             self._remote_claim.release()
-        self._close()
+        self._close(is_done=True)
 
     def abort(self) -> None:
-        """Stop without an index, and remove the files of the folder."""
+        """Stop without an index. With `resume` the whole shards stay, else the files of the folder go."""
         if not self._is_open:
             return
-        for upload in self._uploads:
-            upload.cancel()
-        if self._uploader is not None:
-            self._uploader.shutdown(wait=True)
-        self._claim.remove_files()
-        self._close()
+        if self._start.is_finished:
+            self.finish()
+            return
+        self._pipeline.stop()
+        if not self._is_resumable:
+            self._claim.remove_files()
+        self._close(is_done=not self._is_resumable)
 
-    def _close(self) -> None:
+    def _encode_with(self, encoder: ShardEncoder) -> None:
+        encoder.start_at(self._start.taken, self._stored_before)
+        self._encoder = encoder
+        self._collect = self._refuse if self._start.is_finished else encoder.collect
+
+    def _collect_first(self, sample: Mapping[str, Any]) -> None:
+        assert self._first is not None
+        if self._first.add(sample):
+            self._end_inference()
+
+    def _end_inference(self) -> None:
+        """Infer the columns, and encode the samples that waited for them."""
+        first = self._first
+        if first is None or not first.samples:
+            return
+        encoder = self._make_encoder(first.columns())
+        self._first = None
+        self._encode_with(encoder)
+        refused: Exception | None = None
+        for sample in first.given:
+            try:
+                full = encoder.collect(sample)
+            except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+                refused = refused or error
+                continue
+            if full is not None:
+                self._pipeline.put(full)
+        if refused is not None:
+            raise refused
+
+    def _refuse(self, sample: Mapping[str, Any]) -> None:
+        del sample
+        self._pipeline.check()
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise ValueError('This writer is closed: samples are written before `finish` or inside its `with` block.')
+        if self._start.is_finished:
+            raise FileExistsError(
+                f'The dataset is finished: the index of {self.remote or self.local} has the {self._stored_before} '
+                f'samples of `num_samples`. Leave these out, or pass `append=True` to add others.'
+            )
+
+    def _fail(self) -> None:
+        self._collect = self._refuse
+
+    def _write_files(self, shard: EncodedShard) -> None:
+        for name, data in shard.files:
+            self._claim.place.write(name, data)
+
+    def _upload(self, shard: ShardInfo) -> None:
+        if self._remote_claim is not None:
+            self._remote_claim.check()
+            for name, size in shard.stored.items():
+                path = self.local / name
+                self._remote_claim.place.upload(name, lambda path=path: open(path, 'rb'), size)  # noqa: SIM115
+                if not self._keep_local:
+                    path.unlink()
+        self._journal.add(shard)
+        if self._progress is not None:
+            self._progress.stored(shard)
+
+    def _close(self, *, is_done: bool) -> None:
         self._is_open = False
-        if self._uploader is not None:
-            self._uploader.shutdown()
-        self._progress.close()
-        self._claim.release()
+        self._collect = self._refuse
+        if self._progress is not None:
+            self._progress.close()
+        self._claim.release(is_done=is_done)
 
     def __enter__(self) -> Writer:
         return self
@@ -219,6 +320,10 @@ class Writer:
             raise
 
 
+def _sizes_in(folder: Path) -> dict[str, int]:
+    return FolderPlace(folder).sizes() if folder.is_dir() else {}
+
+
 def _split_out(out: Out) -> tuple[Path | None, str | None]:
     """Folder and URL of `out`; a URL without a folder needs a temporary one."""
     if isinstance(out, tuple):
@@ -229,149 +334,3 @@ def _split_out(out: Out) -> tuple[Path | None, str | None]:
     if scheme in ('', 'file'):
         return Path(rest), None
     return None, str(out)
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    temporary = path.with_name(path.name + '.tmp')
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-
-
-class MDSWriter(Writer):
-    """Writes MDS shards, which hold any value; `headrace.format.get_mds_encodings` names the encodings.
-
-    Args:
-        columns: encoding of each column.
-        out: a folder, a URL, or both as `(folder, URL)`.
-        keep_local, exist_ok, progress_bar, retry, max_workers, options: see `Writer`.
-        compression: 'zstd', 'br', 'bz2', 'gz' or 'snappy', with a level as in 'zstd:7'.
-        hashes: names of hashes to store in the index, sorted.
-        size_limit: bytes of a shard file before compression, as a number or text ('64mb'); None for a single shard.
-
-    Raises:
-        ValueError: an argument breaks a rule, or is unknown.
-        FileExistsError: `out` holds something, and `exist_ok` is not set.
-    """
-
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str],
-        out: Out,
-        keep_local: bool = False,
-        compression: str | None = None,
-        hashes: Sequence[str] | None = None,
-        size_limit: int | str | None = 1 << 26,
-        **kwargs: Any,
-    ) -> None:
-        encoder = MDSEncoder(columns, compression=compression, hashes=hashes, size_limit=_checked(size_limit))
-        super().__init__(encoder, out=out, keep_local=keep_local, **_known(type(self), kwargs))
-
-
-class JSONWriter(Writer):
-    """Writes JSONL shards of columns 'str', 'int' and 'float'; see `MDSWriter`.
-
-    Args:
-        columns: encoding of each column.
-        newline: the end of a line.
-        out, keep_local, compression, hashes, size_limit: see `MDSWriter`.
-    """
-
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str],
-        out: Out,
-        newline: str = '\n',
-        keep_local: bool = False,
-        compression: str | None = None,
-        hashes: Sequence[str] | None = None,
-        size_limit: int | str | None = 1 << 26,
-        **kwargs: Any,
-    ) -> None:
-        encoder = JSONEncoder(
-            columns, newline=newline, compression=compression, hashes=hashes, size_limit=_checked(size_limit)
-        )
-        super().__init__(encoder, out=out, keep_local=keep_local, **_known(type(self), kwargs))
-
-
-class XSVWriter(Writer):
-    """Writes shards of lines of separated values, without quoting; see `MDSWriter`.
-
-    Args:
-        columns: encoding of each column: 'str', 'int' or 'float'.
-        separator: the text between two values.
-        newline: the end of a line.
-        out, keep_local, compression, hashes, size_limit: see `MDSWriter`.
-    """
-
-    _format = 'xsv'
-
-    def __init__(
-        self,
-        *,
-        columns: Mapping[str, str],
-        separator: str | None,
-        out: Out,
-        newline: str = '\n',
-        keep_local: bool = False,
-        compression: str | None = None,
-        hashes: Sequence[str] | None = None,
-        size_limit: int | str | None = 1 << 26,
-        **kwargs: Any,
-    ) -> None:
-        encoder = XSVEncoder(
-            columns,
-            shard_format=self._format,
-            separator=separator,
-            newline=newline,
-            compression=compression,
-            hashes=hashes,
-            size_limit=_checked(size_limit),
-        )
-        super().__init__(encoder, out=out, keep_local=keep_local, **_known(type(self), kwargs))
-
-
-class CSVWriter(XSVWriter):
-    """Writes comma-separated shards; see `XSVWriter`."""
-
-    _format = 'csv'
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**_known(type(self), kwargs, 'separator'), separator=None)
-
-
-class TSVWriter(XSVWriter):
-    """Writes tab-separated shards; see `XSVWriter`."""
-
-    _format = 'tsv'
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**_known(type(self), kwargs, 'separator'), separator=None)
-
-
-_ARGUMENTS = {
-    'columns', 'out', 'keep_local', 'compression', 'hashes', 'size_limit', 'newline', 'exist_ok', 'progress_bar',
-    'retry', 'max_workers', 'options',
-}  # fmt: skip
-
-
-def _known(writer: type[Writer], arguments: dict[str, Any], *refused: str) -> dict[str, Any]:
-    unknown = sorted(set(arguments) - _ARGUMENTS | set(arguments).intersection(refused))
-    if unknown:
-        raise ConfigError(
-            f'{writer.__name__} got an Invalid Writer argument: {unknown[0]!r}. It takes {sorted(_ARGUMENTS)}.'
-        )
-    return arguments
-
-
-def _checked(size_limit: int | str | None) -> int | None:
-    limit = None if size_limit is None else bytes_to_int(size_limit)
-    if limit is not None and limit >= 1 << 32:
-        raise ConfigError(f'`size_limit` must be less than 2**32 bytes, but is {size_limit!r}.')
-    return limit

@@ -1,0 +1,142 @@
+"""Columns from samples: the encoding of each, by the types of its values."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from headrace.errors import ConfigError
+from headrace.format.encodings.arrays import DTYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ['FirstSamples', 'infer_columns', 'plain_columns']
+
+_ENOUGH: Final = 64
+
+
+class FirstSamples:
+    """The first samples of a writer without columns: arrays of equal shapes in all of them get a fixed shape."""
+
+    def __init__(self) -> None:
+        self.samples: list[Mapping[str, Any]] = []
+        """The samples that tell the columns."""
+        self.given = self.samples
+        """Those of them that wait to be encoded."""
+
+    def add(self, sample: Mapping[str, Any]) -> bool:
+        """Keep a copy of a sample, since the caller may change it; whether there are enough now.
+
+        Raises:
+            ConfigError: no encoding suits a value.
+        """
+        infer_columns([*self.samples[:1], sample])
+        self.samples.append(
+            {name: value if _is_kept(value) else copy.deepcopy(value) for name, value in sample.items()}
+        )
+        return len(self.samples) >= _ENOUGH
+
+    def add_rows(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> None:
+        """Look at the first rows of a batch, which the caller encodes."""
+        self.given = list(self.samples)
+        rows = [values[:_ENOUGH] for values in columns.values()]
+        self.samples += [dict(zip(columns, row, strict=True)) for row in zip(*rows, strict=False)]
+
+    def columns(self) -> dict[str, str]:
+        """The columns, which are printed.
+
+        Raises:
+            ConfigError: see `infer_columns`.
+        """
+        columns = infer_columns(self.samples)
+        print(f'Columns by the first {len(self.samples)} samples: {columns}', flush=True)
+        return columns
+
+
+def plain_columns(columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Columns of formats of lines, in which floats are called 'float'."""
+    return {name: 'float' if encoding == 'float64' else encoding for name, encoding in columns.items()}
+
+
+def infer_columns(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The encoding of each column.
+
+    Args:
+        samples: at least one.
+
+    Raises:
+        ConfigError: the samples have different keys, or no encoding suits the values of a column.
+    """
+    names = list(samples[0])
+    for number, sample in enumerate(samples):
+        if set(sample) != set(names):
+            raise ConfigError(
+                f'Columns are inferred from samples with equal keys, but sample 0 has {names} and sample {number} has '
+                f'{list(sample)}. Give `columns`, or the same keys.'
+            )
+    return {name: _encoding_of(name, [sample[name] for sample in samples]) for name in names}
+
+
+def _encoding_of(name: str, values: Sequence[Any]) -> str:
+    found = list(dict.fromkeys(map(_kind, values)))
+    if len(found) == 1 and found[0] is not None:
+        return found[0]
+    if all(kind is not None and kind.startswith('ndarray') for kind in found):
+        dtypes = {str(kind).split(':')[1] for kind in found}
+        return f'ndarray:{dtypes.pop()}' if len(dtypes) == 1 else 'ndarray'
+    if set(found) <= {'int', 'float64'}:
+        return 'float64'
+    if set(found) <= {'jpeg', 'png'}:
+        return 'png' if 'jpeg' not in found else 'jpeg'
+    number = next((i for i, value in enumerate(values) if _kind(value) is None), None)
+    if number is None:
+        what = f'whose encodings would be {", ".join(map(str, found))}'
+    else:
+        what = f'such as that of sample {number}, a {type(values[number]).__name__}'
+    raise ConfigError(
+        f'No encoding suits all values of column {name!r}, {what}. Give `columns`, with an encoding for each, or '
+        f'convert the values.'
+    )
+
+
+def _kind(value: Any) -> str | None:
+    """The encoding of one value; None if none suits it."""
+    for kind, encoding in ((str, 'str'), (bytes, 'bytes'), (int, 'int'), (np.bool_, 'uint8')):
+        if isinstance(value, kind):
+            return encoding
+    if isinstance(value, np.generic):
+        return value.dtype.name if value.dtype.name in DTYPES else None
+    if isinstance(value, float):
+        return 'float64'
+    if isinstance(value, dict | list | tuple):
+        return 'json'
+    if isinstance(value, np.ndarray) or type(value).__module__ == 'torch':
+        return _array_kind(value)
+    return _image_kind(value)
+
+
+def _array_kind(value: Any) -> str | None:
+    try:
+        array = np.asarray(value)
+    except (TypeError, RuntimeError):  # a tensor of a device, with a gradient, or of a dtype that numpy has not
+        return None
+    if array.dtype.name not in DTYPES:
+        return None
+    if array.ndim == 0:
+        return array.dtype.name
+    return f'ndarray:{array.dtype.name}:{",".join(map(str, array.shape))}' if array.size else None
+
+
+def _image_kind(value: Any) -> str | None:
+    if not type(value).__module__.startswith('PIL.'):
+        return None
+    # Without its file, an image keeps its pixels as PNG.
+    return 'jpeg' if getattr(value, 'format', None) in ('JPEG', 'MPO') else 'png'
+
+
+def _is_kept(value: Any) -> bool:
+    """Whether a value cannot change, or is an image, of which a copy would lose its file."""
+    return isinstance(value, int | float | str | bytes) or type(value).__module__.startswith('PIL.')

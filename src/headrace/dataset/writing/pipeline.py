@@ -1,0 +1,109 @@
+"""Full shards are packed, written and uploaded in threads, in the background of the caller's encoding.
+
+Memory is bounded by the number of shards that wait to be packed, or are being packed. The order of the index is that of
+the shards, whichever ends first. After an error no further shard begins, and the caller's next call raises it.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from headrace.notes import add_note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.format import CollectedShard, EncodedShard, ShardInfo
+
+__all__ = ['ShardPipeline']
+
+
+class ShardPipeline:
+    """Threads that take shards through three steps: pack, `write`, `upload`.
+
+    Args:
+        write: stores the files of a packed shard locally.
+        upload: sends the files of a shard away; the shard's memory is free by then.
+        fail: called after an error, in its thread.
+        threads: shards that are packed, written or uploaded at one time.
+        packed_ahead: shards in memory besides the one that is being collected.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[EncodedShard], None],
+        upload: Callable[[ShardInfo], None],
+        fail: Callable[[], None],
+        *,
+        threads: int,
+        packed_ahead: int,
+    ) -> None:
+        self._write, self._upload, self._fail = write, upload, fail
+        self._threads = threads
+        self._room = threading.Semaphore(packed_ahead)
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        self._waiting: dict[int, CollectedShard] = {}
+        self._done: dict[int, ShardInfo] = {}
+        self.error: BaseException | None = None
+        """The first error of a thread."""
+
+    def put(self, shard: CollectedShard) -> None:
+        """Take a shard. Waits while too many are in memory.
+
+        Raises:
+            OSError: an earlier shard could not be stored; the note names it.
+        """
+        self._room.acquire()
+        try:
+            self.check()
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix='headrace-writer')
+            self._waiting[shard.number] = shard
+            self._pool.submit(self._store, shard.number)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def check(self) -> None:
+        """Raise the first error of a thread."""
+        if self.error is not None:
+            raise self.error
+
+    def finish(self) -> list[ShardInfo]:
+        """Wait for all shards; their entries of the index, in order."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self.check()
+        return [self._done[number] for number in sorted(self._done)]
+
+    def stop(self) -> None:
+        """Begin no further shard, and wait for those that have begun."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        self._waiting.clear()
+
+    def _store(self, number: int) -> None:
+        # The queue of the pool holds a number only: a shard's memory is free once it is written.
+        shard = self._waiting.pop(number)
+        try:
+            try:
+                if self.error is not None:
+                    return
+                packed = shard.pack()
+                del shard
+                self._write(packed)
+                info = packed.info
+                del packed
+            finally:
+                self._room.release()
+            self._upload(info)
+            with self._lock:
+                self._done[number] = info
+        except BaseException as error:
+            add_note(error, f'While storing shard {number} of the dataset. None is begun after it.')
+            with self._lock:
+                self.error = self.error or error
+            self._fail()

@@ -1,0 +1,198 @@
+"""Where a writer starts: at nothing, behind a finished dataset, or behind the whole shards of a killed writer."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from headrace.dataset.writing.journal import JOURNAL, read_journal, shard_number
+from headrace.errors import ConfigError
+from headrace.format import ShardInfo, parse_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from headrace.dataset.writing.place import Place
+
+__all__ = ['INDEX', 'MARK', 'PART', 'Start', 'Terms', 'find_start', 'is_ours', 'refuse']
+
+INDEX: Final = 'index.json'
+MARK: Final = '.headrace-writing'
+"""Name of the file in a folder, and at the prefix of a store, that marks an unfinished dataset."""
+_SHARED: Final = ('format', 'columns', 'column_names', 'column_encodings', 'newline', 'separator')
+"""The settings that all shards of a dataset share."""
+_ALL: Final = (*_SHARED, 'compression', 'hashes', 'size_limit')
+PART: Final = re.compile(r'part-\d{5,}-[0-9a-f]{8}-[0-9a-f]{8}')
+"""Names of the folders of parts, which a writer of parts makes."""
+_FILE: Final = (
+    r'(shard\.\d{5,}\.(mds|json|csv|tsv|xsv)(\.meta)?(\.(br|bz2|gz|snappy|zstd))?|index\.json\.tmp'
+    rf'|{JOURNAL.pattern})(\.tmp)?'
+)
+_OURS: Final = re.compile(rf'{_FILE}|{PART.pattern}(/({_FILE}|index\.json|{re.escape(MARK)}))?')
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What the caller allows a writer to do with what it finds."""
+
+    exist_ok: bool = False
+    append: bool = False
+    resume: bool = False
+    settings: Callable[[ShardInfo], Mapping[str, object]] = ShardInfo.entry
+    """The writer's settings, given a shard that has the columns which the writer may have left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a writer keeps and what it removes."""
+
+    before: tuple[ShardInfo, ...] = ()
+    """The shards of the finished dataset that it appends to."""
+    whole: tuple[ShardInfo, ...] = ()
+    """The shards of the killed writer that it continues."""
+    is_finished: bool = False
+    """Whether the killed writer had stored the index."""
+    obsolete: tuple[str, ...] = ()
+    """Files to remove, in this order: at once, or when the writer finishes if the dataset is finished."""
+    journal: tuple[str, ...] = ()
+    """Files of the journal, which the next one replaces."""
+    taken: int = 0
+    """The least number above those of shards that stay."""
+
+    @property
+    def shards(self) -> list[ShardInfo]:
+        """All shards that stay, in their order."""
+        return [*self.before, *self.whole]
+
+    @property
+    def names(self) -> set[str]:
+        """The files of these shards."""
+        return set(_names(self.shards))
+
+
+def is_ours(name: str) -> bool:
+    """Whether writers give this name to a file of an unfinished dataset."""
+    return _OURS.fullmatch(name) is not None
+
+
+def find_start(
+    place: Place, sizes: Mapping[str, int], beside: Mapping[str, int] | None, marked: int | None, terms: Terms
+) -> Start:
+    """Decide where to start, without a change.
+
+    Args:
+        place: where the dataset is.
+        sizes: name and bytes of its files; the mark only if a writer made it that is gone.
+        beside: those of the folder that is to hold the same shards; None: there is none.
+        marked: how many shards the index had before the writer whose mark is there; None: not known.
+        terms: what the caller allows.
+
+    Raises:
+        FileExistsError: `place` holds something that the caller did not allow to continue or remove.
+        ConfigError: the killed writer appended, and the caller does not.
+    """
+    is_left = MARK in sizes or any(map(JOURNAL.fullmatch, sizes))
+    if INDEX in sizes and (terms.append or terms.resume):
+        index = parse_index(
+            place.read(INDEX), source=f'{place.shown}/{INDEX}', allow_unsafe_types=True, allow_empty=True
+        )
+        return _behind_index(place, sizes, beside, marked, terms, list(index), is_left=is_left)
+    foreign = [name for name in sizes if name != MARK and not (is_left and is_ours(name))]
+    if foreign and not terms.exist_ok:
+        raise refuse(place.shown, foreign[0], len(sizes) - 1)
+    whole = _whole(read_journal(place, sizes), 0, sizes, beside) if terms.resume and is_left else []
+    return _check_settings(_unfinished((), whole, sizes, _above(whole)), terms)
+
+
+def _behind_index(
+    place: Place,
+    sizes: Mapping[str, int],
+    beside: Mapping[str, int] | None,
+    marked: int | None,
+    terms: Terms,
+    index: Sequence[ShardInfo],
+    *,
+    is_left: bool,
+) -> Start:
+    journal = read_journal(place, sizes)
+    listed = set(_names(index))
+    added = [shard for shard in journal if listed.isdisjoint(shard.stored)]
+    leftovers = [name for name in sizes if is_left and is_ours(name) and name not in listed]
+    new = len(journal) if marked is None else len(index) - marked
+    if terms.resume and not added and (new > 0 or not terms.append):
+        # The writer was killed after it stored the index, or had finished.
+        before = len(index) - new if new > 0 else 0
+        start = Start(tuple(index[:before]), tuple(index[before:]), True, tuple(leftovers), (), _above(index))
+        return _check_settings(start, terms)
+    if not terms.append:
+        raise ConfigError(
+            f'A writer with `append=True` was killed while it added to {place.shown}. Pass `append=True` too, beside '
+            f'`resume=True`.'
+        )
+    first = max(_above(index), *(shard_number(name) + 1 for name in sizes if name not in leftovers))
+    whole = _whole(added, first, sizes, beside) if terms.resume else []
+    return _check_settings(_unfinished(index, whole, leftovers, max(first, _above(whole))), terms)
+
+
+def _check_settings(start: Start, terms: Terms) -> Start:
+    """Refuse a writer whose settings differ from those of the shards that it continues."""
+    for shards, names, what in (
+        (start.before[-1:], _SHARED, 'A dataset, and samples that are appended,'),
+        (start.whole[-1:], _ALL, 'A killed writer, and the one that continues it,'),
+    ):
+        for shard in shards:
+            theirs, ours = shard.entry(), terms.settings(shard)
+            different = next((name for name in names if theirs.get(name) != ours.get(name)), None)
+            if different is not None:
+                raise ConfigError(
+                    f'{what} must have the same {different}, but they are {theirs.get(different)!r:.300} and '
+                    f'{ours.get(different)!r:.300}. Give the first.'
+                )
+    return start
+
+
+def refuse(shown: str, name: str, more: int) -> FileExistsError:
+    """The error for a place that holds something."""
+    return FileExistsError(
+        f'Directory is not empty: {shown} holds {name} and {more} more. Choose another `out`, or pass `exist_ok=True` '
+        f'to have it emptied. `append=True` adds to a finished dataset.'
+    )
+
+
+def _whole(
+    journal: Sequence[ShardInfo], first: int, sizes: Mapping[str, int], beside: Mapping[str, int] | None
+) -> list[ShardInfo]:
+    """The shards before the first that is not whole."""
+    found: list[ShardInfo] = []
+    for number, shard in enumerate(journal, first):
+        there = all(
+            found_there is None or found_there.get(name) == size
+            for found_there in (sizes, beside)
+            for name, size in shard.stored.items()
+        )
+        if not there or shard_number(shard.files[0].raw.basename) != number:
+            break
+        found.append(shard)
+    return found
+
+
+def _unfinished(before: Sequence[ShardInfo], whole: Sequence[ShardInfo], names: Iterable[str], taken: int) -> Start:
+    """A start that removes all files but those of whole shards."""
+    kept = {MARK, *_names(whole)}
+    others = [name for name in names if name not in kept]
+    journal = tuple(name for name in others if whole and JOURNAL.fullmatch(name))
+    # The index goes first: from here on it is no dataset. Then the journal, which vouches for shards; but beside whole
+    # shards the next journal replaces it.
+    obsolete = sorted(
+        set(others).difference(journal), key=lambda name: (name != INDEX, JOURNAL.fullmatch(name) is None, name)
+    )
+    return Start(tuple(before), tuple(whole), False, tuple(obsolete), journal, taken)
+
+
+def _above(shards: Sequence[ShardInfo]) -> int:
+    return max((shard_number(name) for name in _names(shards)), default=-1) + 1
+
+
+def _names(shards: Iterable[ShardInfo]) -> list[str]:
+    return [name for shard in shards for name in shard.stored]
