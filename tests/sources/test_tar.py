@@ -256,6 +256,14 @@ def test_damaged_tars(data, message):
         index(tar, {'t.tar': data})
 
 
+def test_checksums_of_signed_bytes():
+    data = pack([('\u00e4.txt', b'1')], tarfile.GNU_FORMAT)
+    head = data[:148] + b' ' * 8 + data[156:512]
+    signed = sum(head) - 256 * sum(byte >= 128 for byte in head)
+    objects = {'t.tar': data[:148] + b'%06o\0 ' % signed + data[156:]}
+    assert rows(index(tar, objects), objects) == [{'__key__': '\u00e4', 'txt': '1'}]
+
+
 def test_a_part_of_other_bytes_is_an_error():
     data = {'t.tar': pack(pairs(5))}
     source = index(tar, data)

@@ -241,7 +241,8 @@ def leaf_values(
         if kind in {'tensor', 'numpy', 'no_header_tensor', 'no_header_numpy'}:
             arrays = [_array(formats[column.node], bytes(data)) for data in values]
             if column.encoding.startswith('ndarray'):
-                return [storable(array, f'a value in {place}') for array in arrays]
+                what = f'a value in {place}'
+                return [storable(array, what) for array in arrays]
             if any(array.ndim or _stored_dtype(str(array.dtype)) != column.encoding for array in arrays):
                 raise ValueError(f'its first value is a {column.encoding}, but a later one is none')
             return [array.item() for array in arrays]

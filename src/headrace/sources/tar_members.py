@@ -97,9 +97,7 @@ class _Header:
         if len(block) < _BLOCK:
             raise _truncated(where, at)
         stored = _number(block[148:156], at, where)
-        total = sum(block) - sum(block[148:156]) + 8 * 32
-        # Some old programs summed signed bytes.
-        if stored not in {total, total - 256 * sum(byte >= 128 for byte in block[:148] + block[156:])}:
+        if stored != sum(block) - sum(block[148:156]) + 8 * 32 and stored != _signed_sum(block):
             raise FormatError(
                 f'{where} has no valid tar header at byte {at}: its checksum is wrong. Fetch or write it again.'
             )
@@ -108,6 +106,12 @@ class _Header:
         name = block[:100].partition(b'\0')[0]
         prefix = block[345:500].partition(b'\0')[0] if block[257:263] == b'ustar\0' else b''
         self.name = _text(prefix + b'/' + name if prefix else name, at, where)
+
+
+def _signed_sum(block: bytes) -> int:
+    """The checksum as some old programs made it, of signed bytes."""
+    counted = block[:148] + b' ' * 8 + block[156:]
+    return sum(counted) - 256 * sum(byte >= 128 for byte in counted)
 
 
 def _padded(size: int) -> int:
