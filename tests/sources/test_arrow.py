@@ -224,6 +224,8 @@ GOOD = stream(BATCHES)
         (GOOD[:-200], 'ends at byte'),
         (b'\xff\xff\xff\xff\xff\xff\xff\x7f' + GOOD, 'its head has 2147483647 bytes'),
         (b'ARROW1\0\0', 'no schema'),
+        (file(BATCHES)[:-1], 'has no end'),
+        (b'ARROW1\0\0' + GOOD, 'has no end'),
         (GOOD.replace(b'maybe', b'\xffaybe'), 'schema of a.arrow is damaged'),
         (GOOD.replace(b'item', b'\xfftem'), 'schema of a.arrow is damaged'),
     ],

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
-from headrace.sources.arrow_messages import BATCH, DICTIONARY, SCHEMA, Message, read_messages
+from headrace.sources.arrow_messages import BATCH, DICTIONARY, MAGIC, SCHEMA, Message, read_messages
 from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns
+from headrace.sources.object_names import folder_of, is_hidden, name_of
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, read_range
@@ -41,22 +42,10 @@ _END: Final = b'\xff\xff\xff\xff\0\0\0\0'
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
     """The Arrow files, and the `state.json` of `save_to_disk` beside them."""
-    files = [info for info in objects if info.key.lower().endswith(_ENDINGS) and not _is_hidden(info.key)]
-    folders = {_folder(info.key) for info in files}
-    states = [info for info in objects if _name(info.key) == _STATE and _folder(info.key) in folders]
+    files = [info for info in objects if info.key.lower().endswith(_ENDINGS) and not is_hidden(info.key)]
+    folders = {folder_of(info.key) for info in files}
+    states = [info for info in objects if name_of(info.key) == _STATE and folder_of(info.key) in folders]
     return [*states, *files] if files else []
-
-
-def _is_hidden(key: str) -> bool:
-    return any(part.startswith(('.', '_')) for part in key.split('/'))
-
-
-def _folder(key: str) -> str:
-    return key.rpartition('/')[0]
-
-
-def _name(key: str) -> str:
-    return key.rpartition('/')[2]
 
 
 def index(
@@ -217,10 +206,10 @@ def _read_names(field: Any) -> str:
 
 def _files(store: Store, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
     """The Arrow files, in the order of the `state.json` if there is one."""
-    states = [info for info in objects if _name(info.key) == _STATE]
-    files = {info.key: info for info in objects if _name(info.key) != _STATE}
+    states = [info for info in objects if name_of(info.key) == _STATE]
+    files = {info.key: info for info in objects if name_of(info.key) != _STATE}
     if len(states) > 1:
-        names = [_folder(info.key) for info in states]
+        names = [folder_of(info.key) for info in states]
         raise StreamError(
             f'The folder holds several datasets: {", ".join(names[:10])}. Choose one, such as `split={names[0]!r}`.'
         )
@@ -236,7 +225,7 @@ def _files(store: Store, objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
         raise FormatError(
             f'{state.key} of a Hugging Face dataset lists `_data_files`, but cannot be read: {error!r:.99}. Restore it.'
         ) from None
-    folder = _folder(state.key)
+    folder = folder_of(state.key)
     keys = [f'{folder}/{name}' if folder else name for name in names]
     lacking = [key for key in keys if key not in files]
     if lacking:
@@ -287,6 +276,9 @@ class _Scan:
             raise FormatError(f'{info.key} has no schema, so it holds no Arrow data. Restore or remove it.')
         if rows:
             self._finish(dictionaries, start, end, rows)
+        first, last = (bytes(window.take(at, len(MAGIC))) for at in (0, max(0, info.size - len(MAGIC))))
+        if first == MAGIC != last:
+            raise FormatError(f'{info.key} has no end, so records may be missing. Restore or write it again.')
 
     def _finish(self, dictionaries: Sequence[tuple[int, int]], start: int, end: int, rows: int) -> None:
         ranges = (*dictionaries, (start, end - start))

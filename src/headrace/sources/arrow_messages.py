@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
     from headrace.sources.windows import Window
 
-__all__ = ['BATCH', 'DICTIONARY', 'SCHEMA', 'Message', 'read_messages']
+__all__ = ['BATCH', 'DICTIONARY', 'MAGIC', 'SCHEMA', 'Message', 'read_messages']
 
 SCHEMA: Final = 1
 DICTIONARY: Final = 2
 BATCH: Final = 3
 """Kinds of messages that are read."""
-_MAGIC: Final = b'ARROW1'
+MAGIC: Final = b'ARROW1'
+"""The first and the last bytes of a file."""
 _MAX_HEAD: Final = 64 << 20
 _Numbers = np.ndarray[Any, np.dtype[np.int64]]
 _NONE: Final[_Numbers] = np.empty((0, 2), np.int64)
@@ -61,7 +62,7 @@ def read_messages(window: Window, where: str) -> Iterator[Message]:
     Raises:
         FormatError: the object is damaged, or no IPC stream.
     """
-    at = 8 if bytes(window.take(0, 6)) == _MAGIC else 0
+    at = 8 if bytes(window.take(0, 6)) == MAGIC else 0
     while True:
         start = at
         prefix = bytes(window.take(at, 8))

@@ -18,6 +18,7 @@ from headrace.sources.column_choice import choose_columns
 from headrace.sources.index_bytes import dump_index, load_index
 from headrace.sources.line_records import Record, read_objects, read_texts
 from headrace.sources.line_types import JsonTypes, TextTypes, json_columns, text_columns
+from headrace.sources.object_names import is_hidden
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, read_ranges
@@ -50,12 +51,8 @@ class LineFormat:
         self._names = re.compile(names, re.IGNORECASE)
 
     def find(self, objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
-        """See `SourceFormat.find`. Names that begin with '_' or '.' are of other programs."""
-        return [
-            info
-            for info in objects
-            if self._names.search(info.key) and not any(part.startswith(('.', '_')) for part in info.key.split('/'))
-        ]
+        """See `SourceFormat.find`."""
+        return [info for info in objects if self._names.search(info.key) and not is_hidden(info.key)]
 
     def index(
         self,

@@ -29,6 +29,7 @@ from headrace.sources.litdata_leaves import (
     scalar_encodings,
     split_leaves,
 )
+from headrace.sources.object_names import folder_of, name_of
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
 from headrace.sources.ranges import ByteRange, read_range
@@ -51,13 +52,9 @@ _BATCH: Final = 1 << 12
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
     """The index and the chunks. A folder of MDS has an `index.json`, too, but no chunks."""
     chunks = [info for info in objects if _CHUNK.fullmatch(info.key)]
-    folders = {info.key.rpartition('/')[0] for info in chunks}
-    heads = [info for info in objects if _is_index(info) and info.key.rpartition('/')[0] in folders]
+    folders = {folder_of(info.key) for info in chunks}
+    heads = [info for info in objects if name_of(info.key) == _INDEX and folder_of(info.key) in folders]
     return [*heads, *chunks] if heads else []
-
-
-def _is_index(info: ObjectInfo) -> bool:
-    return info.key.rpartition('/')[2] == _INDEX
 
 
 def index(
@@ -70,9 +67,9 @@ def index(
             column.
         StreamError: the data lack one of ``columns``, or the folders hold several datasets.
     """
-    heads = [info for info in objects if _is_index(info)]
+    heads = [info for info in objects if name_of(info.key) == _INDEX]
     if len(heads) > 1:
-        folders = [info.key.rpartition('/')[0] for info in heads]
+        folders = [folder_of(info.key) for info in heads]
         raise StreamError(
             f'The folder holds several datasets: {", ".join(folders[:10])}. Choose one: `split={folders[-1]!r}`.'
         )

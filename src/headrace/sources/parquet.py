@@ -17,6 +17,7 @@ import numpy as np
 from headrace.errors import FormatError, HeadraceError, ShardError
 from headrace.format.encodings import get_mds_encoded_size
 from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns
+from headrace.sources.object_names import is_hidden
 from headrace.sources.parquet_footers import pack_footer, parse_footer, read_footers, unpack_footer
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
@@ -55,11 +56,7 @@ def find(objects: Sequence[ObjectInfo]) -> list[ObjectInfo]:
             f'This is a Delta table ({log}): its log says which of its Parquet files are current, and headrace does '
             f'not read that. Name the files with a glob in `remote`, or export the table as plain Parquet.'
         )
-    return [info for info in objects if info.key.lower().endswith(_ENDINGS) and not _is_hidden(info.key)]
-
-
-def _is_hidden(key: str) -> bool:
-    return any(part.startswith(('.', '_')) for part in key.split('/'))
+    return [info for info in objects if info.key.lower().endswith(_ENDINGS) and not is_hidden(info.key)]
 
 
 def index(

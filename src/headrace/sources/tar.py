@@ -18,6 +18,7 @@ from headrace.format.compression_algorithms import CHUNK
 from headrace.sources.column_choice import choose_columns
 from headrace.sources.index_bytes import dump_index, load_index
 from headrace.sources.npy import parse_npy
+from headrace.sources.object_names import is_hidden
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
 from headrace.sources.tar_members import Member, read_members
@@ -70,7 +71,7 @@ class _Sample(NamedTuple):
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
     """The tars among the objects."""
-    return [info for info in objects if _ENDINGS.search(info.key)]
+    return [info for info in objects if _ENDINGS.search(info.key) and not is_hidden(info.key)]
 
 
 def index(

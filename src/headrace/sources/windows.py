@@ -150,14 +150,14 @@ def algorithm_of(key: str) -> str | None:
     return next((name for ending, name in _ENDINGS.items() if key.lower().endswith(ending)), None)
 
 
-def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: int = 0) -> Iterator[bytes]:
+def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: int = MAX_UNPACKED) -> Iterator[bytes]:
     """The content of a compressed object, in pieces.
 
     Args:
         algorithm: result of `algorithm_of`; None: the chunks are the content.
         chunks: the compressed bytes.
         where: the object, for messages.
-        limit: bytes of content, at most; 0: 4 GiB.
+        limit: bytes of content, at most.
 
     Raises:
         ShardError: the object is damaged, or has more content.
@@ -167,7 +167,6 @@ def unpack(algorithm: str | None, chunks: Iterator[bytes], where: str, limit: in
         return
     compression = ALGORITHMS[algorithm]()
     errors = compression.errors()
-    limit = limit or MAX_UNPACKED
     total = 0
     pieces = compression.stream(chunks)
     while True:
