@@ -1,4 +1,4 @@
-"""``headrace inspect``, ``verify`` and ``cp``: what they print, and their exit status."""
+"""``headrace inspect``, ``verify``, ``cp``, ``merge`` and ``reshard``: what they print, and their exit status."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from headrace import MDSWriter
 from headrace.cli import COMMANDS, main
 
-LOOK = ('cp', 'inspect', 'merge', 'verify')
+LOOK = ('cp', 'inspect', 'merge', 'reshard', 'verify')
 
 
 @pytest.fixture
@@ -157,3 +157,15 @@ def test_merge(make_dataset: Any, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert json.loads(capsys.readouterr().out)['first_samples'][0]['id']['value'] == 0
     assert main(['verify', str(tmp_path / 'all'), '-j', '1']) == 0
     assert main(['merge', str(tmp_path / 'nothing')]) == 1
+
+
+def test_reshard(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ['reshard', str(data), str(tmp_path / 'out')]
+    assert main([*command, '--size-limit', '1kb', '--compression', 'zstd', '--columns', 'id']) == 0
+    assert '100 samples with the columns id' in capsys.readouterr().out
+    assert main(command) == 1
+    assert 'not empty' in capsys.readouterr().err
+    assert main([*command, '--overwrite', '--order', 'shuffled', '--hashes', 'none', '--json']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found['samples'], found['order'], found['columns']) == (100, 'shuffled', ['id', 'row'])
+    assert main(['verify', str(tmp_path / 'out'), '-j', '1']) == 0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import headrace
-from headrace.cli import convert, convert_config, cp, demo, explain, inspect, merge, run, skip, verify
+from headrace.cli import convert, convert_config, cp, demo, explain, inspect, merge, reshard, run, skip, verify
 from headrace.display import printable
 from headrace.errors import HeadraceError
 
@@ -43,6 +43,7 @@ COMMANDS: dict[str, Command] = {
     'explain': explain,
     'inspect': inspect,
     'merge': merge,
+    'reshard': reshard,
     'run': run,
     'skip': skip,
     'verify': verify,

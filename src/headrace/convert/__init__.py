@@ -5,15 +5,18 @@ from headrace.convert.copy import CopyReport, copy_dataset
 from headrace.convert.merge import merge_index
 from headrace.convert.record import InputError
 from headrace.convert.report import ConversionReport
+from headrace.convert.reshard import ReshardReport, reshard
 from headrace.convert.spark import dataframe_to_mds, infer_dataframe_schema
 
 __all__ = [
     'ConversionReport',
     'CopyReport',
     'InputError',
+    'ReshardReport',
     'convert',
     'copy_dataset',
     'dataframe_to_mds',
     'infer_dataframe_schema',
     'merge_index',
+    'reshard',
 ]

@@ -1,0 +1,243 @@
+"""The same samples in other shards: of another size or compression, with fewer columns, in another order.
+
+Values are copied as they are stored, so no image is encoded twice and no pickle runs. For a shuffle each row goes to a
+random bucket, a file without a name, and each bucket is then shuffled in memory. Every order is equally likely.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO, Final, Literal, cast, get_args
+
+import numpy as np
+
+from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
+from headrace.dataset.writing.writer import MDSWriter, Out
+from headrace.errors import ConfigError
+from headrace.format import ShardInfo, bytes_to_int, open_shard
+from headrace.redaction import without_credentials
+from headrace.storage import StoreOptions, local_path
+
+__all__ = ['ReshardOrder', 'ReshardReport', 'reshard']
+
+ReshardOrder = Literal['stored', 'shuffled']
+Columns = Mapping[str, 'Sequence[Any] | np.ndarray[Any, Any]']
+_AS_MDS: Final = {'str': 'str', 'int': 'int', 'float': 'float64'}
+"""The MDS encodings of the columns of JSONL, CSV and TSV."""
+_AHEAD: Final = 3  # shards that are fetched and unpacked ahead
+_BLOCK_BYTES: Final = 8 << 20
+_MOST_BUCKETS: Final = 256  # each is an open file
+_SAME: Final = 'same'
+
+
+@dataclass(frozen=True)
+class ReshardReport:
+    """The result of `reshard`."""
+
+    source: str
+    out: str
+    samples: int
+    columns: tuple[str, ...]
+    order: ReshardOrder
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), 'columns': list(self.columns)}
+
+
+def reshard(
+    source: str | os.PathLike[str],
+    out: Out,
+    *,
+    size_limit: int | str | None = _SAME,
+    compression: str | None = _SAME,
+    hashes: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    order: ReshardOrder = 'stored',
+    seed: int = 0,
+    shuffle_memory: int | str = '128mb',
+    exist_ok: bool = False,
+    source_options: StoreOptions | None = None,
+    options: StoreOptions | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> ReshardReport:
+    """Write a dataset again as MDS shards.
+
+    Args:
+        source: a folder, or a URL of a store, with a dataset of MDS, JSONL, CSV or TSV shards.
+        out: a folder, a URL, or both as ``(folder, URL)``.
+        size_limit: bytes of a shard before compression, as a number or text ('32mb'); 'same': as the source's.
+        compression: algorithm with or without a level ('zstd:3'); None: none; 'same': as the source's.
+        hashes: names of hashes to store in the index. None: as the source's.
+        columns: names of the columns to keep. None: all.
+        order: 'stored', or 'shuffled', which needs disk space for the raw data in the folder for temporary files.
+        seed: of the shuffle. The same seed and `shuffle_memory` give the same order.
+        shuffle_memory: bytes of raw data that the shuffle holds in memory at one time, as a number or text.
+        exist_ok: empty `out` if it holds something.
+        source_options: how to reach the source.
+        options: how to reach `out`.
+        progress: called with the numbers of written samples and of all.
+
+    Raises:
+        ConfigError: an argument breaks a rule; or shards differ in the encoding of a column.
+        FileExistsError: `out` holds something, or another writer writes to it.
+        FileNotFoundError: the source has no index, or lacks a file.
+        FormatError: a shard is damaged.
+        OSError: a store cannot be reached, or refuses.
+    """
+    if order not in get_args(ReshardOrder):
+        raise ConfigError(f'`order` must be one of {", ".join(get_args(ReshardOrder))}, but is {order!r}.')
+    _refuse_own_source(os.fspath(source), out)
+    dataset = open_stored(source, source_options)
+    encodings = _encodings(dataset, columns)
+    kind = dataset.shards.kinds[0]
+    total, written = int(dataset.shards.samples.sum()), 0
+    if size_limit == _SAME:
+        size_limit = kind.size_limit
+    with MDSWriter(
+        columns=encodings,
+        out=out,
+        compression=kind.compression if compression == _SAME else compression,
+        hashes=list(kind.hashes) if hashes is None else sorted(hashes),
+        size_limit=size_limit,
+        exist_ok=exist_ok,
+        options=options,
+    ) as writer:
+        names = list(encodings)
+        batches = _stored(dataset, names) if order == 'stored' else _shuffled(dataset, names, seed, bytes_to_int(shuffle_memory))
+        for batch in batches:
+            writer.write_batch(batch)
+            written += len(batch[names[0]])
+            if progress is not None:
+                progress(written, total)
+    place = '; '.join(map(str, out)) if isinstance(out, tuple) else os.fspath(out)
+    return ReshardReport(
+        source=without_credentials(os.fspath(source)),
+        out=without_credentials(place),
+        samples=written,
+        columns=tuple(encodings),
+        order=order,
+    )
+
+
+def _refuse_own_source(source: str, out: Out) -> None:
+    """Refuse an output that would be emptied with the source in it."""
+    for each in out if isinstance(out, tuple) else (out,):
+        place = os.fspath(each)
+        inner, outer = local_path(source), local_path(place)
+        if (inner is None) != (outer is None):
+            continue
+        inner = source if inner is None else os.path.realpath(inner)
+        outer = place if outer is None else os.path.realpath(outer)
+        if f'{inner.rstrip("/")}/'.startswith(f'{outer.rstrip("/")}/'):
+            raise ConfigError(f'`out` must be another place than the source {source}, but is {place}.')
+
+
+def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[str, str]:
+    """The MDS encoding of each column to write, which all shards agree on."""
+    found: dict[str, str] = {}
+    schemas = dataset.shards.schemas
+    if not schemas:
+        raise ConfigError(f'A dataset without shards has no columns to write again: {dataset.store.url}.')
+    wanted = list(schemas[0].names) if columns is None else list(columns)
+    if not wanted:
+        raise ConfigError('`columns` must name at least one column, but is empty.')
+    for schema in schemas:
+        for name in wanted:
+            if name not in schema.names:
+                raise ConfigError(f'There is no column {name!r} in all shards; one has {", ".join(schema.names)}.')
+            encoding = schema.columns[name] if schema.format == 'mds' else _AS_MDS[schema.columns[name]]
+            if found.setdefault(name, encoding) != encoding:
+                raise ConfigError(
+                    f'Shards written together have the same encodings, but column {name!r} is {found[name]} in one and '
+                    f'{encoding} in another. Leave it out of `columns`.'
+                )
+    return found
+
+
+def _stored(dataset: StoredDataset, names: Sequence[str]) -> Iterator[Columns]:
+    """The samples as they are stored, in batches."""
+    for info, buffers in _raw_shards(dataset):
+        rows = max(1, _BLOCK_BYTES * info.samples // max(1, info.files[0].raw.bytes))
+        for first in range(0, info.samples, rows):
+            yield _rows(info, buffers, names, np.arange(first, min(first + rows, info.samples)))
+
+
+def _raw_shards(dataset: StoredDataset) -> Iterator[tuple[ShardInfo, list[memoryview]]]:
+    """The shards with samples in order, the next ones fetched and unpacked meanwhile."""
+    shards = (info for info in dataset.shards if info.samples)
+    with ThreadPoolExecutor(_AHEAD, thread_name_prefix='headrace-reshard') as pool:
+        ahead: list[tuple[ShardInfo, Future[list[memoryview]]]] = []
+        try:
+            for info in shards:
+                ahead.append((info, pool.submit(raw_files, dataset.store, info, PATIENT)))
+                if len(ahead) > _AHEAD:
+                    first, future = ahead.pop(0)
+                    yield first, future.result()
+            for first, future in ahead:
+                yield first, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _rows(
+    info: ShardInfo, buffers: list[memoryview], names: Sequence[str], rows: np.ndarray[Any, np.dtype[np.int64]]
+) -> Columns:
+    """Rows of a shard as a writer takes them: numbers in arrays, other values of MDS as their stored bytes."""
+    stored = with_stored_values(info)
+    batch = stored.schema.allocate(len(rows), names)
+    open_shard(stored, buffers, source=info.files[0].raw.basename, columns=names).gather(
+        rows, np.arange(len(rows)), batch
+    )
+    columns: dict[str, Sequence[Any] | np.ndarray[Any, Any]] = dict(batch.columns)
+    for number, name in enumerate(info.schema.names):
+        if name in columns and info.format == 'mds' and info.schema.arrays[number] is None:
+            columns[name] = [value if isinstance(value, bytes) else value.tobytes() for value in columns[name]]
+    return columns
+
+
+def _shuffled(dataset: StoredDataset, names: Sequence[str], seed: int, most: int) -> Iterator[Columns]:
+    """The samples in a random order, in batches."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    count = min(_MOST_BUCKETS, math.ceil(dataset.shards.raw_bytes().sum() / max(1, most)) or 1)
+    with ExitStack() as stack:
+        files = [cast('BinaryIO', stack.enter_context(tempfile.TemporaryFile())) for _ in range(count)]
+        for info, buffers in _raw_shards(dataset):
+            bucket_of = rng.integers(0, count, info.samples)
+            for number, file in enumerate(files):
+                rows = np.flatnonzero(bucket_of == number)
+                if len(rows):
+                    pickle.dump(_rows(info, buffers, names, rows), file, protocol=5)
+        for file in files:
+            columns = _read_bucket(file, names)
+            order = rng.permutation(len(columns[names[0]]))
+            yield {name: _permuted(values, order) for name, values in columns.items()}
+
+
+def _read_bucket(file: BinaryIO, names: Sequence[str]) -> Columns:
+    """The columns of a bucket that this process wrote."""
+    end = file.tell()
+    file.seek(0)
+    parts: list[Columns] = []
+    while file.tell() < end:
+        parts.append(pickle.load(file))  # noqa: S301 - written above, to a file that nobody else can open
+    return {name: _joined([part[name] for part in parts]) for name in names}
+
+
+def _joined(parts: list[Sequence[Any] | np.ndarray[Any, Any]]) -> Sequence[Any] | np.ndarray[Any, Any]:
+    if parts and isinstance(parts[0], np.ndarray):
+        return np.concatenate(cast('list[np.ndarray[Any, Any]]', parts))
+    return [value for part in parts for value in part]
+
+
+def _permuted(
+    values: Sequence[Any] | np.ndarray[Any, Any], order: np.ndarray[Any, np.dtype[np.int64]]
+) -> Sequence[Any] | np.ndarray[Any, Any]:
+    return values[order] if isinstance(values, np.ndarray) else [values[i] for i in order.tolist()]
