@@ -66,6 +66,10 @@ KINDS = {
         {name: {'proportion': i + 1} for i, name in enumerate(FIVE)},
         {'batching_method': 'stratified', 'epoch_size': 500},
     ),
+    'stratified, 9 nodes': (
+        {name: {'proportion': i + 1} for i, name in enumerate(FIVE)},
+        {'batching_method': 'stratified', 'epoch_size': 500, 'num_canonical_nodes': 9},
+    ),
     'per_stream': (
         {name: {'proportion': i + 1} for i, name in enumerate(FIVE)},
         {'batching_method': 'per_stream', 'epoch_size': 500},

@@ -161,11 +161,38 @@ def one_stream_batches() -> Iterator[tuple[str, Order, np.ndarray]]:
         yield f'a thousand million samples, {units} units', order, np.concatenate(runs)
 
 
+def free_stratified() -> Iterator[tuple[str, Order, np.ndarray]]:
+    """Cases of stratified batches whose size the canonical nodes do not divide."""
+    mixtures = {
+        'weights': mixture({'web': {'repeat': 0.7}, 'code': {'repeat': 3}, 'math': {'repeat': 40}}),
+        'stages': mixture({name: {'proportion': 1} for name in THREE}, when_exhausted='drop_stream'),
+        'changed': changed(),
+    }
+    large = Mixture.resolve([StreamSize(name=f's{i}', shard_sizes=[4000 + i] * 25_000) for i in range(10)])
+    for (name, mix), nodes, shuffle in itertools.product(mixtures.items(), (4, 9), (True, False)):
+        if (name, nodes) == ('changed', 9):
+            continue
+        config = OrderConfig(
+            shuffle=shuffle, seed=3, num_canonical_nodes=nodes, block_size=60, batching='stratified',
+            global_batch_size=30,
+        )  # fmt: skip
+        for epoch in (1, 7):
+            order = make_order(mix, config, epoch)
+            kind = f'{name}, {nodes} nodes of 30, {"shuffled" if shuffle else "stored"}, {epoch}'
+            yield kind, order, np.arange(order.first, len(order))
+    config = OrderConfig(shuffle=True, num_canonical_nodes=64, batching='stratified', global_batch_size=1000)
+    order = make_order(large, config, 3)
+    runs = [np.arange(begin, begin + 2048) for begin in (0, len(order) // 3, len(order) - 2048)]
+    yield 'a thousand million samples, 64 nodes of 1000', order, np.concatenate(runs)
+
+
 def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
-    yield from few_streams()
-    yield from many_streams()
-    yield from fixed_subsets()
-    yield from one_stream_batches()
+    for some in KINDS:
+        yield from some()
+
+
+KINDS = (few_streams, many_streams, fixed_subsets, one_stream_batches, free_stratified)
+"""In the order of the file: new ones come last."""
 
 
 def recorded(order: Order, positions: np.ndarray) -> dict[str, Any]:

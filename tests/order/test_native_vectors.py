@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from native_vectors import FILE, cases, few_streams, fixed_subsets, many_streams, one_stream_batches, recorded
+from native_vectors import FILE, KINDS, cases, few_streams, recorded
 
 from headrace.order import Order
 
@@ -21,7 +21,7 @@ def first() -> Iterator[Case]:
     return itertools.islice(few_streams(), 12)
 
 
-@pytest.mark.parametrize('some', [first, few_streams, many_streams, fixed_subsets, one_stream_batches])
+@pytest.mark.parametrize('some', [first, *KINDS])
 def test_the_order_is_what_it_was_when_it_was_frozen(some: Callable[[], Iterator[Case]]) -> None:
     now = {name: recorded(*case) for name, *case in some()}
     differing = [name for name, found in now.items() if found != FROZEN[name]]

@@ -158,7 +158,7 @@ class OrderConfig:
                 f'num_canonical_nodes times the number of streams must be at most {_MAX_PLACES:,}, got {nodes} for '
                 f'{len(mixture.streams)} streams. Set num_canonical_nodes to fewer.'
             )
-        if self.global_batch_size is not None and self.global_batch_size % nodes:
+        if self.units and self.global_batch_size is not None and self.global_batch_size % nodes:
             raise ConfigError(
                 f'with {self.batching} batching num_canonical_nodes must divide the global batch, got {nodes} for '
                 f'batches of {self.global_batch_size}. {math.gcd(nodes, self.global_batch_size)} would.'

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from order_cases import relaxed
 
-from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig, StreamSize, make_order
 from headrace.order.native import stratified
 from headrace.order.native.stratified import StratifiedInterleave, grid_quotas
@@ -27,7 +25,7 @@ def segments(draw: st.DrawFn) -> tuple[np.ndarray, int, int]:
 @given(st.integers(0, 40), st.integers(1, 40), st.integers(0, 90), st.lists(st.integers(0, 90), max_size=5))
 def test_floor_sums_are_the_sums(n: int, m: int, a: int, b: list[int]) -> None:
     expected = [sum((a * i + c) // m for i in range(n)) for c in b]
-    assert stratified._floor_sums(n, m, a, np.array(b, np.int64)).tolist() == expected
+    assert stratified.floor_sums(n, m, a, np.array(b, np.int64)).tolist() == expected
 
 
 @relaxed
@@ -84,10 +82,3 @@ def test_an_epochs_batches_hold_the_weights_within_one_sample_also_the_last_smal
                 batch = streams_of[begin : begin + size]
                 counts = np.bincount(batch, minlength=4)
                 assert (np.abs(counts - np.array(weights) * len(batch)) <= 1 + 1e-9).all()
-
-
-def test_canonical_nodes_that_do_not_divide_the_batch_are_refused_with_some_that_do() -> None:
-    mix = Mixture.resolve([StreamSize(name='a', shard_sizes=[100])])
-    config = OrderConfig(shuffle=True, batching='stratified', global_batch_size=30, num_canonical_nodes=4)
-    with pytest.raises(ConfigError, match=r'got 4 for batches of 30\. 2 would'):
-        make_order(mix, config, 0)

@@ -20,6 +20,7 @@ from headrace.errors import ConfigError
 from headrace.order.mixture.schedule import Step, allocate, apportion
 from headrace.order.native.interleave import quotas
 from headrace.order.native.stratified import grid_quotas
+from headrace.order.native.stratified_free import free_grid_quotas
 from headrace.order.native.units import listed_quotas, unit_quotas
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ class NodeQuotas:
     def _quotas(self, segment: Segment) -> IntArray:
         if segment.kind == 'stratified':
             assert self._batch_size is not None
+            if self._batch_size % self.num_nodes:
+                return free_grid_quotas(segment.counts, self._batch_size, self.num_nodes, segment.begin)
             return grid_quotas(segment.counts, self._batch_size, self.num_nodes)
         if segment.kind == 'units':
             assert self._batch_size is not None

@@ -36,6 +36,7 @@ from headrace.order.native.interleave import Interleave, RandomInterleave, Seque
 from headrace.order.native.node_quotas import DrawIndex, NodeQuotas
 from headrace.order.native.shard_line import StreamLine
 from headrace.order.native.stratified import StratifiedInterleave
+from headrace.order.native.stratified_free import FreeStratifiedInterleave
 from headrace.order.native.stream_passes import StreamPasses
 from headrace.order.native.units import ListedInterleave, UnitInterleave
 from headrace.order.random.hashing import derive, hash_text
@@ -351,8 +352,11 @@ class _Segment:
         if np.count_nonzero(segment.counts) == 1:
             return SequentialInterleave(self.quotas)
         if segment.kind == 'stratified':
-            assert config.global_batch_size is not None
-            return StratifiedInterleave(segment.counts, config.global_batch_size, self._num_nodes, self._key)
+            size = config.global_batch_size
+            assert size is not None
+            if size % self._num_nodes:
+                return FreeStratifiedInterleave(segment.counts, size, self._num_nodes, begin=self.begin, key=self._key)
+            return StratifiedInterleave(segment.counts, size, self._num_nodes, self._key)
         if segment.kind == 'units':
             assert config.global_batch_size is not None
             return UnitInterleave(

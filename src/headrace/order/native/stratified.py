@@ -1,7 +1,8 @@
 """Streams in equal shares: each global batch holds of every stream its share, rounded down or up.
 
-A segment has nb batches of G samples, C canonical nodes divide G, and each node has H = G / C slots of a batch. Think
-of the segment's draws, stream after stream, as the numbers y in [0, nb·G), so that stream s is an interval of them.
+A segment has nb batches of G samples, C canonical nodes divide G (else see `stratified_free`), and each node has
+H = G / C slots of a batch. Think of the segment's draws, stream after stream, as the numbers y in [0, nb·G), so that
+stream s is an interval of them.
 The slots are numbered such that slot h of node c in batch k has
 
     y = h·nb·C + v,   v = (u + nb·c) mod nb·C,   u = C·π + π·g div nb,   π = a·k mod nb,   g = gcd(C, nb),
@@ -19,9 +20,10 @@ Concrete Mathematics, 1994, section 3.5, on such sums).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headrace.order.native.interleave import WindowTable, last_not_above
 from headrace.order.random.hashing import derive, hashes
@@ -29,7 +31,7 @@ from headrace.order.random.hashing import derive, hashes
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
 
-__all__ = ['StratifiedInterleave', 'grid_quotas']
+__all__ = ['StratifiedInterleave', 'floor_sums', 'grid_quotas', 'multiplier', 'residues']
 
 _SLOTS_IN_WINDOWS = 131072
 _MIN_WINDOW = 4096
@@ -48,11 +50,11 @@ def grid_quotas(counts: IntArray, batch_size: int, num_nodes: int) -> IntArray:
     num_batches = int(counts.sum()) // batch_size
     total = num_batches * num_nodes
     rows, rest = np.divmod(np.cumsum(counts)[:, None], total)
-    low, high, wrapped = _residues(rest, np.arange(num_nodes), num_batches, num_nodes)
+    low, high, wrapped = residues(rest, np.arange(num_nodes), num_batches, num_nodes)
     return np.diff(rows * num_batches + high - low + wrapped, axis=0, prepend=0)
 
 
-def _residues(rest: IntArray, nodes: IntArray, num_batches: int, num_nodes: int) -> tuple[IntArray, IntArray, IntArray]:
+def residues(rest: IntArray, nodes: IntArray, num_batches: int, num_nodes: int) -> tuple[IntArray, IntArray, IntArray]:
     """The π in [0, nb) for which v < rest, as low, high and wrapped: those in [low, high) and in [0, wrapped).
 
     Arrays are int64 of any shapes that broadcast; 0 <= rest <= nb·C.
@@ -75,12 +77,13 @@ def _first(u: IntArray, num_batches: int, num_nodes: int) -> IntArray:
     return rounds * m - -rest // num_nodes
 
 
-def _floor_sums(n: int, m: int, a: int, b: IntArray) -> IntArray:
-    """Return the sums of floor((a·i + b) / m) over 0 <= i < n, for each b >= 0; a >= 0, m > 0.
+def floor_sums(n: NDArray[Any] | int, m: int, a: int, b: NDArray[Any]) -> NDArray[Any]:
+    """Return the sums of floor((a·i + b) / m) over 0 <= i < n, for each b >= 0, of the shape of b; a >= 0, m > 0.
 
     The sums, and n·a + b, must fit the type of b.
     """
-    totals, counts = np.zeros_like(b), np.full_like(b, n)
+    totals = np.zeros_like(b)
+    counts = totals + n
     while counts.any():
         totals += counts * (counts - 1) // 2 * (a // m) + counts * (b // m)
         a, b = a % m, b % m
@@ -90,8 +93,11 @@ def _floor_sums(n: int, m: int, a: int, b: IntArray) -> IntArray:
     return totals
 
 
-def _multiplier(num_batches: int, num_nodes: int) -> int:
-    """A number coprime to nb, near nb / golden ratio, whose multiples are spread evenly modulo nb and modulo nb / C."""
+def multiplier(num_batches: int, num_nodes: int, stride: int = 1) -> int:
+    """A number coprime to nb, near nb / golden ratio, whose multiples are spread evenly modulo nb and modulo nb / C.
+
+    With a stride also those of every so many batches.
+    """
     if num_batches < 3:
         return 1
     centre = round(num_batches * _GOLDEN)
@@ -99,7 +105,7 @@ def _multiplier(num_batches: int, num_nodes: int) -> int:
     for i in range(4 * _CANDIDATES):
         a = centre + (-1) ** i * -(-i // 2)
         if 0 < a < num_batches and math.gcd(a, num_batches) == 1:
-            worst = max(_largest_quotient(a, num_batches), _largest_quotient(num_nodes * a % num_batches, num_batches))
+            worst = max(_largest_quotient(by * a % num_batches, num_batches) for by in (1, num_nodes, stride))
             if best is None or worst < best[0]:
                 best = worst, a
         if best is not None and i >= _CANDIDATES:
@@ -132,7 +138,7 @@ class StratifiedInterleave:
         self._nodes = num_nodes
         self._rows = batch_size // num_nodes
         self._batches = int(self._ends[-1]) // batch_size
-        self._a = _multiplier(self._batches, num_nodes)
+        self._a = multiplier(self._batches, num_nodes)
         slots = max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)
         self._per_window = min(max(1, slots // self._rows), self._batches)
         self._table = WindowTable((len(counts), num_nodes), self._per_window * self._rows, self._arrange)
@@ -183,12 +189,12 @@ class StratifiedInterleave:
         """Return how many turns each stream has on a node before a batch, int64[streams]."""
         batches = self._batches
         rows, rest = np.divmod(self._ends, batches * self._nodes)
-        low, high, wrapped = _residues(rest, np.array(node), batches, self._nodes)
+        low, high, wrapped = residues(rest, np.array(node), batches, self._nodes)
         # How many of i < before have a·i mod nb in [x, y) is the sum for nb - x less that for nb - y.
         bounds = np.concatenate([np.atleast_1d(low), [0], high, wrapped])
         if batches >> 31:  # Python's integers hold the sums
             bounds = bounds.astype(object)
-        sums = _floor_sums(before, batches, self._a, batches - bounds)
+        sums = floor_sums(before, batches, self._a, batches - bounds)
         until, until_wrapped = np.split(sums[2:], 2)
         visits = (sums[0] - until + sums[1] - until_wrapped).astype(np.int64)
         return np.diff(rows * before + visits, prepend=0)
