@@ -37,7 +37,7 @@ NAME: Final = 'parquet'
 GAP: Final = 128 << 10
 """Bytes between two wanted column chunks that are read, too: fewer than a second request costs."""
 _ENDINGS: Final = ('.parquet', '.parq', '.pq')
-_LARGEST: Final = 1 << 32
+LARGEST: Final = 1 << 32
 """Bytes of an MDS shard, which is smaller."""
 _BATCH: Final = 4 << 20
 """Bytes of the rows that are decoded at once, about."""
@@ -71,12 +71,18 @@ def index(
         MissingDependencyError: pyarrow is not installed.
     """
     del allow_unsafe_types  # no type of Parquet runs code
-    import_pyarrow('Parquet files')
+    pa = import_pyarrow('Parquet files')
     base = store.url.rstrip('/')
     table = _FooterTable(columns)
     footers: list[bytes] = []
     for info, footer in zip(objects, read_footers(store, objects), strict=True):
-        table.add(info, parse_footer(footer, f'{base}/{info.key}'), f'{base}/{info.key}')
+        source = f'{base}/{info.key}'
+        try:
+            table.add(info, parse_footer(footer, source), source)
+        except HeadraceError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+            raise FormatError(f'The footer of {source} cannot be read: {error}. Restore the file.') from error
         footers.append(pack_footer(footer))
     return ParquetSource(
         base=base,
@@ -215,7 +221,7 @@ class _FooterTable:
             row_group = metadata.row_group(group)
             if row_group.num_rows == 0:
                 continue
-            if not 0 < row_group.num_rows < _LARGEST:
+            if not 0 < row_group.num_rows < LARGEST:
                 raise FormatError(f'Row group {group} of {source} has {row_group.num_rows} rows. Restore the file.')
             spans: list[tuple[int, int]] = []
             sizes = dict.fromkeys(names, 0)
@@ -266,13 +272,13 @@ class _FooterTable:
         for row in self.groups:
             known = 4 + sum(4 if size is None else size for size in fixed.values())
             least = row.rows * known
-            if least >= _LARGEST:
+            if least >= LARGEST:
                 raise FormatError(
                     f'Row group {row.group} of {row.file} has {row.rows} rows of {known} bytes and more each: a shard '
                     f'holds less than 4 GiB. Read fewer `columns`, or write the file with smaller row groups.'
                 )
             size = least + sum(growth[name] * size for name, size in row.sizes.items() if fixed[name] is None)
-            yield Part(row.file, row.ranges, row.rows, min(size + 4096, _LARGEST - 1))
+            yield Part(row.file, row.ranges, row.rows, min(size + 4096, LARGEST - 1))
 
 
 def _leaves(metadata: pq.FileMetaData, names: Sequence[str]) -> list[tuple[int, str]]:

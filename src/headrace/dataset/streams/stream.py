@@ -254,7 +254,9 @@ class Stream(FactsRepr):
         if self.is_local:
             # What is made of the data does not belong among them: they become a remote with a temporary cache.
             self.remote, self._given_local = os.path.abspath(self.remote or self._given_local or ''), None  # noqa: PTH100
-        self._source, self._cache = source, None
+        self._source = source
+        if self._cache is not None:  # it has looked for an index.json
+            self._cache.read_from(source.store)
         return True
 
     def _open(

@@ -120,6 +120,10 @@ class ShardCache:
         self.__dict__.update(state)
         self._start()
 
+    def read_from(self, store: Store) -> None:
+        """Fetch from another store from now on; nothing has been fetched from the first one."""
+        self.store, self._index = store, CachedIndex(self.folder, store)
+
     def fetch(
         self,
         entry: CacheEntry,

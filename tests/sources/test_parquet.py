@@ -1,0 +1,242 @@
+"""Parquet files as a source."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.errors import FormatError, HeadraceError, StreamError
+from headrace.sources import parquet
+from headrace.sources.unpack import unpack_part
+from headrace.storage import open_store
+
+pa = pytest.importorskip('pyarrow')
+pq = pytest.importorskip('pyarrow.parquet')
+
+
+def table(rows: int, first: int = 0) -> Any:
+    """Rows whose columns all tell their number."""
+    numbers = range(first, first + rows)
+    return pa.table(
+        {
+            'id': pa.array(numbers, pa.int64()),
+            'text': pa.array([f'text {i}' for i in numbers], pa.string()),
+            'tokens': pa.array([[i] * (1 + i % 5) for i in numbers], pa.list_(pa.int32())),
+            'filler': pa.array([np.random.default_rng(i).bytes(100) for i in numbers], pa.binary()),
+            'label': pa.array([None if i % 7 == 3 else 'x' for i in numbers], pa.string()),
+            'deep': pa.array(
+                [{'a': [i, None], 'b': {'c': str(i)}} for i in numbers],
+                pa.struct([('a', pa.list_(pa.int64())), ('b', pa.struct([('c', pa.string())]))]),
+            ),
+        }
+    )
+
+
+def write(path: Path, rows: int, first: int = 0, **options: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table(rows, first), path, **{'row_group_size': 25, **options})
+    return path
+
+
+def index(folder: Path, columns: Sequence[str] | None = None) -> parquet.ParquetSource:
+    store = open_store(folder)
+    return parquet.index(store, parquet.find(list(store.list(''))), columns=columns, allow_unsafe_types=False)
+
+
+def read(folder: Path, source: parquet.ParquetSource) -> list[dict[str, Any]]:
+    """All rows, from nothing but the bytes of the parts' ranges."""
+    rows: list[dict[str, Any]] = []
+    for number, part in enumerate(source.parts):
+        content = (folder / part.key).read_bytes()
+        data = b''.join(content[offset : offset + size] for offset, size in part.ranges)
+        before = len(rows)
+        for batch in source.batches(number, memoryview(data)):
+            rows += [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
+        assert len(rows) - before == part.rows
+    return rows
+
+
+def as_python(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: getattr(value, 'tolist', lambda v=value: v)() for name, value in row.items()} for row in rows]
+
+
+@pytest.mark.parametrize(
+    'options', [{}, {'compression': 'zstd', 'use_dictionary': False}, {'data_page_version': '2.0'}]
+)
+def test_rows_come_from_the_ranges_in_order(tmp_path: Path, options: dict[str, Any]) -> None:
+    write(tmp_path / 'a.parquet', 60, **options)
+    write(tmp_path / 'b/c.parquet', 0, **options)
+    write(tmp_path / 'd.parquet', 10, first=60, **options)
+    (tmp_path / '_metadata').write_bytes(b'of another program')
+    source = index(tmp_path)
+    assert [(part.key, part.rows) for part in source.parts] == [
+        ('a.parquet', 25),
+        ('a.parquet', 25),
+        ('a.parquet', 10),
+        ('d.parquet', 10),
+    ]
+    assert source.columns == {
+        'id': 'int64',
+        'text': 'str',
+        'tokens': 'ndarray:int32',
+        'filler': 'bytes',
+        'label': 'json',
+        'deep': 'json',
+    }
+    assert as_python(read(tmp_path, parquet.load(source.to_bytes()))) == table(70).to_pylist()
+
+
+def test_only_the_bytes_of_the_columns_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, 'GAP', 100)
+    write(tmp_path / 'a.parquet', 500, row_group_size=500)
+    whole, some = index(tmp_path), index(tmp_path, ['label', 'id'])
+    assert some.columns == {'id': 'int64', 'label': 'json'}
+    assert as_python(read(tmp_path, some)) == table(500).select(['id', 'label']).to_pylist()
+    assert len(some.parts[0].ranges) == 2
+    assert sum(size for _, size in some.parts[0].ranges) < sum(size for _, size in whole.parts[0].ranges) / 5
+    with pytest.raises(StreamError, match="asks for 'lable'.*Did you mean 'label'"):
+        index(tmp_path, ['lable'])
+
+
+def test_a_long_footer_takes_a_second_read(tmp_path: Path) -> None:
+    write(tmp_path / 'a.parquet', 700, row_group_size=1)
+    content = (tmp_path / 'a.parquet').read_bytes()
+    assert int.from_bytes(content[-8:-4], 'little') > 64 << 10
+    assert as_python(read(tmp_path, index(tmp_path))) == table(700).to_pylist()
+
+
+def test_ten_thousand_row_groups_are_loaded_without_their_footers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in range(2):
+        pq.write_table(pa.table({'id': np.arange(5000)}), tmp_path / f'{file}.parquet', row_group_size=1)
+    packed = index(tmp_path).to_bytes()
+    assert len(packed) < 100 * 10_000
+    monkeypatch.setattr(parquet, 'parse_footer', None)
+    source = parquet.load(packed)
+    assert len(source.parts) == 10_000
+    assert source.parts[9999].key == '1.parquet'
+
+
+def test_files_with_other_columns_are_refused_by_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table({'id': [1], 'x': ['a']}), tmp_path / 'a.parquet')
+    pq.write_table(pa.table({'id': [1], 'x': [1.0]}), tmp_path / 'b.parquet')
+    with pytest.raises(FormatError, match=r"'x' is `str` in .*a.parquet, and `float64` in .*b.parquet.*\['id'\]"):
+        index(tmp_path)
+    assert index(tmp_path, ['id']).columns == {'id': 'int64'}
+
+
+def test_columns_in_another_order_are_the_same(tmp_path: Path) -> None:
+    pq.write_table(pa.table({'id': [1], 'x': ['a']}), tmp_path / 'a.parquet')
+    pq.write_table(pa.table({'x': ['b'], 'id': [2]}), tmp_path / 'b.parquet')
+    assert as_python(read(tmp_path, index(tmp_path))) == [{'id': 1, 'x': 'a'}, {'id': 2, 'x': 'b'}]
+
+
+def test_nulls_of_any_file_make_the_column_json(tmp_path: Path) -> None:
+    pq.write_table(pa.table({'x': ['a']}), tmp_path / 'a.parquet')
+    pq.write_table(pa.table({'x': pa.array([None], pa.string())}), tmp_path / 'b.parquet')
+    source = index(tmp_path)
+    assert source.columns == {'x': 'json'}
+    assert read(tmp_path, source) == [{'x': 'a'}, {'x': None}]
+
+
+def test_a_null_without_statistics_is_an_error_with_its_row(tmp_path: Path) -> None:
+    pq.write_table(pa.table({'x': ['a', None]}), tmp_path / 'a.parquet', write_statistics=False)
+    with pytest.raises(FormatError, match=r"Row 1 of column 'x' of .*a.parquet, row group 0"):
+        read(tmp_path, index(tmp_path))
+
+
+def test_paths_of_images_may_be_null(tmp_path: Path) -> None:
+    files = pa.array([{'bytes': b'x', 'path': None}], pa.struct([('bytes', pa.binary()), ('path', pa.string())]))
+    pq.write_table(pa.table({'image': files}), tmp_path / 'a.parquet')
+    source = index(tmp_path)
+    assert (source.columns, read(tmp_path, source)) == ({'image': 'bytes'}, [{'image': b'x'}])
+
+
+def test_what_is_no_parquet_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / 'a.parquet'
+    for content, message in [
+        (b'', 'ends with the bytes PAR1'),
+        (b'x' * 100, 'ends with the bytes PAR1'),
+        (b'PAR1' + b'x' * 50 + b'PARE', 'encrypted'),
+        (b'PAR1' + b'x' * 50 + (51).to_bytes(4, 'little') + b'PAR1', 'announces 51 bytes'),
+        (b'PAR1' + b'x' * 50 + (40).to_bytes(4, 'little') + b'PAR1', 'cannot be read'),
+    ]:
+        path.write_bytes(content)
+        with pytest.raises(FormatError, match=message):
+            index(tmp_path)
+
+
+def test_a_delta_table_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / 'a.parquet', 1)
+    (tmp_path / '_delta_log').mkdir()
+    (tmp_path / '_delta_log/0.json').write_text('{}')
+    with pytest.raises(FormatError, match='Delta table'):
+        index(tmp_path)
+
+
+def test_a_row_group_that_no_shard_can_hold_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Runs of equal numbers take few bytes however many they are.
+    pq.write_table(pa.table({'x': pa.repeat(7, 1 << 20)}), tmp_path / 'a.parquet', row_group_size=1 << 20)
+    assert (tmp_path / 'a.parquet').stat().st_size < 10_000
+    assert index(tmp_path).parts[0].size > 12 << 20
+    monkeypatch.setattr(parquet, 'LARGEST', 12 << 20)
+    with pytest.raises(FormatError, match='Row group 0 of a.parquet has 1048576 rows of 12 bytes and more'):
+        index(tmp_path)
+
+
+@pytest.fixture(scope='module')
+def good() -> bytes:
+    out = io.BytesIO()
+    pq.write_table(table(40), out, row_group_size=25)
+    return out.getvalue()
+
+
+@given(data=st.data())
+@settings(max_examples=80, print_blob=False)
+def test_damaged_files_raise_only_our_errors(
+    tmp_path_factory: pytest.TempPathFactory, good: bytes, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / 'damaged'
+    folder.mkdir(exist_ok=True)
+    content = bytearray(good)
+    footer = len(good) - 8 - int.from_bytes(good[-8:-4], 'little')
+    for _ in range(data.draw(st.integers(1, 4))):
+        # As often in the footer as in the pages.
+        at = data.draw(st.integers(0, footer - 1) | st.integers(footer, len(good) - 1))
+        content[at] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(good) - 1)) : data.draw(st.integers(0, len(good)))]
+    (folder / 'a.parquet').write_bytes(content)
+    try:
+        source = index(folder)
+        for number, part in enumerate(source.parts):
+            packed = folder / 'packed'
+            packed.write_bytes(b''.join(content[offset : offset + size] for offset, size in part.ranges))
+            unpack_part(source, number, packed, folder / 'raw')
+    except HeadraceError:
+        pass
+
+
+@given(data=st.data())
+@settings(max_examples=50)
+def test_a_damaged_index_is_an_error(
+    good: bytes, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / 'index'
+    folder.mkdir(exist_ok=True)
+    (folder / 'a.parquet').write_bytes(good)
+    packed = bytearray(index(folder).to_bytes())
+    at = data.draw(st.integers(0, len(packed) - 1))
+    packed[at] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(FormatError):
+        parquet.load(bytes(packed))
