@@ -19,7 +19,8 @@ from typing import Any, BinaryIO, Final, Literal, cast, get_args
 import numpy as np
 
 from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
-from headrace.dataset.writing.writer import MDSWriter, Out
+from headrace.dataset.writing.formats import MDSWriter
+from headrace.dataset.writing.writer import Out
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, bytes_to_int, open_shard
 from headrace.redaction import without_credentials
