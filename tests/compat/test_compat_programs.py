@@ -75,6 +75,23 @@ for name, arguments in {
 print(json.dumps(found))
 """
 
+# A job, and what takes it over: without a state it trains five batches first.
+TAKEOVER = """
+import json, sys
+from streaming import StreamingDataLoader, StreamingDataset
+
+state = json.loads(sys.argv[2])
+dataset = StreamingDataset(local=f'{sys.argv[1]}/b', batch_size=4, shuffle=True)
+loader = StreamingDataLoader(dataset, batch_size=4)
+if state is not None:
+    loader.load_state_dict(state)
+batches = iter(loader)
+if state is None:
+    begun = [next(batches) for _ in range(5)]
+    state = loader.state_dict()
+print(json.dumps([state, [batch['id'].tolist() for batch in batches], [batch['id'].tolist() for batch in loader]]))
+"""
+
 # Public names of MosaicML Streaming: of its modules, and of the classes that programs use.
 NAMES = """
 import importlib, inspect, json, pkgutil, sys, typing, warnings
@@ -144,21 +161,27 @@ def test_a_module_runs_and_errors_show_its_line(tmp_path: Path) -> None:
     assert 'StreamError: A stream needs' in done.stderr
 
 
-def test_the_order_and_the_names_are_those_of_mosaicml_streaming(
+def test_orders_takeover_and_names_are_those_of_mosaicml_streaming(
     two_streams: Path, tmp_path: Path, alias: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if 'streaming' not in installed():
         pytest.skip('mosaicml-streaming is not installed')
-    (tmp_path / 'both.py').write_text(ORDERS + NAMES)
+    (tmp_path / 'both.py').write_text(ORDERS + TAKEOVER + NAMES)
     done = subprocess.run(
-        [sys.executable, tmp_path / 'both.py', two_streams], capture_output=True, text=True, timeout=200
+        [sys.executable, tmp_path / 'both.py', two_streams, 'null'], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    order, names = done.stdout.splitlines()
+    order, job, names = done.stdout.splitlines()
 
     monkeypatch.setattr(sys, 'argv', ['both.py', str(two_streams)])
     exec(ORDERS, {})
     assert json.loads(capsys.readouterr().out) == json.loads(order)
+
+    state, *rest = json.loads(job)
+    monkeypatch.setattr(sys, 'argv', ['both.py', str(two_streams), json.dumps(state)])
+    exec(TAKEOVER, {})
+    assert json.loads(capsys.readouterr().out)[1:] == rest
+    assert [len(batches) for batches in rest] == [7, 12]
 
     from headrace.compat.tables import TABLES
     from headrace.compat.tables.members import MEMBERS
