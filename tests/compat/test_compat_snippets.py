@@ -72,6 +72,7 @@ def test_attributes_of_a_dataset_of_two_streams(make_dataset: Any) -> None:
     assert dataset.epoch_size == 40
     assert [s.choose for s in dataset.streams] == [10, 30]
     assert dataset.cache_usage > 0
+    assert [Path(s.local, s.split) for s in dataset.streams] == [a, b]
 
     units, ids = dataset.resample_streams(5)
     assert units.sum() == len(ids) == 40

@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if FOLDER not in before.split(os.pathsep):
         os.environ['PYTHONPATH'] = os.pathsep.join([FOLDER, before] if before else [FOLDER])
     sys.argv[:] = [program, *arguments.arguments]
-    sys.path[0] = str(Path.cwd() if arguments.is_module else Path(program).resolve().parent)
+    if not getattr(sys.flags, 'safe_path', False):  # since Python 3.11
+        sys.path[0] = str(Path.cwd() if arguments.is_module else Path(program).resolve().parent)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # signals are the program's own
     try:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from headrace.errors import ConfigError
 from headrace.storage import Retry, Store, StoreOptions, download, local_path, open_store, split_url
 
-__all__ = ['CloudDownloader', 'CloudUploader']
+__all__ = ['CloudDownloader', 'CloudUploader', 'download_file']
 
 
 class CloudDownloader:
@@ -63,6 +63,11 @@ class CloudDownloader:
 
     def clean_up(self) -> None:
         """Nothing is left open."""
+
+
+def download_file(remote: str | None, local: str, timeout: float) -> None:
+    """As `CloudDownloader.download`."""
+    CloudDownloader().download(remote, local, timeout)
 
 
 class CloudUploader:

@@ -87,8 +87,9 @@ class AliasFinder(MetaPathFinder, Loader):
 
 
 def public_names(module: str) -> list[str]:
-    """The names that `from module import *` gives: those of the table that headrace has."""
-    return [name for name, entry in TABLES[module].items() if isinstance(entry, Alias) and not name.startswith('_')]
+    """The names that `from module import *` gives: those that headrace has, and three modules of `streaming`."""
+    names = [name for name, entry in TABLES[module].items() if isinstance(entry, Alias) and not name.startswith('_')]
+    return [*names, 'multimodal', 'text', 'vision'] if module == ROOT else names
 
 
 def submodules(module: str) -> list[str]:

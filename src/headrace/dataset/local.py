@@ -28,7 +28,7 @@ class LocalDataset(SamplesById, Dataset[Any]):
     """
 
     def __init__(self, local: str, split: str | None = None, *, allow_unsafe_types: bool = False) -> None:
-        self.local, self.split = local, split
+        self.local, self.split = local, split or ''
         self._dataset = StreamingDataset(local=local, split=split, allow_unsafe_types=allow_unsafe_types)
 
     def __len__(self) -> int:

@@ -33,6 +33,7 @@ _SPARK = {
         'infer_dataframe_schema',
         difference='Bytes and shorts are stored signed. Booleans, times, structs and maps have encodings, too.',
     ),
+    'dataframeToMDS': Alias('headrace.convert:dataframe_to_mds', 'A name of earlier versions.'),
     **absent('Call `infer_dataframe_schema`, which says what a column becomes.', 'is_json_compatible', 'SPARK_TO_MDS'),
 }
 

@@ -58,8 +58,10 @@ _ALIPAN_UPLOADER = absent(_ALIPAN, 'AlipanUploader')
 _CREDENTIALS = absent('The environment says how requests are signed: see docs/stores.md.', 'GCSAuthentication')
 _DATABRICKS = absent('Use `CloudUploader`.', 'DatabricksUploader')
 
+_OLD = alias('headrace.compat.cloud', 'download_file', difference='A name of earlier versions.')
+
 TABLES: Tables = {
-    'streaming.base.storage': {**_DOWNLOADERS, **_UPLOADERS, **_ALIPAN_DOWNLOADER},
-    'streaming.base.storage.download': {**_DOWNLOADERS, **_ALIPAN_DOWNLOADER},
+    'streaming.base.storage': {**_OLD, **_DOWNLOADERS, **_UPLOADERS, **_ALIPAN_DOWNLOADER},
+    'streaming.base.storage.download': {**_OLD, **_DOWNLOADERS, **_ALIPAN_DOWNLOADER},
     'streaming.base.storage.upload': {**_UPLOADERS, **_ALIPAN_UPLOADER, **_CREDENTIALS, **_DATABRICKS},
 }

@@ -208,6 +208,7 @@ class Stream(FactsRepr):
         for key, value in defaults.items():
             if getattr(self, key) is None:
                 setattr(self, key, value)
+        self.split = self.split or ''  # programs join it to `local`
 
     def open(
         self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None, check: IndexCheck | None = None
