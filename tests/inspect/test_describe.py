@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from headrace import CSVWriter, JSONWriter, MDSWriter
-from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.inspect import describe, save_pictures, thumbnail
 from headrace.storage import StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
@@ -185,3 +185,33 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         describe(tmp_path, samples=-1)
     with pytest.raises(ObjectNotFoundError, match='folder is empty'):
         describe(tmp_path, options=StoreOptions())
+
+
+def test_data_of_another_format(tmp_path: Path) -> None:
+    (tmp_path / 'a.jsonl').write_text(''.join(json.dumps({'a': i, 's': f'text {i}'}) + '\n' for i in range(100)))
+    found = describe(tmp_path, samples=2)
+    assert (found.format, found.num_samples, found.is_estimate) == ('jsonl', 100, True)
+    assert found.stored_bytes == (tmp_path / 'a.jsonl').stat().st_size
+    assert [each['s'].value for each in found.samples] == ['text 0', 'text 1']
+    assert {column.name: column.encoding for column in found.columns} == {'a': 'int', 's': 'str'}
+    assert describe(f'{tmp_path}/*.jsonl').num_samples == 100
+
+
+def test_parquet(tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
+    table = arrow.table({'id': list(range(50)), 'v': [[float(i), 1.0] for i in range(50)]})
+    parquet.write_table(table, tmp_path / 'train.parquet', row_group_size=20)
+    found = describe(tmp_path)
+    assert (found.format, found.num_samples, found.num_shards) == ('parquet', 50, 3)
+    assert found.samples[2]['id'].value == 2
+    assert 'as MDS' in str(found)
+
+
+def test_shards_without_their_index_are_an_error(tmp_path: Path) -> None:
+    folder = write(tmp_path / 'data')
+    (folder / 'index.json').unlink()
+    with pytest.raises(ObjectNotFoundError, match='shards without an index'):
+        describe(folder)
+    (folder / 'index.json').write_text('{"version": 3}')
+    with pytest.raises(FormatError, match='version 2'):
+        describe(folder)

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.convert.stored_dataset import PATIENT, open_stored
 from headrace.display import count_text, html_table, printable, shorten, size_text, text_table
 from headrace.errors import ConfigError, FormatError
 from headrace.format import Schema
 from headrace.format.encodings import get_mds_encoding
-from headrace.inspect.samples import first_samples
+from headrace.inspect.content import open_content
 from headrace.inspect.values import SampleValue, describe_value
 from headrace.redaction import redact, without_credentials
 from headrace.storage import StoreOptions
@@ -81,7 +80,7 @@ class Description:
 
     url: str
     format: str
-    """'mds', 'json', 'csv', 'tsv' or 'xsv'; several with commas."""
+    """'mds', 'json', 'csv', 'tsv', 'xsv', or a name of `docs/formats.md`; several with commas."""
     columns: tuple[ColumnDescription, ...]
     """Of the first shard."""
     other_columns: int
@@ -92,6 +91,8 @@ class Description:
     """Bytes of all shards without compression."""
     stored_bytes: int
     """Bytes of all shards in the store."""
+    is_estimate: bool
+    """Whether `raw_bytes` is an estimate: of data of another format, as MDS shards."""
     compression: str | None
     """As the index has it; several with commas."""
     hashes: tuple[str, ...]
@@ -119,6 +120,7 @@ class Description:
             'shards': self.num_shards,
             'raw_bytes': self.raw_bytes,
             'stored_bytes': self.stored_bytes,
+            'raw_bytes_are_estimated': self.is_estimate,
             'ratio': round(self.ratio, 3),
             'compression': self.compression,
             'hashes': list(self.hashes),
@@ -134,13 +136,16 @@ class Description:
         """Names and values of the facts about the whole dataset."""
         samples, sizes = self.shard_samples, self.shard_bytes
         spread = ' / '.join(map(size_text, (sizes.least, sizes.median, sizes.most)))
+        raw, compression = f'{size_text(self.raw_bytes)} raw', self.compression or 'none'
+        if self.is_estimate:
+            raw, compression = f'about {size_text(self.raw_bytes)} as MDS', f'that of {self.format}'
         rows = [
             ('format', self.format),
             ('samples', f'{self.num_samples:,} in {count_text(self.num_shards, "shard")}'),
             ('per shard', f'{samples.least:,} / {samples.median:,} / {samples.most:,} samples (min / median / max)'),
             ('', f'{spread} stored'),
-            ('bytes', f'{size_text(self.stored_bytes)} stored, {size_text(self.raw_bytes)} raw'),
-            ('compression', f'{self.compression or "none"}, ratio {self.ratio:.2f}'),
+            ('bytes', f'{size_text(self.stored_bytes)} stored, {raw}'),
+            ('compression', f'{compression}, ratio {self.ratio:.2f}'),
             ('checksums', ', '.join(self.hashes) or 'none'),
         ]
         if self.other_columns:
@@ -204,7 +209,7 @@ def describe(url: str | os.PathLike[str], *, samples: int = 3, options: StoreOpt
     """Describe a dataset. Reads the index, and the first samples of one shard: ranges of an uncompressed one.
 
     Args:
-        url: a folder, or a URL of a store.
+        url: a folder, a URL of a store, or a glob of files of another format, such as Parquet.
         samples: how many samples to show; fewer if they are large.
         options: how to reach the store.
 
@@ -216,30 +221,30 @@ def describe(url: str | os.PathLike[str], *, samples: int = 3, options: StoreOpt
     """
     if samples < 0:
         raise ConfigError(f'`samples` must be 0 or more, but is {samples}.')
-    dataset = open_stored(url, options)
-    shards = dataset.shards
+    content = open_content(url, options)
+    shards = content.shards
     filled = np.flatnonzero(shards.samples)
     values: list[dict[str, SampleValue]] = []
     schema, damage = shards.schemas[0] if shards.schemas else None, ''
     if len(filled):
-        info = shards[int(filled[0])]
-        schema = info.schema
+        schema = shards[int(filled[0])].schema
         if samples:
             try:
-                found = first_samples(dataset.store, info, max(samples, _LOOKED_AT), PATIENT)
+                found = content.read(int(filled[0]), max(samples, _LOOKED_AT))
                 values = [{name: describe_value(schema, name, each[name]) for name in schema.names} for each in found]
             except FormatError as error:
                 damage = str(error)
     stored = shards.stored_bytes()
     return Description(
         url=without_credentials(os.fspath(url)),
-        format=', '.join(dict.fromkeys(each.format for each in shards.schemas)),
+        format=content.format,
         columns=() if schema is None else _columns(schema, values),
         other_columns=max(0, len(shards.schemas) - 1),
         num_samples=int(shards.samples.sum()),
         num_shards=len(shards),
         raw_bytes=int(shards.raw_bytes().sum()),
         stored_bytes=int(stored.sum()),
+        is_estimate=content.is_estimate,
         compression=', '.join(dict.fromkeys(kind.compression for kind in shards.kinds if kind.compression)) or None,
         hashes=tuple(dict.fromkeys(name for kind in shards.kinds for names in kind.algorithms for name in names)),
         shard_samples=Spread.of(shards.samples),
