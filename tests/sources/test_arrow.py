@@ -167,12 +167,18 @@ def test_dictionaries_that_change():
     assert batches[0].schema.field(0).type == kind
     objects = {'a.arrow': stream(batches)}
     source = index(arrow, objects)
-    assert [len(part.ranges) for part in source.parts] == [2, 3]
+    assert [len(part.ranges) for part in source.parts] == [2, 2]  # the second dictionary replaces the first
     check(objects, [{'word': word} for word in 'abaabacdc'])
     # A delta adds to the dictionary.
     more = pa.DictionaryArray.from_arrays(pa.array([2, 0], pa.int32()), pa.array(['a', 'b', 'z']))
     batches = [batches[0], pa.record_batch([more], ['word'])]
-    check({'a.arrow': stream(batches, emit_dictionary_deltas=True)}, [{'word': word} for word in 'abaza'])
+    objects = {'a.arrow': stream(batches, emit_dictionary_deltas=True)}
+    assert [len(part.ranges) for part in index(arrow, objects).parts] == [2, 3]
+    check(objects, [{'word': word} for word in 'abaza'])
+    words = [[str(n) for n in range(count)] for count in range(1, 300)]
+    more = [pa.record_batch([pa.array(some).dictionary_encode()], ['word']) for some in words]
+    with pytest.raises(FormatError, match='at most 256 dictionaries'):
+        index(arrow, {'a.arrow': stream(more, emit_dictionary_deltas=True)})
 
 
 def test_parts_are_runs_of_record_batches():

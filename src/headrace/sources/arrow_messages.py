@@ -48,6 +48,10 @@ class Message:
     """int64[arrays, 2], of a record batch: length and number of nulls of each array, parents before children."""
     buffers: _Numbers = field(default_factory=lambda: _NONE)
     """int64[buffers, 2], of a record batch: offset in the body and size of each buffer."""
+    dictionary: int = 0
+    """Id of a dictionary."""
+    is_delta: bool = False
+    """Whether a dictionary adds to that before it, and does not replace it."""
     codec: str | None = None
     """Compression of the buffers of a record batch: 'lz4', 'zstd', or None."""
 
@@ -94,6 +98,9 @@ def _message(head: bytes, start: int, body: int) -> Message:
     if size < 0:
         raise ValueError(f'its body has {size} bytes')
     end = body + size
+    if kind == DICTIONARY:
+        found = table.table(2)
+        return Message(kind, start, body, end, dictionary=found.number(0, 'q'), is_delta=bool(found.number(2, 'B')))
     if kind != BATCH:
         return Message(kind, start, body, end)
     batch = table.table(2)
@@ -109,7 +116,7 @@ def _message(head: bytes, start: int, body: int) -> Message:
         raise ValueError(f'it has {rows} rows')
     if len(buffers) and (buffers.min() < 0 or buffers.max() > size or buffers.sum(axis=1).max() > size):
         raise ValueError('its buffers lie outside of it')
-    return Message(kind, start, body, end, rows, nodes, buffers, codec)
+    return Message(kind, start, body, end, rows, nodes, buffers, codec=codec)
 
 
 class _Table:
