@@ -52,7 +52,7 @@ def test_bad_inputs(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(['convert', 'pets', 'out', '--on-error', 'collect']) == 1
     assert 'on_error "stop", and got "collect"' in capsys.readouterr().err
     assert main(['convert', 'pets', 'out', '--on-error', 'collect', '--exist-ok']) == 0
-    assert 'Left out 1 bad inputs. The first: pets/dog/bad.jpg: FormatError' in capsys.readouterr().out
+    assert 'Left out 1 bad input. The first: pets/dog/bad.jpg: FormatError' in capsys.readouterr().out
     assert main(['convert', 'pets', 'out']) == 1
     assert 'pass --exist-ok to have it emptied' in capsys.readouterr().err
 

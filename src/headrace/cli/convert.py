@@ -92,17 +92,20 @@ def _print(report: ConversionReport) -> None:
     rate = report.rows / max(report.seconds, 1e-9)
     print(f'Found {report.kind} with the columns {", ".join(f"{k}: {v}" for k, v in report.columns.items())}.')
     print(
-        f'Wrote {report.rows:,} rows in {report.shards:,} shards, {_size(report.stored_bytes)}, in '
+        f'Wrote {report.rows:,} rows in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in '
         f'{report.seconds:.1f} s ({rate:,.0f} rows/s, {_size(report.raw_bytes / max(report.seconds, 1e-9))}/s).'
     )
     if report.tasks_done_before:
-        print(f'Kept {report.tasks_done_before:,} tasks of an earlier call.')
+        print(f'Kept {_count(report.tasks_done_before, "task")} of an earlier call.')
     if report.num_errors:
-        print(
-            f'Left out {report.num_errors:,} bad inputs. The first: {report.errors[0].input}: {report.errors[0].error}'
-        )
+        first = report.errors[0]
+        print(f'Left out {_count(report.num_errors, "bad input")}. The first: {first.input}: {first.error}')
     name = 'remote' if '://' in report.out else 'local'
     print(f'Read it with StreamingDataset({name}={report.out!r}, batch_size=32, shuffle=True).')
+
+
+def _count(number: int, what: str) -> str:
+    return f'{number:,} {what}{"s" * (number != 1)}'
 
 
 def _size(number: float) -> str:

@@ -296,7 +296,7 @@ class _Conversion:
         for error in errors[:_SHOWN]:
             _log.warning('Left out %s: %s', error.input, error.error)
         if errors:
-            _log.warning('Left out %s inputs of the conversion to %s.', len(errors), store.url)
+            _log.warning('Inputs and rows left out of the conversion to %s: %s.', store.url, len(errors))
         files = dict(job.inputs.files)
         if job.on_error == 'collect' and errors:
             lines = (json.dumps({'input': error.input, 'error': error.error}) + '\n' for error in errors)

@@ -180,7 +180,7 @@ class ImageFolder:
             FormatError: the file does not begin as an image does.
         """
         key = self._keys[number]
-        image = get_bytes(self._store, key, self._retry) if 'image' in self.columns else b''
+        image = self._bytes(key) if 'image' in self.columns else b''
         if 'image' in self.columns and not image.startswith(_HEADS):
             raise FormatError(
                 f'A file named as an image begins as one, but this one has {len(image)} bytes and begins with '
@@ -188,3 +188,9 @@ class ImageFolder:
             )
         values = {'image': image, 'label': self._label[key.split('/')[0]], 'path': key}
         return ({name: values[name] for name in self.columns},)
+
+    def _bytes(self, key: str) -> bytes:
+        if isinstance(self._store, LocalStore):
+            with open(f'{self._store.url}/{key}', 'rb', buffering=0) as file:  # half the time of `Store.get`
+                return file.readall()
+        return get_bytes(self._store, key, self._retry)

@@ -1,0 +1,85 @@
+"""The commands and programs of docs/convert.md run as they are written, and print what stands there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sources_to_convert import make_images
+
+from headrace import MDSWriter, StreamingDataset
+from headrace.cli import main
+
+DOC = (Path(__file__).parents[2] / 'docs' / 'convert.md').read_text()
+ROWS = [{'id': i, 'text': f'chat number {i}', 'stars': 1 + i % 5} for i in range(2000)]
+
+
+def make_sources(folder: Path) -> None:
+    """What the page converts."""
+    pa, webdataset = pytest.importorskip('pyarrow'), pytest.importorskip('webdataset')
+    from pyarrow import parquet
+
+    make_images(folder / 'pets', {'cat': 24, 'dog': 24})
+    (folder / 'reviews').mkdir()
+    parquet.write_table(pa.Table.from_pylist(ROWS), folder / 'reviews' / 'train-0.parquet')
+    (folder / 'captions').mkdir()
+    with webdataset.TarWriter(str(folder / 'captions' / '00000.tar')) as tar:
+        for i in range(40):
+            jpeg = io.BytesIO()
+            Image.fromarray(np.full((8, 8, 3), i, np.uint8)).save(jpeg, 'JPEG')
+            tar.write({'__key__': f'{i:05}', 'jpg': jpeg.getvalue(), 'txt': f'caption {i}'})
+    (folder / 'chats.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in ROWS))
+    (folder / 'books').mkdir()
+    for i in range(6):
+        (folder / 'books' / f'{i}.txt').write_text('\n\n'.join(f'Paragraph {k} of {i}.' for k in range(5)))
+    for part in range(3):
+        with MDSWriter(out=str(folder / 'parts' / f'part-{part}'), columns={'id': 'int'}) as writer:
+            writer.write({'id': part})
+
+
+def without_figures(text: str) -> str:
+    """Sizes, times and rates differ from machine to machine."""
+    return re.sub(r'\d[\d,.]*( ?(bytes|kB|MB|GB|s|rows/s|kB/s|MB/s))\b', r'#\1', text).replace('#  ', '# ')
+
+
+def run(command: str) -> str:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        assert main(shlex.split(command)[1:]) == 0
+    return shown.getvalue()
+
+
+def test_commands_print_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_sources(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    transcripts = re.findall(r'```console\n\$ (.*?)\n(.*?)```', DOC, re.DOTALL)
+    assert len(transcripts) == 4
+    for command, output in transcripts:
+        shown = run(command)
+        units = r'(bytes|kB|MB|GB)'
+        assert re.sub(units, 'B', without_figures(shown)) == re.sub(units, 'B', without_figures(output))
+        line = shown.splitlines()[-1].removeprefix('Read it with ').removesuffix('.')
+        rows = int(re.search(r'Wrote ([\d,]+) rows', shown)[1].replace(',', ''))
+        assert len(eval(line, {'StreamingDataset': StreamingDataset})) == rows
+
+
+def test_programs_print_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip('datasets')
+    make_sources(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv('HF_DATASETS_CACHE', str(tmp_path / 'hf'))
+    programs = re.findall(r'```python\n(.*?)```(?:\n\n```text\n(.*?)```)?', DOC, re.DOTALL)
+    assert len(programs) == 3
+    for program, output in programs:
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            exec(compile(program, 'docs/convert.md', 'exec'), {'__name__': '__main__'})
+        assert shown.getvalue() == output
+    assert len(StreamingDataset(local='parts', batch_size=1)) == 3
