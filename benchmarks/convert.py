@@ -21,7 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-WORDS = [f'{a}{b}' for a in ('pre', 'con', 'un', 'over', 'trans', 'inter') for b in ('form', 'act', 'ly', 'port', 'mit')]
+WORDS = [
+    f'{a}{b}' for a in ('pre', 'con', 'un', 'over', 'trans', 'inter') for b in ('form', 'act', 'ly', 'port', 'mit')
+]
 
 
 def make_images(folder: Path, count: int) -> None:

@@ -245,6 +245,7 @@ def test_hostile_names_of_classes(tmp_path: Path) -> None:
         ({'hashes': ['no-such-hash']}, 'no-such-hash'),
         ({'size_limit': '1 shard'}, 'size'),
         ({'columns': ['other']}, "'other'"),
+        ({'columns': 'i'}, r"Pass \['i'\]"),
         ({'columns': {'i': 'no-such-encoding'}}, 'no-such-encoding'),
     ],
 )
@@ -252,6 +253,26 @@ def test_wrong_arguments_before_anything_is_written(tmp_path: Path, options: dic
     with pytest.raises((ConfigError, ConversionError), match=error):
         convert([{'i': 1}], tmp_path / 'out', **options)
     assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize(('source', 'out'), [('data', 'data/out'), ('data/in', 'data'), ('data', 'other/../data')])
+def test_an_output_in_its_source_or_around_it(tmp_path: Path, source: str, out: str) -> None:
+    make_images(tmp_path / 'data' / 'in', {'a': 1})
+    (tmp_path / 'other').mkdir()
+    with pytest.raises(ConfigError, match='lie in one another'):
+        convert(tmp_path / source, tmp_path / out, exist_ok=True)
+    assert list(digests(tmp_path)) == ['data/in/a/0-0.jpg']
+
+
+def test_an_iterable_dataset_of_torch(tmp_path: Path) -> None:
+    class Numbers(torch.utils.data.IterableDataset):
+        def __len__(self):
+            return 3
+
+        def __iter__(self):
+            return ({'i': i} for i in range(3))
+
+    assert convert(Numbers(), tmp_path / 'out').kind == 'iterable'
 
 
 @pytest.mark.parametrize('source', [7, b'bytes', {'a': 1}])

@@ -235,7 +235,8 @@ def test_a_folder_that_holds_something(tmp_path: Path) -> None:
     (tmp_path / 'out' / 'mine.txt').write_text('mine')
     with pytest.raises(FileExistsError, match=r'holds mine\.txt'):
         convert([{'i': 1}], tmp_path / 'out')
-    assert (tmp_path / 'out' / 'mine.txt').read_text() == 'mine'
+    assert list(digests(tmp_path / 'out')) == ['mine.txt']
+    assert not (tmp_path / 'out' / '.headrace-convert').exists()
     convert([{'i': 1}], tmp_path / 'out', exist_ok=True)
     assert sorted(digests(tmp_path / 'out')) == ['index.json', 'shard.00000.00000.mds']
     with pytest.raises(FileExistsError, match=r'holds index\.json'):
@@ -272,3 +273,27 @@ def test_leftover_shards_of_a_killed_task_are_removed(tmp_path: Path, monkeypatc
         shard['raw_data']['basename'] for shard in json.loads((tmp_path / 'out/index.json').read_text())['shards']
     }
     assert {path.name for path in (tmp_path / 'out').iterdir()} == {*listed, 'index.json'}
+
+
+def test_rows_of_random_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Random:
+        """Map-style data whose rows differ each time."""
+
+        calls = 0
+
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, i):
+            Random.calls += 1
+            if i == KILL.get('fail'):
+                raise ValueError('not now')
+            return {'i': i, 'x': b'x' * (Random.calls * 7 % 50)}
+
+    monkeypatch.setitem(KILL, 'fail', 390)
+    with pytest.raises(ConversionError, match='row 390'):
+        convert(Random(), tmp_path / 'out', size_limit=2000)
+    monkeypatch.delitem(KILL, 'fail')
+
+    assert convert(Random(), tmp_path / 'out', size_limit=2000).tasks_done_before > 2
+    assert [row['i'] for row in rows_of(tmp_path / 'out')] == list(range(400))

@@ -8,7 +8,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Final
 
-from headrace.convert.record import FOLDER
+from headrace.convert.record import FOLDER, PLAN
 from headrace.errors import ConversionError
 from headrace.storage import Store
 from headrace.storage.cache.locks import held, hold, lock_file, try_lock_file
@@ -32,17 +32,21 @@ def claimed(store: Store) -> Generator[None]:
     if not isinstance(store, LocalStore):
         yield
         return
-    (store.root / FOLDER).mkdir(parents=True, exist_ok=True)
-    parent = _open(store.root / _PARENT)
+    root = store.root
+    (root / FOLDER).mkdir(parents=True, exist_ok=True)
+    parent = _open(root / _PARENT)
     with held(parent):
-        if not try_lock_file(parent, store.root / _PARENT):
-            raise ConversionError(
-                f'Another conversion is writing to {store.root}. Wait for it, or choose another `out`.'
-            )
-        workers = _open(store.root / _WORKERS)
+        # Another one may have ended, and removed the file, after it was opened here.
+        if not try_lock_file(parent, root / _PARENT) or not _is_there(parent, root / _PARENT):
+            raise ConversionError(f'Another conversion is writing to {root}. Wait for it, or choose another `out`.')
+        workers = _open(root / _WORKERS)
         with held(workers):
-            lock_file(workers, store.root / _WORKERS)
-        yield
+            lock_file(workers, root / _WORKERS)
+        try:
+            yield
+        finally:
+            if not (root / PLAN).exists():
+                _remove(root)
 
 
 def claimed_by_worker(store: Store) -> None:
@@ -51,6 +55,19 @@ def claimed_by_worker(store: Store) -> None:
         handle = _open(store.root / _WORKERS)
         hold(handle)
         lock_file(handle, store.root / _WORKERS, shared=True)
+
+
+def _is_there(handle: int, path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(handle), path.stat())
+    return False
+
+
+def _remove(root: Path) -> None:
+    for name in LOCKS:
+        (root / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # a killed conversion has left records
+        (root / FOLDER).rmdir()
 
 
 def _open(path: Path) -> int:

@@ -11,30 +11,31 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from tqdm import tqdm
 
 from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.inputs.choose import choose_inputs
-from headrace.convert.inputs.programs import IterableSamples, RowInputs
+from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
 from headrace.convert.inputs.protocol import Inputs
 from headrace.convert.inputs.samples import infer_columns
 from headrace.convert.job import Job, OnError
 from headrace.convert.processes import run_here, run_in_processes
-from headrace.convert.record import FOLDER, PLAN, TaskRecord, check_plan, get_bytes, put_bytes, read_record
+from headrace.convert.record import FOLDER, PLAN, ROW_BYTES, TaskRecord, check_plan, get_bytes, put_bytes, read_record
 from headrace.convert.report import ConversionReport
 from headrace.convert.tasks import Task, cut
 from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of
-from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
+from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, local_path, open_store
 from headrace.storage.stores.local import LocalStore
 
 __all__ = ['convert']
@@ -119,6 +120,11 @@ def convert(
             f"`workers` and `limit` of convert are 1 or more, and `on_error` is 'stop', 'skip' or 'collect', but got "
             f'{workers}, {limit} and {on_error!r}.'
         )
+    if isinstance(columns, str):
+        raise ConfigError(
+            f'`columns` of convert is a list or a mapping, but is the text {columns!r}. Pass [{columns!r}].'
+        )
+    _check_apart(source, out)
     attempts = Retry(attempts=1 + retry)
     chosen = choose_inputs(
         source,
@@ -132,8 +138,6 @@ def convert(
     )
     inputs, stream = (chosen.first, chosen) if isinstance(chosen, IterableSamples) else (chosen, None)
     encodings = _encodings(inputs, columns)
-    if isinstance(inputs, RowInputs) and stream is None:
-        inputs = inputs.measured(encodings)
     encoder = MDSEncoder(encodings, compression=compression, hashes=hashes, size_limit=size_limit)
     job = Job(
         inputs=inputs,
@@ -152,6 +156,23 @@ def convert(
         conversion.begin(exist_ok=exist_ok)
         conversion.run(workers=workers, start_method=start_method, progress_bar=progress_bar)
         return conversion.finish(begin)
+
+
+def _check_apart(source: object, out: str | Path) -> None:
+    """Refuse an output within its source, which a restart would list; or around it, which `exist_ok` would delete."""
+    if not isinstance(source, str | os.PathLike):
+        return
+    places = [f'{_absolute(place)}/' for place in (cast('str', source), out)]
+    if places[0].startswith(places[1]) or places[1].startswith(places[0]):
+        raise ConfigError(
+            f'`out` of convert lies beside its source, but {str(out)!r} and {os.fspath(source)!r} lie in one another. '
+            f'Choose another `out`.'
+        )
+
+
+def _absolute(place: str | os.PathLike[str]) -> str:
+    path = local_path(place)
+    return os.fspath(place).rstrip('/') if path is None else os.path.realpath(path)
 
 
 def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:
@@ -207,12 +228,13 @@ class _Conversion:
         there = [info for info in listed if info.key not in LOCKS]
         if any(info.key == PLAN for info in there):
             try:
-                check_plan(get_bytes(store, PLAN, job.retry), plan, store.url)
+                row_bytes = check_plan(get_bytes(store, PLAN, job.retry), plan, store.url)
             except ConfigError:
                 if not exist_ok:
                     raise
             else:
                 self._find_records(there)
+                self._set_row_bytes(row_bytes)
                 return
         elif there and not exist_ok:
             raise FileExistsError(
@@ -222,7 +244,14 @@ class _Conversion:
         # The index goes first: from here on this is no dataset.
         for info in sorted(there, key=lambda info: (info.key != _INDEX, info.key != PLAN)):
             job.retry.call(f'Deleting {store.url}/{info.key}', lambda info=info: store.delete(info.key))
+        if self.stream is None and isinstance(job.inputs, RowInputs):
+            plan[ROW_BYTES] = measure(job.inputs.rows, job.inputs.read, job.columns)
+            self._set_row_bytes(plan[ROW_BYTES])
         put_bytes(store, PLAN, json.dumps(plan, indent=1).encode(), job.retry)
+
+    def _set_row_bytes(self, mean: float | None) -> None:
+        if isinstance(self.job.inputs, RowInputs):
+            self.job = replace(self.job, inputs=self.job.inputs.with_mean(mean))
 
     def _plan(self) -> dict[str, object]:
         job = self.job
@@ -338,9 +367,6 @@ class _Conversion:
             list(threads.map(store.delete, (TaskRecord.key(number) for number in self._records)))
         if isinstance(store, LocalStore):
             LocalStore(store.root / FOLDER).remove_unfinished()
-            for name in LOCKS:
-                (store.root / name).unlink(missing_ok=True)
-            (store.root / FOLDER).rmdir()
 
 
 def _stored_name(entry: Mapping[str, Any]) -> str:

@@ -21,10 +21,22 @@ if TYPE_CHECKING:
 
     from headrace.storage import Retry, Store
 
-__all__ = ['FOLDER', 'PLAN', 'InputError', 'TaskRecord', 'check_plan', 'get_bytes', 'put_bytes', 'read_record']
+__all__ = [
+    'FOLDER',
+    'PLAN',
+    'ROW_BYTES',
+    'InputError',
+    'TaskRecord',
+    'check_plan',
+    'get_bytes',
+    'put_bytes',
+    'read_record',
+]
 
 FOLDER: Final = '.headrace-convert'
 PLAN: Final = f'{FOLDER}/plan.json'
+ROW_BYTES: Final = 'row_bytes'
+"""Key of the plan: an estimate, which a restart must not make anew. Rows may be random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,21 +82,23 @@ class TaskRecord:
         return cls(shards=tuple(found.pop('shards')), errors=errors, **found)
 
 
-def check_plan(found: bytes, plan: Mapping[str, object], out: str) -> None:
+def check_plan(found: bytes, plan: Mapping[str, object], out: str) -> float | None:
     """Refuse to continue a conversion that began with other inputs or settings.
 
+    Returns:
+        The mean bytes of a row that the plan was made with, `ROW_BYTES`.
+
     Raises:
-        ConfigError: it did; the message gives both values.
+        ConfigError: it began with others; the message gives both values.
     """
     try:
         before = json.loads(found)
     except ValueError:
         before = {}
-    if before == plan:
-        return
-    names = [name for name in {**before, **plan} if before.get(name) != plan.get(name)]
-    name = names[0] if names else 'plan'
-    old, new = before.get(name), plan.get(name)
+    names = [name for name in {**before, **plan} if name != ROW_BYTES and before.get(name) != plan.get(name)]
+    if not names:
+        return before.get(ROW_BYTES)
+    name, old, new = names[0], before.get(names[0]), plan.get(names[0])
     raise ConfigError(
         f'A restart continues an unfinished conversion with the same inputs and settings, but {out} holds one with '
         f'{name} {_shown(old, new)}, and got {_shown(new, old)}. Repeat the first call, choose another `out`, or pass '

@@ -50,14 +50,21 @@ def choose_inputs(
         return _of_place(os.fspath(cast('str', source)), columns, format, limit, allow_unsafe_types, options, retry)
     if is_hugging_face(source):
         return HuggingFaceInputs(source, columns=columns, limit=limit)
-    if hasattr(source, '__getitem__') and hasattr(source, '__len__') and not isinstance(source, Mapping | bytes):
+    is_sequence = hasattr(source, '__getitem__') and hasattr(source, '__len__') and not _is_iterable_dataset(source)
+    if is_sequence and not isinstance(source, Mapping | bytes):
         return RowInputs(source, names=names, rows=min(len(source), limit or len(source)))
     if isinstance(source, Iterable) and not isinstance(source, Mapping | bytes):
         return IterableSamples(islice(cast('Iterable[Any]', source), limit), names=names)
     raise ConfigError(
         f'A source is a folder, a URL, a map-style dataset, or an iterable of samples, but got '
-        f'{type(source).__name__}. Pass a list of inputs with `function=` for everything else.'
+        f'{type(source).__name__}. Pass the splits of a dict one by one, and a list of inputs with `function=` for '
+        f'everything else.'
     )
+
+
+def _is_iterable_dataset(source: object) -> bool:
+    """Whether it is torch's, whose rows have no numbers although it has `__getitem__`."""
+    return any(kind.__name__ == 'IterableDataset' for kind in type(source).__mro__)
 
 
 def _of_place(

@@ -139,9 +139,8 @@ class RowInputs:
         """One sample."""
         return (to_sample(self._data[number - self._first], self._names),)
 
-    def measured(self, columns: Mapping[str, str]) -> RowInputs:
-        """The same with an estimate of their sizes, from a few rows."""
-        mean = measure(self.rows, self.read, columns)
+    def with_mean(self, mean: float | None) -> RowInputs:
+        """The same with an estimate of their sizes; see `measure`."""
         sizes = None if mean is None else Sizes(mean=mean)
         return RowInputs(self._data, names=self._names, rows=self.rows, sizes=sizes)
 
