@@ -193,6 +193,22 @@ def check_loader() -> bool:
     return parameters(_MultiProcessingDataLoaderIter._shutdown_workers) == ['self']
 
 
+@canary('_MultiProcessingDataLoaderIter._next_data')
+def check_next_data() -> bool:
+    from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+    return parameters(_MultiProcessingDataLoaderIter._next_data) == ['self']
+
+
+@canary('profiler._is_profiler_enabled')
+def check_profiler() -> bool:
+    from torch.autograd import profiler
+
+    with profiler.profile():
+        is_on = profiler._is_profiler_enabled
+    return is_on and not profiler._is_profiler_enabled
+
+
 @canary('Metric._computed', marks=pytest.mark.lightning)
 def check_torchmetrics() -> bool:
     torchmetrics = pytest.importorskip('torchmetrics')

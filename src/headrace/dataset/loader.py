@@ -19,7 +19,7 @@ from headrace.dataset.facts import loader_facts
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading.protocol import Collate, Reader
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
-from headrace.dataset.workers.worker_pool import WorkerPool
+from headrace.dataset.workers.worker_pool import WorkerPool, each
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
@@ -257,7 +257,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         try:
             keys, pack = reader.begin(plan, continues=self._continues_after(epoch))
             source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
-            batches = self._counters.receive_all(source)
+            batches = self._counters.receive_all(each(source) if self.num_workers else source)
             if pack is not None:
                 batches = pack(batches)
             if pack is not None or not self.num_workers:  # PyTorch's thread pins workers' batches

@@ -220,7 +220,7 @@ def test_batches_of_a_loader_have_no_names(make_dataset, method):
     loader = StreamingDataLoader(data, num_workers=2, multiprocessing_context=method)
     for number, batch in enumerate(loader):
         assert batch['id'].tolist() == list(range(10 * number, 10 * number + 10))
-        assert memory_of(batch['id']) == '/memfd:headrace (deleted)'
+        assert '/dev/shm' not in memory_of(batch['id'])
 
 
 class Transformed(StreamingDataset):
@@ -237,7 +237,7 @@ def test_nor_have_those_of_default_collate(make_dataset, collate_fn):
     data = Transformed(local=str(make_dataset('data', 40)), batch_size=10)
     for number, batch in enumerate(StreamingDataLoader(data, num_workers=1, collate_fn=collate_fn)):
         assert batch['x'][:, 0].tolist() == list(range(10 * number, 10 * number + 10))
-        assert {memory_of(tensor) for tensor in batch.values()} == {'/memfd:headrace (deleted)'}
+        assert not [tensor for tensor in batch.values() if '/dev/shm' in memory_of(tensor)]
 
 
 def test_what_cannot_be_stacked_says_so_as_in_pytorch():

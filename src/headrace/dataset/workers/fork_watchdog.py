@@ -11,9 +11,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 from multiprocessing.connection import wait
-from multiprocessing.context import BaseContext, ForkContext, ForkProcess
+from multiprocessing.context import BaseContext, ForkContext, ForkProcess, ForkServerContext, SpawnContext
 from typing import Any
 
+from headrace.dataset.workers.pipe_queue import ForkServerPipeContext, PipeContext, SpawnPipeContext
 from headrace.redaction import warn
 
 __all__ = ['worker_context']
@@ -23,9 +24,15 @@ _ATTEMPTS = 6
 
 
 def worker_context(context: BaseContext | None) -> BaseContext:
-    """The context to start workers with: `context` or Python's default, with a watchdog for forks."""
+    """The context to start workers with: `context` or Python's default, with pipes and a watchdog for forks."""
     chosen = multiprocessing.get_context() if context is None else context
-    return _WatchedForkContext() if type(chosen) is ForkContext else chosen
+    ours: dict[type[BaseContext], type[BaseContext]] = {
+        ForkContext: _WatchedForkContext,
+        SpawnContext: SpawnPipeContext,
+        ForkServerContext: ForkServerPipeContext,
+    }
+    make = ours.get(type(chosen))  # pyright: ignore[reportArgumentType] - also of a user's own
+    return chosen if make is None else make()
 
 
 class _WatchedProcess(ForkProcess):
@@ -73,5 +80,5 @@ class _WatchedProcess(ForkProcess):
         )
 
 
-class _WatchedForkContext(ForkContext):
+class _WatchedForkContext(PipeContext):
     Process = _WatchedProcess

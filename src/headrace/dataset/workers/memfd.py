@@ -19,7 +19,7 @@ import torch.multiprocessing
 from torch.multiprocessing.reductions import reduce_storage, reduce_tensor
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 
-__all__ = ['use_memfd_for_tensors']
+__all__ = ['dense_bytes', 'is_dense', 'use_memfd_for_tensors']
 
 _NAME: Final = 'headrace'  # in /proc/<pid>/maps: /memfd:headrace
 _OPEN_FILES: Final = '/proc/self/fd/'
@@ -47,7 +47,7 @@ def _replace(kind: type, theirs: Callable[..., Any], ours: Callable[..., Any]) -
 
 def _stack(batch: Sequence[torch.Tensor], *, collate_fn_map: Any = None) -> torch.Tensor:
     """As `default_collate`, but without shared memory: a worker's would stack into it at once."""
-    if _is_shared_by_name() or not all(_is_dense(tensor) for tensor in batch):
+    if _is_shared_by_name() or not all(is_dense(tensor) for tensor in batch):
         return collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
     return torch.stack(list(batch))
 
@@ -61,7 +61,7 @@ def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    if not _is_dense(tensor) or tensor.is_conj() or tensor.is_neg():
+    if not is_dense(tensor) or tensor.is_conj() or tensor.is_neg():
         return False
     if _is_shared_by_name() or get_spawning_popen() is not None:
         return False
@@ -69,7 +69,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return not storage.is_shared() and 0 < size == storage.nbytes()
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is no more than values in the memory of this process."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.device.type != 'cpu':
         return False
     return not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
@@ -79,9 +80,14 @@ def _is_shared_by_name() -> bool:
     return torch.multiprocessing.get_sharing_strategy() != 'file_descriptor'
 
 
-def _reduce_plain(tensor: torch.Tensor) -> tuple[Any, ...]:
+def dense_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, memoryview]:
+    """The tensor, or a copy without gaps, and its bytes."""
     dense = tensor if tensor.is_contiguous() else tensor.clone()  # channels last stay last
-    content = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+    return dense, dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
+def _reduce_plain(tensor: torch.Tensor) -> tuple[Any, ...]:
+    dense, content = dense_bytes(tensor)
     return _rebuild, (_written(content), len(content), tensor.dtype, tuple(dense.shape), dense.stride())
 
 

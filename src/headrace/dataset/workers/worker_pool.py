@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch.autograd import profiler
 from torch.utils.data import DataLoader
 
 from headrace.dataset.reading.protocol import Reader
@@ -18,9 +19,10 @@ from headrace.dataset.workers.counting_reader import CountingReader, PassKey
 from headrace.dataset.workers.fork_watchdog import worker_context
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
 from headrace.dataset.workers.shutdown import end_at_once, end_with_parent
+from headrace.dataset.workers.slots import SlotRings, can_use_slots
 from headrace.errors import ConfigError
 
-__all__ = ['WorkerPool']
+__all__ = ['WorkerPool', 'each']
 
 
 class WorkerPool:
@@ -32,8 +34,10 @@ class WorkerPool:
         self._passes = 0
         self._context = worker_context(like.multiprocessing_context)
         self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
+        self._reader = CountingReader(reader, prefetch_factor=like.prefetch_factor or 2)
+        self._workers = like.num_workers
         self._loader: DataLoader[Any] = DataLoader(
-            CountingReader(reader),
+            self._reader,
             batch_size=None,
             sampler=self._keys,
             num_workers=like.num_workers,
@@ -52,18 +56,36 @@ class WorkerPool:
         """Begin a pass over these keys."""
         self._passes += 1
         self._keys.keys = map(PassKey, itertools.repeat(self._passes), keys)
+        if self._passes == 1 or not self._loader.persistent_workers:  # new workers know of no slots in use
+            self._reader.rings = SlotRings(self._workers) if can_use_slots() else None
         try:
-            return iter(self._loader)
+            batches = iter(self._loader)
         except Exception as error:
             refused = self._refusal_of_copies()
             if refused is None:
                 raise
             raise refused from error
+        batches.rings = self._reader.rings  # pyright: ignore[reportAttributeAccessIssue] - they live as long
+        return batches
 
     def _refusal_of_copies(self) -> ConfigError | None:
         """The error for objects that cannot be sent to workers; no worker runs then."""
         method = self._context.get_start_method()
         return None if method == 'fork' else refusal(method, self._sent)
+
+
+def each(batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
+    """The batches of `WorkerPool.batches`, without PyTorch's mark for a profiler unless one runs.
+
+    The mark takes a third of the processor time that a batch costs the trainer.
+    """
+    following = getattr(batches, '_next_data', batches.__next__)
+    try:
+        yield next(batches)  # begins the pass
+        while True:
+            yield next(batches) if profiler._is_profiler_enabled else following()
+    except StopIteration:
+        return
 
 
 class _Start:

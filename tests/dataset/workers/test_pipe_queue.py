@@ -1,0 +1,70 @@
+"""Queues of pipes between processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import threading
+
+import pytest
+
+from descriptors import open_descriptors
+from headrace.dataset.workers.pipe_queue import PipeContext, PipeQueue, SpawnPipeContext
+
+CONTEXTS = [PipeContext(), SpawnPipeContext()]
+
+
+def put_all(items, number, count):
+    for at in range(count):
+        items.put((number, at, b'x' * (at * 7919 % 90_000)))
+
+
+@pytest.mark.parametrize('context', CONTEXTS, ids=['fork', 'spawn'])
+def test_items_of_several_processes_arrive_whole_and_in_order(context):
+    items = context.Queue()
+    assert type(items) is PipeQueue
+    processes = [context.Process(target=put_all, args=(items, number, 40)) for number in range(2)]
+    for process in processes:
+        process.start()
+    got = [items.get(timeout=60) for _ in range(80)]
+    for process in processes:
+        process.join()
+    for number in range(2):
+        mine = [(at, len(data)) for who, at, data in got if who == number]
+        assert mine == [(at, at * 7919 % 90_000) for at in range(40)]
+    with pytest.raises(queue.Empty):
+        items.get(timeout=0)
+    with pytest.raises(queue.Empty):
+        items.get(block=False)
+
+
+def test_a_process_that_nobody_reads_from_any_more_ends():
+    context = PipeContext()
+    items = context.Queue()
+    process = context.Process(target=put_all, args=(items, 0, 400))
+    process.start()
+    items.get(timeout=60)
+    items.close()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+def test_an_item_that_cannot_be_pickled_leaves_the_queue_as_it_was():
+    items = PipeQueue(multiprocessing.get_context())
+    with pytest.raises(Exception, match='pickle'):
+        items.put(threading.Lock())
+    items.put('next')
+    assert items.get() == 'next'
+
+
+def test_nothing_stays_open():
+    before = open_descriptors()
+    items = PipeQueue(multiprocessing.get_context())
+    items.put(1)
+    assert sum((open_descriptors() - before).values()) == 2
+    items.cancel_join_thread()
+    items.close()
+    items.close()
+    items.join_thread()
+    del items
+    assert open_descriptors() == before

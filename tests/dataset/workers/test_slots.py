@@ -1,0 +1,277 @@
+"""Batches in slots: the memory of workers that is used again and again."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from multiprocessing.reduction import ForkingPickler
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from descriptors import open_descriptors
+from headrace import StreamingDataLoader, StreamingDataset
+from headrace.dataset.workers.slots import SlotRings
+from headrace.errors import CollateError
+
+pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn,
+]  # fmt: skip
+
+
+class Sender:
+    """A worker and its trainer in one process."""
+
+    def __init__(self, prefetched: int = 2) -> None:
+        self.rings = SlotRings(1)
+        self.writer = self.rings.writer(0, prefetched=prefetched)
+
+    def __call__(self, value):
+        return self.arrive(self.message(value))
+
+    def message(self, value) -> bytes:
+        return bytes(ForkingPickler.dumps((7, self.writer.pack(value))))
+
+    @staticmethod
+    def arrive(message: bytes):
+        number, value = ForkingPickler.loads(message)
+        assert number == 7
+        return value
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+def same(one, other) -> bool:
+    if isinstance(one, torch.Tensor):
+        return (
+            type(other) is type(one)
+            and (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
+            and torch.equal(one.to(torch.complex128), other.to(torch.complex128))
+        )
+    if isinstance(one, np.ndarray):
+        return other.dtype == one.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(map(same, one.values(), other.values()))
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+tensors = st.builds(
+    lambda shape, dtype, last: (
+        torch.randint(0, 2, shape).to(dtype).contiguous(memory_format=torch.channels_last)
+        if last and len(shape) == 4
+        else torch.randint(0, 2, shape).to(dtype)
+    ),
+    st.lists(st.integers(0, 9), max_size=4),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+)
+leaves = (
+    tensors
+    | st.integers()
+    | st.text()
+    | st.binary()
+    | st.none()
+    | st.builds(
+        lambda n, kind: np.arange(n).astype(kind), st.integers(0, 900), st.sampled_from(['i4', 'f8', '>i4', 'U'])
+    )
+)
+batches = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+        | st.builds(Pair, inner, inner)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=8,
+)
+SENDER = Sender() if hasattr(os, 'memfd_create') else None
+
+
+@given(batches)
+def test_any_batch_arrives_as_it_is(batch):
+    assert same(batch, SENDER(batch))
+
+
+def test_a_slot_is_used_again_once_its_tensors_are_gone():
+    sender = Sender()
+    first = sender({'x': torch.ones(5000), 'y': torch.zeros(5000)})
+    place = first['x'].data_ptr()
+    view = first['x'][10:20]  # keeps the storage
+    y = first.pop('y')
+    del first
+    second = sender(torch.full((10_000,), 2.0))
+    assert second.data_ptr() != place
+    del y, view
+    gc.collect()
+    third = sender(torch.full((10_000,), 3.0))
+    assert third.data_ptr() == place
+    assert sender.writer.not_in_slots == 0
+    third += 1  # tensors are writable
+    assert third.eq(4).all()
+    assert second.eq(2).all()
+
+
+def test_kept_batches_never_change_and_never_block():
+    sender, kept = Sender(), []
+    for number in range(40):
+        kept.append(sender(torch.full((5000,), number)))
+    assert sender.writer.not_in_slots > 0
+    assert all(tensor.eq(number).all() for number, tensor in enumerate(kept))
+    before = sender.writer.not_in_slots
+    kept.clear()
+    sender(torch.zeros(5000))
+    assert sender.writer.not_in_slots == before
+
+
+def test_batches_that_grow_move_to_larger_slots():
+    sender = Sender()
+    for size in [1000, 10_000, 100_000, 1_000_000, 10, 3_000_000, 500]:
+        for number in range(12):
+            assert sender(torch.full((size,), number)).eq(number).all()
+    assert sender.writer.not_in_slots == 0
+
+
+@pytest.mark.parametrize('count', [500, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_stamped_batches_held_in_random_patterns_keep_their_values(count):
+    chance, sender, held, waiting = random.Random(count), Sender(prefetched=3), {}, []
+    for number in range(count):
+        waiting.append((number, sender.message({'x': torch.full((chance.choice([400, 700, 9000]),), number)})))
+        while waiting and (len(waiting) == 3 or chance.random() < 0.5):
+            stamp, message = waiting.pop(0)
+            held[stamp] = sender.arrive(message)['x'][chance.randrange(3) :]
+        for stamp in [stamp for stamp in held if chance.random() < chance.choice([0.1, 0.9])]:
+            assert held.pop(stamp).eq(stamp).all(), stamp
+    assert all(tensor.eq(stamp).all() for stamp, tensor in held.items())
+
+
+def test_a_message_that_arrives_after_its_workers_are_gone_is_nothing():
+    sender = Sender()
+    message = sender.message(torch.ones(5000))
+    del sender
+    gc.collect()
+    assert Sender.arrive(message) is None
+
+
+def test_without_memory_a_batch_goes_another_way():
+    sender, limits = Sender(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))  # of a file, also in memory
+    try:
+        kept = [sender.message({'x': torch.full((50_000,), number)}) for number in range(6)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert sender.writer.not_in_slots == 6
+    assert all(sender.arrive(message)['x'].eq(number).all() for number, message in enumerate(kept))
+
+
+def test_nothing_stays_open():
+    before = open_descriptors()
+    sender = Sender()
+    batch = sender(torch.ones(5000))
+    new = open_descriptors() - before  # the memory and its two maps, the pipe
+    assert {name.partition(':')[0]: count for name, count in new.items()} == {'/memfd': 3, 'pipe': 2}
+    del sender
+    gc.collect()
+    assert batch.eq(1).all()
+    del batch
+    gc.collect()
+    assert open_descriptors() == before
+
+
+def child_reads(tensor, go, answer):
+    go.wait()
+    answer.put(bool(tensor.eq(1).all()))
+
+
+def test_a_slot_that_a_forked_child_shares_waits_for_the_child():
+    context = multiprocessing.get_context('fork')
+    sender = Sender()
+    batch = sender(torch.ones(5000))
+    place = batch.data_ptr()
+    go, answer = context.Event(), context.SimpleQueue()
+    child = context.Process(target=child_reads, args=(batch, go, answer))
+    child.start()
+    del batch
+    child._args = ()
+    gc.collect()
+    others = [sender(torch.full((5000,), 2.0)) for _ in range(3)]
+    assert place not in [other.data_ptr() for other in others]
+    go.set()
+    assert answer.get()
+    child.join()
+    del others
+    gc.collect()
+    fresh = [sender(torch.full((5000,), 3.0)) for _ in range(4)]
+    assert place in [tensor.data_ptr() for tensor in fresh]
+
+
+def test_what_cannot_be_pickled_is_an_error_that_says_so():
+    with pytest.raises(CollateError, match=r'cannot be pickled.*num_workers=0'):
+        Sender().message({'f': lambda: None})
+
+
+@pytest.mark.parametrize(
+    ('method', 'persistent'),
+    [
+        ('fork', False),
+        ('fork', True),
+        ('spawn', True),
+        *(pytest.param(*row, marks=pytest.mark.slow) for row in [('spawn', False), ('forkserver', True)]),
+    ],
+)
+@pytest.mark.once
+def test_batches_of_a_loader_that_are_kept_over_epochs(make_dataset, method, persistent):
+    data = StreamingDataset(local=str(make_dataset('data', 60)), batch_size=10, shuffle=False)
+    loader = StreamingDataLoader(
+        data, num_workers=2, multiprocessing_context=method, persistent_workers=persistent, collate_fn=stamped
+    )
+    kept = [batch for _ in range(3) for batch in loader]
+    for number, batch in enumerate(kept):
+        assert batch.eq(number % 6 * 10).all()
+
+
+def stamped(rows):
+    return torch.full((3000,), rows[0]['id'])
+
+
+KILLED = """
+import os, signal, sys, torch
+from headrace import StreamingDataLoader, StreamingDataset
+
+data = StreamingDataset(local=sys.argv[1], batch_size=2)
+loader = StreamingDataLoader(data, num_workers=2, collate_fn=lambda rows: torch.ones(100_000))
+for number, batch in enumerate(loader):
+    if number == 2:
+        worker = torch.multiprocessing.active_children()[0]
+        os.kill(worker.pid, signal.SIGKILL)
+"""
+
+
+@pytest.mark.once
+def test_a_killed_worker_is_noticed_and_leaves_nothing(make_dataset):
+    before = set(os.listdir('/dev/shm'))
+    program = [sys.executable, '-c', KILLED, str(make_dataset('data', 400))]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert 'killed by signal' in done.stderr or 'exited unexpectedly' in done.stderr
+    assert set(os.listdir('/dev/shm')) <= before
