@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import importlib.util
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,12 +52,19 @@ def golden() -> Path:
 
 
 @pytest.fixture
-def mosaicml_streaming() -> Iterator[Any]:
-    """The module, for one test of this machine at a time: two programs may choose the same names in shared memory."""
-    module = pytest.importorskip('streaming', reason='mosaicml-streaming is not installed')
+def mosaicml_streaming_lock() -> Iterator[None]:
+    """One test of this machine at a time: two programs may choose the same names in shared memory."""
+    if not importlib.util.find_spec('streaming'):
+        pytest.skip('mosaicml-streaming is not installed')
     with open(Path(tempfile.gettempdir(), 'headrace-tests-mosaicml-streaming.lock'), 'a') as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield module
+        yield
+
+
+@pytest.fixture
+def mosaicml_streaming(mosaicml_streaming_lock: None) -> Any:
+    """The module, for one test at a time."""
+    return importlib.import_module('streaming')
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -162,10 +162,13 @@ def test_a_module_runs_and_errors_show_its_line(tmp_path: Path) -> None:
 
 
 def test_orders_takeover_and_names_are_those_of_mosaicml_streaming(
-    two_streams: Path, tmp_path: Path, alias: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    two_streams: Path,
+    tmp_path: Path,
+    mosaicml_streaming_lock: None,
+    alias: None,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if 'streaming' not in installed():
-        pytest.skip('mosaicml-streaming is not installed')
     (tmp_path / 'both.py').write_text(ORDERS + TAKEOVER + NAMES)
     done = subprocess.run(
         [sys.executable, tmp_path / 'both.py', two_streams, 'null'], capture_output=True, text=True, timeout=200
@@ -191,9 +194,3 @@ def test_orders_takeover_and_names_are_those_of_mosaicml_streaming(
         module: [] for module in modules
     }
     assert {cls: sorted(set(found) - set(MEMBERS[cls])) for cls, found in members.items()} == {c: [] for c in members}
-
-
-def installed() -> set[str]:
-    from importlib.metadata import packages_distributions
-
-    return {name for name, owners in packages_distributions().items() if 'mosaicml-streaming' in owners}

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import headrace
 from headrace.errors import ConfigError, StreamError, UnknownNameError
 from headrace.format import encodings
+from headrace.storage import StoreOptions, open_store, register_store
 
 pytestmark = pytest.mark.usefixtures('alias')
 
@@ -134,6 +135,24 @@ def test_a_registered_stream(make_dataset: Any) -> None:
     streams_registry.register('wrong', func=lambda **_: 5)
     with pytest.raises(ConfigError, match='must make a Stream'):
         StreamingDataset(local='x', stream_name='wrong')
+
+
+def test_an_installed_package_may_name_stream_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make_dataset: Any
+) -> None:
+    from streaming import StreamingDataset
+
+    (tmp_path / 'own_streams.py').write_text('from streaming import Stream\nclass Installed(Stream): pass\n')
+    (tmp_path / 'own_streams-1.dist-info').mkdir()
+    (tmp_path / 'own_streams-1.dist-info' / 'METADATA').write_text('Name: own_streams\nVersion: 1\n')
+    (tmp_path / 'own_streams-1.dist-info' / 'entry_points.txt').write_text(
+        '[streaming_streams_registry]\ninstalled = own_streams:Installed\n'
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    dataset = StreamingDataset(local=str(make_dataset('data', 10)), stream_name='installed', batch_size=2)
+
+    assert type(dataset.streams[0]).__name__ == 'Installed'
 
 
 def test_overrides_that_would_be_ignored_are_refused(make_dataset: Any) -> None:
@@ -278,6 +297,28 @@ def test_files_to_and_from_stores(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match='not empty'):
         CloudUploader.get(str(folder))
     assert CloudUploader.get(str(folder), exist_ok=True).remote is None
+
+
+@pytest.mark.usefixtures('own_stores')
+def test_files_of_a_bucket(tmp_path: Path) -> None:
+    from streaming.base.storage import CloudUploader
+
+    class Bucket:
+        def __init__(self, url: str, options: StoreOptions) -> None:
+            self.url, self.folder = url, open_store(tmp_path / url.partition('://')[2])
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.folder, name)
+
+    register_store('bucket', Bucket)
+    uploader = CloudUploader.get('bucket://bucket/some/folder', keep_local=True, retry=0)
+    Path(uploader.local, 'b').mkdir()
+    Path(uploader.local, 'b', 'c.txt').write_text('c')
+    uploader.upload_file('b/c.txt')
+
+    assert (tmp_path / 'bucket' / 'some' / 'folder' / 'b' / 'c.txt').read_text() == 'c'
+    assert uploader.list_objects() == uploader.list_objects('b') == ['some/folder/b/c.txt']
+    assert Path(uploader.local, 'b', 'c.txt').exists()
 
 
 def test_small_functions(tmp_path: Path) -> None:

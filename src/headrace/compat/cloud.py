@@ -51,12 +51,13 @@ class CloudDownloader:
             return
         if not remote:
             raise ConfigError(f'A download needs the URL of a file, but `remote` is {remote!r}, and {local} is absent.')
-        root, _, name = remote.rpartition('/')
+        root, slash, name = remote.rpartition('/')
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(f'{target.name}.{os.getpid()}.tmp')
         try:
             with part.open('wb') as out:
-                download(open_store(root or '/', StoreOptions(read_timeout=timeout)), name, out, Retry())
+                store = open_store(root or slash or '.', StoreOptions(read_timeout=timeout))
+                download(store, name, out, Retry())
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

@@ -201,8 +201,8 @@ class _Dataset(_Transfer):
     hf_name: Annotated[object, _lacks('a Hugging Face dataset', instead='write it as MDS')] = None
     hf_kwargs: Annotated[object, _lacks('a Hugging Face dataset', instead='write it as MDS')] = None
     preprocessing_fn: Annotated[object, _lacks('preprocessing by name', instead=_IN_CODE)] = None
-    stream_name: Annotated[object, _lacks('registered classes of streams', 'stream')] = None
-    stream_config: Annotated[object, _lacks('registered classes of streams', {})] = None
+    stream_name: Annotated[object, _lacks('registered classes of streams in YAML', 'stream')] = None
+    stream_config: Annotated[object, _lacks('registered classes of streams in YAML', {})] = None
     max_hard_negatives: Annotated[object, _lacks('contrastive pairs', instead=_IN_CODE)] = None
     prepend_query: Annotated[object, _lacks('contrastive pairs', '', instead=_IN_CODE)] = None
     prepend_passage: Annotated[object, _lacks('contrastive pairs', '', instead=_IN_CODE)] = None

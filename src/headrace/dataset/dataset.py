@@ -60,17 +60,6 @@ from headrace.storage import CacheCounters
 __all__ = ['StreamingDataset']
 
 
-_PLANS = 'The order is `dataset.plan(epoch=...)`: read it there, or pass `shuffle_algo` and `batching_method`.'
-_UNUSED = {
-    '_get_work': _PLANS,
-    'resample_streams': _PLANS,
-    '_each_sample_id': _PLANS,
-    '_resume': 'Override `load_state_dict`.',
-    'prepare_shard': "Register a store for the scheme of the streams' URLs: headrace.storage.register_store.",
-}
-"""Methods of MosaicML Streaming's class, and what to use instead of overriding them."""
-
-
 class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], FactsRepr):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
@@ -201,7 +190,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
                 f'Recommendation is to set predownload to at least the batch size.',
                 stacklevel=3,
             )
-        refuse_unused_overrides(type(self), StreamingDataset, _UNUSED)
+        refuse_unused_overrides(type(self), StreamingDataset)
         ranges = parse_skip(skip)
         self.on_bad_sample = parse_policy(on_bad_sample)
         self.predownload = predownload

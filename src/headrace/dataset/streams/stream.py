@@ -44,16 +44,6 @@ from headrace.storage.cache.shared_file import claim_private_folder, private_fol
 
 __all__ = ['Stream']
 
-_STORES = "Register a store for the scheme of the stream's URLs: headrace.storage.register_store."
-_UNUSED = {
-    '_download_file': _STORES,
-    '_prepare_shard_part': _STORES,
-    'prepare_shard': _STORES,
-    '_decompress_shard_part': 'Register a compression: headrace.format.register_compression.',
-    'get_shards': 'Write an index.json to the remote, or to `local` before the dataset is made.',
-}
-"""Methods of MosaicML Streaming's class, and what to use instead of overriding them."""
-
 PATIENCE = 30.0  # seconds without progress, during which a download is retried however often it fails
 
 
@@ -128,7 +118,7 @@ class Stream(FactsRepr):
         on_changed_data: OnChangedData | None = None,
         format: str | None = None,  # noqa: A002 - the word for it
     ) -> None:
-        refuse_unused_overrides(type(self), Stream, _UNUSED)
+        refuse_unused_overrides(type(self), Stream)
         weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
         given = {key: value for key, value in weights.items() if value is not None}
         if len(given) > 1:
