@@ -268,10 +268,8 @@ for number, batch in enumerate(loader):
 
 
 @pytest.mark.once
-def test_a_killed_worker_is_noticed_and_leaves_nothing(make_dataset):
-    before = set(os.listdir('/dev/shm'))
+def test_a_killed_worker_is_noticed(make_dataset):
     program = [sys.executable, '-c', KILLED, str(make_dataset('data', 400))]
     done = subprocess.run(program, capture_output=True, text=True, timeout=100)
     assert done.returncode == 1
     assert 'killed by signal' in done.stderr or 'exited unexpectedly' in done.stderr
-    assert set(os.listdir('/dev/shm')) <= before
