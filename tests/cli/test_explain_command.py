@@ -174,14 +174,18 @@ def test_batches_are_counted_through_epochs_with_gaps(config: Path, shown) -> No
     assert (found['epoch'], found['batch']) == (4 + 10**12, 0)
 
 
-def test_compatible_orders_have_nothing_to_leave_out(config: Path, shown) -> None:
+def test_the_batches_of_compatible_orders_are_left_out_by_their_place(config: Path, shown) -> None:
     overrides = ['train.shuffle_algo=py1e', 'train.num_canonical_nodes=2']
     loader = loader_of(config, overrides=overrides)
     batches = [ids_of(batch) for _ in range(2) for batch in loader]
     for number, ids in enumerate(batches):
         found = shown('--batch', number, *overrides)
         assert ids_in(found) == ids
-        assert found['skip'] is None
+        epoch, k = divmod(number, 9)
+        assert found['skip'] == [100 * epoch + 12 * k, 100 * epoch + min(12 * k + 12, 100)]
+    left = loader_of(config, overrides=[*overrides, f'train.skip=[{shown("--batch", 12, *overrides)["skip"]}]'])
+    plans = [left.plan(epoch) for epoch in range(2)]
+    assert [plan.ids(k).tolist() for plan in plans for k in range(plan.num_batches)] == batches[:12] + batches[13:]
     assert shown('--sample', batches[3][5], *overrides)['next']['batch'] == 3
 
 

@@ -124,3 +124,41 @@ def test_a_plain_dataloader_yields_the_same_samples(make_dataset):
     for workers in (0, 2):
         plain = DataLoader(StreamingDataset(**options), batch_size=5, num_workers=workers)
         assert ids_of(plain) == ours
+
+
+@pytest.mark.parametrize(
+    'bounds', [[['5ba', '7ba'], ['27ba', '28ba']], [[66, 82], [303, 304]]], ids=['batches', 'samples']
+)
+def test_a_run_that_is_taken_over_leaves_out_a_loss_spike_on_any_topology(make_dataset, bounds):
+    """From a checkpoint of MosaicML Streaming on; and from those after it."""
+    folder = str(make_dataset('data', 100))
+    taken = MOSAICML | {'epoch': 0}
+
+    def ranks(count, nodes, skip):
+        return [
+            StreamingDataLoader(
+                StreamingDataset(local=folder, shuffle=True, batch_size=12 // count, shuffle_block_size=30, skip=skip,
+                                 topology=Topology(rank=rank, world_size=count, num_nodes=nodes))
+            ) for rank in range(count)
+        ]  # fmt: skip
+
+    def steps(loaders, state, epochs=4):
+        for loader in loaders:
+            loader.load_state_dict(state)
+        for _ in range(epochs):
+            for batches in zip(*loaders, strict=True):
+                states = [loader.state_dict() for loader in loaders]
+                assert all(other == states[0] for other in states)
+                yield sorted(sum((batch['id'].tolist() for batch in batches), [])), states[0]
+
+    every = [ids for ids, _ in steps(ranks(4, 2, ()), taken)]
+    # The checkpoint is at batch 2 of epoch 0, and an epoch has 9 batches: 5, 6 and 27 of the run are 3, 4 and 25 here.
+    expected = [ids for k, ids in enumerate(every) if k not in (3, 4, 25)]
+    for count, nodes in ((4, 2), (2, 2), (1, 1)):
+        found = list(steps(ranks(count, nodes, bounds), taken))
+        # The last batches of an epoch have repeats, other ones on other topologies.
+        exact = len(expected) if count == 4 else 4
+        assert [ids for ids, _ in found[:exact]] == expected[:exact]
+        assert len(found) == len(expected)
+        state = found[2][1]
+        assert [ids for ids, _ in steps(ranks(count, nodes, bounds), state)] == [ids for ids, _ in found[3:]]

@@ -169,10 +169,56 @@ def test_mixed_units_are_compared_when_the_batch_is_known() -> None:
         make_plan(order, Topology(), global_batch_size=10, skip=skip)
 
 
-def test_mosaicmls_orders_leave_nothing_out() -> None:
-    order = make_order(mixture([20]), OrderConfig(algorithm='py1e', shuffle=True), 0)
-    with pytest.raises(ConfigError, match=r"skip needs shuffle_algo 'native', got 'py1e' and skip \[3sp, 5sp\]"):
-        make_plan(order, Topology(), global_batch_size=4, skip=parse_skip([[3, 5]]))
+METHODS = ['random', 'stratified', 'per_stream', 'device_per_stream']
+
+
+@pytest.mark.parametrize('batching', METHODS)
+@pytest.mark.parametrize('shape', [(1, 1, 1), (4, 2, 1), (6, 3, 1), (8, 2, 2)])
+def test_mosaicmls_orders_leave_out_whole_batches(batching: str, shape: tuple[int, int, int]) -> None:
+    """Against a list of all batches, without those that a range touches; from the start, and from any state."""
+    mix = mixture([40] * 4, [7] * 12)
+    config = OrderConfig(algorithm='py1e', shuffle=True, num_canonical_nodes=6, block_size=30, batching=batching)
+    size, epoch, of_epoch = 12, 2, 244
+    bounds = [[2 * of_epoch + 30, 2 * of_epoch + 49], [2 * of_epoch + 220, 3 * of_epoch + 5], [0, 100]]
+    order = make_order(mix, config, epoch)
+    for t in world(*shape):
+        options = {'global_batch_size': size, 'remainder': 'repeat', 'epoch': epoch}
+        every = make_plan(order, t, **options)
+        plan = make_plan(order, t, **options, skip=parse_skip(bounds))
+        assert (plan.epoch_batches, plan.epoch_rows) == (every.num_batches, every.epoch_rows)
+        kept = [k for k in range(every.num_batches) if not (24 <= 12 * k < 60 or 12 * k >= 216)]
+        assert plan.num_batches == plan.total_batches == len(kept)
+        position = 0
+        for k, row in enumerate(kept):
+            assert plan.positions(k).tolist() == every.positions(row).tolist()
+            assert plan.node_positions(k).tolist() == every.node_positions(row).tolist()
+            after = 12 * kept[k + 1] if k + 1 < len(kept) else every.stop
+            assert (plan.end(k), plan.skipped(k)) == (after, after - position - 12)
+            position = after
+            rest = make_plan(order, t, **options, start=position, skip=parse_skip(bounds))
+            later = [rest.positions(i).tolist() for i in range(rest.num_batches)]
+            assert later == [plan.positions(i).tolist() for i in range(k + 1, len(kept))]
+            assert rest.batches_before == k + 1
+        assert plan.stop == position
+        assert (
+            plan.positions_of(range(len(kept))).tolist()
+            == np.concatenate([plan.positions(k) for k in range(len(kept))]).tolist()
+        )
+        assert sum(end - begin for begin, end in plan.spans(0, len(kept))) == plan.epoch_samples == 12 * len(kept)
+        assert plan.stream_counts(0, len(kept)).sum() == 12 * len(kept)
+        sample = int(plan.ids(3)[0])
+        assert plan.find(sample) == (3, int(plan.positions(3)[0]))
+        assert plan.find(int(every.ids(3)[0])) is None
+
+
+def test_an_epoch_of_mosaicmls_may_be_left_out_as_a_whole() -> None:
+    order = make_order(mixture([20]), OrderConfig(algorithm='py1e', shuffle=True), 1)
+    plan = make_plan(order, Topology(), global_batch_size=4, skip=parse_skip([['5ba', '10ba']]), epoch=1)
+    assert (plan.num_batches, plan.is_left_out, plan.stop) == (0, True, 0)
+    assert make_plan(order, Topology(), global_batch_size=4, start=20, skip=parse_skip([[20, 40]]), epoch=1).stop == 20
+    assert (
+        make_plan(order, Topology(), global_batch_size=4, skip=parse_skip([['6ba', '9ba']]), epoch=1).num_batches == 2
+    )
 
 
 def test_a_plan_takes_merged_ranges_only() -> None:

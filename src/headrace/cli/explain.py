@@ -56,9 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _print_next_use(loader, plan, number, arguments)
     _check_mixture(plan, number)
     explanation = loader.dataset.explain(plan, number)
-    # MosaicML Streaming's orders cannot skip, since their positions are not places in one sequence.
-    is_mosaicml = loader.dataset.order_config.is_mosaicml
-    skip = None if is_mosaicml else list(run_range(plan, number))
+    skip = list(run_range(plan, number))
     shown = explanation if arguments.rank is None else explanation.of_rank(arguments.rank)
     if arguments.json:
         print(json.dumps({**shown.to_json(), 'skip': skip}))
@@ -66,8 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(_heading(explanation, plan))
     if arguments.rank is not None:
         print(f'Rank {arguments.rank}: {_shares(shown)}')
-    if skip is not None:
-        print(f'What leaves it out: skip: [{skip}]')
+    print(f'What leaves it out: skip: [{skip}]')
     print(shown)
     return 0
 

@@ -114,7 +114,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         skip: ranges of the run's global sequence to skip, after a loss spike: pairs [begin, end). Bounds count samples
             from the run's start (4096 or '4096sp'), or global batches of the present size ('1200ba'). Batches count as
             a trainer's steps would without `skip`. The position counts skipped samples, so each resume may add ranges.
-            A range ahead of a checkpoint needs `on_mixture_change` 'continue'. Not with MosaicML Streaming's orders.
+            A range ahead of a checkpoint needs `on_mixture_change` 'continue'. With MosaicML Streaming's orders, and
+            with batches of one stream, every global batch that a range touches is skipped.
         on_bad_sample: action at a sample whose data are missing or damaged. 'raise' raises the error. 'skip' logs it,
             puts another sample in its row, and marks the row in every batch under `headrace.BAD_SAMPLE`. Other
             errors, such as an outage or a full disk, raise in any case.

@@ -222,10 +222,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     @property
     def longest_epoch(self) -> int:
         """Batches of an epoch without a range of ``skip``."""
-        if not self.dataset.skip:
-            return self.plan().total_batches
-        samples, size = self.dataset.epoch_size, self.global_batch_size
-        return samples // size if self.remainder == 'drop' else -(-samples // size)
+        return self.plan().epoch_batches
 
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on every rank.

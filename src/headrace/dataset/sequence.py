@@ -232,7 +232,7 @@ class SampleSequence:
         """
         if remainder != 'drop' or self.epoch_size >= global_batch_size:
             return
-        # An epoch of the compatible orders may have more positions than samples; they have no `skip`.
+        # An epoch of the compatible orders may have more positions than samples.
         if self.skip or not self.plan(global_batch_size=global_batch_size, remainder=remainder).total_batches:
             raise ConfigError(
                 f'{label} has no batch in an epoch: its {self.epoch_size} samples are fewer than a global batch of '

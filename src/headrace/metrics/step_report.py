@@ -31,8 +31,8 @@ class StepReport:
     """The rows of each batch: rank, stream, shard and place in it."""
     ranges: tuple[tuple[int, int], ...]
     """The range of each batch in samples of the run, the end exclusive."""
-    skip: list[list[int | str]] | None
-    """The `skip` of the resumed run: this run's, and these batches. None: MosaicML Streaming's orders cannot skip."""
+    skip: list[list[int | str]]
+    """The `skip` of the resumed run: this run's, and these batches."""
 
     def summary(self) -> list[str]:
         """Lines for people: the place of each batch, and its samples by stream and by shard, if shards are few."""
@@ -146,14 +146,13 @@ def explain_batches(
     ranges = tuple(run_range(*batch) for batch in around)
     unit = loader.dataset.skip_unit
     whole = [(begin // unit * unit, -(-end // unit) * unit) for begin, end in ranges]
-    is_mosaicml = loader.dataset.order_config.is_mosaicml
     return StepReport(
         step=step,
         steps=tuple(range(step - len(earlier), step - len(earlier) + len(around))),
         numbers=tuple(plan.batches_before + k for plan, k in around),
         batches=tuple(loader.dataset.explain(*batch) for batch in around),
         ranges=ranges,
-        skip=None if is_mosaicml else with_more(loader.dataset.skip, [*left_out, *whole]),
+        skip=with_more(loader.dataset.skip, [*left_out, *whole]),
     )
 
 

@@ -68,21 +68,20 @@ def make_plan(
         start: position where batch 0 begins, as a state says it.
         remainder: what becomes of the samples after the last full batch.
         initial_nodes: nodes of the parallel world that the run began on; matters to the compatible orders only.
-        skip: ranges of the run that are left out; not with a compatible order.
+        skip: ranges of the run that are left out; with a compatible order, all batches that they touch.
         epoch: which epoch of the run it is; matters to ``skip`` only.
 
     Raises:
         TopologyError: the replicas cannot share the global batch equally, or its device batches.
-        ConfigError: start, remainder or skip is out of range, or the order does not have that remainder or skip.
+        ConfigError: start, remainder or skip is out of range, or the order does not have that remainder.
     """
     if isinstance(order, MosaicMLOrder):
-        if skip:
-            ranges = ', '.join(f'[{begin}, {end}]' for begin, end in skip)
-            raise ConfigError(
-                f"skip needs shuffle_algo 'native', got {order.config.algorithm!r} and skip {ranges}: a position of "
-                f"MosaicML Streaming's orders is no place in one sequence. Remove skip, or begin with the native order."
-            )
-        return MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes)
+        plan = MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes)
+        if not skip:
+            return plan
+        ranges = left_out(skip, order.mixture, global_batch_size, remainder, plan.epoch_rows)
+        ranges = skipped_in_epoch(ranges, epoch * len(order), len(order))
+        return MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes, ranges)
     check_batch_size(global_batch_size, topology)
     ranges = left_out(skip, order.mixture, global_batch_size, remainder)
     ranges = skipped_in_epoch(ranges, order.mixture.takeover.begin_of(epoch, len(order)), len(order))
@@ -103,8 +102,12 @@ def _check_units(units: int, global_batch_size: int, replicas: int) -> None:
         )
 
 
-def left_out(skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Remainder) -> Ranges:
+def left_out(
+    skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Remainder, batches: int | None = None
+) -> Ranges:
     """Return the positions of the run that are left out; arguments as `make_plan`'s.
+
+    ``batches``: batches of an epoch of which none is left out; None: as many as its samples make.
 
     Raises:
         ConfigError: a range is empty or reversed; or it counts batches, and epochs before had another size.
@@ -116,6 +119,7 @@ def left_out(skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Re
             f'ranges of skip must count samples after the epochs have changed their size, got {ranges}: epoch '
             f'{takeover.epoch} begins at sample {takeover.begin} of the run, and has {size} samples.'
         )
-    whole, rest = divmod(size, global_batch_size)
-    batches = whole + (rest > 0 and remainder != 'drop')
+    if batches is None:
+        whole, rest = divmod(size, global_batch_size)
+        batches = whole + (rest > 0 and remainder != 'drop')
     return skipped_in_run(skip, epoch_size=size, global_batch_size=global_batch_size, batches=batches)

@@ -87,6 +87,11 @@ class Plan:
         """Batches of a whole epoch, from position 0."""
         return self._batches_in(self._kept.size)
 
+    @property
+    def epoch_batches(self) -> int:
+        """Batches of a whole epoch, those left out included."""
+        return self._batches_in(len(self.order))
+
     def of_rank(self, rank: int) -> Plan:
         """The same batches, as another rank sees them."""
         return replace(self, topology=replace(self.topology, rank=rank))

@@ -130,6 +130,11 @@ class BatchPlan(Protocol):
         ...
 
     @property
+    def epoch_batches(self) -> int:
+        """Batches of a whole epoch, those left out included."""
+        ...
+
+    @property
     def batches_before(self) -> int:
         """Whole batches that the samples before the position make."""
         ...

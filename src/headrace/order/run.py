@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from headrace.errors import ConfigError, ResumeError
 from headrace.order.config import DefaultSeed
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
+from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
 from headrace.order.order import left_out, make_order, make_plan
 from headrace.order.resume import resolved_from_state, resume
 from headrace.order.skip import without
@@ -69,6 +70,7 @@ class Run:
         self._start: tuple[Ranges, ResumeState] | None = None  # a state of this run at another position
         self.last_batches: BatchSpec | None = None  # of the last plan
         self._unchecked: Ranges = ()  # ranges skipped by a checkpoint's run, compared when batches are known
+        self._counted: tuple[BatchSpec, int] | None = None  # batches of an epoch
         self._order: tuple[object, Order] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,8 +172,7 @@ class Run:
             epoch=epoch,
         )
         if self._unchecked:
-            now = left_out(self._skip, self.mixture, size, batches.remainder)
-            _check_left_out(self._unchecked, now)
+            _check_left_out(self._unchecked, self._left_out(self.mixture, batches) or ())
         self._unchecked, self.last_batches = (), batches
         return plan
 
@@ -215,7 +216,25 @@ class Run:
             return None
         if batches is None:
             return left_out(self._skip, mixture, 1, 'repeat')
-        return left_out(self._skip, mixture, batches.global_batch_size, batches.remainder)
+        size, remainder = batches.global_batch_size, batches.remainder
+        return left_out(self._skip, mixture, size, remainder, self._epoch_batches(mixture, batches))
+
+    def _epoch_batches(self, mixture: Mixture, batches: BatchSpec) -> int | None:
+        """Batches of an epoch, where repeats make it longer than its samples, or dropped samples shorter."""
+        topology = batches.topology
+        config = self.config(topology.nodes, None)
+        if not self._skip or not config.is_mosaicml:
+            return None
+        if self._counted is None or self._counted[0] != batches:
+            plan = MosaicMLPlan(
+                MosaicMLOrder(mixture, config, 0),
+                topology,
+                batches.global_batch_size,
+                remainder=batches.remainder,
+                initial_nodes=self._initial_nodes,
+            )
+            self._counted = batches, plan.epoch_rows
+        return self._counted[1]
 
     def forget_topology(self) -> None:
         """Have the next state ask the topology again."""

@@ -52,7 +52,7 @@ def find_batch(
 def _first_whole_epoch(plan: BatchPlan, skip: Skip) -> int:
     """An epoch after all skipped ranges."""
     size, takeover = len(plan.order), plan.order.mixture.takeover
-    batches = max(size // plan.global_batch_size, 1)
+    batches = max(plan.epoch_batches, 1)
     ends = [
         takeover.epoch + -(-(end.count - takeover.begin) // size) if end.unit == 'sp' else end.count // batches + 1
         for _, end in skip
@@ -115,4 +115,5 @@ def run_range(plan: BatchPlan, k: int) -> tuple[int, int]:
     """
     spans, order = plan.spans(k, k + 1), plan.order
     begin = order.mixture.takeover.begin_of(order.epoch, len(order))
-    return begin + spans[0][0], begin + spans[-1][1]
+    # MosaicML Streaming's orders count repeats after an epoch's last sample, where the next epoch begins.
+    return begin + min(spans[0][0], len(order) - 1), begin + min(spans[-1][1], len(order))

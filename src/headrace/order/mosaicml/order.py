@@ -14,6 +14,7 @@ from headrace.order.batch_spec import Remainder, check_batch_size
 from headrace.order.explain import explain_batch
 from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
+from headrace.order.skip import KeptPositions, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.protocols import LoadPermutation
     from headrace.order.sample_map import SampleMap
+    from headrace.order.skip import Ranges
     from headrace.order.topology import Topology
 
 __all__ = ['MosaicMLOrder', 'MosaicMLPlan']
@@ -119,6 +121,9 @@ class MosaicMLPlan:
 
     Ranks may get unequal last batches, or one more or less, as there, where ``remainder`` is ``repeat``: with
     device_per_stream batching, or resumed on other nodes with a relaxed partition.
+
+    With skipped ranges (``skip``), the batches are those without any position in a range: positions are no sequence, so
+    that a part of a batch cannot be left out.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class MosaicMLPlan:
         start: int = 0,
         remainder: Remainder = 'repeat',
         initial_nodes: int | None = None,
+        skip: Ranges = (),
     ) -> None:
         """Take what `Plan` takes, and the number of nodes that the run began on.
 
@@ -150,7 +156,7 @@ class MosaicMLPlan:
                 f"'repeat' or 'drop', or the native order."
             )
         self.order, self.topology, self.global_batch_size = order, topology, global_batch_size
-        self.start, self.initial_nodes = start, initial_nodes
+        self.start, self.initial_nodes, self.skip = start, initial_nodes, skip
         self.remainder: Remainder = remainder
         self._devices = Devices(
             nodes=topology.nodes,
@@ -159,14 +165,14 @@ class MosaicMLPlan:
             initial_nodes=initial_nodes,
         )
         # Repeats may lead further than MosaicML Streaming can resume; the end of the epoch is a place like another.
-        self._is_empty = start > 0 and start == self._from(0).stop
+        self._is_empty = start > 0 and start == self._from(0)._end
         self._batching = order.batches(self._devices, 0 if self._is_empty else start)
 
     def _from(self, start: int) -> MosaicMLPlan:
         if start == self.start:
             return self
         return MosaicMLPlan(
-            self.order, self.topology, self.global_batch_size, start, self.remainder, self.initial_nodes
+            self.order, self.topology, self.global_batch_size, start, self.remainder, self.initial_nodes, self.skip
         )
 
     def of_rank(self, rank: int) -> MosaicMLPlan:
@@ -192,8 +198,8 @@ class MosaicMLPlan:
         """
         positions = np.array(list(self.order.find(sample_id)), np.int64)
         chunk = max(1, _SCANNED // self._devices.row_length)
-        for begin in range(first, self._num_rows if len(positions) else 0, chunk):
-            rows = self._batching.rows(np.arange(begin, min(begin + chunk, self._num_rows)))
+        for begin in range(first, self._kept.size if len(positions) else 0, chunk):
+            rows = self._batching.rows(self._kept.at(np.arange(begin, min(begin + chunk, self._kept.size))))
             where = np.isin(rows, positions)
             if where.any():
                 row = int(where.any(1).argmax())
@@ -211,11 +217,36 @@ class MosaicMLPlan:
             rows -= 1
         return rows
 
-    def _samples_of(self, k: int) -> int:
-        return int((self._row(k, slice(None)) >= 0).sum())
+    @cached_property
+    def _kept(self) -> KeptPositions:
+        """Which of these rows are batches."""
+        size = self.global_batch_size
+        most = self._num_rows
+        ends = [
+            end if end < len(self.order) else self._end for _, end in self.skip
+        ]  # repeats after the last sample, too
+        rows = [
+            ((begin - self.start) // size, -((self.start - end) // size))
+            for (begin, _), end in zip(self.skip, ends, strict=True)
+        ]
+        return KeptPositions(most, merged((max(begin, 0), min(end, most)) for begin, end in rows))
 
-    def _row(self, k: int, columns: slice) -> IntArray:
-        return self._batching.rows(np.array([k]), columns)[0]
+    @property
+    def _end(self) -> int:
+        """The position after the last row."""
+        return self._after(self._num_rows)
+
+    def _after(self, row: int) -> int:
+        """The position before a row, or after the last one."""
+        if row < self._num_rows or not row:
+            return self.start + row * self.global_batch_size
+        return self.start + (row - 1) * self.global_batch_size + self._samples_of(row - 1)
+
+    def _samples_of(self, row: int) -> int:
+        return int((self._row(row, slice(None)) >= 0).sum())
+
+    def _row(self, row: int, columns: slice) -> IntArray:
+        return self._batching.rows(np.array([row]), columns)[0]
 
     @property
     def batch_size(self) -> int:
@@ -225,7 +256,7 @@ class MosaicMLPlan:
     @property
     def num_batches(self) -> int:
         """This rank's batches from ``start`` to the end of the epoch."""
-        return self._own_rows
+        return self._kept.before(self._own_rows)
 
     @cached_property
     def _own_rows(self) -> int:
@@ -240,35 +271,50 @@ class MosaicMLPlan:
         return self._from(0).num_batches
 
     @property
+    def epoch_rows(self) -> int:
+        """Batches of a whole epoch of any rank, those left out included: the same on all ranks."""
+        return self._from(0)._num_rows
+
+    @property
+    def epoch_batches(self) -> int:
+        """This rank's batches of a whole epoch, from position 0, those left out included."""
+        return self._from(0)._own_rows
+
+    @property
     def batches_before(self) -> int:
         """Whole batches before ``start``."""
-        return self.start // self.global_batch_size
+        rows = self.start // self.global_batch_size
+        return self._from(0)._kept.before(rows) if self.skip else rows
 
     @property
     def is_left_out(self) -> bool:
-        """False: these orders leave nothing out."""
-        return False
+        """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
+        return bool(self.skip) and not self.total_batches
 
     @property
     def stop(self) -> int:
         """The position after the last batch of any rank."""
-        return self.end(self._num_rows - 1) if self._num_rows else self.start
+        return self.end(self._kept.size - 1) if self._kept.size else self.start
 
     @property
     def epoch_samples(self) -> int:
         """Number of samples that a whole epoch, from position 0, delivers, repeats included."""
-        return self._from(0).stop
+        whole = self._from(0)
+        return sum(end - begin for begin, end in whole.spans(0, whole.num_batches))
 
     def end(self, k: int) -> int:
-        """The position after batch k of any rank."""
-        if not 0 <= k < self._num_rows:
-            raise IndexError(f'batches are numbered from 0 to {self._num_rows - 1}, got {k}.')
-        before = self.start + k * self.global_batch_size
-        return before + (self.global_batch_size if k < self._num_rows - 1 else self._samples_of(k))
+        """The position after batch k of any rank, and after the range left out that follows directly."""
+        self._check(k)
+        return self._after(self._kept.position(k + 1)) if k + 1 < self._kept.size else self._end
 
-    def skipped(self, k: int) -> int:  # noqa: ARG002
-        """Nothing: these orders leave nothing out."""
-        return 0
+    def skipped(self, k: int) -> int:
+        """Positions that the run passes over in batch k because they are left out: before or right after it."""
+        before, row = self.end(k - 1) if k else self.start, self._kept.position(k)
+        return self.end(k) - before - (self._after(row + 1) - self._after(row))
+
+    def _check(self, k: int) -> None:
+        if not 0 <= k < self._kept.size:
+            raise IndexError(f'batches are numbered from 0 to {self._kept.size - 1}, got {k}.')
 
     def positions(self, k: int) -> IntArray:
         """This replica's positions of batch k, int64[rows]."""
@@ -276,7 +322,8 @@ class MosaicMLPlan:
 
     def positions_of(self, batches: range) -> IntArray:
         """This replica's positions of consecutive batches, one after another; int64[rows]."""
-        rows = self._batching.rows(np.arange(batches.start, min(batches.stop, self._num_rows)), self._columns)
+        numbers = self._kept.at(np.arange(batches.start, min(batches.stop, self._kept.size)))
+        rows = self._batching.rows(numbers, self._columns)
         return rows[rows >= 0]
 
     def global_positions(self, k: int) -> IntArray:
@@ -289,10 +336,9 @@ class MosaicMLPlan:
         return self._taken(k, slice(self.topology.node * length, (self.topology.node + 1) * length))
 
     def spans(self, first: int, last: int) -> list[tuple[int, int]]:
-        """One range, as long as batches from ``first`` on and below ``last`` together: positions have no sequence."""
-        last = min(last, self._num_rows)
-        begin = self.start + first * self.global_batch_size
-        return [(begin, self.end(last - 1))] if first < last else []
+        """Ranges as long as batches from ``first`` on and below ``last`` together: positions have no sequence."""
+        rows = self._kept.spans(first, min(last, self._kept.size))
+        return [(self._after(begin), self._after(end)) for begin, end in rows]
 
     def stream_counts(self, first: int, last: int) -> IntArray:
         """Each stream's samples in batches from ``first`` on and below ``last``, repeats included; int64[streams].
@@ -301,7 +347,7 @@ class MosaicMLPlan:
         """
         if len(self.order.mixture.streams) == 1:
             return np.array([sum(end - begin for begin, end in self.spans(first, last))])
-        rows = self._batching.rows(np.arange(first, min(last, self._num_rows)))
+        rows = self._batching.rows(self._kept.at(np.arange(first, min(last, self._kept.size))))
         return self.order.mixture.count_streams(self.order.at(rows[rows >= 0]))
 
     def own_samples(self, k: int) -> int:
@@ -309,9 +355,8 @@ class MosaicMLPlan:
         return len(self.positions(k))
 
     def _taken(self, k: int, columns: slice) -> IntArray:
-        if not 0 <= k < self._num_rows:
-            raise IndexError(f'batches are numbered from 0 to {self._num_rows - 1}, got {k}.')
-        row = self._row(k, columns)
+        self._check(k)
+        row = self._row(self._kept.position(k), columns)
         return row[row >= 0]
 
     def ids(self, k: int) -> IntArray:
