@@ -25,10 +25,10 @@ from tqdm import tqdm
 from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.inputs.choose import choose_inputs
 from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
-from headrace.convert.inputs.protocol import Inputs
 from headrace.convert.inputs.samples import infer_columns
 from headrace.convert.job import Job, OnError
 from headrace.convert.processes import run_here, run_in_processes
+from headrace.convert.protocol import Inputs
 from headrace.convert.record import FOLDER, PLAN, ROW_BYTES, TaskRecord, check_plan, get_bytes, put_bytes, read_record
 from headrace.convert.report import ConversionReport
 from headrace.convert.tasks import Task, cut

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from headrace.convert.inputs.protocol import Inputs
+from headrace.convert.protocol import Inputs
 from headrace.convert.record import InputError, TaskRecord, put_bytes
 from headrace.convert.tasks import Task
 from headrace.errors import ConversionError, DiskFullError, MissingDependencyError, ObjectNotFoundError, StorageError

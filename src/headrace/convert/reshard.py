@@ -112,7 +112,11 @@ def reshard(
         options=options,
     ) as writer:
         names = list(encodings)
-        batches = _stored(dataset, names) if order == 'stored' else _shuffled(dataset, names, seed, bytes_to_int(shuffle_memory))
+        batches = (
+            _stored(dataset, names)
+            if order == 'stored'
+            else _shuffled(dataset, names, seed, bytes_to_int(shuffle_memory))
+        )
         for batch in batches:
             writer.write_batch(batch)
             written += len(batch[names[0]])

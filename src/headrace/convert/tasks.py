@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from headrace.convert.inputs.protocol import Inputs
+from headrace.convert.protocol import Inputs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

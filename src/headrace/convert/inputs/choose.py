@@ -13,7 +13,7 @@ from headrace.convert.inputs.hugging_face import HuggingFaceInputs, is_hugging_f
 from headrace.convert.inputs.image_folder import ImageFolder, list_images
 from headrace.convert.inputs.parts import open_parts
 from headrace.convert.inputs.programs import FunctionInputs, IterableSamples, RowInputs
-from headrace.convert.inputs.protocol import Inputs
+from headrace.convert.protocol import Inputs
 from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.sources.formats import FORMATS
 from headrace.sources.source_store import has_glob

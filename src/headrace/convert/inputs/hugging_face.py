@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
 
 from headrace.convert.inputs.programs import measure
-from headrace.convert.inputs.protocol import Sizes
+from headrace.convert.protocol import Sizes
 from headrace.sources.arrow_types import arrow_columns, import_pyarrow, to_columns
 
 __all__ = ['HuggingFaceInputs', 'is_hugging_face']

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from headrace.convert.inputs.protocol import Sizes
+from headrace.convert.protocol import Sizes
 from headrace.convert.record import get_bytes
 from headrace.errors import ConfigError, FormatError
 from headrace.storage import ObjectInfo, Retry, Store

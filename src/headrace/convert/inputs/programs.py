@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 import xxhash
 
-from headrace.convert.inputs.protocol import Sizes
 from headrace.convert.inputs.samples import to_sample
+from headrace.convert.protocol import Sizes
 from headrace.convert.tasks import Task
 from headrace.errors import ConversionError
 from headrace.format import mds_encode
