@@ -94,7 +94,6 @@ def test_a_flipped_byte_under_a_checksum(hashed: Path) -> None:
     overwrite(hashed / 'shard.00001.mds', 300, b'\xff')
     shard, check, reason = only_bad(hashed)
     assert (shard, check) == (1, 'checksum')
-    assert 'shard.00001.mds' in reason
     assert 'sha1' in reason
 
 

@@ -83,7 +83,10 @@ class ShownLoader(Protocol):
 def dataset_facts(dataset: ShownDataset) -> Facts:
     """Streams, columns, epoch and order."""
     streams = list(dataset.streams)
-    rows = [(stream.name or f'stream {number}', stream_text(stream)) for number, stream in enumerate(streams[:_MOST])]
+    rows = [
+        (stream.name or f'stream {number}', stream_text(stream, weight=len(streams) > 1))
+        for number, stream in enumerate(streams[:_MOST])
+    ]
     if len(streams) > _MOST:
         rows.append(('', f'and {len(streams) - _MOST} more streams'))
     rows.append(('columns', columns_text(streams)))

@@ -177,7 +177,7 @@ class Description:
         lines = [f'sample {number}']
         for name, value in values.items():
             text = shorten(redact(str(value.value)), max(20, width - names - 4))
-            lines.append(f'  {printable(name):{names}}  {text}')
+            lines.append(f'  {printable(name):{names}}  {text}'.rstrip())
         return lines
 
     def __str__(self) -> str:

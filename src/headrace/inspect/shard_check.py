@@ -75,7 +75,8 @@ def check_shard(store: Store, number: int, info: ShardInfo, retry: Retry) -> Bad
         reason = str(error)
     else:
         return None
-    return BadShard(number, info.files[0].raw.basename, cast('Any', checking), reason)
+    file = info.files[0].raw.basename
+    return BadShard(number, file, cast('Any', checking), reason.removeprefix(f'{file}: '))
 
 
 def _variants(store: Store, info: ShardInfo) -> list[bool]:

@@ -52,10 +52,15 @@ def stream_facts(stream: ShownStream) -> Facts:
     return Facts(f'Stream{name}{"" if stream.shards else " (not opened)"}', rows)
 
 
-def stream_text(stream: ShownStream) -> str:
-    """One line about an opened stream, without its name."""
+def stream_text(stream: ShownStream, *, weight: bool) -> str:
+    """One line about an opened stream, without its name.
+
+    Args:
+        stream: the stream.
+        weight: whether to say its weight, which tells nothing of a single one.
+    """
     place = without_credentials(stream.url) if stream.url else str(stream.folder)
-    parts = [place, _sizes(stream), _weight(stream)]
+    parts = [place, _sizes(stream), _weight(stream) if weight else '']
     return ', '.join(part for part in parts if part)
 
 
