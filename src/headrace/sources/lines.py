@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatError, ShardError
 from headrace.format.compression_algorithms import CHUNK
+from headrace.redaction import logger_of
 from headrace.sources.column_choice import choose_columns
 from headrace.sources.index_bytes import dump_index, load_index
 from headrace.sources.line_records import Record, read_objects, read_texts
@@ -29,9 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ['CSV', 'JSONL', 'TSV', 'LineFormat', 'LineSource']
 
+_log = logger_of(__name__)
+
 _COMPRESSED: Final = r'(\.(gz|zst|zstd|bz2))'
 _PART: Final = 32 << 20
 _READ: Final = 4 << 20
+_LARGE: Final = 10 * 10**9
+_RATE: Final = 10**8
+"""Bytes a second of indexing, about."""
 _BATCH_ROWS: Final = 1 << 12
 _BATCH_BYTES: Final = 8 << 20
 
@@ -69,6 +75,15 @@ class LineFormat:
             StreamError: the data lack one of ``columns``.
         """
         del allow_unsafe_types  # no type of text runs code
+        size = sum(info.size for info in objects)
+        if size > _LARGE:
+            _log.warning(
+                '%d GB of %s are indexed, once: all records are read, which takes about %d minutes. Convert the data with '
+                '`headrace convert` to start faster elsewhere.',
+                size // 10**9,
+                self.NAME,
+                size // _RATE // 60,
+            )
         reader: _Reader = _TextReader(self.separator) if self.separator else _ObjectReader()
         pieces = _Pieces(store, objects)
         parts = [part for info in objects for part in _parts(reader, info, pieces.of(info))]
