@@ -43,7 +43,7 @@ _OPTIONS: Final = {
     'compression', 'hashes', 'size_limit', 'keep_local', 'exist_ok', 'progress_bar', 'retry', 'max_workers', 'options',
 }  # fmt: skip
 _VALUE_ERRORS: Final = (AttributeError, KeyError, TypeError, ValueError, OverflowError)
-"""What a writer raises for a sample that it cannot store."""
+"""Errors of a writer about a sample that it cannot store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class PartedDataset:
         self._has_sent_index = False
 
     def begin(self) -> PartWriter:
-        """Claim `out`, and empty it of what a killed conversion left.
+        """Claim `out`, and remove the leftovers of a killed conversion.
 
         Raises:
             FileExistsError: another writer writes to it, or it holds something and `exist_ok` is not set.
@@ -316,7 +316,7 @@ class PartedDataset:
     def _remove_objects(self, store: Store, counts: Callable[[str], bool]) -> None:
         try:
             keys = [info.key for info in store.list('part-') if not counts(info.key.partition('/')[0])]
-            # The marks first: an attempt that still runs then uploads no more.
+            # The marks first: a late attempt then uploads no more.
             for key in sorted(keys, key=lambda key: not key.endswith(MARK)):
                 self._retry.call(f'Removing {store.url}', lambda key=key: store.delete(key))
         except StorageError as error:
