@@ -78,7 +78,7 @@ class LineFormat:
         size = sum(info.size for info in objects)
         if size > _LARGE:
             _log.warning(
-                '%d GB of %s are indexed, once: all records are read, which takes about %d minutes. Convert the data with '
+                '%d GB of %s are indexed, once: all records are read, which takes about %d minutes. Convert them with '
                 '`headrace convert` to start faster elsewhere.',
                 size // 10**9,
                 self.NAME,
