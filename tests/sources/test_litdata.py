@@ -169,6 +169,19 @@ def test_columns_are_chosen(tmp_path):
         index(source_format, objects, columns=['x'])
 
 
+def test_names_of_inner_columns(tmp_path):
+    samples = [{'a': {'x': np.full(2, n), 'y': b'y'}, 'b': {'c': n}} for n in range(3)]
+    objects = write(tmp_path / 'inner', samples)
+    source = index(source_format, objects)
+    assert dict(source.columns) == {'a.x': 'ndarray:int64', 'a.y': 'bytes', 'b': 'json'}
+    assert [(row['a.x'].tolist(), row['a.y'], row['b']) for row in rows(source, objects)] == [
+        ([n, n], b'y', {'c': n}) for n in range(3)
+    ]
+    objects = write(tmp_path / 'twice', [{'a': {'x': np.ones(2)}, 'a.x': 1}])
+    with pytest.raises(FormatError, match="two of these are 'a.x'"):
+        index(source_format, objects)
+
+
 def test_an_empty_array_is_refused(tmp_path):
     torch = pytest.importorskip('torch')
     objects = write(tmp_path, [{'t': torch.arange(n), 'n': 1} for n in range(3)])
@@ -235,6 +248,7 @@ def leaf_spec(text: str) -> str:
         ({'data_format': ['int', 'no_header_tensor:4']}, 'complex64'),
         ({'data_format': [5] * 20_000}, 'list of names'),
         ({'data_format': 5}, 'list of names'),
+        ({'types': json.loads('{"value":' * 200 + '1' + '}' * 200)}, 'nested at most 100 deep'),
     ],
 )
 def test_an_index_that_cannot_be_read(tmp_path, config, message):

@@ -46,6 +46,7 @@ NAME: Final = 'litdata'
 _INDEX: Final = 'index.json'
 _MAX_INDEX: Final = 1 << 30
 _CHUNK: Final = re.compile(r'(.*/)?chunk-\d+-\d+(\.[a-z0-9:]+)?\.bin', re.DOTALL)
+_MAX_DEPTH: Final = 100
 _BATCH: Final = 1 << 12
 
 
@@ -83,6 +84,7 @@ def index(
         value = parse_json(data.decode('utf-8'), f'{_INDEX} of litdata')
     except UnicodeDecodeError as error:
         raise FormatError(f'{_INDEX} of litdata is no UTF-8 text: {error}. Fetch or write it again.') from None
+    _check_depth(value)
     found = cast('dict[str, Any]', value) if isinstance(value, dict) else {}
     config, chunks = found.get('config'), found.get('chunks')
     if not isinstance(config, dict) or not isinstance(chunks, list):
@@ -93,6 +95,21 @@ def index(
     if parts and not {'tensor', 'numpy'}.isdisjoint(settings['data_format']):
         scalars = _peek(store, sizes[parts[0].key.removeprefix(folder)], parts[0], settings)
     return _source(settings, scalars, parts, columns, allow_unsafe_types)
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse nesting that later recursion would not bear."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for one in level
+            if isinstance(one, dict | list)
+            for child in (cast('dict[str, Any]', one).values() if isinstance(one, dict) else cast('list[Any]', one))
+        ]
+        if not level:
+            return
+    raise FormatError(f'An {_INDEX} of litdata is nested at most {_MAX_DEPTH} deep, but this is nested deeper.')
 
 
 def load(data: bytes) -> LitdataSource:

@@ -113,6 +113,10 @@ def item_columns(
     rows = types if isinstance(types, dict) and isinstance(root, dict) and set(formats) <= {*_PLAIN, 'bytes'} else {}
     for key, node in children(root):
         for column in encode.columns((key,), node):
+            if column.name in found:
+                raise FormatError(
+                    f'Columns of litdata have different names, but two of these are {column.name!r:.200}.'
+                )
             typed = cast('dict[str, Any]', rows).get(key) if len(column.path) == 1 else None
             found[column.name] = column if typed is None else _typed(column, typed)
     for key, typed in cast('dict[str, Any]', rows).items():
