@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +34,15 @@ def rows_of(task: int, count: int) -> list[dict[str, Any]]:
 
 
 def attempt(writer: PartWriter, task: int, rows: list[dict[str, Any]], fate: str) -> WrittenPart | None:
-    if fate == 'is lost':  # as a killed process: what it wrote stays
+    if fate == 'is lost':  # as a killed process: what it wrote stays, and it writes no more
         part = writer.open(task)
         for row in rows:
             part.add(row)
+        del part
+        gc.collect()
+        for thread in threading.enumerate():
+            if thread.name.startswith('headrace-writer'):
+                thread.join()
         return None
     try:
         with writer.open(task) as part:

@@ -110,7 +110,9 @@ class ShardEncoder(ABC):
         uncounted, self._empty_size = self._sizes_of_empty_shard()
         self._largest = MAX_OFFSET - uncounted
         self._limit = self._largest if self.size_limit is None else self.size_limit
-        self._calls = 0
+        self._refused = 0  # samples with an error
+        self._encode_plain: Callable[[dict[str, Any]], bytes | None] = _not_plain
+        """Bytes of a sample if that is quick to say; None for a sample that `_encode` has to look at."""
         self._column = ''  # whose encoding failed
         self._index = 0
         self._samples_before = 0  # those of full shards
@@ -121,9 +123,14 @@ class ShardEncoder(ABC):
         """Samples that were added, and those before the first (`start_at`)."""
         return self._samples_before + len(self._sizes)
 
+    @property
+    def _number(self) -> int:
+        """The number of the next sample, for messages."""
+        return self.num_samples + self._refused
+
     def start_at(self, shard: int, samples: int) -> None:
         """Number the first shard and the first sample; for an encoder without samples."""
-        self._index, self._calls, self._samples_before = shard, samples, samples
+        self._index, self._samples_before = shard, samples
 
     @property
     def format(self) -> str:
@@ -178,25 +185,15 @@ class ShardEncoder(ABC):
 
     def collect(self, sample: Mapping[str, Any]) -> CollectedShard | None:
         """As `add`, but the full shard is not packed."""
-        number = self._calls
-        self._calls = number + 1
-        try:
-            if type(sample) is not dict:  # a lookup may succeed in others without the key
-                self._check_names(sample, number)
-            data = self._encode(sample)
-        except Exception as error:
-            self._check_names(sample, number)
-            name_place(error, f'Sample {number}, column {self._column!r}')
-            raise
+        # A lookup may succeed in other mappings without the key.
+        data = self._encode_plain(sample) if type(sample) is dict else None
+        if data is None:
+            data = self._encode_checked(sample)
         size = self._size + self._sample_overhead + len(data)
-        full: CollectedShard | None = None
+        full = None
         if size > self._limit:
-            # A sample above the limit is alone in its shard; no empty shard precedes it.
-            is_first = self.size_limit is not None or not self._sizes
-            size = self._empty_size + self._sample_overhead + len(data) if is_first else size
-            if size > self._largest:
-                raise _too_large(number, len(data))
-            full = self.cut()
+            full = self._cut_before(len(data))
+            size = self._size + self._sample_overhead + len(data)
         self._samples.append(data)
         self._sizes.append(len(data))
         self._size = size
@@ -204,15 +201,19 @@ class ShardEncoder(ABC):
 
     def collect_batch(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> list[CollectedShard]:
         """As `add_batch`, but the full shards are not packed."""
-        number = self._calls
+        number = self._number
         self._check_names(columns, number)
         values = {name: _as_sequence(columns[name]) for name in self.schema.names}
         count = _common_length(values)
-        self._calls = number + count
-        rows = self._encode_rows(values, count, number)
+        try:
+            rows = self._encode_rows(values, count, number)
+            stops = self._divide(rows.sizes, number)
+        except Exception:
+            self._refused += count
+            raise
         done: list[CollectedShard] = []
         begin = 0
-        for i, stop in enumerate(self._divide(rows.sizes, number)):
+        for i, stop in enumerate(stops):
             if i and (full := self.cut()) is not None:
                 done.append(full)
             if stop > begin:
@@ -232,6 +233,26 @@ class ShardEncoder(ABC):
         size = self._size - self._empty_size
         self._start_shard()
         return CollectedShard(number, len(sizes), size, lambda: self._pack_shard(number, pieces, sizes))
+
+    def _encode_checked(self, sample: Mapping[str, Any]) -> bytes:
+        try:
+            self._check_names(sample, self._number)
+            return self._encode(sample)
+        except Exception as error:
+            self._check_names(sample, self._number)
+            name_place(error, f'Sample {self._number}, column {self._column!r}')
+            self._refused += 1
+            raise
+
+    def _cut_before(self, size: int) -> CollectedShard | None:
+        """The shard that ends because a sample does not fit into it."""
+        # A sample above the limit is alone in its shard; no empty shard precedes it.
+        begin = self._size if self.size_limit is None else self._empty_size
+        if begin + self._sample_overhead + size > self._largest:
+            number = self._number
+            self._refused += 1
+            raise _too_large(number, size)
+        return self.cut()
 
     def _start_shard(self) -> None:
         self._samples: list[bytes] = []
@@ -349,6 +370,10 @@ def offset_table(sizes: array[int], start: int) -> bytes:
     np.cumsum(np.frombuffer(sizes, np.uint64), out=table[2:])
     table[2:] += np.uint64(start)
     return table.astype('<u4').tobytes()
+
+
+def _not_plain(sample: dict[str, Any]) -> None:
+    del sample
 
 
 def _too_large(number: int, size: int) -> ValueError:

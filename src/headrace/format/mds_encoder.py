@@ -19,6 +19,7 @@ from headrace.format.encodings import get_mds_encoded_size, get_mds_encodings, i
 from headrace.format.encodings.encoding import opaque
 from headrace.format.encodings.unknown import check_encodings
 from headrace.format.mds import Column, Layout
+from headrace.format.sample_code import compile_encoder
 from headrace.format.shards import Schema
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class MDSEncoder(ShardEncoder):
         self._layout = Layout(Schema('mds', names, encodings, sizes))
         self._encodings = tuple((column.name, column.size, column.encoding.encode) for column in self._layout.columns)
         super().__init__(Schema('mds', names, encodings, sizes), compression, hashes, size_limit)
+        self._encode_plain = compile_encoder(self._layout)
 
     def _sizes_of_empty_shard(self) -> tuple[int, int]:
         return 0, 8 + len(self._config)
@@ -96,6 +98,7 @@ class MDSEncoder(ShardEncoder):
         if len(arrays) == len(values):
             rows = _side_by_side(arrays, count)
             return EncodedRows(lengths, lambda a, b: rows[a:b].tobytes())
+        values = _merged(values, count)
         width = len(values)
         pieces: list[bytes] = [b''] * (width * count)
         for i, found in enumerate(values):
@@ -139,6 +142,17 @@ def _lengths(values: _Encoded, count: int) -> np.ndarray[Any, np.dtype[np.int64]
     if isinstance(values, np.ndarray):
         return np.full(count, values.itemsize, np.int64)
     return np.fromiter(map(len, values), np.int64, count)
+
+
+def _merged(columns: Sequence[_Encoded], count: int) -> list[_Encoded]:
+    """The columns with each run of arrays as one."""
+    merged: list[_Encoded] = []
+    for column in columns:
+        if merged and isinstance(column, np.ndarray) and isinstance(merged[-1], np.ndarray):
+            merged[-1] = opaque(_side_by_side([merged[-1], column], count), merged[-1].itemsize + column.itemsize)
+        else:
+            merged.append(column)
+    return merged
 
 
 def _side_by_side(arrays: Sequence[np.ndarray[Any, Any]], count: int) -> np.ndarray[Any, Any]:
