@@ -237,6 +237,30 @@ def test_the_commands(planted: Path, capsys) -> None:
     assert not found_in((planted / 'out.yaml').read_text())
 
 
+def test_the_commands_that_look_inside(planted: Path, capsys) -> None:
+    url, other = planted_url(planted / 'planted'), planted_url(planted / 'code')
+    assert main(['inspect', url]) == 0
+    assert main(['inspect', url, '--json']) == 0
+    assert main(['cp', url, planted_url(planted / 'copy')]) == 0
+    assert main(['cp', url, planted_url(planted / 'copy'), '--json']) == 0
+    (planted / 'code' / 'index.json').write_text('{"version": 2, "shards": []}')
+    assert main(['cp', url, other]) == 1
+    assert main(['reshard', url, planted_url(planted / 'again')]) == 0
+    assert main(['reshard', url, other]) == 1
+    assert main(['reshard', url, planted_url(planted / 'third'), '--json']) == 0
+    assert main(['merge', planted_url(planted), planted_url(planted / 'planted' / 'index.json')]) == 0
+    (planted / 'planted' / 'shard.00000.mds').unlink()
+    for more in ([], ['--json'], ['--fast']):
+        assert main(['verify', url, '-j', '1', *more]) == 1
+    assert main(['cp', url, planted_url(planted / 'fourth')]) == 1
+    assert main(['inspect', planted_url(planted / 'nothing')]) == 1
+    out, err = capsys.readouterr()
+    assert 'planted://' in out
+    assert 'planted://' in err
+    assert not found_in(out + err)
+    assert not found_in_files(planted / 'copy')
+
+
 def test_an_error_of_a_worker(planted: Path) -> None:
     dataset = StreamingDataset(remote=planted_url(planted / 'planted'), local=f'{planted}/c', batch_size=4)
     for shard in (planted / 'planted').glob('*.mds'):

@@ -14,6 +14,7 @@ import headrace
 from headrace.cli import convert, convert_config, cp, demo, explain, inspect, merge, reshard, run, skip, verify
 from headrace.display import printable
 from headrace.errors import HeadraceError
+from headrace.redaction import redact
 
 __all__ = ['COMMANDS', 'Command', 'main']
 
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except (HeadraceError, OSError) as error:
         # Names come from the files of others, and a terminal obeys control characters.
-        print(printable(f'headrace: {error}', keep='\n'), file=sys.stderr)
+        print(printable(redact(f'headrace: {error}'), keep='\n'), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

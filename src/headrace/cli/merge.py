@@ -7,6 +7,7 @@ import json
 
 from headrace.cli.arguments import add_store_arguments, show_examples, store_options
 from headrace.display import printable
+from headrace.redaction import without_credentials
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -43,8 +44,9 @@ def run(arguments: argparse.Namespace) -> int:
         merge_index(arguments.out, store_options=options)
     shards = open_stored(arguments.out, options).shards
     samples = int(shards.samples.sum())
+    out = without_credentials(arguments.out)
     if arguments.json:
-        print(json.dumps({'out': arguments.out, 'shards': len(shards), 'samples': samples}))
+        print(json.dumps({'out': out, 'shards': len(shards), 'samples': samples}))
     else:
-        print(printable(f'{arguments.out}: {len(shards):,} shards with {samples:,} samples'))
+        print(printable(f'{out}: {len(shards):,} shards with {samples:,} samples'))
     return 0

@@ -27,7 +27,7 @@ from headrace.convert.stored_dataset import (
 from headrace.dataset.writing.start import MARK
 from headrace.errors import ChecksumError, ConfigError, FormatError, HeadraceError, ObjectNotFoundError
 from headrace.format import FileInfo, parse_index
-from headrace.redaction import without_credentials
+from headrace.redaction import redact, without_credentials
 from headrace.storage import Store, StoreOptions, open_store
 from headrace.storage.stores.local import LocalStore
 
@@ -164,14 +164,18 @@ class _Copy:
         """Refuse a destination that is not this copy's, unless it is empty or may be replaced."""
         if MARK in there:
             raise FileExistsError(
-                f'{self._target.url} has a dataset that is still being written: it holds {MARK}. Wait for its writer, '
-                f'or choose another destination.'
+                redact(
+                    f'{self._target.url} has a dataset that is still being written: it holds {MARK}. Wait for its '
+                    f'writer, or choose another destination.'
+                )
             )
         clash = next((key for key in there if key in self.files or key in (INDEX, COPY_MARK)), None)
         if clash is not None and not self._overwrite:
             raise FileExistsError(
-                f'{self._target.url} has {clash} of another dataset already. Choose another destination, or replace '
-                f'it with `overwrite` (--overwrite).'
+                redact(
+                    f'{self._target.url} has {clash} of another dataset already. Choose another destination, or '
+                    f'replace it with `overwrite` (--overwrite).'
+                )
             )
 
     def _is_there(self, info: FileInfo, there: Mapping[str, int], *, is_ours: bool) -> bool:

@@ -16,6 +16,7 @@ from headrace.display import printable
 from headrace.errors import FormatError, HeadraceError, MissingDependencyError, ObjectNotFoundError, StorageError
 from headrace.format import Schema, ShardInfo, open_shard
 from headrace.format.encodings import is_mds_encoding_safe
+from headrace.redaction import redact
 from headrace.storage import Retry, Store
 
 __all__ = ['BadShard', 'check_shard']
@@ -76,7 +77,7 @@ def check_shard(store: Store, number: int, info: ShardInfo, retry: Retry) -> Bad
     else:
         return None
     file = info.files[0].raw.basename
-    return BadShard(number, file, cast('Any', checking), reason.removeprefix(f'{file}: '))
+    return BadShard(number, file, cast('Any', checking), redact(reason.removeprefix(f'{file}: ')))
 
 
 def _variants(store: Store, info: ShardInfo) -> list[bool]:
