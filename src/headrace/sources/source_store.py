@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from headrace.errors import ChecksumError, ConfigError, EmptyDatasetError, FormatError, StorageError, TransferError
+from headrace.redaction import without_credentials
 from headrace.sources.formats import choose_split, find_format, format_of
 from headrace.sources.source_index import SourceIndex, index_name
 from headrace.storage import ObjectInfo, open_store, split_url
@@ -30,6 +31,8 @@ _MAGIC = re.compile(r'[*?\[]')
 def has_glob(url: str | None) -> bool:
     """Whether a path or URL is a glob, such as ``s3://bucket/data/train-*.parquet``. A path that exists is none."""
     if url is None or _MAGIC.search(split_url(url)[1]) is None:
+        return False
+    if '?' in url and '?' not in without_credentials(url):  # a signature, which the store refuses
         return False
     return bool(split_url(url)[0]) or not Path(url).exists()
 
