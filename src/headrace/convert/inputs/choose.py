@@ -13,6 +13,7 @@ from headrace.convert.inputs.hugging_face import HuggingFaceInputs, is_hugging_f
 from headrace.convert.inputs.image_folder import ImageFolder, list_images
 from headrace.convert.inputs.parts import open_parts
 from headrace.convert.inputs.programs import FunctionInputs, IterableSamples, RowInputs
+from headrace.convert.inputs.torchvision import images_of, is_vision_dataset
 from headrace.convert.protocol import Inputs
 from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.sources.formats import FORMATS
@@ -39,7 +40,7 @@ def choose_inputs(
         ConfigError: nothing can be converted from it.
         ObjectNotFoundError: the folder or URL holds no data of a known format.
     """
-    names = columns if columns is not None else ['0', '1']
+    names = columns or []
     if function is not None:
         if isinstance(source, str | bytes) or not isinstance(source, Iterable):
             raise ConfigError(
@@ -50,6 +51,11 @@ def choose_inputs(
         return _of_place(os.fspath(cast('str', source)), columns, format, limit, allow_unsafe_types, options, retry)
     if is_hugging_face(source):
         return HuggingFaceInputs(source, columns=columns, limit=limit)
+    if is_vision_dataset(source):
+        names = columns or ['image', 'label']
+        images = images_of(source, columns=columns, limit=limit, retry=retry)
+        if images is not None:
+            return images
     is_sequence = hasattr(source, '__getitem__') and hasattr(source, '__len__') and not _is_iterable_dataset(source)
     if is_sequence and not isinstance(source, Mapping | bytes):
         return RowInputs(source, names=names, rows=min(len(source), limit or len(source)))

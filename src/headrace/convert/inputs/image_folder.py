@@ -186,8 +186,12 @@ class ImageFolder:
                 f'A file named as an image begins as one, but this one has {len(image)} bytes and begins with '
                 f'{image[:8]!r}.'
             )
-        values = {'image': image, 'label': self._label[key.split('/')[0]], 'path': key}
+        values = {'image': image, 'label': self.label(key), 'path': key}
         return ({name: values[name] for name in self.columns},)
+
+    def label(self, key: str) -> int:
+        """The label of an image."""
+        return self._label[key.partition('/')[0]]
 
     def _bytes(self, key: str) -> bytes:
         if isinstance(self._store, LocalStore):

@@ -61,7 +61,7 @@ def open_parts(
     if found is None:
         raise ObjectNotFoundError(
             f'No data of a known format is at {url}: neither images in a folder for each class, nor files of '
-            f'`headrace.sources`. Check the path, or name the `format`. MDS shards are copied by `headrace cp`.'
+            f'`headrace.sources`. Check the path, or name the `format`. `headrace cp` and `headrace reshard` take MDS shards.'
         )
     index = io.BytesIO()
     store.get(store.index_name, index)

@@ -32,9 +32,10 @@ def to_sample(found: object, names: Sequence[str]) -> Mapping[str, Any]:
     if isinstance(found, tuple) and len(cast('tuple[Any, ...]', found)) == len(names):
         values = cast('tuple[Any, ...]', found)
         return {name: _plain(value) for name, value in zip(names, values, strict=True)}
+    of_names = f'or a tuple of {len(names)} values for {list(names)}'
     raise TypeError(
-        f'A sample is a mapping from column to value, or a tuple of {len(names)} values for {list(names)}, but is '
-        f'{type(found).__name__}: {found!r:.100}.'
+        f'A sample is a mapping from column to value, {of_names if names else "or a tuple"}, but is '
+        f"{type(found).__name__}: {found!r:.100}. Name the values of tuples as in columns=['image', 'label']."
     )
 
 
