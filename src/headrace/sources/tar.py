@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import FormatError, ShardError
 from headrace.format.compression_algorithms import CHUNK
@@ -61,12 +61,15 @@ _ENCODINGS: Final = {
 """By the last part of an extension; others are bytes."""
 
 
-class _Sample(NamedTuple):
-    key: str
-    members: dict[str, tuple[Member, memoryview | bytes]]
-    """By extension: the member, and its bytes if they are wanted."""
-    start: int
-    end: int
+class _Sample:
+    """A run of members with one key."""
+
+    __slots__ = ('end', 'key', 'members', 'start')
+
+    def __init__(self, key: str, start: int) -> None:
+        self.key, self.start, self.end = key, start, start
+        self.members: dict[str, tuple[Member, memoryview | bytes]] = {}
+        """By extension: the member, and its bytes if they are wanted."""
 
 
 def find(objects: Sequence[ObjectInfo]) -> Sequence[ObjectInfo]:
@@ -164,7 +167,7 @@ def _read_samples(window: Window, where: str, wanted: Collection[str]) -> Iterat
         if sample is None or key != sample.key:
             if sample is not None:
                 yield sample
-            sample = _Sample(key, {}, member.start, member.end)
+            sample = _Sample(key, member.start)
         elif extension in sample.members:
             raise FormatError(
                 f'Extensions of a sample differ, but sample {key!r} in {where} has {extension!r} twice. Give samples '
@@ -181,7 +184,7 @@ def _read_samples(window: Window, where: str, wanted: Collection[str]) -> Iterat
             if len(data) < member.size:
                 raise FormatError(f'{where} ends within {member.name!r}. Fetch or write it again.')
         sample.members[extension] = member, data
-        sample = sample._replace(end=member.end)
+        sample.end = member.end
     if sample is not None:
         yield sample
 

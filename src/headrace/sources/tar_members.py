@@ -6,6 +6,7 @@ are text only: nothing is ever written under one.
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.errors import FormatError
@@ -96,8 +97,11 @@ class _Header:
     def __init__(self, block: bytes, at: int, where: str) -> None:
         if len(block) < _BLOCK:
             raise _truncated(where, at)
-        stored = _number(block[148:156], at, where)
-        if stored != sum(block) - sum(block[148:156]) + 8 * 32 and stored != _signed_sum(block):
+        field = block[148:156]
+        stored = _number(field, at, where)
+        # The checksum is the sum of the bytes, its own counted as spaces. Adler-32 has that sum, plus 1, modulo 65,521.
+        difference = stored - 8 * 32 + sum(field) - ((zlib.adler32(block) & 0xFFFF) - 1)
+        if difference % 65521 and stored != _signed_sum(block):
             raise FormatError(
                 f'{where} has no valid tar header at byte {at}: its checksum is wrong. Fetch or write it again.'
             )
@@ -125,9 +129,12 @@ def _number(field: bytes, at: int, where: str) -> int:
     digits = field.partition(b'\0')[0].strip()
     if not digits:
         return 0
-    if not digits.isdigit() or b'8' in digits or b'9' in digits:
-        raise FormatError(f'{where} has no number in the header at byte {at}, but {field!r}. Fetch or write it again.')
-    return int(digits, 8)
+    try:
+        return int(digits if digits.isdigit() else b'', 8)
+    except ValueError:
+        raise FormatError(
+            f'{where} has no number in the header at byte {at}, but {field!r}. Fetch or write it again.'
+        ) from None
 
 
 def _decimal(value: bytes, at: int, where: str) -> int:
