@@ -59,7 +59,7 @@ test-numpys: .venv/.ready ## The tests of the order with the oldest and the newe
 test-python-%:
 	@if .ci/find-python $* > /dev/null; then \
 		$(MAKE) --no-print-directory .venv-$*/.ready && \
-		.venv-$*/bin/python $(PYTEST) $(FEW) --at-most 2 \
+		.venv-$*/bin/python $(PYTEST) $(FEW) --at-most 1 \
 			-m 'not slow and not once and not composer and not lightning and not s3 and not cloud'; \
 	else \
 		echo "Skipped: there is no Python $* here, on PATH or where pyenv and uv keep theirs"; \

@@ -209,7 +209,7 @@ class SlotWriter:
         self._generation = -1
         self._offset = self._size = 0  # of the generation, and of each slot
         self._slots: list[Bytes] = []
-        self._used = 0  # slots that have memory
+        self._backed: list[int] = []  # bytes of each slot that have memory
         self._free: list[int] = []
         self.not_in_slots = 0
         """Batches that had no slot, or that slots cannot hold."""
@@ -259,15 +259,18 @@ class SlotWriter:
         try:
             if size > self._size:
                 self._begin_generation(size)
-            if self._free:
-                return self._free.pop()
-            if self._used == len(self._slots):
+            if not self._free and len(self._backed) < len(self._slots):
+                self._free.append(len(self._backed))
+                self._backed.append(0)
+            if not self._free:
                 return None
-            os.posix_fallocate(self._ring.memory, self._offset + self._used * self._size, self._size)
+            slot = self._free[-1]
+            if size > self._backed[slot]:
+                os.posix_fallocate(self._ring.memory, self._offset + slot * self._size, size)
+                self._backed[slot] = size
         except (OSError, ValueError):  # no memory
             return None
-        self._used += 1
-        return self._used - 1
+        return self._free.pop()
 
     def _begin_generation(self, size: int) -> None:
         """Map slots of `size` bytes or some more; later batches are often a little larger."""
@@ -279,7 +282,7 @@ class SlotWriter:
         memory = np.frombuffer(mmap.mmap(self._ring.memory, self._most * size, offset=offset), np.uint8)
         self._slots = [memory[slot * size : (slot + 1) * size] for slot in range(self._most)]
         self._generation, self._offset, self._size = self._generation + 1, offset, size
-        self._used, self._free = 0, []
+        self._backed, self._free = [], []
 
 
 class _Pickled(NamedTuple):
