@@ -19,6 +19,7 @@ from headrace.format.encodings import get_mds_encoded_size
 from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns
 from headrace.sources.object_names import is_hidden
 from headrace.sources.parquet_footers import pack_footer, parse_footer, read_footers, unpack_footer
+from headrace.sources.parquet_thrift import DamagedFooterError, read_row_groups
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
 from headrace.sources.range_file import RangeFile
@@ -78,11 +79,11 @@ def index(
     for info, footer in zip(objects, read_footers(store, objects), strict=True):
         source = f'{base}/{info.key}'
         try:
-            table.add(info, parse_footer(footer, source), source)
+            table.add(info, footer, source)
         except HeadraceError:
             raise
-        except (pa.ArrowException, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
-            raise FormatError(f'The footer of {source} cannot be read: {error}. Restore the file.') from error
+        except (DamagedFooterError, pa.ArrowException, OSError, ValueError, TypeError, MemoryError) as error:
+            raise FormatError(f'The Parquet file {source} cannot be read: {error}. Restore the file.') from error
         footers.append(pack_footer(footer))
     return ParquetSource(
         base=base,
@@ -212,26 +213,38 @@ class _FooterTable:
         self.groups: list[_Group] = []
         self._schemas: list[tuple[Any, str]] = []  # the different ones, each with its first file
 
-    def add(self, info: ObjectInfo, metadata: pq.FileMetaData, source: str) -> None:
-        """Add a file."""
+    def add(self, info: ObjectInfo, footer: bytes, source: str) -> None:
+        """Add a file.
+
+        Raises:
+            DamagedFooterError: its footer is damaged.
+            FormatError, StreamError: see `index`.
+        """
+        metadata = parse_footer(footer, source)
         schema = self._schema(metadata, source)
         names = list(arrow_columns(schema, columns=self._wanted, source=source))
-        leaves = _leaves(metadata, names)
-        for group in range(metadata.num_row_groups):
-            row_group = metadata.row_group(group)
-            if row_group.num_rows == 0:
+        paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+        leaves = _leaves(paths, names)
+        for number, group in enumerate(read_row_groups(footer)):
+            if group.rows == 0:
                 continue
-            if not 0 < row_group.num_rows < LARGEST:
-                raise FormatError(f'Row group {group} of {source} has {row_group.num_rows} rows. Restore the file.')
+            if not 0 < group.rows < LARGEST or [chunk.path for chunk in group.columns] != paths:
+                raise DamagedFooterError(f'row group {number} has {group.rows} rows, or other columns than the schema')
             spans: list[tuple[int, int]] = []
             sizes = dict.fromkeys(names, 0)
-            for number, name in leaves:
-                chunk = row_group.column(number)
-                spans.append(_span(chunk, info.size, source))
-                sizes[name] += chunk.total_uncompressed_size
-                if _has_nulls(chunk):
+            for leaf, name in leaves:
+                chunk = group.columns[leaf]
+                if chunk.offset < 4 or chunk.size < 0 or chunk.offset + chunk.size > info.size:
+                    raise DamagedFooterError(
+                        f'column {chunk.path!r} lies at bytes {chunk.offset} to {chunk.offset + chunk.size}, but the '
+                        f'file has {info.size} bytes'
+                    )
+                spans.append((chunk.offset, chunk.size))
+                sizes[name] += max(0, chunk.unpacked_size)
+                # The path of a file may always be null.
+                if chunk.null_count and not chunk.path.endswith('.path'):
                     self.with_nulls.add(name)
-            self.groups.append(_Group(info.key, group, row_group.num_rows, _joined(spans), sizes))
+            self.groups.append(_Group(info.key, number, group.rows, _joined(spans), sizes))
 
     def _schema(self, metadata: pq.FileMetaData, source: str) -> Any:
         """The Arrow schema of a file; equal ones are one object."""
@@ -281,44 +294,19 @@ class _FooterTable:
             yield Part(row.file, row.ranges, row.rows, min(size + 4096, LARGEST - 1))
 
 
-def _leaves(metadata: pq.FileMetaData, names: Sequence[str]) -> list[tuple[int, str]]:
+def _leaves(paths: Sequence[str], names: Sequence[str]) -> list[tuple[int, str]]:
     """Numbers of the leaf columns that reading these columns reads, each with its column.
 
     As pyarrow chooses them: by the leaf's path, whose parts are joined by dots.
     """
     found: list[tuple[int, str]] = []
     wanted = set(names)
-    for number in range(metadata.num_columns):
-        path = metadata.schema.column(number).path
-        if path in wanted:
-            found.append((number, path))
-            continue
+    for number, path in enumerate(paths):
         parts = path.split('.')
-        heads = ('.'.join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
+        heads = ('.'.join(parts[:count]) for count in range(len(parts), 0, -1))
         if (name := next((head for head in heads if head in wanted), None)) is not None:
             found.append((number, name))
     return found
-
-
-def _has_nulls(chunk: Any) -> bool:
-    """Whether a column's statistics count nulls, or empty lists. The path of a file may always be null."""
-    if chunk.path_in_schema.endswith('.path'):
-        return False
-    statistics = chunk.statistics
-    return statistics is not None and statistics.has_null_count and statistics.null_count > 0
-
-
-def _span(chunk: Any, size: int, source: str) -> tuple[int, int]:
-    """Offset and size of a column chunk in a file of this size."""
-    begin, length = chunk.data_page_offset, chunk.total_compressed_size
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset and 0 < chunk.dictionary_page_offset < begin:
-        begin = chunk.dictionary_page_offset
-    if chunk.file_path or begin < 4 or length < 0 or begin + length > size:
-        raise FormatError(
-            f'Column {chunk.path_in_schema!r} of {source} lies at bytes {begin} to {begin + length}'
-            f'{" of another file" * bool(chunk.file_path)}, but the file has {size} bytes. Restore the file.'
-        )
-    return begin, length
 
 
 def _joined(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
