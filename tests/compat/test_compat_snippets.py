@@ -84,6 +84,30 @@ def test_attributes_of_a_dataset_of_two_streams(make_dataset: Any) -> None:
     assert of_one.min() >= 25
 
 
+def test_a_subclass_may_store_its_arguments(make_dataset: Any) -> None:
+    from streaming import StreamingDataset
+
+    class Stored(StreamingDataset):
+        def __init__(self, **arguments: Any) -> None:
+            for name, value in arguments.items():
+                setattr(self, name, value)
+            super().__init__(**arguments)
+            for name, value in arguments.items():
+                setattr(self, name, value)
+            self.length, self.spanner = 1000, None
+
+    arguments = dict(shuffle=True, shuffle_algo='py1e', shuffle_seed=5, num_canonical_nodes=1, epoch_size='20')
+    path = str(make_dataset('data', 30))
+    stored = Stored(local=path, batch_size=5, shuffle_block_size=None, **arguments)
+    plain = StreamingDataset(local=path, batch_size=5, **arguments)
+
+    assert (stored.length, stored.shuffle_block_size, len(stored)) == (1000, None, 20)
+    assert [sample['id'] for sample in stored] == [sample['id'] for sample in plain]
+    for name in ('shuffle_seed', 'num_canonical_nodes', 'epoch_size'):
+        with pytest.raises(ConfigError, match=f'`{name}` is fixed'):
+            setattr(stored, name, 7)
+
+
 def test_the_next_epoch_can_be_set(make_dataset: Any) -> None:
     from streaming import StreamingDataset
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.sequence import SampleSequence
 from headrace.errors import ConfigError
+from headrace.format import number_abbrev_to_int
 from headrace.order.mosaicml.epoch_arrays import Spanner
 from headrace.order.mosaicml.epoch_permutation import Draws
 
@@ -24,19 +26,47 @@ if TYPE_CHECKING:
 __all__ = ['DatasetAttributes']
 
 IntArray = npt.NDArray[np.int64]
+T = TypeVar('T')
+
+_FIXED = ('epoch_size', 'num_canonical_nodes', 'shuffle_seed')
+
+
+class _Attribute(Generic[T]):
+    """A property that a subclass may hide by an attribute of its own, as it does when it stores its arguments."""
+
+    def __init__(self, read: Callable[[Any], T]) -> None:
+        self._read, self.__doc__ = read, read.__doc__
+
+    @overload
+    def __get__(self, dataset: None, owner: type) -> _Attribute[T]: ...
+    @overload
+    def __get__(self, dataset: object, owner: type) -> T: ...
+    def __get__(self, dataset: object | None, owner: type) -> _Attribute[T] | T:
+        return self if dataset is None else self._read(dataset)
 
 
 class DatasetAttributes(SampleSequence):
     """Attributes in terms of the mixture and the order's settings. Sizes count the samples that are offered."""
 
     streams: list[Stream]
-
     shards: Sequence[ShardInfo]
 
     @property
     @abstractmethod
     def pool(self) -> ShardPool:
         """This process' mapped shards."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Subclasses store their arguments. Of these, the order has its own values, which it needs.
+        if name not in _FIXED:
+            super().__setattr__(name, value)
+        elif value is not None and 'run' in vars(self):
+            given = number_abbrev_to_int(value) if name == 'epoch_size' else value
+            if given != getattr(self, name):
+                raise ConfigError(
+                    f'`{name}` is fixed when the dataset is made: it is {getattr(self, name)}, and was set to {value}. '
+                    f'Pass it as an argument.'
+                )
 
     @property
     def next_epoch(self) -> int:
@@ -49,17 +79,17 @@ class DatasetAttributes(SampleSequence):
             raise ConfigError(f'`next_epoch` must be at least 0, but is {epoch}.')
         self.progress.load(epoch, 0)
 
-    @property
+    @_Attribute
     def num_streams(self) -> int:
         """Number of streams."""
         return len(self.streams)
 
-    @property
+    @_Attribute
     def length(self) -> int:
         """Samples of an epoch that one rank gets, as `len(dataset)`."""
         return len(self)
 
-    @property
+    @_Attribute
     def samples_per_shard(self) -> IntArray:
         """Samples of each shard, int64[shards]; shards of stream 0 first."""
         return self.mixture.shard_sizes
@@ -74,7 +104,7 @@ class DatasetAttributes(SampleSequence):
         """Shards of each stream, int64[streams]."""
         return np.diff(self.mixture.shard_offsets)
 
-    @property
+    @_Attribute
     def shard_offset_per_stream(self) -> IntArray:
         """Number of each stream's first shard, int64[streams]."""
         return self.mixture.shard_offsets[:-1]
@@ -99,7 +129,7 @@ class DatasetAttributes(SampleSequence):
         """`spanner[i]` is the shard of sample id i, and the sample's place among the shard's offered samples."""
         return Spanner(self.samples_per_shard)
 
-    @property
+    @_Attribute
     def cache_usage(self) -> int:
         """Bytes of the shards that are present, unpacked."""
         sizes = [sum(file.raw.bytes for file in shard.files) for shard in self.shards]
@@ -107,42 +137,42 @@ class DatasetAttributes(SampleSequence):
 
     # -- settings of the order -------------------------------------------------------------------------------------
 
-    @property
+    @_Attribute
     def shuffle(self) -> bool:
         """Whether samples are shuffled."""
         return self.order_config.shuffle
 
-    @property
+    @_Attribute
     def shuffle_algo(self) -> str | None:
         """Name of the shuffle algorithm."""
         return self.order_config.algorithm
 
-    @property
+    @_Attribute
     def shuffle_block_size(self) -> int | None:
         """Samples over which the shuffle spreads a shard, per canonical node."""
         return self.order_config.block_size
 
-    @property
+    @_Attribute
     def batching_method(self) -> str:
         """How streams share a batch."""
         return self.order_config.batching
 
-    @property
+    @_Attribute
     def partition_algo(self) -> str:
         """How the compatible orders split samples over nodes."""
         return self.order_config.partition
 
-    @property
+    @_Attribute
     def sampling_method(self) -> str:
         """'balanced' or 'fixed'."""
         return self.order_config.sampling
 
-    @property
+    @_Attribute
     def sampling_granularity(self) -> int:
         """Samples drawn together from a shard."""
         return self.order_config.sampling_granularity
 
-    @property
+    @_Attribute
     def initial_physical_nodes(self) -> int:
         """Nodes that the run began on."""
         return self.initial_nodes
