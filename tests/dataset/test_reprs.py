@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
+from headrace import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from headrace.packing import PackedDataset, Packing
 from planted import found_in, planted_url, register_planted_store
 
@@ -63,6 +63,14 @@ def test_a_loader_says_its_position(mix: StreamingDataset) -> None:
     assert '80 samples in' in str(other)
 
 
+def test_a_local_dataset(make_dataset: Any) -> None:
+    folder = make_dataset()
+    lines = str(LocalDataset(str(folder))).split('\n')
+    assert lines[:2] == ['LocalDataset', f'  local    {folder}']
+    assert '100 samples in' in lines[2]
+    assert len(lines) == 4
+
+
 def test_nothing_is_read(mix: StreamingDataset, tmp_path: Path) -> None:
     before = str(mix)
     for folder in ('code', 'prose', 'c'):
@@ -77,7 +85,7 @@ def test_many_streams_are_cut(make_dataset: Any) -> None:
     assert len(str(dataset).split('\n')) < 16
 
 
-@pytest.mark.parametrize('kind', [Stream, StreamingDataset, StreamingDataLoader, PackedDataset])
+@pytest.mark.parametrize('kind', [LocalDataset, Stream, StreamingDataset, StreamingDataLoader, PackedDataset])
 def test_objects_that_are_not_ready(kind: Any) -> None:
     half = kind.__new__(kind)
     for text in (repr(half), str(half), half._repr_html_()):

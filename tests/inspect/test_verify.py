@@ -14,7 +14,8 @@ import pytest
 
 from headrace import CSVWriter, JSONWriter, MDSWriter
 from headrace.errors import ConfigError, ObjectNotFoundError
-from headrace.format import parse_index, unpack_file
+from headrace.format import Encoding, parse_index, unpack_file
+from headrace.format.encodings.encoding import ENCODINGS
 from headrace.inspect import verify
 from processes import Program, clean_environment, is_alive
 from waiting import until
@@ -291,3 +292,26 @@ def test_a_killed_verify_leaves_nothing_and_goes_on(hashed: Path, tmp_path: Path
     report = verify(hashed, jobs=1, state=state)
     # The entries are the same, the versions of the files, too: this store is the same folder.
     assert (report.passed_before, report.is_good) == (shards - 1, True)
+
+
+class Strict(Encoding):
+    """Raises what no reader expects."""
+
+    trusted_name = True
+
+    def encode(self, obj: Any) -> bytes:
+        return bytes(obj)
+
+    def decode(self, data: Any) -> Any:
+        return {0: 'good'}[len(data)]
+
+
+def test_errors_of_own_encodings_are_of_their_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODINGS, 'strict', Strict())
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'x': 'strict'}) as writer:
+        writer.write({'x': b''})
+    assert verify(tmp_path / 'data', jobs=1).is_good
+    with MDSWriter(out=str(tmp_path / 'bad'), columns={'x': 'strict'}) as writer:
+        writer.write({'x': b'1'})
+    shard, check, reason = only_bad(tmp_path / 'bad')
+    assert (shard, check, reason) == (0, 'samples', 'KeyError: 1')

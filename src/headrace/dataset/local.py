@@ -9,12 +9,14 @@ from torch.utils.data import Dataset
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.items import SamplesById
+from headrace.dataset.streams.facts import stream_facts
+from headrace.display import Facts, FactsRepr
 from headrace.format import ShardInfo
 
 __all__ = ['LocalDataset']
 
 
-class LocalDataset(SamplesById, Dataset[Any]):
+class LocalDataset(SamplesById, Dataset[Any], FactsRepr):
     """Samples of a local folder by number, for a `torch.utils.data.DataLoader` with a sampler of your own.
 
     Args:
@@ -30,6 +32,10 @@ class LocalDataset(SamplesById, Dataset[Any]):
     def __init__(self, local: str, split: str | None = None, *, allow_unsafe_types: bool = False) -> None:
         self.local, self.split = local, split or ''
         self._dataset = StreamingDataset(local=local, split=split, allow_unsafe_types=allow_unsafe_types)
+
+    def _facts(self) -> Facts:
+        _, rows = stream_facts(self._dataset.streams[0])
+        return Facts(type(self).__name__, [row for row in rows if row[0] != 'weight'])
 
     def __len__(self) -> int:
         return self._dataset.num_samples

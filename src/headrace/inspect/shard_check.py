@@ -66,7 +66,7 @@ def check_shard(store: Store, number: int, info: ShardInfo, retry: Retry) -> Bad
             buffers = raw_files(store, info, retry, is_packed=is_packed, step=step)
             step('offsets')
             _check_content(info, buffers, step)
-    except MissingDependencyError:
+    except (MissingDependencyError, MemoryError):
         raise
     except ObjectNotFoundError as error:
         checking, reason = 'missing', str(error)
@@ -74,6 +74,8 @@ def check_shard(store: Store, number: int, info: ShardInfo, retry: Retry) -> Bad
         checking, reason = 'unreadable', str(error)
     except (HeadraceError, OSError) as error:
         reason = str(error)
+    except Exception as error:  # encodings of others raise any
+        reason = f'{type(error).__name__}: {error}'
     else:
         return None
     file = info.files[0].raw.basename

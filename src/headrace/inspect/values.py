@@ -64,7 +64,7 @@ def describe_value(schema: Schema, column: str, stored: Any) -> SampleValue:
         return _describe(encoding.decode(data), len(data), data)
     except MissingDependencyError as error:
         return SampleValue(len(data), '', f'({error})', _pictures_in(data))
-    except FormatError as error:
+    except (FormatError, RecursionError) as error:
         return SampleValue(len(data), '', f'(damaged: {error})'[:LONGEST])
 
 

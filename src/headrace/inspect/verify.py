@@ -220,10 +220,10 @@ def _checking(store: Store, count: int) -> Generator[Check]:
     # A forked process knows encodings that the caller has registered.
     context = multiprocessing.get_context('fork' if sys.platform == 'linux' else None)
     reader, writer = context.Pipe(duplex=False)
-    pool = ProcessPoolExecutor(count, context, _begin_worker, (reader, writer))
+    pool = ProcessPoolExecutor(count, context, _begin_worker, (reader, writer, store))
     try:
         pool.submit(os.getpid).result()  # forks all processes
-        yield lambda shards: _in_order_of_ends(pool, store, shards, _AHEAD * count)
+        yield lambda shards: _in_order_of_ends(pool, shards, _AHEAD * count)
     except BrokenProcessPool as error:
         raise StorageError(
             'A process that checked shards was killed, perhaps because memory was short. Use fewer `jobs` (-j), and '
@@ -235,8 +235,13 @@ def _checking(store: Store, count: int) -> Generator[Check]:
         pool.shutdown(cancel_futures=True)
 
 
-def _begin_worker(reader: Connection, writer: Connection) -> None:
-    """Have this process end with its parent, and by nothing else."""
+_store_of_worker: list[Store] = []
+"""The store of a worker process, one for all its shards: another would connect again."""
+
+
+def _begin_worker(reader: Connection, writer: Connection, store: Store) -> None:
+    """Keep the store, and have this process end with its parent, and by nothing else."""
+    _store_of_worker[:] = [store]
     writer.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -248,12 +253,16 @@ def _end_with_parent(reader: Connection) -> None:
     os._exit(1)
 
 
+def _check_in_worker(number: int, info: ShardInfo) -> BadShard | None:
+    return check_shard(_store_of_worker[0], number, info, PATIENT)
+
+
 def _in_order_of_ends(
-    pool: ProcessPoolExecutor, store: Store, shards: Iterator[tuple[int, ShardInfo]], most: int
+    pool: ProcessPoolExecutor, shards: Iterator[tuple[int, ShardInfo]], most: int
 ) -> Iterator[Checked]:
     running = dict[Future[BadShard | None], int]()
     for number, info in shards:
-        running[pool.submit(check_shard, store, number, info, PATIENT)] = number
+        running[pool.submit(_check_in_worker, number, info)] = number
         if len(running) >= most:
             yield from _finished(running)
     while running:
