@@ -159,6 +159,8 @@ def test_parts_are_runs_of_32_mib(kind):
 def test_files_of_csv_may_order_their_columns_as_they_like():
     objects = {'a.csv': b'a,b\n1,x\n', 'b.csv': b'b,a\ny,2\n', 'c.csv': b'a,b\n'}
     assert rows(index(CSV, objects), objects) == [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
+    objects['b.csv'] = b'b,a\ny,2.5\n'
+    assert rows(index(CSV, objects), objects) == [{'a': 1.0, 'b': 'x'}, {'a': 2.5, 'b': 'y'}]
     objects['b.csv'] = b'b,a\ny,z\n'
     assert rows(index(CSV, objects), objects) == [{'a': '1', 'b': 'x'}, {'a': 'z', 'b': 'y'}]
     with pytest.raises(FormatError, match='same columns'):

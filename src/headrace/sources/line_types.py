@@ -115,9 +115,9 @@ class TextTypes:
         known = {_INT: 'int', _INT | _INEXACT: 'int', _FLOAT: 'float64', _INT | _FLOAT: 'float64'}
         return [known.get(kind, 'str') for kind in self._kinds]
 
-    def merge(self, other: TextTypes) -> None:
-        """Add the rows of another file."""
-        self._kinds = [one | two for one, two in zip(self._kinds, other._kinds, strict=True)]
+    def merge(self, other: TextTypes, places: Sequence[int]) -> None:
+        """Add the rows of another one, whose columns are at these places."""
+        self._kinds = [kind | other._kinds[place] for kind, place in zip(self._kinds, places, strict=True)]
 
 
 def _text_kind(text: str) -> int:

@@ -89,12 +89,14 @@ class LineFormat:
         parts = [part for info in objects for part in _parts(reader, info, pieces.of(info))]
         found = reader.encodings()
         chosen = choose_columns(list(found), columns, source=f'the {self.NAME} data')
-        return LineSource(self, {name: found[name] for name in chosen}, PartTable.of(parts), reader.headers)
+        return LineSource(
+            self, {name: found[name] for name in chosen}, PartTable.of(parts), reader.headers, reader.header_of
+        )
 
     def load(self, data: bytes) -> LineSource:
         """See `SourceFormat.load`."""
         columns, parts, more = load_index(self.NAME, data)
-        return LineSource(self, columns, parts, more['headers'])
+        return LineSource(self, columns, parts, more['headers'], more['header_of'])
 
 
 JSONL: Final = LineFormat('jsonl', rf'(\.(jsonl|ndjson){_COMPRESSED}?|\.json{_COMPRESSED})$', '')
@@ -110,8 +112,10 @@ class LineSource:
     kind: LineFormat
     columns: Mapping[str, str]
     parts: Sequence[Part]
-    headers: Mapping[str, Sequence[str]]
-    """The fields of each file of CSV."""
+    headers: Sequence[Sequence[str]]
+    """The different first rows of files of CSV."""
+    header_of: Mapping[str, int]
+    """The number of a file's header, if it is not the first."""
 
     @property
     def format(self) -> str:
@@ -136,7 +140,7 @@ class LineSource:
 
     def _columns(self, batch: list[Any], key: str) -> Mapping[str, Sequence[Any]]:
         columns = dict(self.columns)
-        return text_columns(batch, self.headers[key], columns) if self.kind.separator else json_columns(batch, columns)
+        return text_columns(batch, self._header(key), columns) if self.kind.separator else json_columns(batch, columns)
 
     def _batches(self, part: Part, data: memoryview, where: str) -> Iterator[list[Any]]:
         chunks = unpack(
@@ -148,7 +152,7 @@ class LineSource:
             records = read_texts(chunks, self.kind.separator, where)
             if not part.ranges:
                 next(records, None)  # the header
-            count = len(self.headers[part.key])
+            count = len(self._header(part.key))
             records = (_checked(record, count, where) for record in records)
         batch: list[Any] = []
         start = 0
@@ -162,7 +166,11 @@ class LineSource:
 
     def to_bytes(self) -> bytes:
         """See `Source.to_bytes`."""
-        return dump_index(self.format, self.columns, self.parts, {'headers': dict(self.headers)})
+        more = {'headers': self.headers, 'header_of': dict(self.header_of)}
+        return dump_index(self.format, self.columns, self.parts, more)
+
+    def _header(self, key: str) -> Sequence[str]:
+        return self.headers[self.header_of.get(key, 0)]
 
 
 # Indexing
@@ -192,7 +200,8 @@ class _ObjectReader:
 
     def __init__(self) -> None:
         self._types = JsonTypes()
-        self.headers: dict[str, list[str]] = {}
+        self.headers: list[list[str]] = []
+        self.header_of: dict[str, int] = {}
 
     def records(self, info: ObjectInfo, chunks: Iterable[bytes]) -> Iterator[Record]:
         """The records of a file."""
@@ -211,7 +220,8 @@ class _TextReader:
     def __init__(self, separator: str) -> None:
         self._separator = separator
         self._types: dict[tuple[str, ...], TextTypes] = {}
-        self.headers: dict[str, list[str]] = {}
+        self.headers: list[list[str]] = []
+        self.header_of: dict[str, int] = {}
 
     def records(self, info: ObjectInfo, chunks: Iterable[bytes]) -> Iterator[Record]:
         """The records of a file, without its header."""
@@ -224,14 +234,17 @@ class _TextReader:
             raise FormatError(
                 f'The first row of CSV names the columns, all different, but {info.key} has {header!r:.300}.'
             )
-        known = next(iter(self.headers.values()), header)
+        known = self.headers[0] if self.headers else header
         if set(known) != set(header):
             raise FormatError(
                 f'The files of a dataset have the same columns, but {info.key} has {header!r:.200}, and '
-                f'{next(iter(self.headers))} has {known!r:.200}. The first row of a file names its columns. Choose '
+                f'the first one {known!r:.200}. The first row of a file names its columns. Choose '
                 f'files of one kind with a glob in `remote`.'
             )
-        self.headers[info.key] = header
+        if header not in self.headers:
+            self.headers.append(header)
+        if number := self.headers.index(header):
+            self.header_of[info.key] = number
         types = self._types.setdefault(tuple(header), TextTypes(len(header)))
         for record in records:
             types.add(_checked(record, len(header), info.key).value)
@@ -239,11 +252,11 @@ class _TextReader:
 
     def encodings(self) -> dict[str, str]:
         """The encoding of each column, for files whose columns may be in another order."""
-        found: dict[str, set[str]] = {}
+        names = self.headers[0] if self.headers else []
+        total = TextTypes(len(names))
         for header, types in self._types.items():
-            for name, encoding in zip(header, types.encodings(), strict=True):
-                found.setdefault(name, set()).add(encoding)
-        return {name: next(iter(kinds)) if len(kinds) == 1 else 'str' for name, kinds in found.items()}
+            total.merge(types, [header.index(name) for name in names])
+        return dict(zip(names, total.encodings(), strict=True))
 
 
 _Reader = _ObjectReader | _TextReader
