@@ -49,9 +49,9 @@ def test_bad_inputs(images: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (images / 'pets' / 'dog' / 'bad.jpg').write_bytes(b'')
     assert main(['convert', 'pets', 'out']) == 1
     assert 'pets/dog/bad.jpg cannot be converted' in capsys.readouterr().err
-    assert main(['convert', 'pets', 'out', '--on-error', 'collect']) == 1
-    assert 'on_error "stop", and got "collect"' in capsys.readouterr().err
-    assert main(['convert', 'pets', 'out', '--on-error', 'collect', '--exist-ok']) == 0
+    assert main(['convert', 'pets', 'out', '--columns', 'image']) == 1
+    assert 'with columns {"label": "int"}, and got {}' in capsys.readouterr().err
+    assert main(['convert', 'pets', 'out', '--on-error', 'collect']) == 0
     assert 'Left out 1 bad input. The first: pets/dog/bad.jpg: FormatError' in capsys.readouterr().out
     assert main(['convert', 'pets', 'out']) == 1
     assert 'pass --exist-ok to have it emptied' in capsys.readouterr().err

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -225,9 +226,62 @@ def test_other_settings_or_inputs_are_refused(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match=r'with columns .*"label".* and got \{\}'):
         run(columns=['image'])
     bad.unlink()
-    with pytest.raises(ConfigError, match=r'with inputs .*"images": 10.*, and got .*"images": 9'):
-        run()
-    assert run(exist_ok=True).rows == 9
+    with pytest.raises(ConfigError, match=r'with inputs .*data"\}, and got .*other'):
+        shutil.copytree(tmp_path / 'data', tmp_path / 'other')
+        convert(tmp_path / 'other', tmp_path / 'out', size_limit=1500)
+    assert convert(tmp_path / 'other', tmp_path / 'out', exist_ok=True, on_error='skip').rows == 9
+
+
+@pytest.mark.parametrize('change', ['skip', 'remove', 'correct', 'add a class'])
+def test_a_stopped_conversion_goes_on_with_the_inputs_of_now(tmp_path: Path, change: str) -> None:
+    make_images(tmp_path / 'data', {'b': 20, 'd': 5})
+    bad = tmp_path / 'data' / 'd' / 'zz.jpg'
+    bad.write_bytes(b'')
+    with pytest.raises(ConversionError, match=r'zz\.jpg'):
+        convert(tmp_path / 'data', tmp_path / 'out', size_limit=1500)
+    options = {'size_limit': 1500}
+    if change == 'skip':
+        options['on_error'] = 'skip'
+    elif change == 'correct':
+        shutil.copy(tmp_path / 'data' / 'b' / '0-0.jpg', bad)
+    else:
+        bad.unlink()
+    if change == 'add a class':
+        make_images(tmp_path / 'data', {'a': 1})
+    report = convert(tmp_path / 'data', tmp_path / 'out', **options)
+    convert(tmp_path / 'data', tmp_path / 'fresh', **options)
+
+    assert (report.tasks_done_before > 5) == (change != 'add a class')
+    assert digests(tmp_path / 'out') == digests(tmp_path / 'fresh')
+
+
+def test_bad_inputs_that_were_skipped_stop_a_stricter_restart(tmp_path: Path) -> None:
+    def fail(number: int) -> dict[str, int]:
+        if number in {3, KILL.get('fail')}:
+            raise ValueError(f'no {number}')
+        return {'n': number}
+
+    options = {'function': fail, 'columns': {'n': 'int'}}
+    store = tmp_path / 'out'
+    status, _ = in_a_child(lambda: convert(range(30), store, on_error='skip', **options), 60, str(store))
+    assert os.WIFSIGNALED(status)
+    with pytest.raises(ConversionError, match='no 3'):
+        convert(range(30), store, **options)
+    assert convert(range(30), store, on_error='collect', **options).num_errors == 1
+
+
+def test_an_iterable_that_became_shorter(tmp_path: Path) -> None:
+    def samples(count: int, last: str):
+        for i in range(count):
+            yield {'i': i}
+        if last:
+            raise ValueError(last)
+
+    with pytest.raises(ConversionError, match='failed after 200 samples'):
+        convert(samples(200, 'broken'), tmp_path / 'out', size_limit=400)
+    convert(samples(90, ''), tmp_path / 'out', size_limit=400)
+    convert(samples(90, ''), tmp_path / 'fresh', size_limit=400)
+    assert digests(tmp_path / 'out') == digests(tmp_path / 'fresh')
 
 
 def test_a_folder_that_holds_something(tmp_path: Path) -> None:

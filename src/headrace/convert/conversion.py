@@ -27,7 +27,7 @@ from headrace.convert.inputs.choose import choose_inputs
 from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
 from headrace.convert.inputs.samples import infer_columns
 from headrace.convert.job import Job, OnError
-from headrace.convert.processes import run_here, run_in_processes
+from headrace.convert.processes import News, run_here, run_in_processes
 from headrace.convert.protocol import Inputs
 from headrace.convert.record import FOLDER, PLAN, ROW_BYTES, TaskRecord, check_plan, get_bytes, put_bytes, read_record
 from headrace.convert.report import ConversionReport
@@ -217,8 +217,11 @@ class _Conversion:
     stream: IterableSamples | None
 
     def __post_init__(self) -> None:
+        self._found: dict[int, TaskRecord] = {}
+        """Records of an earlier call."""
         self._records: dict[int, TaskRecord] = {}
-        self._found = 0
+        """Records that are part of the dataset."""
+        self._kept = 0
 
     def begin(self, *, exist_ok: bool) -> None:
         """Write the plan; or, for a restart, find the finished tasks."""
@@ -242,12 +245,22 @@ class _Conversion:
                 f'`out`, or pass `exist_ok=True` to have it emptied.'
             )
         # The index goes first: from here on this is no dataset.
-        for info in sorted(there, key=lambda info: (info.key != _INDEX, info.key != PLAN)):
-            job.retry.call(f'Deleting {store.url}/{info.key}', lambda info=info: store.delete(info.key))
+        for key in (_INDEX, PLAN):
+            self._delete({key} & {info.key for info in there})
+        self._delete([info.key for info in there])
         if self.stream is None and isinstance(job.inputs, RowInputs):
             plan[ROW_BYTES] = measure(job.inputs.rows, job.inputs.read, job.columns)
             self._set_row_bytes(plan[ROW_BYTES])
         put_bytes(store, PLAN, json.dumps(plan, indent=1).encode(), job.retry)
+
+    def _delete(self, keys: Collection[str]) -> None:
+        store, retry = self.store, self.job.retry
+
+        def delete(key: str) -> None:
+            retry.call(f'Deleting {store.url}/{key}', lambda: store.delete(key))
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(delete, keys))
 
     def _set_row_bytes(self, mean: float | None) -> None:
         if isinstance(self.job.inputs, RowInputs):
@@ -263,16 +276,13 @@ class _Conversion:
             'compression': job.compression,
             'hashes': list(job.hashes),
             'size_limit': job.size_limit,
-            'on_error': job.on_error,
         }
 
     def _find_records(self, there: Iterable[ObjectInfo]) -> None:
         keys = [info.key for info in there if _RECORD.fullmatch(info.key)]
         with ThreadPoolExecutor(_THREADS) as threads:
             for record in threads.map(lambda key: read_record(self.store, key, self.job.retry), keys):
-                self._records[record.task] = record
-        self._found = len(keys)
-        _log.info('%s of the tasks of %s were finished before.', self._found, self.store.url)
+                self._found[record.task] = record
 
     def run(self, *, workers: int, start_method: str | None, progress_bar: bool) -> None:
         """Do the tasks without a record."""
@@ -291,9 +301,7 @@ class _Conversion:
             def news(inputs: int, rows: int) -> None:
                 bar.update(rows if counts_rows else inputs)
 
-            for record in self._records.values():
-                news(record.end - record.begin, record.rows)
-            left = self._left(tasks)
+            left = self._left(tasks, news)
             done = (
                 run_here(job, left, news)
                 if workers == 1
@@ -302,17 +310,18 @@ class _Conversion:
             for record in done:
                 self._records[record.task] = record
 
-    def _left(self, tasks: Iterator[Task]) -> Iterator[Task]:
+    def _left(self, tasks: Iterator[Task], news: News) -> Iterator[Task]:
+        """The tasks that are not finished, or whose inputs have changed."""
+        stops = self.job.on_error == 'stop'
         for task in tasks:
-            record = self._records.get(task.number)
-            if record is None:
+            record = self._found.get(task.number)
+            inputs = (task.begin, task.end, task.digest)
+            if record is None or (record.begin, record.end, record.digest) != inputs or (stops and record.errors):
                 yield task
-            elif (record.begin, record.end) != (task.begin, task.end):
-                raise ConfigError(
-                    f'A restart continues an unfinished conversion with the same inputs, but task {task.number} of '
-                    f'{self.store.url} had the inputs {record.begin} to {record.end}, and now has {task.begin} to '
-                    f'{task.end}. Choose another `out`, or pass `exist_ok=True` to begin anew.'
-                )
+            else:
+                self._records[task.number] = record
+                self._kept += 1
+                news(record.end - record.begin, record.rows)
 
     def finish(self, begin: float) -> ConversionReport:
         """Write the index, and remove everything that is no part of the dataset."""
@@ -345,7 +354,7 @@ class _Conversion:
             raw_bytes=sum(record.raw_bytes for record in records),
             stored_bytes=sum(record.stored_bytes for record in records),
             seconds=time.monotonic() - begin,
-            tasks_done_before=self._found,
+            tasks_done_before=self._kept,
             errors=errors if job.on_error == 'collect' else errors[:_SHOWN],
             num_errors=len(errors),
         )
@@ -353,18 +362,16 @@ class _Conversion:
     def _remove_leftovers(self, names: Collection[str]) -> None:
         """Remove shards of killed workers that no later task has replaced."""
         store = self.store
-        for info in list(store.list('shard.')):
-            if info.key not in names and _SHARD.fullmatch(info.key):
-                store.delete(info.key)
+        listed = self.job.retry.call(f'Listing {store.url}', lambda: list(store.list('shard.')))
+        self._delete([info.key for info in listed if info.key not in names and _SHARD.fullmatch(info.key)])
         if isinstance(store, LocalStore):
             store.remove_unfinished()
 
     def _remove_records(self) -> None:
         """Remove the plan, then the records. The dataset is whole already."""
         store = self.store
-        store.delete(PLAN)
-        with ThreadPoolExecutor(_THREADS) as threads:
-            list(threads.map(store.delete, (TaskRecord.key(number) for number in self._records)))
+        self._delete([PLAN])
+        self._delete([TaskRecord.key(number) for number in {**self._found, **self._records}])
         if isinstance(store, LocalStore):
             LocalStore(store.root / FOLDER).remove_unfinished()
 

@@ -149,6 +149,7 @@ class Worker:
             task.number,
             task.begin,
             task.end,
+            task.digest,
             shards.rows,
             shards.raw_bytes,
             shards.stored_bytes,
@@ -186,8 +187,8 @@ class Worker:
         text = f'{type(error).__name__}: {error}'
         if self._job.on_error == 'stop':
             raise ConversionError(
-                f'{name} cannot be converted: {text}. Correct or remove it and run the conversion again, which goes on '
-                f"where it stopped; or pass `on_error='skip'` or 'collect'."
+                f'{name} cannot be converted: {text}. Correct or remove it, or pass '
+                f"`on_error='skip'` or 'collect'. Then run the conversion again: it goes on where it stopped."
             ) from error
         errors.append(InputError(name, text[:_LONGEST]))
 

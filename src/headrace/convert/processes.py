@@ -28,7 +28,7 @@ from headrace.convert.tasks import Task
 from headrace.errors import ConfigError, ConversionError
 from headrace.notes import add_note
 
-__all__ = ['run_here', 'run_in_processes']
+__all__ = ['News', 'run_here', 'run_in_processes']
 
 _NEWS_SECONDS: Final = 0.2
 _END_SECONDS: Final = 5.0

@@ -38,7 +38,7 @@ class Inputs(Protocol):
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """JSON that is equal for equal inputs, in any process: a restart compares it."""
+        """JSON that tells the whole from others, in any process. A restart with another one is refused."""
         ...
 
     @property
@@ -72,6 +72,13 @@ class Inputs(Protocol):
 
     def name(self, number: int) -> str:
         """An input as its owner knows it: a path, a URL, a row. For messages."""
+        ...
+
+    def digest(self, begin: int, end: int) -> str | None:
+        """Digest of the inputs from `begin` to before `end`, equal in any process while these inputs do not change.
+
+        A restart does tasks with changed inputs again. None: nobody can tell.
+        """
         ...
 
     def read(self, number: int) -> Iterable[Mapping[str, Any]]:

@@ -56,6 +56,8 @@ class TaskRecord:
     task: int
     begin: int
     end: int
+    digest: str | None
+    """Of its inputs."""
     rows: int
     raw_bytes: int
     """Bytes of its shards before compression."""

@@ -37,6 +37,8 @@ class Task:
     """The first input."""
     end: int
     """After the last input."""
+    digest: str | None = None
+    """Of the inputs; see `Inputs.digest`."""
     inputs: Inputs | None = None
     """The inputs, if the parent has read them: only one process can iterate an iterable."""
 
@@ -53,7 +55,7 @@ def cut(inputs: Inputs, size_limit: int | None) -> Iterator[Task]:
         return
     bounds = [0, count] if size_limit is None else _bounds(inputs, count, size_limit)
     for number, (begin, end) in enumerate(pairwise(bounds)):
-        yield Task(number, begin, end)
+        yield Task(number, begin, end, inputs.digest(begin, end))
 
 
 def _bounds(inputs: Inputs, count: int, size_limit: int) -> list[int]:

@@ -59,6 +59,10 @@ class HuggingFaceInputs:
         """Rows and features."""
         return {'rows': self.rows, 'columns': str(self._schema.remove_metadata())}
 
+    def digest(self, begin: int, end: int) -> str | None:
+        """None: nobody can tell whether rows are the same again."""
+        del begin, end
+
     @property
     def sizes(self) -> Sizes:
         """The mean of a few rows."""

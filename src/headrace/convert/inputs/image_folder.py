@@ -116,9 +116,7 @@ class ImageFolder:
         self._store, self._retry = store, retry
         self._keys = [info.key for info in images]
         self._sizes = np.array([info.size for info in images], np.int64)
-        self._digest = xxhash.xxh3_128_hexdigest(
-            json.dumps([(info.key, info.size, info.etag) for info in images]).encode('utf-8', 'surrogatepass')
-        )
+        self._etags = [info.etag for info in images]
         flat = [key for key in self._keys if '/' not in key]
         if flat:
             raise ConfigError(
@@ -142,8 +140,18 @@ class ImageFolder:
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """Number and digest of names, sizes and versions."""
-        return {'url': self._store.url, 'images': len(self._keys), 'digest': self._digest}
+        """The root."""
+        return {'url': self._store.url}
+
+    def digest(self, begin: int, end: int) -> str:
+        """Of names, labels, sizes and versions."""
+        listing = [
+            (key, self.label(key), int(size), etag)
+            for key, size, etag in zip(
+                self._keys[begin:end], self._sizes[begin:end], self._etags[begin:end], strict=True
+            )
+        ]
+        return xxhash.xxh3_128_hexdigest(json.dumps(listing).encode('utf-8', 'surrogatepass'))
 
     @property
     def rows(self) -> int:

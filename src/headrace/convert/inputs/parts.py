@@ -57,18 +57,16 @@ def open_parts(
         columns=columns,
         allow_unsafe_types=allow_unsafe_types,
     )
-    found, objects = retry.call(f'Listing {url}', store.find)
+    found, _ = retry.call(f'Listing {url}', store.find)
     if found is None:
         raise ObjectNotFoundError(
             f'No data of a known format is at {url}: neither images in a folder for each class, nor files of '
-            f'`headrace.sources`. Check the path, or name the `format`. `headrace cp` and `headrace reshard` take MDS shards.'
+            f'`headrace.sources`. Check the path, or name the `format`. MDS shards are for `headrace cp` and `reshard`.'
         )
     index = io.BytesIO()
     store.get(store.index_name, index)
     store.index = SourceIndex.from_bytes(index.getvalue())
-    listing = json.dumps([(info.key, info.size, info.etag) for info in objects])
-    digest = xxhash.xxh3_128_hexdigest(listing.encode('utf-8', 'surrogatepass'))
-    return PartInputs(store, store.index, digest, limit=limit, is_local=local_path(url) is not None, retry=retry)
+    return PartInputs(store, store.index, limit=limit, is_local=local_path(url) is not None, retry=retry)
 
 
 class PartInputs:
@@ -77,7 +75,6 @@ class PartInputs:
     Args:
         store: reads parts.
         index: lists them.
-        digest: of the listing of the data.
         limit: number of rows to convert, from the first; None: all.
         is_local: whether the data are on this machine.
         retry: for requests.
@@ -87,7 +84,7 @@ class PartInputs:
     files: Mapping[str, bytes] = {}
 
     def __init__(
-        self, store: SourceStore, index: SourceIndex, digest: str, *, limit: int | None, is_local: bool, retry: Retry
+        self, store: SourceStore, index: SourceIndex, *, limit: int | None, is_local: bool, retry: Retry
     ) -> None:
         self._store, self._index, self._retry = store, index, retry
         source = index.source
@@ -97,12 +94,7 @@ class PartInputs:
         self._count = sum(first < self.rows for first in self._first_row)
         self.kind, self.columns = source.format, dict(source.columns)
         self.reads_ahead = 1 if is_local else _AHEAD
-        self.identity: Mapping[str, object] = {
-            'url': store.url,
-            'objects': len(index.objects),
-            'digest': digest,
-            'rows': self.rows,
-        }
+        self.identity: Mapping[str, object] = {'url': store.url}
         sizes = (part.size for part in itertools.islice(source.parts, self._count))
         self.sizes = Sizes(each=np.fromiter(sizes, np.int64, self._count))
         self._keys = [shard.files[0].zip.basename for shard in index.shards() if shard.files[0].zip is not None]
@@ -114,6 +106,16 @@ class PartInputs:
         """The object, and the rows in the whole source."""
         part, first = self._index.source.parts[number], self._first_row[number]
         return f'{part.key} of {self._store.url}, rows {first} to {first + part.rows - 1}'
+
+    def digest(self, begin: int, end: int) -> str:
+        """Of the parts, and of sizes and versions of their objects."""
+        listing: list[Any] = []
+        for number in range(begin, end):
+            part = self._index.source.parts[number]
+            info = self._index.objects[part.key]
+            rows = min(part.rows, self.rows - self._first_row[number])
+            listing.append((part.key, part.ranges, rows, info.size, info.etag))
+        return xxhash.xxh3_128_hexdigest(json.dumps(listing).encode('utf-8', 'surrogatepass'))
 
     def read(self, number: int) -> Iterator[Mapping[str, Any]]:
         """The batches of a part."""

@@ -52,9 +52,18 @@ class FunctionInputs:
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """The function's name, and the inputs where they are JSON or paths."""
-        name = getattr(self._function, '__qualname__', type(self._function).__qualname__)
-        return {'function': name, 'inputs': len(self._inputs), 'digest': _digest(self._inputs)}
+        """The function's name."""
+        return {'function': getattr(self._function, '__qualname__', type(self._function).__qualname__)}
+
+    def digest(self, begin: int, end: int) -> str | None:
+        """Of JSON or paths; None for other inputs, whose text differs from process to process."""
+        hashed = xxhash.xxh3_128()
+        try:
+            for value in self._inputs[begin:end]:
+                hashed.update(json.dumps(value, sort_keys=True, default=os.fspath).encode('utf-8', 'surrogatepass'))
+        except (TypeError, ValueError):
+            return None
+        return hashed.hexdigest()
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -78,17 +87,6 @@ class FunctionInputs:
             )
         for sample in cast('Iterable[Any]', found):
             yield to_sample(sample, self._names)
-
-
-def _digest(inputs: Sequence[Any]) -> str | None:
-    """A digest of JSON or paths; None for other inputs, whose text differs from process to process."""
-    hashed = xxhash.xxh3_128()
-    try:
-        for value in inputs:
-            hashed.update(json.dumps(value, sort_keys=True, default=os.fspath).encode('utf-8', 'surrogatepass'))
-    except (TypeError, ValueError):
-        return None
-    return hashed.hexdigest()
 
 
 class RowInputs:
@@ -125,8 +123,12 @@ class RowInputs:
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """Type and number."""
-        return {'type': type(self._data).__name__, 'rows': self.rows}
+        """The type."""
+        return {'type': type(self._data).__name__}
+
+    def digest(self, begin: int, end: int) -> str | None:
+        """None: nobody can tell whether rows are the same again."""
+        del begin, end
 
     def __len__(self) -> int:
         return self.rows
@@ -223,7 +225,7 @@ class IterableSamples:
     def _task(self, number: int, begin: int, samples: list[Any]) -> Task:
         end = begin + len(samples)
         rows = RowInputs(samples, names=self._names, rows=len(samples), first=begin, label='sample')
-        return Task(number, begin, end, rows)
+        return Task(number, begin, end, inputs=rows)
 
 
 def _size(value: Any) -> int:
