@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from headrace.errors import ConfigError, FormatError
 from headrace.format import register_encoding
 from headrace.format.encodings.encoding import ENCODINGS
 from headrace.inspect import describe, verify
+from processes import Program
+from waiting import until
 
 COLUMNS = {
     'array': 'ndarray',
@@ -180,3 +183,62 @@ def test_wrong_arguments(data: Path, tmp_path: Path) -> None:
         writer.write({'a': 1})
     with pytest.raises(FileExistsError):
         reshard(data, tmp_path / 'out')
+
+
+RESHARD = """
+import sys, threading
+from headrace.convert import reshard
+from headrace.storage import register_store
+from headrace.storage.stores.local import LocalStore
+
+class Stuck(LocalStore):
+    "Hangs at a late shard."
+    def get(self, key, out, **options):
+        if key == 'shard.00012.mds':
+            threading.Event().wait()
+        return super().get(key, out, **options)
+
+register_store('stuck', lambda url, options: Stuck(url.removeprefix('stuck://')))
+reshard(sys.argv[1], sys.argv[2], size_limit=4000)
+"""
+
+
+def test_a_killed_call_is_continued(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / 'out'
+    with Program([sys.executable, '-c', RESHARD, f'stuck://{data}', str(out)]) as program:
+        until(lambda: len(list(out.glob('*.mds'))) > 2)
+        program.process.kill()
+        program.process.wait()
+    assert not (out / 'index.json').exists()
+    with pytest.raises(ConfigError, match='another one'):
+        reshard(data, out, size_limit=4000, order='shuffled', resume=True)
+    first = (out / 'shard.00000.mds').stat()
+    reshard(data, out, size_limit=4000, resume=True)
+    assert (out / 'shard.00000.mds').stat() == first
+    reshard(data, tmp_path / 'whole', size_limit=4000)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {
+        path.name: path.read_bytes() for path in (tmp_path / 'whole').iterdir()
+    }
+    assert reshard(data, out, size_limit=4000, resume=True).samples == 90  # nothing is left to do
+
+
+@pytest.mark.parametrize('order', ['stored', 'shuffled'])
+@pytest.mark.parametrize('kept', [1, 3])
+def test_any_number_of_whole_shards_is_continued(data: Path, tmp_path: Path, order: Any, kept: int) -> None:
+    options: dict[str, Any] = {'size_limit': 3000, 'order': order, 'shuffle_memory': 1500}
+    reshard(data, tmp_path / 'whole', **options)
+    seen = 0
+
+    class StopError(Exception):
+        pass
+
+    def stop(written: int, total: int) -> None:
+        nonlocal seen
+        seen += 1
+        if seen > kept:
+            raise StopError
+
+    with pytest.raises(StopError):
+        reshard(data, tmp_path / 'out', progress=stop, resume=True, **options)
+    reshard(data, tmp_path / 'out', resume=True, **options)
+    assert texts(tmp_path / 'out') == texts(tmp_path / 'whole')

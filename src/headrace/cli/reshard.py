@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--seed', type=int, default=0, help='of the shuffle (default: %(default)s)')
     parser.add_argument('--overwrite', action='store_true', help='empty OUT if it holds something')
+    parser.add_argument('--resume', action='store_true', help='continue a killed call with the same arguments')
     parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser, of='the source')
     add_store_arguments(parser, 'to-', of='the output')
@@ -63,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             order=arguments.order,
             seed=arguments.seed,
             exist_ok=arguments.overwrite,
+            resume=arguments.resume,
             source_options=store_options(arguments),
             options=store_options(arguments, 'to-'),
             progress=show,

@@ -20,11 +20,11 @@ import numpy as np
 
 from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
 from headrace.dataset.writing.formats import MDSWriter
-from headrace.dataset.writing.writer import Out
+from headrace.dataset.writing.writer import Out, Writer
 from headrace.errors import ConfigError
-from headrace.format import ShardInfo, bytes_to_int, open_shard
+from headrace.format import ShardInfo, bytes_to_int, mds_encode, open_shard
 from headrace.redaction import without_credentials
-from headrace.storage import StoreOptions, local_path
+from headrace.storage import StoreOptions, local_path, open_store
 
 __all__ = ['ReshardOrder', 'ReshardReport', 'reshard']
 
@@ -65,6 +65,7 @@ def reshard(
     seed: int = 0,
     shuffle_memory: int | str = '128mb',
     exist_ok: bool = False,
+    resume: bool = False,
     source_options: StoreOptions | None = None,
     options: StoreOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -82,12 +83,14 @@ def reshard(
         seed: of the shuffle. The same seed and `shuffle_memory` give the same order.
         shuffle_memory: bytes of raw data that the shuffle holds in memory at one time, as a number or text.
         exist_ok: empty `out` if it holds something.
+        resume: continue a killed call with the same arguments behind its whole shards. A finished one stays.
         source_options: how to reach the source.
         options: how to reach `out`.
         progress: called with the numbers of written samples and of all.
 
     Raises:
-        ConfigError: an argument breaks a rule; or shards differ in the encoding of a column.
+        ConfigError: an argument breaks a rule; shards differ in the encoding of a column; or `resume` finds samples of
+            another call.
         FileExistsError: `out` holds something, or another writer writes to it.
         FileNotFoundError: the source has no index, or lacks a file.
         FormatError: a shard is damaged.
@@ -99,7 +102,7 @@ def reshard(
     dataset = open_stored(source, source_options)
     encodings = _encodings(dataset, columns)
     kind = dataset.shards.kinds[0]
-    total, written = int(dataset.shards.samples.sum()), 0
+    total = int(dataset.shards.samples.sum())
     if size_limit == _SAME:
         size_limit = kind.size_limit
     with MDSWriter(
@@ -109,14 +112,17 @@ def reshard(
         hashes=list(kind.hashes) if hashes is None else sorted(hashes),
         size_limit=size_limit,
         exist_ok=exist_ok,
+        resume=resume,
         options=options,
     ) as writer:
-        names = list(encodings)
-        batches = (
-            _stored(dataset, names)
-            if order == 'stored'
-            else _shuffled(dataset, names, seed, bytes_to_int(shuffle_memory))
-        )
+        names, written = list(encodings), writer.num_samples
+        first = max(0, written - 1)
+        if order == 'stored':
+            batches = _stored(dataset, names, first)
+        else:
+            batches = _shuffled(dataset, names, first, seed=seed, memory=bytes_to_int(shuffle_memory))
+        if written:
+            batches = _behind(batches, writer, encodings, options)
         for batch in batches:
             writer.write_batch(batch)
             written += len(batch[names[0]])
@@ -167,17 +173,54 @@ def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[st
     return found
 
 
-def _stored(dataset: StoredDataset, names: Sequence[str]) -> Iterator[Columns]:
-    """The samples as they are stored, in batches."""
-    for info, buffers in _raw_shards(dataset):
+def _behind(
+    batches: Iterator[Columns], writer: Writer, encodings: Mapping[str, str], options: StoreOptions | None
+) -> Iterator[Columns]:
+    """The batches without their first row, which must be the last one that the killed call has stored.
+
+    Raises:
+        ConfigError: it is another one.
+    """
+    info = writer.shards_before[-1]
+    store = open_store(writer.remote or writer.local, options)
+    last = _rows(info, raw_files(store, info), list(encodings), np.array([info.samples - 1]))
+    batch = next(batches)
+    if _stored_row(batch, encodings) != _stored_row(last, encodings):
+        raise ConfigError(
+            f'`resume` (--resume) continues a call with the same source and arguments, but sample '
+            f'{writer.num_samples - 1} of {writer.remote or writer.local} is another one. Give the same arguments, or '
+            f'begin anew with `exist_ok` (--overwrite).'
+        )
+    rest = {name: values[1:] for name, values in batch.items()}
+    if len(rest[next(iter(encodings))]):
+        yield rest
+    yield from batches
+
+
+def _stored_row(batch: Columns, encodings: Mapping[str, str]) -> list[bytes]:
+    """The first row as bytes of MDS."""
+    values = ((encodings[name], batch[name][0]) for name in encodings)
+    return [
+        np.asarray(value).tobytes() if isinstance(value, np.ndarray | np.generic) else mds_encode(encoding, value)
+        for encoding, value in values
+    ]
+
+
+def _stored(dataset: StoredDataset, names: Sequence[str], first: int) -> Iterator[Columns]:
+    """The samples as they are stored, in batches, from a sample on."""
+    ends = np.cumsum(dataset.shards.samples)
+    begin = int(ends.searchsorted(first, 'right'))
+    skipped = first - int(ends[begin - 1] if begin else 0)
+    for info, buffers in _raw_shards(dataset, begin):
         rows = max(1, _BLOCK_BYTES * info.samples // max(1, info.files[0].raw.bytes))
-        for first in range(0, info.samples, rows):
-            yield _rows(info, buffers, names, np.arange(first, min(first + rows, info.samples)))
+        for start in range(skipped, info.samples, rows):
+            yield _rows(info, buffers, names, np.arange(start, min(start + rows, info.samples)))
+        skipped = 0
 
 
-def _raw_shards(dataset: StoredDataset) -> Iterator[tuple[ShardInfo, list[memoryview]]]:
-    """The shards with samples in order, the next ones fetched and unpacked meanwhile."""
-    shards = (info for info in dataset.shards if info.samples)
+def _raw_shards(dataset: StoredDataset, begin: int = 0) -> Iterator[tuple[ShardInfo, list[memoryview]]]:
+    """The shards with samples in order, from a shard on; the next ones are fetched and unpacked meanwhile."""
+    shards = (info for number in range(begin, len(dataset.shards)) if (info := dataset.shards[number]).samples)
     with ThreadPoolExecutor(_AHEAD, thread_name_prefix='headrace-reshard') as pool:
         ahead: list[tuple[ShardInfo, Future[list[memoryview]]]] = []
         try:
@@ -208,10 +251,10 @@ def _rows(
     return columns
 
 
-def _shuffled(dataset: StoredDataset, names: Sequence[str], seed: int, most: int) -> Iterator[Columns]:
-    """The samples in a random order, in batches."""
+def _shuffled(dataset: StoredDataset, names: Sequence[str], first: int, *, seed: int, memory: int) -> Iterator[Columns]:
+    """The samples in a random order, in batches, from a place on."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    count = min(_MOST_BUCKETS, math.ceil(dataset.shards.raw_bytes().sum() / max(1, most)) or 1)
+    count = min(_MOST_BUCKETS, math.ceil(dataset.shards.raw_bytes().sum() / max(1, memory)) or 1)
     with ExitStack() as stack:
         files = [cast('BinaryIO', stack.enter_context(tempfile.TemporaryFile())) for _ in range(count)]
         for info, buffers in _raw_shards(dataset):
@@ -223,7 +266,9 @@ def _shuffled(dataset: StoredDataset, names: Sequence[str], seed: int, most: int
         for file in files:
             columns = _read_bucket(file, names)
             order = rng.permutation(len(columns[names[0]]))
-            yield {name: _permuted(values, order) for name, values in columns.items()}
+            rows, first = order[first:], max(0, first - len(order))
+            if len(rows):
+                yield {name: _permuted(values, rows) for name, values in columns.items()}
 
 
 def _read_bucket(file: BinaryIO, names: Sequence[str]) -> Columns:

@@ -139,6 +139,11 @@ class Writer:
         return held + (0 if self._first is None else len(self._first.samples))
 
     @property
+    def shards_before(self) -> tuple[ShardInfo, ...]:
+        """The whole shards of the writer that is continued (`resume`), in order; `num_samples` begins with theirs."""
+        return tuple(self._start.whole)
+
+    @property
     def shards(self) -> tuple[ShardInfo, ...]:
         """The shards of the index, in order, once `finish` has written it."""
         return self._shards
