@@ -16,6 +16,7 @@ PAGE = (Path(__file__).parents[2] / 'docs' / 'clusters.md').read_text()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(('name', 'package'), [('with_spark.py', 'pyspark'), ('with_ray.py', 'ray')])
 def test_programs_of_the_page(tmp_path: Path, name: str, package: str) -> None:
     pytest.importorskip(package)
@@ -30,7 +31,7 @@ def test_programs_of_the_page(tmp_path: Path, name: str, package: str) -> None:
         pq.write_table(table, tmp_path / 'documents' / f'{part}.parquet')
     environ = clean_environment(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP='127.0.0.1')
     environ['PYTHONPATH'] = os.pathsep.join([environ['PYTHONPATH'], *filter(None, sys.path)])
-    run_well([sys.executable, name], cwd=tmp_path, environ=environ)
+    run_well([sys.executable, name], cwd=tmp_path, environ=environ, timeout=560)
     for folder in sorted(tmp_path.glob('mds*')):
         dataset = LocalDataset(str(folder))
         assert sorted(int(sample['id']) for sample in dataset) == list(range(200))

@@ -354,12 +354,13 @@ spark.stop()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # two executors and a third start
 @pytest.mark.skipif(not Path('/proc/self/stat').exists(), reason='the executor is found with /proc')
 def test_a_lost_executor_leaves_neither_duplicates_nor_holes(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environ = clean_environment(PYSPARK_PYTHON=sys.executable)
     environ['PYTHONPATH'] = os.pathsep.join([environ['PYTHONPATH'], paths])
     command = [sys.executable, '-c', CLUSTER, str(tmp_path / 'd'), str(tmp_path / 'lost')]
-    run_well(command, cwd=tmp_path, environ=environ)
+    run_well(command, cwd=tmp_path, environ=environ, timeout=560)
     assert (tmp_path / 'lost').exists()
     check_complete(tmp_path / 'd')
