@@ -170,7 +170,8 @@ class ParquetSource:
         try:
             metadata, columns = self._metadata(self._number[described.key])
             file = pa.PythonFile(RangeFile(described.ranges, data), mode='r')
-            reader = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True)
+            # Without read-ahead by threads of Arrow: the bytes are in memory, and workers are forked.
+            reader = pq.ParquetFile(file, metadata=metadata, page_checksum_verification=True, pre_buffer=False)
             step = max(1, min(rows, 1 << 14, rows * _BATCH // max(1, described.size)))
             found = reader.iter_batches(step, row_groups=[group], columns=list(columns), use_threads=False)
             for batch in found:
