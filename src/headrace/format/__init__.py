@@ -21,7 +21,7 @@ from headrace.format.compression import (
     unpack_stream,
 )
 from headrace.format.compression_algorithms import Compression
-from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder
+from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder, ShardPieces
 from headrace.format.encodings import (
     Encoding,
     do_stack,
@@ -60,6 +60,7 @@ __all__ = [
     'ShardEncoder',
     'ShardFile',
     'ShardInfo',
+    'ShardPieces',
     'ShardReader',
     'ShardTable',
     'XSVEncoder',

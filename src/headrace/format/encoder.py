@@ -35,13 +35,13 @@ from headrace.errors import ConfigError
 from headrace.format.checksum import get_hash, is_hash
 from headrace.format.compression import compress, get_compression_extension
 from headrace.format.human_size import bytes_to_int
-from headrace.format.shards import FileInfo, Schema, ShardFile, ShardInfo
+from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.notes import add_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ['CollectedShard', 'EncodedRows', 'EncodedShard', 'ShardEncoder']
+__all__ = ['CollectedShard', 'EncodedRows', 'EncodedShard', 'ShardEncoder', 'ShardPieces']
 
 DEFAULT_SIZE_LIMIT: Final = 1 << 26
 MAX_OFFSET: Final = (1 << 32) - 1
@@ -59,6 +59,16 @@ class EncodedShard:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardPieces:
+    """A finished shard whose files are not in one piece each, so that nothing is copied before it is stored."""
+
+    info: ShardInfo
+    """Its entry in the index."""
+    files: tuple[tuple[str, Sequence[bytes]], ...]
+    """Name and content of each file to store. The content is the pieces, one after another."""
+
+
+@dataclass(frozen=True, slots=True)
 class CollectedShard:
     """The samples of a shard, which are to be packed into its files."""
 
@@ -66,10 +76,13 @@ class CollectedShard:
     """The shard's number in the dataset, from 0."""
     samples: int
     """Number of samples."""
-    size: int
-    """Bytes of the samples."""
-    pack: Callable[[], EncodedShard]
-    """Joins, compresses and hashes the samples. Any thread may call it."""
+    pack_pieces: Callable[[], ShardPieces]
+    """As `pack`, but only compression and hashes join the samples."""
+
+    def pack(self) -> EncodedShard:
+        """Join, compress and hash the samples. Any thread may call it."""
+        packed = self.pack_pieces()
+        return EncodedShard(packed.info, tuple((name, b''.join(pieces)) for name, pieces in packed.files))
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +243,8 @@ class ShardEncoder(ABC):
         pieces, sizes, number = self._samples, self._sizes, self._index
         self._index += 1
         self._samples_before += len(sizes)
-        size = self._size - self._empty_size
         self._start_shard()
-        return CollectedShard(number, len(sizes), size, lambda: self._pack_shard(number, pieces, sizes))
+        return CollectedShard(number, len(sizes), lambda: self._pack_shard(number, pieces, sizes))
 
     def _encode_checked(self, sample: Mapping[str, Any]) -> bytes:
         try:
@@ -262,7 +274,7 @@ class ShardEncoder(ABC):
         self._size = self._empty_size
         """Bytes of the shard, as the limit counts them."""
 
-    def _pack_shard(self, number: int, pieces: Sequence[bytes], sizes: array[int]) -> EncodedShard:
+    def _pack_shard(self, number: int, pieces: Sequence[bytes], sizes: array[int]) -> ShardPieces:
         name = f'shard.{number:05}.{self.format}'
         packed = [self._pack(name + ending, data) for ending, data in self._files(pieces, sizes)]
         info = ShardInfo(
@@ -274,16 +286,19 @@ class ShardEncoder(ABC):
             size_limit=self.size_limit,
             schema=self.schema,
         )
-        return EncodedShard(info, tuple(stored for _, stored in packed))
+        return ShardPieces(info, tuple(stored for _, stored in packed))
 
-    def _pack(self, name: str, raw: bytes) -> tuple[ShardFile, tuple[str, bytes]]:
+    def _pack(self, name: str, pieces: Sequence[bytes]) -> tuple[ShardFile, tuple[str, Sequence[bytes]]]:
         """A file's entry in the index, and its name and bytes to store."""
+        if self.compression is None and not self.hashes:
+            return ShardFile(FileInfo(name, sum(map(len, pieces)), NO_HASHES), None), (name, pieces)
+        raw = b''.join(pieces)
         raw_info = self._file_info(name, raw)
         if self.compression is None:
-            return ShardFile(raw_info, None), (name, raw)
+            return ShardFile(raw_info, None), (name, [raw])
         packed = compress(self.compression, raw)
         packed_info = self._file_info(f'{name}.{get_compression_extension(self.compression)}', packed)
-        return ShardFile(raw_info, packed_info), (packed_info.basename, packed)
+        return ShardFile(raw_info, packed_info), (packed_info.basename, [packed])
 
     def _file_info(self, name: str, data: bytes) -> FileInfo:
         return FileInfo(name, len(data), {algorithm: get_hash(algorithm, data) for algorithm in self.hashes})
@@ -338,8 +353,8 @@ class ShardEncoder(ABC):
         """The sample's bytes in the data file. An error is about the column in `_column`, or a column is missing."""
 
     @abstractmethod
-    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, bytes]]:
-        """The files of samples: the suffix of each name, and the bytes. Any thread may call it.
+    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, Sequence[bytes]]]:
+        """The files of samples: the suffix of each name, and the bytes in pieces. Any thread may call it.
 
         Args:
             pieces: the samples; a piece may hold several.

@@ -119,6 +119,6 @@ class LineEncoder(ShardEncoder):
         """The data file's bytes before the first sample."""
         return b''
 
-    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, bytes]]:
+    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, Sequence[bytes]]]:
         header = self._header()
-        return [('', b''.join([header, *pieces])), ('.meta', offset_table(sizes, len(header)) + self._config)]
+        return [('', [header, *pieces]), ('.meta', [offset_table(sizes, len(header)), self._config])]

@@ -126,9 +126,9 @@ class MDSEncoder(ShardEncoder):
             raise
         return done
 
-    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, bytes]]:
+    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, Sequence[bytes]]]:
         start = 8 + 4 * len(sizes) + len(self._config)
-        return [('', b''.join([offset_table(sizes, start), self._config, *pieces]))]
+        return [('', [offset_table(sizes, start), self._config, *pieces])]
 
 
 def _wrong_size(size: int, found: int) -> ValueError:

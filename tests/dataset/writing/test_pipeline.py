@@ -32,13 +32,13 @@ def test_entries_are_in_the_order_of_the_shards():
 
     def pack():
         assert later.wait(60)
-        return first.pack()
+        return first.pack_pieces()
 
     pipeline = ShardPipeline(
         nothing, lambda info: later.set() if '3' in info.files[0].raw.basename else None, nothing, threads=2,
         packed_ahead=3,
     )  # fmt: skip
-    for shard in (CollectedShard(0, 1, 8, pack), *others):
+    for shard in (CollectedShard(0, 1, pack), *others):
         pipeline.put(shard)
     assert [info.files[0].raw.basename for info in pipeline.finish()] == [f'shard.0000{i}.mds' for i in range(4)]
 
@@ -50,9 +50,9 @@ def test_memory_is_bounded_by_a_number_of_shards():
         def pack():
             assert may_pack.wait(60)
             events.append('packed')
-            return shard.pack()
+            return shard.pack_pieces()
 
-        return CollectedShard(shard.number, 1, 8, pack)
+        return CollectedShard(shard.number, 1, pack)
 
     pipeline = ShardPipeline(nothing, nothing, nothing, threads=1, packed_ahead=2)
     first, second, third = map(pack_of, shards(3))

@@ -15,7 +15,7 @@ from headrace.notes import add_note
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.format import CollectedShard, EncodedShard, ShardInfo
+    from headrace.format import CollectedShard, ShardInfo, ShardPieces
 
 __all__ = ['ShardPipeline']
 
@@ -33,7 +33,7 @@ class ShardPipeline:
 
     def __init__(
         self,
-        write: Callable[[EncodedShard], None],
+        write: Callable[[ShardPieces], None],
         upload: Callable[[ShardInfo], None],
         fail: Callable[[], None],
         *,
@@ -92,7 +92,7 @@ class ShardPipeline:
             try:
                 if self.error is not None:
                     return
-                packed = shard.pack()
+                packed = shard.pack_pieces()
                 del shard
                 self._write(packed)
                 info = packed.info

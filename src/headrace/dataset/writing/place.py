@@ -7,10 +7,10 @@ import io
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from typing import TypeVar
 
     from headrace.storage import Retry, Store
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     T = TypeVar('T')
 
 __all__ = ['FolderPlace', 'Place', 'StorePlace']
+
+
+_BLOCK: Final = 1 << 17  # bytes
 
 
 class Place(Protocol):
@@ -70,17 +73,21 @@ class FolderPlace:
 
     def write(self, name: str, data: bytes) -> None:
         """See `Place.write`."""
-        path = self._path / name
-        temporary = path.with_name(f'{name}.tmp')
+        self.write_pieces(name, [data])
+
+    def write_pieces(self, name: str, pieces: Sequence[bytes]) -> None:
+        """As `write`, of bytes in pieces, which are joined a few at a time."""
+        temporary, path = (os.path.join(self._path, ending) for ending in (f'{name}.tmp', name))  # noqa: PTH118
         try:
             with open(temporary, 'wb', buffering=0) as file:
-                written = file.write(data)
-                while written < len(data):  # Linux writes at most 2 GiB at once
-                    written += file.write(memoryview(data)[written:])
-            os.replace(temporary, path)  # noqa: PTH105 - a shard may be small, and a Path costs
+                for block in _blocks(pieces):
+                    written = file.write(block)
+                    while written < len(block):  # Linux writes at most 2 GiB at once
+                        written += file.write(memoryview(block)[written:])
+            os.replace(temporary, path)  # noqa: PTH105
         except BaseException:
             with contextlib.suppress(OSError):
-                temporary.unlink()
+                os.unlink(temporary)  # noqa: PTH108
             raise
 
     def delete(self, name: str) -> None:
@@ -90,6 +97,24 @@ class FolderPlace:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def _blocks(pieces: Sequence[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces that are neither small, since each is a call, nor copies that leave the cache."""
+    begin = size = 0
+    for i, piece in enumerate(pieces):
+        if len(piece) >= _BLOCK:
+            if begin < i:
+                yield b''.join(pieces[begin:i])
+            yield piece
+            begin, size = i + 1, 0
+            continue
+        size += len(piece)
+        if size >= _BLOCK:
+            yield b''.join(pieces[begin : i + 1])
+            begin, size = i + 1, 0
+    if begin < len(pieces):
+        yield b''.join(pieces[begin:])
 
 
 class StorePlace:

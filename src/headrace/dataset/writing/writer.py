@@ -18,7 +18,7 @@ from headrace.dataset.writing.place import FolderPlace, StorePlace
 from headrace.dataset.writing.progress import Progress
 from headrace.dataset.writing.start import INDEX, Start, Terms
 from headrace.errors import ConfigError
-from headrace.format import CollectedShard, EncodedShard, ShardEncoder, ShardInfo, dump_index
+from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
 from headrace.storage import Retry, StoreOptions, open_store, split_url
 
 __all__ = ['Out', 'Writer']
@@ -286,9 +286,9 @@ class Writer:
     def _fail(self) -> None:
         self._collect = self._refuse
 
-    def _write_files(self, shard: EncodedShard) -> None:
-        for name, data in shard.files:
-            self._claim.place.write(name, data)
+    def _write_files(self, shard: ShardPieces) -> None:
+        for name, pieces in shard.files:
+            self._claim.place.write_pieces(name, pieces)
 
     def _upload(self, shard: ShardInfo) -> None:
         if self._remote_claim is not None:
