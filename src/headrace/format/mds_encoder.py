@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from headrace.format.encoder import (
     offset_table,
     python_values,
 )
-from headrace.format.encodings import get_mds_encoded_size, get_mds_encodings, is_mds_encoding
+from headrace.format.encodings import Encoding, encoding_name, get_mds_encoded_size, get_mds_encodings, is_mds_encoding
 from headrace.format.encodings.encoding import opaque
 from headrace.format.encodings.unknown import check_encodings
 from headrace.format.mds import Column, Layout
@@ -24,7 +25,7 @@ from headrace.format.shards import Schema
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 __all__ = ['MDSEncoder']
 
@@ -37,7 +38,7 @@ class MDSEncoder(ShardEncoder):
     """Writes MDS shards; see ``ShardEncoder``.
 
     Args:
-        columns: column name to encoding.
+        columns: column name to encoding: a name, or an `Encoding` or its class, which is registered.
         compression: see ``ShardEncoder``.
         hashes: see ``ShardEncoder``.
         size_limit: counts the whole file.
@@ -47,12 +48,14 @@ class MDSEncoder(ShardEncoder):
 
     def __init__(
         self,
-        columns: Mapping[str, str],
+        columns: Mapping[str, str | Encoding | type[Encoding]],
         *,
         compression: str | None = None,
         hashes: Sequence[str] | None = None,
         size_limit: int | str | None = DEFAULT_SIZE_LIMIT,
     ) -> None:
+        if isinstance(columns, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            columns = cast('Mapping[str, str]', {name: encoding_name(name, given) for name, given in columns.items()})
         check_encodings(columns, writer='MDSWriter', is_known=is_mds_encoding, names=get_mds_encodings())
         names = tuple(sorted(columns))
         encodings = tuple(columns[name] for name in names)

@@ -10,6 +10,7 @@ from headrace.format.encodings.arrays import NDArray
 from headrace.format.encodings.encoding import Encoding, do_stack
 from headrace.format.encodings.images import JPEG, PIL, PNG, JPEGArray, JPEGList, PILList, PNGList
 from headrace.format.encodings.registry import (
+    encoding_name,
     fixed_array_type,
     get_mds_encoded_size,
     get_mds_encoding,
@@ -66,6 +67,7 @@ __all__ = [
     'UInt32',
     'UInt64',
     'do_stack',
+    'encoding_name',
     'fixed_array_type',
     'get_mds_encoded_size',
     'get_mds_encoding',

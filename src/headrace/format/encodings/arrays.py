@@ -105,7 +105,7 @@ class NDArray(Encoding):
 
         Args:
             obj: an array of one to 63 axes without a zero length, of any memory layout. Without a fixed dtype, any byte
-                order.
+                order. A tensor of torch in the host's memory counts as an array.
 
         Raises:
             AttributeError: not a numpy array.
@@ -113,6 +113,8 @@ class NDArray(Encoding):
         """
         if isinstance(obj, np.generic):
             raise ValueError(_scalar_message(obj))  # noqa: TRY004 - as for an array of shape ()
+        if type(obj).__module__ == 'torch':
+            obj = np.asarray(obj)
         if not isinstance(obj, np.ndarray):
             raise wrong_type(self.name, 'numpy arrays', obj)
         array: np.ndarray[Any, np.dtype[Any]] = obj

@@ -11,12 +11,15 @@ import struct
 from functools import cache
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from headrace.errors import FormatError, MissingDependencyError
 from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
 __all__ = ['JPEG', 'PIL', 'PNG', 'JPEGArray', 'JPEGList', 'PILList', 'PNGList']
@@ -113,48 +116,101 @@ def _raw_bytes(mode: str, width: int, height: int) -> int:
     return width * height * len(descriptor.bands) * int(descriptor.typestr[-1])
 
 
-@named('jpeg')
-class JPEG(Encoding):
-    """JPEG files."""
+class _ImageFile(Encoding):
+    """Files of one format: kept as they are if their bytes, a path, or an image of Pillow with its file is given."""
 
     kind = 'image'
+    name: ClassVar[str]
+    begin: ClassVar[bytes]
+    """The first bytes of each file of the format."""
+    save: ClassVar[Mapping[str, Any]]
+    """Arguments of Pillow's `save`."""
+    loss: ClassVar[str]
+    """How an image comes out that is encoded, for the warning."""
 
     def encode(self, obj: Any) -> bytes:
-        """The bytes of the image's source file, else the image encoded with Pillow's defaults.
+        """The bytes of the file; those of an image without its file are made by Pillow, with a warning, once.
 
-        Encoding again loses quality: give ``bytes`` to store a JPEG file unchanged.
+        Args:
+            obj: a PIL image, a path (text or `os.PathLike`), or the file's bytes.
         """
-        _check_image('jpeg', obj)
-        from PIL.JpegImagePlugin import JpegImageFile
-
-        filename = obj.filename if isinstance(obj, JpegImageFile) else ''
-        if filename:
-            return Path(os.fsdecode(filename)).read_bytes()
+        if isinstance(obj, bytes | bytearray | memoryview):
+            return bytes(obj)
+        if isinstance(obj, str | os.PathLike):
+            return self._read(cast('str | os.PathLike[str]', obj))
+        _check_image(self.name, obj)
+        data = self._file_of(obj)
+        if data is not None:
+            return data
+        warn_once(
+            f'A column of encoding `{self.name}` got a PIL image without its file, or one that was changed. It is '
+            f'encoded {self.loss}. Give the bytes or the path of a file to have it kept.'
+        )
         out = BytesIO()
-        obj.save(out, format='JPEG')
+        obj.save(out, **self.save)
         return out.getvalue()
 
     def decode(self, data: Buffer) -> Any:
         """A PIL image."""
-        return _open('jpeg', data)
+        return _open(self.name, data)
+
+    def _read(self, path: str | os.PathLike[str]) -> bytes:
+        try:
+            data = Path(path).read_bytes()
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f'A column of encoding `{self.name}` holds images, bytes or paths of files, but {str(path)[:200]!r} '
+                f'cannot be read: {error}.'
+            ) from error
+        if not data.startswith(self.begin):
+            raise ValueError(
+                f'A column of encoding `{self.name}` holds {self.name.upper()} files, but {str(path)[:200]!r} is none. '
+                f'Open it with Pillow to have it encoded, or choose another encoding.'
+            )
+        return data
+
+    def _file_of(self, obj: Any) -> bytes | None:
+        """The bytes of an image's file, if it is of the format and the image is still as it is there."""
+        if getattr(obj, 'format', None) not in _FORMATS[self.name]:
+            return None
+        data = None
+        filename = getattr(obj, 'filename', '')
+        opened = getattr(obj, 'fp', None)
+        if filename:
+            data = Path(os.fsdecode(filename)).read_bytes()
+        elif isinstance(opened, BytesIO):  # opened from memory, and not loaded
+            data = opened.getvalue()
+        if data is None or not data.startswith(self.begin):
+            return None
+        # `thumbnail`, for one, changes an image in place.
+        with _pillow().open(BytesIO(data)) as stored:
+            return data if (stored.size, stored.mode) == (obj.size, obj.mode) else None
+
+
+@named('jpeg')
+class JPEG(_ImageFile):
+    """JPEG files."""
+
+    name, begin = 'jpeg', b'\xff\xd8'
+    save = MappingProxyType({'format': 'JPEG', 'quality': 75})
+    loss = 'as a JPEG of quality 75, which loses quality'
 
 
 @named('png')
-class PNG(Encoding):
+class PNG(_ImageFile):
     """PNG files."""
 
-    kind = 'image'
+    name, begin = 'png', b'\x89PNG'
+    save = MappingProxyType({'format': 'PNG'})
+    loss = 'as a PNG, which loses nothing but takes long'
 
-    def encode(self, obj: Any) -> bytes:
-        """The image encoded with Pillow's defaults."""
-        _check_image('png', obj)
-        out = BytesIO()
-        obj.save(out, format='PNG')
-        return out.getvalue()
 
-    def decode(self, data: Buffer) -> Any:
-        """A PIL image."""
-        return _open('png', data)
+_FORMATS: Final = {'jpeg': ('JPEG', 'MPO'), 'png': ('PNG',)}
+
+
+@cache
+def warn_once(message: str) -> None:
+    warn(message)
 
 
 def _join(items: list[bytes]) -> bytes:

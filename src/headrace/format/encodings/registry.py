@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     'FunctionEncoding',
+    'encoding_name',
     'fixed_array_type',
     'get_mds_encoded_size',
     'get_mds_encoding',
@@ -118,6 +119,35 @@ def _check_name(name: str) -> None:
             f'The name of an encoding begins with a letter and has at most 64 letters, digits and "_.-[]", but got '
             f'{name[:80]!r}. A colon separates the name from its parameters.'
         )
+
+
+def encoding_name(column: str, encoding: object) -> object:
+    """The name of a column's encoding. An `Encoding` or its class is registered under its `name`, or its class's name.
+
+    Args:
+        column: for messages.
+        encoding: what the caller gave for the column; anything but an `Encoding`, its class or a function is returned.
+
+    Raises:
+        ConfigError: a function, or the name is taken or malformed.
+    """
+    if isinstance(encoding, Encoding) or (isinstance(encoding, type) and issubclass(encoding, Encoding)):
+        kind = encoding if isinstance(encoding, type) else type(encoding)
+        given = getattr(encoding, 'name', None)
+        if not isinstance(given, str):
+            # Those of this package have names besides their classes.
+            given = next((name for name, one in ENCODINGS.items() if type(one) is kind), kind.__name__)
+        if type(ENCODINGS.get(given.partition(':')[0])) is not kind or ':' not in given:
+            register_encoding(given, encoding)
+        return given
+    if callable(encoding) and not isinstance(encoding, type):
+        shown = getattr(encoding, '__qualname__', type(encoding).__name__)
+        raise ConfigError(
+            f'Column {column!r} is given the function {shown}, which says how values are written, but not how they are '
+            f'read: shards hold the name of an encoding with both. Give an `Encoding`, or register one with '
+            f'register_encoding(name, encode=..., decode=...) and give its name.'
+        )
+    return encoding
 
 
 def _source(encoding: Encoding) -> str:

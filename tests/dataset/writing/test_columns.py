@@ -1,0 +1,122 @@
+"""Columns that writers find out by themselves, and encodings that are given as objects."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+
+from headrace import CSVWriter, JSONWriter, MDSWriter, StreamingDataset
+from headrace.errors import ConfigError
+from headrace.format import Encoding
+from headrace.format.encodings import NDArray, Str
+from headrace.format.encodings.encoding import ENCODINGS
+
+
+def written(out, samples, writer=MDSWriter, **options):
+    with writer(out=str(out), **options) as open_writer:
+        for sample in samples:
+            open_writer.write(sample)
+    return open_writer.get_config()
+
+
+def columns_of(config):
+    return dict(zip(config['column_names'], config['column_encodings'], strict=True))
+
+
+def test_columns_follow_from_the_first_samples(tmp_path, capsys):
+    torch = pytest.importorskip('torch')
+    image = pytest.importorskip('PIL.Image')
+    jpeg = io.BytesIO()
+    image.new('L', (4, 3)).save(jpeg, 'JPEG', quality=99)
+    samples = [
+        {
+            'id': i, 'x': 0.5 * i, 'text': str(i), 'raw': b'a' * i, 'tokens': np.arange(4, dtype='u2') + i,
+            'some': np.ones(i + 1, 'f4'), 'any': np.ones(2, 'f4' if i else 'i8'), 'tensor': torch.ones(2, 3),
+            'number': np.float32(i), 'flag': True, 'bit': np.bool_(i), 'meta': {'i': [i]},
+            'photo': image.open(io.BytesIO(jpeg.getvalue())), 'mixed': 1 if i else 1.5,
+        }
+        for i in range(100)
+    ]  # fmt: skip
+    config = written(tmp_path / 'data', samples)
+    wanted = {
+        'id': 'int', 'x': 'float64', 'text': 'str', 'raw': 'bytes', 'tokens': 'ndarray:uint16:4',
+        'some': 'ndarray:float32', 'any': 'ndarray', 'tensor': 'ndarray:float32:2,3', 'number': 'float32', 'flag': 'int', 'bit': 'uint8',
+        'meta': 'json', 'photo': 'jpeg', 'mixed': 'float64',
+    }  # fmt: skip
+    assert columns_of(config) == wanted
+    assert capsys.readouterr().out.count('Columns by the first 64 samples') == 1
+    dataset = StreamingDataset(local=str(tmp_path / 'data'))
+    for i, sample in enumerate(samples):
+        for name in ('id', 'x', 'text', 'raw', 'meta', 'flag', 'number', 'mixed'):
+            assert dataset[i][name] == sample[name]
+        for name in ('tokens', 'some', 'any', 'tensor'):
+            assert np.array_equal(dataset[i][name], sample[name])
+
+
+def test_a_sample_may_be_changed_after_it_was_given(tmp_path):
+    tokens, sample = np.zeros(3, np.int32), {}
+    with MDSWriter(out=str(tmp_path / 'data')) as writer:
+        for i in range(10):
+            tokens[:] = i
+            sample.update(tokens=tokens)
+            writer.write(sample)
+            assert writer.num_samples == i + 1
+    assert [sample['tokens'][0] for sample in StreamingDataset(local=str(tmp_path / 'data'))[:]] == list(range(10))
+
+
+def test_columns_of_batches_and_lines(tmp_path):
+    with MDSWriter(out=str(tmp_path / 'mds')) as writer:
+        writer.write({'id': 0, 'text': 'a', 'tokens': np.zeros(4, 'i2')})
+        writer.write_batch({'id': [1, 2], 'text': ['b', 'c'], 'tokens': np.ones((2, 4), 'i2')})
+    assert columns_of(writer.get_config()) == {'id': 'int', 'text': 'str', 'tokens': 'ndarray:int16:4'}
+    assert [sample['text'] for sample in StreamingDataset(local=str(tmp_path / 'mds'))[:]] == ['a', 'b', 'c']
+    rows = [{'x': 0.5, 'n': 1, 't': 'a'}]
+    assert written(tmp_path / 'json', rows, JSONWriter)['columns'] == {'n': 'int', 't': 'str', 'x': 'float'}
+    assert columns_of(written(tmp_path / 'csv', rows, CSVWriter)) == {'n': 'int', 't': 'str', 'x': 'float'}
+
+
+@pytest.mark.parametrize(
+    ('samples', 'message'),
+    [
+        ([{'a': None}], "column 'a', such as that of sample 0, a NoneType"),
+        ([{'a': 1}, {'a': 'x'}], "column 'a', whose encodings would be int, str"),
+        ([{'a': 1}, {'b': 1}], r"sample 0 has \['a'\] and sample 1 has \['b'\]"),
+        ([{'a': np.zeros(0)}], 'such as that of sample 0, a ndarray'),
+    ],
+)
+def test_values_without_an_encoding_are_refused_at_once(tmp_path, samples, message):
+    *good, bad = samples
+    with pytest.raises(ConfigError, match=message), MDSWriter(out=str(tmp_path / 'data')) as writer:
+        for sample in good:
+            writer.write(sample)
+        writer.write(bad)
+
+
+class Point(Encoding):
+    """Two small numbers."""
+
+    size = 2
+
+    def encode(self, obj):
+        return bytes(obj)
+
+    def decode(self, data):
+        return tuple(data)
+
+
+@pytest.mark.parametrize('given', [Point, Point()])
+def test_an_encoding_of_the_users_is_registered(tmp_path, given):
+    columns = {'at': given, 'text': Str, 'v': NDArray('int16', (2,))}
+    config = written(tmp_path / 'data', [{'at': (1, 2), 'text': 'a', 'v': np.ones(2, 'i2')}], columns=columns)
+    assert columns_of(config) == {'at': 'Point', 'text': 'str', 'v': 'ndarray:int16:2'}
+    assert StreamingDataset(local=str(tmp_path / 'data'))[0]['at'] == (1, 2)
+    del ENCODINGS['Point']
+
+
+def test_functions_are_no_encodings(tmp_path):
+    with pytest.raises(
+        ConfigError, match="Column 'at' is given the function .*<lambda>, which says how values are written"
+    ):
+        MDSWriter(out=str(tmp_path / 'data'), columns={'at': lambda obj: bytes(obj)})
