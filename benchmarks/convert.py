@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import resource
 import shutil
 import statistics
 import subprocess
@@ -141,13 +142,20 @@ import convert as benchmark
 import headrace.convert
 if {name!r} != 'headrace': __import__({module!r})
 if __name__ == '__main__':
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), benchmark.cpu_seconds()
     benchmark.convert({contender!r}, Path({source!r}), Path({out!r}))
-    print('seconds', time.perf_counter() - begin)
+    print('seconds', time.perf_counter() - begin, benchmark.cpu_seconds() - cpu)
 """
 
 
-def measure(contender: str, source: Path, out: Path) -> float:
+def cpu_seconds() -> float:
+    """Processor time of this process and of the children that have ended."""
+    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(use.ru_utime + use.ru_stime for use in uses)
+
+
+def measure(contender: str, source: Path, out: Path) -> tuple[float, float]:
+    """Seconds, and seconds of processor time."""
     name = contender.partition(' ')[0]
     module = {'mosaicml-streaming': 'streaming'}.get(name, name)
     program = PROGRAM.format(
@@ -165,7 +173,8 @@ def measure(contender: str, source: Path, out: Path) -> float:
     found = [line for line in done.stdout.splitlines() if line.startswith('seconds ')]
     if not found:
         raise SystemExit(f'{contender}: {done.stderr[-2000:]}')
-    return float(found[-1].split()[1])
+    _, seconds, cpu = found[-1].split()
+    return float(seconds), float(cpu)
 
 
 def size_of(folder: Path) -> int:
@@ -181,14 +190,15 @@ def main() -> None:
     parser.add_argument('--json', type=Path)
     arguments = parser.parse_args()
     results = []
-    print('| source | contender | rows | source | result | seconds | MB/s |\n|---|---|---|---|---|---|---|')
+    print('| source | contender | rows | source | result | seconds | CPU seconds | rows per CPU second |')
+    print('|---|---|---|---|---|---|---|---|')
     with tempfile.TemporaryDirectory(prefix='headrace-convert-') as temporary:
         for kind in arguments.only:
             source, out = Path(temporary, kind), Path(temporary, 'out')
             make(kind, source, arguments.images, arguments.rows)
             rows = arguments.images if kind == 'imagefolder' else arguments.rows
             contenders = CONTENDERS + (OTHERS if kind == 'imagefolder' else [])
-            seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
+            seconds: dict[str, list[tuple[float, float]]] = {contender: [] for contender in contenders}
             sizes: dict[str, int] = {}
             for number in range(arguments.rounds):
                 for contender in contenders if number % 2 == 0 else contenders[::-1]:
@@ -196,11 +206,11 @@ def main() -> None:
                     sizes[contender] = size_of(out)
                     time.sleep(0.1)
             for contender in contenders:
-                median = statistics.median(seconds[contender])
+                median, cpu = (statistics.median(values) for values in zip(*seconds[contender], strict=True))
                 results.append({'source': kind, 'contender': contender, 'rows': rows, 'seconds': seconds[contender]})
                 print(
                     f'| {kind} | {contender} | {rows:,} | {size_of(source) / 1e6:.0f} MB | '
-                    f'{sizes[contender] / 1e6:.0f} MB | {median:.2f} | {sizes[contender] / 1e6 / median:.0f} |',
+                    f'{sizes[contender] / 1e6:.0f} MB | {median:.2f} | {cpu:.2f} | {rows / cpu:,.0f} |',
                     flush=True,
                 )
             shutil.rmtree(source)

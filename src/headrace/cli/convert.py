@@ -38,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--limit', type=int, help='number of rows to convert, from the first')
     parser.add_argument('--exist-ok', action='store_true', help='empty OUT if it holds something')
+    parser.add_argument(
+        '--allow-unsafe-types', action='store_true', help='read columns that run code, such as pickles of litdata'
+    )
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
 
 
@@ -59,8 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
             size_limit=arguments.size_limit,
             limit=arguments.limit,
             exist_ok=arguments.exist_ok,
+            allow_unsafe_types=arguments.allow_unsafe_types,
             progress_bar=not arguments.json and sys.stderr.isatty(),
         )
+    except KeyboardInterrupt:
+        print('headrace: Stopped. The same command goes on where this one stopped.', file=sys.stderr)
+        raise
     except FileExistsError as error:
         raise ConversionError(str(error).replace('pass `exist_ok=True`', 'pass --exist-ok')) from error
     if arguments.json:
