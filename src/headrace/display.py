@@ -106,7 +106,8 @@ class FactsRepr:
         lines = [printable(title), *text_table(rows)] if rows else [printable(title)]
         return redact('\n'.join(lines))
 
-    __str__ = __repr__
+    def __str__(self) -> str:
+        return repr(self)
 
     def _repr_html_(self) -> str:
         title, rows = self._safe_facts()

@@ -129,3 +129,11 @@ def test_packed_documents(tmp_path: Path) -> None:
     dataset = PackedDataset(local=str(tmp_path / 'data'), packing=packing, batch_size=2, shuffle=True)
     assert str(dataset).startswith('PackedDataset: 20 samples of 1 stream\n')
     assert 'shuffled' in str(dataset)
+
+
+def test_a_repr_of_a_subclass_is_its_str_too(make_dataset: Any) -> None:
+    class Own(StreamingDataset):
+        def __repr__(self) -> str:
+            return 'mine'
+
+    assert str(Own(local=str(make_dataset()), batch_size=4)) == 'mine'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from headrace import CSVWriter, JSONWriter, MDSWriter
-from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.errors import ConfigError, ObjectNotFoundError, StorageError
 from headrace.format import Encoding, parse_index, unpack_file
 from headrace.format.encodings.encoding import ENCODINGS
 from headrace.inspect import verify
@@ -315,3 +316,21 @@ def test_errors_of_own_encodings_are_of_their_shard(tmp_path: Path, monkeypatch:
         writer.write({'x': b'1'})
     shard, check, reason = only_bad(tmp_path / 'bad')
     assert (shard, check, reason) == (0, 'samples', 'KeyError: 1')
+
+
+class Killer(Encoding):
+    """Ends the process that reads it, as a lack of memory may do."""
+
+    def encode(self, obj: Any) -> bytes:
+        return bytes(obj)
+
+    def decode(self, data: Any) -> Any:
+        os._exit(9)
+
+
+def test_a_killed_process_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENCODINGS, 'killer', Killer())
+    with MDSWriter(out=str(tmp_path / 'data'), columns={'x': 'killer'}) as writer:
+        writer.write({'x': b''})
+    with pytest.raises(StorageError, match='was killed'):
+        verify(tmp_path / 'data', jobs=2)
