@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import struct
 import sys
 from pathlib import Path
@@ -233,6 +234,14 @@ def test_passed_shards_are_passed_over_unless_they_change(hashed: Path, tmp_path
     assert [bad.shard for bad in report.bad] == [1, 2]
     assert report.passed_before == shards - 3
     assert verify(hashed, jobs=1, state=state).passed_before == shards - 2
+
+
+def test_a_state_is_of_one_place(hashed: Path, tmp_path: Path) -> None:
+    """A copy may be damaged where the original is not."""
+    shutil.copytree(hashed, tmp_path / 'copy')
+    assert verify(hashed, jobs=1, state=tmp_path / 'state').is_good
+    assert verify(tmp_path / 'copy', jobs=1, state=tmp_path / 'state').passed_before == 0
+    assert verify(hashed, jobs=1, state=tmp_path / 'state').passed_before > 0
 
 
 @pytest.mark.parametrize('content', ['', 'shards that', 'shards that passed headrace verify\n'])

@@ -1,7 +1,7 @@
 """A file with the shards that have passed, so that a check that was ended begins where it was.
 
-Each line is the digest of a shard: of its entry in the index, and of the versions of its files in the store. So a shard
-that has changed since is checked again. A line that a killed process did not finish is passed over.
+Each line is the digest of a shard: of its place, its entry in the index, and the versions of its files in the store. So
+a shard that has changed since is checked again. A line that a killed process did not finish is passed over.
 """
 
 from __future__ import annotations
@@ -63,14 +63,15 @@ class Journal:
         self._file.close()
 
 
-def shard_digest(info: ShardInfo, objects: Mapping[str, ObjectInfo]) -> str:
-    """The digest of a shard's entry and of its stored files.
+def shard_digest(place: str, info: ShardInfo, objects: Mapping[str, ObjectInfo]) -> str:
+    """The digest of a shard's place, of its entry, and of its stored files.
 
     Args:
+        place: the dataset's root, without credentials.
         info: the entry.
         objects: the store's listing, by key; empty if there is none.
     """
     names = [part.basename for file in info.files for part in (file.raw, file.zip) if part is not None]
     stored = [(name, found.size, found.etag) for name in names if (found := objects.get(name)) is not None]
-    text = json.dumps([info.entry(), stored], sort_keys=True)
+    text = json.dumps([place, info.entry(), stored], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -139,7 +139,8 @@ def verify(
             passed_before = 0
         else:
             journal = None if state is None else stack.enter_context(Journal(Path(state)))
-            digests = {} if journal is None else {n: shard_digest(shards[n], objects or {}) for n in range(len(shards))}
+            place = without_credentials(store.url)
+            digests = [] if journal is None else [shard_digest(place, info, objects or {}) for info in shards]
             todo = [n for n in range(len(shards)) if journal is None or digests[n] not in journal.passed]
             passed_before = len(shards) - len(todo)
             advance(passed_before)
