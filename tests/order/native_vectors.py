@@ -186,12 +186,26 @@ def free_stratified() -> Iterator[tuple[str, Order, np.ndarray]]:
     yield 'a thousand million samples, 64 nodes of 1000', order, np.concatenate(runs)
 
 
+def rests() -> Iterator[tuple[str, Order, np.ndarray]]:
+    """Cases of a stream that draws what other nodes left, after a change to one draw an epoch."""
+    for shuffle, at in itertools.product((True, False), (40, 110)):
+        config = OrderConfig(shuffle=shuffle, seed=3, num_canonical_nodes=4, block_size=20)
+        before = mixture({'code': {}, 'math': {'repeat': 12}})
+        state = ResumeState.of(config, before, epoch=0, sample_in_epoch=at)
+        now = mixture({'code': {}, 'math': {'choose': 1}}) if shuffle else mixture({'math': {'choose': 1}, 'code': {}})
+        changed, _ = resume(state, config, now, may_change_mixture=True)
+        orders = [make_order(changed, config, epoch) for epoch in range(1, 31)]
+        for order in orders[::10]:
+            name = f'rest of {at}, {"shuffled" if shuffle else "stored"}, {order.epoch}'
+            yield name, order, np.arange(len(order))
+
+
 def cases() -> Iterator[tuple[str, Order, np.ndarray]]:
     for some in KINDS:
         yield from some()
 
 
-KINDS = (few_streams, many_streams, fixed_subsets, one_stream_batches, free_stratified)
+KINDS = (few_streams, many_streams, fixed_subsets, one_stream_batches, free_stratified, rests)
 """In the order of the file: new ones come last."""
 
 

@@ -18,7 +18,8 @@ import pytest
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.dataset.streams.stream import Stream
 from headrace.errors import HeadraceError, ResumeError
-from headrace.order import ResumeState
+from headrace.order import Mixture, OrderConfig, ResumeState, StreamSize, make_order
+from headrace.order.resume import resume
 from headrace.packing import PackedDataset, Packing
 
 Make = Callable[[], StreamingDataLoader]
@@ -62,6 +63,7 @@ def loaders(folder: Path) -> dict[str, tuple[Make, Make]]:
         'native': (plain, of()),
         'py1e': (of(shuffle_algo='py1e', num_canonical_nodes=2), of(shuffle_algo='py1e')),
         'py2s, per stream': (of(shuffle_algo='py2s', batching_method='per_stream'),) * 2,
+        'per stream': (of((1, 1), batching_method='device_per_stream', num_canonical_nodes=2),) * 2,
         'stratified': (of((1, 1), batching_method='stratified', num_canonical_nodes=2),) * 2,
         'schedule': (of(schedule=schedule, epoch_size=90),) * 2,
         'dropped streams': (of((1, 3), when_exhausted='drop_stream'),) * 2,
@@ -219,6 +221,39 @@ def test_two_hundred_changed_states_work_or_give_an_error_of_ours(folder: Path) 
     assert 0 < loaded < 200
     assert slowest < MOST_SECONDS
     assert peak < 200 << 20
+
+
+def test_changed_states_of_a_stream_whose_rest_is_drawn_work_or_give_an_error_of_ours() -> None:
+    def mix(a: float, b: float) -> Mixture:
+        return Mixture.resolve(
+            [
+                StreamSize(name=name, shard_sizes=sizes, repeat=r)
+                for name, sizes, r in (('a', [90], a), ('b', [9, 9], b))
+            ]
+        )
+
+    config = OrderConfig(shuffle=True, num_canonical_nodes=4, block_size=5)
+    state = ResumeState.of(config, mix(1, 8), epoch=0, sample_in_epoch=62)
+    for to in (mix(1, 0.06), mix(1.1, 0.06)):
+        changed, state = resume(state, config, to, may_change_mixture=True)
+        state = ResumeState.of(config, changed, epoch=state.epoch + 1, sample_in_epoch=3)
+    assert state.takeover.positions['b'].cells
+    choices, loaded, mutations = random.Random(3), 0, 150
+    for _ in range(mutations):
+        pinned = json.loads(state.config or '')
+        position = pinned['origin']['positions']
+        position['b'] = change_somewhere(position['b'], choices)
+        try:
+            text = json.dumps(pinned)
+        except (TypeError, ValueError):
+            continue
+        try:
+            found, _ = resume(ResumeState.from_dict(state.to_dict() | {'config': text}), config, mix(1.1, 0.06))
+            make_order(found, config, state.epoch + 1).at(np.arange(found.epoch_size))
+            loaded += 1
+        except HeadraceError:
+            pass
+    assert 0 < loaded < mutations
 
 
 @pytest.mark.slow

@@ -155,6 +155,8 @@ def _wrong_origin(value: Any, streams: list[dict[str, Any]], nodes: int) -> Iter
         return
     origin = cast('dict[str, Any]', value)
     numbers = [origin.get(key) for key in ('epoch', 'sample', 'begin')]
+    if not is_count(origin.get('rule', 1), 1, 2):
+        yield f'origin must have a rule that this version knows, 1 or 2, got {short(origin.get("rule"))}'
     positions: Any = origin.get('positions')
     if not _are_counts(numbers) or not isinstance(positions, dict):
         yield f'origin must say epoch, sample, begin and positions, got {short(value)}'
@@ -188,8 +190,29 @@ def _is_position(position: Any, size: int | None, nodes: int) -> bool:
     passes = {after - before for before, after in pairwise(totals)} | ({size} if size is not None else set())
     if len(passes) > 1 or (passes and totals[0] != first * next(iter(passes))):
         return False
-    within = all(a <= turn <= b for a, turn, b in zip(begins[0], turns, begins[-1], strict=True))
+    cells = position.get('cells', [])
+    if not _are_cells(cells, size, nodes):
+        return False
+    ahead = sum(max(a - turn, 0) for a, turn in zip(begins[0], turns, strict=True))
+    if ahead != sum(len(left) for *_, left in cells):
+        return False
+    within = all(turn <= b for turn, b in zip(turns, begins[-1], strict=True))
     return within and totals[-1] < 1 << 61
+
+
+def _are_cells(value: Any, size: int | None, nodes: int) -> bool:
+    """Whether these are shares of passes of which samples are left."""
+    if not _is_list(value):
+        return False
+    for cell in value:
+        if not _is_list(cell, 6) or not _are_counts(cell[:5]) or not _are_counts(cell[5]):
+            return False
+        _, node, begin, end, block, left = cell
+        if not (node < nodes and begin < end and (size is None or end <= size) and block):
+            return False
+        if not left or not all(a < b for a, b in pairwise(left)) or left[-1] >= end - begin:
+            return False
+    return True
 
 
 def _share_of(share: Any, nodes: int) -> list[int] | None:

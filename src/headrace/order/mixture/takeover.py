@@ -9,7 +9,24 @@ from typing import Any
 
 from headrace.errors import ResumeError
 
-__all__ = ['StreamPosition', 'Takeover']
+__all__ = ['OpenCell', 'StreamPosition', 'Takeover']
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCell:
+    """A canonical node's share of a pass, of which samples are left that other nodes draw."""
+
+    number: int
+    """The pass."""
+    node: int
+    begin: int
+    """Where the share begins in the stream's line of shards, in samples."""
+    end: int
+    """Where it ends."""
+    block: int
+    """Samples over which it is shuffled."""
+    left: tuple[int, ...]
+    """The draws of the share that are left, ascending; the share's first one is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +43,12 @@ class StreamPosition:
     """For this pass and those after it, up to the first that no node has begun: each node's turns before it."""
     blocks: tuple[int, ...]
     """For all of these but the last: the block size that it is shuffled with, in samples."""
+    cells: tuple[OpenCell, ...] = ()
+    """Samples left of passes before the first; nodes whose turns are below its begin draw them."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types, which `of` takes."""
+        cells = [[*(cell.number, cell.node, cell.begin, cell.end, cell.block), list(cell.left)] for cell in self.cells]
         return {
             'fingerprint': self.fingerprint,
             'turns': list(self.turns),
@@ -36,6 +56,7 @@ class StreamPosition:
             'begin': list(self.begins[0]),
             'shares': [_share(begin, end) for begin, end in pairwise(self.begins)],
             'blocks': list(self.blocks),
+            **({'cells': cells} if cells else {}),
         }
 
     @classmethod
@@ -54,6 +75,10 @@ class StreamPosition:
             first_pass=value['pass'],
             begins=tuple(begins),
             blocks=tuple(value['blocks']),
+            cells=tuple(
+                OpenCell(k, node, begin, end, block, tuple(left))
+                for k, node, begin, end, block, left in value.get('cells', ())
+            ),
         )
 
 
@@ -68,6 +93,8 @@ class Takeover:
     """Samples of the run before that epoch. Epochs before it may have had another size."""
     positions: Mapping[str, StreamPosition] = field(default_factory=dict[str, StreamPosition])
     """By name, all streams drawn before, even if they left the mixture."""
+    rule: int = 1
+    """2: nodes that will have no more of a stream leave their samples to the others; 1: nobody draws these."""
 
     def begin_of(self, epoch: int, epoch_size: int) -> int:
         """Return the samples of the run before an epoch, of those from this one on."""
@@ -80,6 +107,7 @@ class Takeover:
             'sample': self.sample,
             'begin': self.begin,
             'positions': {name: position.to_json() for name, position in sorted(self.positions.items())},
+            **({'rule': self.rule} if self.rule != 1 else {}),
         }
 
     @classmethod
@@ -93,7 +121,13 @@ class Takeover:
             return cls()
         try:
             positions = {name: StreamPosition.of(position) for name, position in value['positions'].items()}
-            return cls(epoch=value['epoch'], sample=value['sample'], begin=value['begin'], positions=positions)
+            return cls(
+                epoch=value['epoch'],
+                sample=value['sample'],
+                begin=value['begin'],
+                positions=positions,
+                rule=value.get('rule', 1),
+            )
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise ResumeError(
                 f'the checkpoint says where its streams were in a way that cannot be read: {error!r}.'

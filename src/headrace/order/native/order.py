@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 __all__ = ['NativeOrder']
 
 _VERSION_KEY = hash_text('headrace native order 1')
-_INTERLEAVE, _SUBSET = 1, 3  # the streams' own keys have 2: see `shard_line`
+_INTERLEAVE, _SUBSET, _REST = 1, 3, 4  # the streams' own keys have 2: see `shard_line`
 _BULK = 16384  # positions evaluated at once: arrays that fit the CPU's cache
 
 
@@ -90,7 +90,8 @@ class NativeOrder:
             position = takeover.positions.get(stream.name)
             if position is not None and position.fingerprint != stream.fingerprint:
                 position = None  # other data under the same name
-            passes = StreamPasses(node_quotas, s, stream.size, block, position)
+            rest_key = derive(key, _REST, hash_text(stream.name)) if config.shuffle else None
+            passes = StreamPasses(node_quotas, s, stream.size, block, position, rule=takeover.rule, key=rest_key)
             self._streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key))
         self._sizes = np.array([stream.passes.size for stream in self._streams])
         turns = np.array([stream.passes.turns for stream in self._streams])
@@ -102,6 +103,7 @@ class NativeOrder:
         ]
         self._begins = np.array([segment.begin for segment in self._segments])
         self._is_shuffled = config.shuffle
+        self._rests: dict[int, IntArray] = {}
         self.units = config.units
         """Units of a global batch, of one stream each: unit h has the positions that are h modulo this. 0: none."""
         self._counted = -1, np.zeros(0, np.int64)  # a position, and the draws of each stream before it
@@ -152,14 +154,41 @@ class NativeOrder:
         passes = draws // self._sizes.take(streams)
         if not self._is_regular:
             self._correct(passes, streams, nodes, turns)
-        starts, begins = self._shares(places, passes)  # may begin a new table
-        turns -= begins
-        ids = self._table.at(starts, turns) if self._is_shuffled else starts + turns
+        ids = self._in_passes(streams, places, passes, turns, draws)
         for s, subset in self._subsets.items():
             where = (streams == s).nonzero()[0]
             ids[where] = subset.samples(ids[where])
         ids += self._offsets.take(streams)
         return ids
+
+    def _in_passes(
+        self, streams: IntArray, places: IntArray, passes: IntArray, turns: IntArray, draws: IntArray
+    ) -> IntArray:
+        """Return the samples of turns in passes over their streams, int64[n]; arguments are int64[n] each."""
+        rests = [
+            (s, where)
+            for s, stream in enumerate(self._streams)
+            if stream.passes.rest is not None
+            and len(where := ((streams == s) & (passes == stream.passes.rest)).nonzero()[0])
+        ]
+        if not rests:
+            starts, begins = self._shares(places, passes)  # may begin a new table
+            turns -= begins
+            return self._table.at(starts, turns) if self._is_shuffled else starts + turns
+        samples, others = np.empty_like(turns), np.ones(len(turns), np.bool_)
+        for s, where in rests:
+            samples[where] = self._rest(s)[draws[where] - self._streams[s].passes.draws]
+            others[where] = False
+        if others.any():
+            samples[others] = self._in_passes(*(a[others] for a in (streams, places, passes, turns, draws)))
+        return samples
+
+    def _rest(self, s: int) -> IntArray:
+        """The samples of a stream's rest."""
+        found = self._rests.get(s)
+        if found is None:
+            found = self._rests[s] = self._streams[s].rest(is_shuffled=self._is_shuffled)
+        return found
 
     def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, turns: IntArray) -> None:
         """Put in the passes of streams that are not yet, or never, where the mixture has them."""
@@ -250,20 +279,26 @@ class NativeOrder:
             while found and (stream.passes.begin(k) >= before).all():
                 yield heapq.heappop(found)
                 before = self.turns_before(found[0])[s] if found else first
-            node = stream.node_of(sample, k, is_shuffled=self._is_shuffled)
-            begin, end, turn = stream.stretch(node, k)
-            if self._is_shuffled:
-                table = CellTable()  # a separate one, to keep the entries of `at`
-                cell = table.add(*stream.parts(begin, end, node, k))
-                turn += int(table.find(np.array([cell]), np.array([sample]))[0])
-            else:
-                turn += sample - begin
-            if first[node] <= turn < last[node]:
-                position = self._position_of(s, node, turn)
-                if not found or position < found[0]:
-                    before = self.turns_before(position)[s]
-                heapq.heappush(found, position)
+            for node, turn in self._turns_of(s, sample, k):
+                if first[node] <= turn < last[node]:
+                    position = self._position_of(s, node, turn)
+                    if not found or position < found[0]:
+                        before = self.turns_before(position)[s]
+                    heapq.heappush(found, position)
         yield from sorted(found)
+
+    def _turns_of(self, s: int, sample: int, k: int) -> list[tuple[int, int]]:
+        """The nodes and turns that have a sample in pass k over its stream: one, but for the rest."""
+        stream = self._streams[s]
+        if k == stream.passes.rest:
+            return [stream.passes.rest_turn(draw) for draw in (self._rest(s) == sample).nonzero()[0].tolist()]
+        node = stream.node_of(sample, k, is_shuffled=self._is_shuffled)
+        begin, end, turn = stream.stretch(node, k)
+        if self._is_shuffled:
+            table = CellTable()  # a separate one, to keep the entries of `at`
+            cell = table.add(*stream.parts(begin, end, node, k))
+            return [(node, turn + int(table.find(np.array([cell]), np.array([sample]))[0]))]
+        return [(node, turn + sample - begin)]
 
     def _position_of(self, s: int, node: int, turn: int) -> int:
         """The position of this epoch at which a stream has a turn, counted from its first draw ever."""
@@ -281,7 +316,7 @@ class NativeOrder:
         for stream, row in zip(self._streams, turns, strict=True):
             positions[stream.name] = stream.passes.position(row, stream.fingerprint)
         begin = self.mixture.takeover.begin_of(self.epoch, len(self))
-        return Takeover(epoch=self.epoch, sample=position, begin=begin, positions=positions)
+        return Takeover(epoch=self.epoch, sample=position, begin=begin, positions=positions, rule=2)
 
     def stream_counts(self, begin: int, end: int) -> IntArray:
         """Return int64[streams], the samples of each stream at positions from begin on and below end.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.order.native.cell_table import Parts
+from headrace.order.native.cell_table import CellTable, Parts
 from headrace.order.random.feistel import column_bits, feistel_unpermute
 from headrace.order.random.hashing import derive, hash_text, hashes, keyed_order
 
@@ -49,6 +49,20 @@ class StreamLine:
             self._cuts = k, np.cumsum(self.passes.begin(k + 1) - begins)
         end = int(self._cuts[1][node])
         return (int(self._cuts[1][node - 1]) if node else 0), end, int(begins[node])
+
+    def rest(self, *, is_shuffled: bool) -> IntArray:
+        """Return the samples of the rest by draw, int64[samples]."""
+        samples: list[IntArray] = []
+        for cell in self.passes.cells:
+            left = np.array(cell.left, np.int64)
+            if is_shuffled:
+                table = CellTable()
+                parts, _, key = self.parts(cell.begin, cell.end, cell.node, cell.number)
+                left = table.at(np.full_like(left, table.add(parts, cell.block, key)), left)
+            else:
+                left = left + cell.begin
+            samples.append(left)
+        return np.concatenate(samples)[self.passes.rest_order]
 
     def node_of(self, sample: int, k: int, *, is_shuffled: bool) -> int:
         """Return the node whose stretch of pass k has a sample."""

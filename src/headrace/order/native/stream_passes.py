@@ -6,16 +6,23 @@ pass has each sample once, under any mixture, any change of it, and any number o
 
 After a change of the mixture within a pass, some nodes are ahead of the new mixture and others behind. Passes that any
 node has begun keep their cut. The next ones give most to the nodes that are behind, until the new mixture is met.
+
+A small share of an epoch may always fall to the same few nodes. After a change the others then never draw the samples
+that are left of their shares. These samples, of all nodes, become a pass of their own (the *rest*), which the new
+mixture deals to the nodes that draw.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.errors import ResumeError
-from headrace.order.mixture.takeover import StreamPosition
+from headrace.order.mixture.takeover import OpenCell, StreamPosition
+from headrace.order.random.hashing import keyed_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +35,7 @@ __all__ = ['StreamPasses']
 _MEMORY = 64  # begins of passes that are kept
 _NEVER = 1 << 62
 _MOST = 1 << 23  # begins of passes of all nodes; 64 MiB
+_MOST_REST = 1 << 16  # samples of a stream, and of its rest; a larger one would need too long for a pass to matter
 
 
 def _ahead(difference: IntArray) -> int:
@@ -39,7 +47,15 @@ class StreamPasses:
     """The passes over one stream. Turns are counted from the stream's first draw ever."""
 
     def __init__(
-        self, node_quotas: NodeQuotas, stream: int, size: int, block_size: int, start: StreamPosition | None
+        self,
+        node_quotas: NodeQuotas,
+        stream: int,
+        size: int,
+        block_size: int,
+        start: StreamPosition | None,
+        *,
+        rule: int = 1,
+        key: int | None = None,
     ) -> None:
         """Begin a stream, or go on where it was.
 
@@ -49,7 +65,12 @@ class StreamPasses:
             size: samples of the stream.
             block_size: samples over which passes that are begun now are shuffled.
             start: how far it was when the mixture took over; None: not begun.
+            rule: of the takeover.
+            key: of the order of the rest; None: in stored order.
         """
+        self.cells: tuple[OpenCell, ...] = ()
+        """The shares that the rest is of."""
+        self._key = key
         self._node_quotas, self._stream, self._block_size = node_quotas, stream, block_size
         self.size = size
         """Samples of a pass."""
@@ -67,7 +88,8 @@ class StreamPasses:
             self._first_inherited = start.first_pass
             self._inherited = [np.array(row, np.int64) for row in start.begins]
             self._blocks = dict(enumerate(start.blocks, start.first_pass))
-            self._align()
+            if start.cells or (not self._align() and rule > 1 and size <= _MOST_REST):
+                self._collect(start)
         self._first_computed = self._first_inherited + len(self._inherited)
         self._begins = np.array(self._inherited, np.int64).reshape(-1, node_quotas.num_nodes)
 
@@ -76,8 +98,8 @@ class StreamPasses:
         """Draws before the mixture took over."""
         return int(self.turns.sum())
 
-    def _align(self) -> None:
-        """Add passes to the inherited ones until one begins where the mixture begins it, or as near as possible."""
+    def _align(self) -> bool:
+        """Add passes to the inherited ones until one begins where the mixture begins it; return whether one does."""
         k = self._first_inherited + len(self._inherited) - 1
         difference = self._inherited[-1] - self._regular(k)
         ahead, since = _ahead(difference), k
@@ -86,7 +108,7 @@ class StreamPasses:
             # A whole period without any gain: nodes that are ahead get nothing more. Nodes behind catch up.
             if (k - since - 1) * self.size > settled and (difference[period == 0] >= 0).all():
                 self._difference, self.first_regular = difference, _NEVER
-                return
+                return False
             if len(self._inherited) * len(difference) > _MOST:
                 raise ResumeError(
                     f'canonical nodes have had too different numbers of samples of a stream of {self.size} for '
@@ -100,6 +122,56 @@ class StreamPasses:
             if _ahead(difference) < ahead:
                 ahead, since = _ahead(difference), k
         self.first_regular = k
+        return True
+
+    def _collect(self, start: StreamPosition) -> None:
+        """Make a rest of what is left of all passes that are begun, unless it is too large."""
+        first = start.first_pass + len(start.begins) - 1
+        if not start.cells and first * self.size - self.draws > _MOST_REST:
+            return
+        cells = list(start.cells)
+        for i, block in enumerate(start.blocks):
+            shares = np.subtract(start.begins[i + 1], start.begins[i])
+            drawn = np.maximum(self.turns - start.begins[i], 0)
+            for node in (drawn < shares).nonzero()[0].tolist():
+                end, share = int(shares[: node + 1].sum()), int(shares[node])
+                left = tuple(range(int(drawn[node]), share))
+                cells.append(OpenCell(start.first_pass + i, node, end - share, end, block, left))
+        self.cells = tuple(cells)
+        self.first_regular, self._first_inherited = first, first - 1
+        self._inherited, self._blocks = [self.turns], {}
+        self._difference = np.zeros_like(self.turns)
+
+    @property
+    def rest(self) -> int | None:
+        """The number of the pass that is the rest; None: there is none."""
+        return self._first_inherited if self.cells else None
+
+    @cached_property
+    def rest_order(self) -> IntArray:
+        """int64[samples]: the samples of the rest by draw, numbered through the cells; earlier passes come first."""
+        numbers = np.repeat([cell.number for cell in self.cells], [len(cell.left) for cell in self.cells])
+        order = np.arange(len(numbers)) if self._key is None else keyed_order(self._key, len(numbers))
+        return order[np.argsort(numbers[order], kind='stable')]
+
+    def rest_turn(self, draw: int) -> tuple[int, int]:
+        """Return node and turn of a draw of the rest, counted from 0."""
+        before, after = (self._node_quotas.turns_after(self._stream, n) for n in (draw, draw + 1))
+        node = int((after - before).argmax())
+        return node, int(self.turns[node] + before[node])
+
+    def _cells_left(self, turns: IntArray) -> tuple[OpenCell, ...]:
+        """Return the cells of what is left of the rest when nodes have had some turns, int64[nodes]."""
+        places = (self.rest_turn(draw) for draw in range(len(self.rest_order)))
+        left = np.sort(self.rest_order[[turn >= turns[node] for node, turn in places]])
+        cells: list[OpenCell] = []
+        end = 0
+        for cell in self.cells:
+            begin, end = end, end + len(cell.left)
+            some = left[left.searchsorted(begin) : left.searchsorted(end)] - begin
+            if len(some):
+                cells.append(replace(cell, left=tuple(np.array(cell.left)[some].tolist())))
+        return tuple(cells)
 
     def _left_for_later(self, needed: IntArray, period: IntArray) -> IntArray:
         """Return int64[nodes], draws deferred to the next pass because other nodes are ahead.
@@ -149,7 +221,7 @@ class StreamPasses:
 
     def spanned(self, first: IntArray, last: IntArray) -> Iterator[int]:
         """Yield the passes, in order, that any turns from first on and below last, int64[nodes], belong to."""
-        k = int(first.sum()) // self.size
+        k = max(int(first.sum()) // self.size, self._first_inherited)
         while k > self._first_inherited and (self.begin(k) > first).any():
             k -= 1
         while (self.begin(k) < last).any():
@@ -162,8 +234,11 @@ class StreamPasses:
 
     def position(self, turns: IntArray, fingerprint: str) -> StreamPosition:
         """Return how far the stream is when its nodes have had some turns, int64[nodes], not below the origin's."""
+        cells: tuple[OpenCell, ...] = ()
         first = int(turns.sum()) // self.size
-        while (self.begin(first) > turns).any():
+        if self.cells and (turns < self.begin(self.first_regular)).any():
+            first, cells = self.first_regular, self._cells_left(turns)
+        while not cells and (self.begin(first) > turns).any():
             first -= 1
         begins = [self.begin(first)]
         while (begins[-1] < turns).any():
@@ -174,4 +249,5 @@ class StreamPasses:
             first_pass=first,
             begins=tuple(tuple(row.tolist()) for row in begins),
             blocks=tuple(self.block_size(first + i) for i in range(len(begins) - 1)),
+            cells=cells,
         )
