@@ -42,7 +42,8 @@ def test_columns_follow_from_the_first_samples(tmp_path, capsys):
     config = written(tmp_path / 'data', samples)
     wanted = {
         'id': 'int', 'x': 'float64', 'text': 'str', 'raw': 'bytes', 'tokens': 'ndarray:uint16:4',
-        'some': 'ndarray:float32', 'any': 'ndarray', 'tensor': 'ndarray:float32:2,3', 'number': 'float32', 'flag': 'int', 'bit': 'uint8',
+        'some': 'ndarray:float32',
+        'any': 'ndarray', 'tensor': 'ndarray:float32:2,3', 'number': 'float32', 'flag': 'int', 'bit': 'uint8',
         'meta': 'json', 'photo': 'jpeg', 'mixed': 'float64',
     }  # fmt: skip
     assert columns_of(config) == wanted

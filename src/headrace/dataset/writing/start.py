@@ -34,7 +34,7 @@ _OURS: Final = re.compile(rf'{_FILE}|{PART.pattern}(/({_FILE}|index\.json|{re.es
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the caller allows a writer to do with what it finds."""
+    """The caller's permissions for the files that a writer finds."""
 
     exist_ok: bool = False
     append: bool = False
@@ -45,7 +45,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a writer keeps and what it removes."""
+    """The files that a writer keeps, and those that it removes."""
 
     before: tuple[ShardInfo, ...] = ()
     """The shards of the finished dataset that it appends to."""
