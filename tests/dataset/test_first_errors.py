@@ -60,7 +60,7 @@ def test_an_encoding_that_is_none(tmp_path, writer, encoding, message):
     assert not (tmp_path / 'out').exists()
 
 
-@pytest.mark.parametrize('columns', [['x'], 'x', None, {3: 'int'}])
+@pytest.mark.parametrize('columns', [['x'], 'x', 7, {3: 'int'}])
 def test_columns_that_are_none(tmp_path, columns):
     with pytest.raises(ConfigError, match=r'olumns.* of MDSWriter must '):
         MDSWriter(out=str(tmp_path / 'out'), columns=columns)

@@ -13,6 +13,7 @@ from headrace.errors import ConfigError
 
 __all__ = [
     'clean_stale_shared_memory',
+    'dataframe_to_mds',
     'get_import_exception_message',
     'get_index_basename',
     'get_list_arg',
@@ -25,6 +26,18 @@ INDEX = 'index.json'
 
 def clean_stale_shared_memory() -> None:
     """Return at once: headrace's processes leave nothing in shared memory, so there is nothing to clean."""
+
+
+def dataframe_to_mds(*args: Any, **kwargs: Any) -> tuple[str, str]:
+    """`headrace.convert.dataframe_to_mds` without its second result, the number of samples that were left out.
+
+    Returns:
+        The folder and the URL of the dataset, each '' if there is none.
+    """
+    from headrace.convert import dataframe_to_mds as convert
+
+    place, _ = convert(*args, **kwargs)
+    return place
 
 
 def get_index_basename() -> str:

@@ -23,17 +23,16 @@ ALL = {**DATASET, **LOADER, **STREAM, **LOCAL, **WRITERS}
 
 _SPARK = {
     **alias(
-        'headrace.convert',
+        'headrace.compat.functions',
         'dataframe_to_mds',
-        difference='Returns the folder and the URL, and the number of samples that were left out. A failed task leaves '
-        "no shards. Columns are inferred as `infer_dataframe_schema`'s.",
+        difference="A failed task leaves no shards. Columns are inferred as `infer_dataframe_schema`'s.",
     ),
     **alias(
         'headrace.convert',
         'infer_dataframe_schema',
         difference='Bytes and shorts are stored signed. Booleans, times, structs and maps have encodings, too.',
     ),
-    'dataframeToMDS': Alias('headrace.convert:dataframe_to_mds', 'A name of earlier versions.'),
+    'dataframeToMDS': Alias('headrace.compat.functions:dataframe_to_mds', 'A name of earlier versions.'),
     **absent('Call `infer_dataframe_schema`, which says what a column becomes.', 'is_json_compatible', 'SPARK_TO_MDS'),
 }
 
