@@ -75,7 +75,7 @@ def test_links_to_folders_are_followed_but_not_in_a_circle(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ('paths', 'error'),
     [
-        (['train/cat/1.jpg', 'val/cat/1.jpg'], 'Convert each one by itself'),
+        (['train/cat/1.jpg', 'val/cat/1.jpg'], "Convert each one by itself, with split='train'"),
         (['cat/1.jpg', '2.jpg'], "holds the image '2.jpg' outside"),
     ],
 )
@@ -286,6 +286,14 @@ def test_an_output_in_its_source_or_around_it(tmp_path: Path, source: str, out: 
     with pytest.raises(ConfigError, match='lie in one another'):
         convert(tmp_path / source, tmp_path / out, exist_ok=True)
     assert list(digests(tmp_path)) == ['data/in/a/0-0.jpg']
+
+
+def test_splits(tmp_path: Path) -> None:
+    make_images(tmp_path / 'data' / 'train', {'a': 3, 'b': 2})
+    make_images(tmp_path / 'data' / 'val', {'b': 1})
+    assert convert(tmp_path / 'data', tmp_path / 'out', split='train').rows == 5
+    with pytest.raises(ConfigError, match='`split` of convert'):
+        convert([{'i': 1}], tmp_path / 'rows', split='train')
 
 
 def test_an_iterable_dataset_of_torch(tmp_path: Path) -> None:

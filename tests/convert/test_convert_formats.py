@@ -119,6 +119,13 @@ def test_a_file_a_glob_and_other_encodings(tmp_path: Path) -> None:
     assert [row['id'] for row in rows_of(tmp_path / 'glob')] == [*range(100), *range(200, 300)]
 
 
+def test_a_split(tmp_path: Path) -> None:
+    write_parquet(tmp_path / 'data')
+    (tmp_path / 'data' / 'part-1.parquet').rename(tmp_path / 'data' / 'test-00000-of-00001.parquet')
+    convert(tmp_path / 'data', tmp_path / 'out', split='test')
+    assert [row['id'] for row in rows_of(tmp_path / 'out')] == list(range(100, 200))
+
+
 def test_images_that_describe_other_data(tmp_path: Path) -> None:
     write_parquet(tmp_path / 'data')
     (tmp_path / 'data' / 'assets').mkdir()

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--columns', help='columns to convert: a,b; with other encodings: a=str,b=ndarray:float32')
     parser.add_argument('--format', help='format of the data; by default found by the names of the files')
+    parser.add_argument('--split', help='sub-folder, or files with this name, such as train')
     parser.add_argument('--compression', help='zstd, zstd:7, br, bz2, gz or snappy')
     parser.add_argument('--hashes', help='hashes in the index, such as xxh64, or sha1,xxh64')
     parser.add_argument('--size-limit', default='64mb', help='bytes of a shard before compression')
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.out,
             columns=columns,
             format=arguments.format,
+            split=arguments.split,
             workers=arguments.workers,
             on_error=arguments.on_error,
             compression=arguments.compression,

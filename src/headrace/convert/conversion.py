@@ -58,6 +58,7 @@ def convert(
     function: Callable[[Any], Any] | None = None,
     columns: Mapping[str, str] | Sequence[str] | None = None,
     format: str | None = None,  # noqa: A002 - as in a stream
+    split: str | None = None,
     workers: int = 1,
     on_error: OnError = 'stop',
     compression: str | None = None,
@@ -92,6 +93,7 @@ def convert(
         columns: encodings by column; or names of the columns to convert. None: all of them, with the encodings of the
             format, or those that fit the first sample. For tuples, the names in order.
         format: name of the source's format; None: found by the names of its files.
+        split: a sub-folder, or files with this name, as in a stream; for paths and URLs.
         workers: number of processes. 1: this process.
         on_error: for a bad input: 'stop', 'skip' (count it, log the first ten), or 'collect' (also list all in the
             report and in ``errors.jsonl`` beside the index). Of an input with many samples those before the error are
@@ -131,6 +133,7 @@ def convert(
         function=function,
         columns=None if columns is None else list(columns),
         format=format,
+        split=split,
         limit=limit,
         allow_unsafe_types=allow_unsafe_types,
         options=source_options or StoreOptions(),

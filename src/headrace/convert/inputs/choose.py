@@ -29,6 +29,7 @@ def choose_inputs(
     function: Callable[[Any], Any] | None,
     columns: list[str] | None,
     format: str | None,  # noqa: A002 - as in `convert`
+    split: str | None,
     limit: int | None,
     allow_unsafe_types: bool,
     options: StoreOptions,
@@ -41,6 +42,8 @@ def choose_inputs(
         ObjectNotFoundError: the folder or URL holds no data of a known format.
     """
     names = columns or []
+    if split is not None and (function is not None or not isinstance(source, str | os.PathLike)):
+        raise ConfigError(f'`split` of convert chooses files of a path or URL, but the source is {source!r:.100}.')
     if function is not None:
         if isinstance(source, str | bytes) or not isinstance(source, Iterable):
             raise ConfigError(
@@ -48,7 +51,9 @@ def choose_inputs(
             )
         return FunctionInputs(function, list(islice(cast('Iterable[Any]', source), limit)), names=names)
     if isinstance(source, str | os.PathLike):
-        return _of_place(os.fspath(cast('str', source)), columns, format, limit, allow_unsafe_types, options, retry)
+        return _of_place(
+            os.fspath(cast('str', source)), columns, format, split, limit, allow_unsafe_types, options, retry
+        )
     if is_hugging_face(source):
         return HuggingFaceInputs(source, columns=columns, limit=limit)
     if is_vision_dataset(source):
@@ -77,6 +82,7 @@ def _of_place(
     url: str,
     columns: list[str] | None,
     format: str | None,  # noqa: A002
+    split: str | None,
     limit: int | None,
     allow_unsafe_types: bool,
     options: StoreOptions,
@@ -90,7 +96,7 @@ def _of_place(
         # A glob that one file matches.
         url = f'{glob.escape(path[:-1])}[{path[-1]}]'
     elif format in (None, ImageFolder.kind) and not has_glob(url):
-        store = open_store(url, options)
+        store = open_store(f'{url.rstrip("/")}/{split}' if split else url, options)
         images = list_images(store, retry, is_known=format is not None)
         if images:
             return ImageFolder(store, images[:limit], columns=columns, retry=retry)
@@ -100,6 +106,7 @@ def _of_place(
         url,
         options,
         format_name=format,
+        split=split,
         columns=columns,
         limit=limit,
         allow_unsafe_types=allow_unsafe_types,

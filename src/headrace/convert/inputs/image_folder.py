@@ -127,7 +127,7 @@ class ImageFolder:
         if {name.lower() for name in classes} <= _SPLITS and all(key.count('/') > 1 for key in self._keys):
             raise ConfigError(
                 f'The folders of an ImageFolder are its classes, but those of {store.url} are splits: {classes}. '
-                f'Convert each one by itself, such as {store.url}/{classes[0]}.'
+                f'Convert each one by itself, with split={classes[0]!r}.'
             )
         self._label = {name: label for label, name in enumerate(classes)}
         is_jpeg = all(key.lower().endswith(_JPEG) for key in self._keys)

@@ -29,6 +29,7 @@ def open_parts(
     options: StoreOptions,
     *,
     format_name: str | None,
+    split: str | None,
     columns: list[str] | None,
     limit: int | None,
     allow_unsafe_types: bool,
@@ -40,6 +41,7 @@ def open_parts(
         url: folder, URL, or glob of files.
         options: how to reach the store.
         format_name: name of the format; None: found by the names of the files.
+        split: a sub-folder, or files with this name; None: all files.
         columns: names of the columns to read; None: all.
         limit: number of rows to convert, from the first; None: all.
         allow_unsafe_types: whether columns may run code when they are read.
@@ -52,7 +54,7 @@ def open_parts(
     store = SourceStore(
         url,
         options,
-        split=None,
+        split=split,
         format_name=format_name,
         columns=columns,
         allow_unsafe_types=allow_unsafe_types,
