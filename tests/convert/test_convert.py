@@ -120,7 +120,7 @@ def test_rows_and_iterables(tmp_path: Path, kind: str) -> None:
     assert [(row['id'], row['x'].tolist(), row['y'], row['text']) for row in rows] == [
         (i, [i, i], i / 2, 'é' * i) for i in range(50)
     ]
-    assert report.columns == {'id': 'int', 'x': 'ndarray:int64', 'y': 'float64', 'text': 'str'}
+    assert report.columns == {'id': 'int', 'x': 'ndarray:int64:2', 'y': 'float64', 'text': 'str'}
     assert report.shards > 5
 
 

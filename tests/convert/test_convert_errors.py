@@ -12,7 +12,7 @@ from sources_to_convert import make_images, rows_of
 
 from headrace.convert import InputError
 from headrace.convert import convert as convert_with_bar
-from headrace.errors import AccessDeniedError, ConversionError, MissingDependencyError
+from headrace.errors import AccessDeniedError, ConfigError, ConversionError, MissingDependencyError
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 
@@ -56,7 +56,9 @@ def test_skip_counts_and_logs_the_first(tmp_path: Path, caplog: pytest.LogCaptur
 
 def test_values_that_do_not_fit_their_column(tmp_path: Path) -> None:
     samples = [{'n': i if i % 10 else 'text'} for i in range(1, 31)]
-    report = convert(samples, tmp_path / 'out', on_error='collect')
+    with pytest.raises(ConfigError, match="column 'n'.*Give `columns`"):
+        convert(samples, tmp_path / 'out')
+    report = convert(samples, tmp_path / 'out', columns={'n': 'int'}, on_error='collect')
 
     assert [error.input for error in report.errors] == ['row 9', 'row 19', 'row 29']
     assert "column 'n'" in report.errors[0].error

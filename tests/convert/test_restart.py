@@ -299,12 +299,12 @@ def test_a_folder_that_holds_something(tmp_path: Path) -> None:
 
 def test_two_conversions_to_one_folder(tmp_path: Path) -> None:
     def samples():
-        yield {'i': 1}
+        yield from ({'i': i} for i in range(100))
         with pytest.raises(ConversionError, match='Another conversion is writing'):
             convert([{'i': 1}], tmp_path / 'out')
         yield {'i': 2}
 
-    assert convert(samples(), tmp_path / 'out').rows == 2
+    assert convert(samples(), tmp_path / 'out').rows == 101
 
 
 def fewer(number: int):

@@ -17,15 +17,17 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
 
+import numpy as np
 from tqdm import tqdm
 
 from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.inputs.choose import choose_inputs
 from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
-from headrace.convert.inputs.samples import infer_columns
+from headrace.convert.inputs.samples import ENOUGH, columns_of
 from headrace.convert.job import Job, OnError
 from headrace.convert.processes import News, run_here, run_in_processes
 from headrace.convert.protocol import Inputs
@@ -91,7 +93,7 @@ def convert(
         function: makes of an input a sample, an iterable of samples, or None. With processes that are not forked, it
             stands at the top of a module.
         columns: encodings by column; or names of the columns to convert. None: all of them, with the encodings of the
-            format, or those that fit the first sample. For tuples, the names in order.
+            format, or those that fit the first samples. For tuples, the names in order.
         format: name of the source's format; None: found by the names of its files.
         split: a sub-folder, or files with this name, as in a stream; for paths and URLs.
         workers: number of processes. 1: this process.
@@ -183,7 +185,7 @@ def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None
     given = dict(columns) if isinstance(columns, Mapping) else {}
     known = inputs.columns
     if known is None and (not given or not isinstance(columns, Mapping)):
-        known = infer_columns(_first_sample(inputs))
+        known = columns_of(_first_samples(inputs))
     if known is None:
         return given
     wanted = list(known) if columns is None else list(columns)
@@ -193,16 +195,22 @@ def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None
     return {name: given.get(name, known[name]) for name in wanted}
 
 
-def _first_sample(inputs: Inputs) -> Mapping[str, Any]:
+def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
+    """Some samples: of rows that are spread over all, else those of the first input that has any."""
+    found: list[Mapping[str, Any]] = []
     first: Exception | None = None
-    for number in range(len(inputs)):
+    failed = 0
+    count = len(inputs)
+    numbers = range(count) if inputs.rows is None else np.unique(np.linspace(0, count - 1, ENOUGH).astype(int)).tolist()
+    for number in numbers if count else ():
         try:
-            for sample in inputs.read(number):
-                return sample
-        except Exception as error:  # noqa: PERF203 - a bad input is reported when it is converted
-            first = first or error
-            if number >= _SHOWN:
-                break
+            found += islice(inputs.read(number), ENOUGH - len(found))
+        except Exception as error:  # a bad input is reported when it is converted
+            first, failed = first or error, failed + 1
+        if (found and inputs.rows is None) or failed > _SHOWN:
+            break
+    if found:
+        return found
     if first is None:
         raise ConversionError('The encodings of the columns cannot be inferred: there is no sample. Pass `columns`.')
     raise ConversionError(

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 import xxhash
 
-from headrace.convert.inputs.samples import to_sample
+from headrace.convert.inputs.samples import ENOUGH, to_sample
 from headrace.convert.protocol import Sizes
 from headrace.convert.tasks import Task
 from headrace.errors import ConversionError
@@ -180,8 +180,8 @@ class IterableSamples:
 
     def __init__(self, samples: Iterable[Any], *, names: Sequence[str]) -> None:
         self._type, self._names = type(samples).__name__, names
-        self._samples = iter(samples)
-        self._first = list(islice(self._samples, 1))
+        self._samples = _named_errors(samples)
+        self._first = list(islice(self._samples, ENOUGH))
 
     @property
     def identity(self) -> Mapping[str, object]:
@@ -190,7 +190,7 @@ class IterableSamples:
 
     @property
     def first(self) -> RowInputs:
-        """The first sample, or nothing."""
+        """The first samples."""
         return RowInputs(self._first, names=self._names, rows=len(self._first), label='sample')
 
     def tasks(self, size: int | None) -> Iterator[Task]:
@@ -201,7 +201,7 @@ class IterableSamples:
         """
         chunk: list[Any] = []
         number = begin = held = 0
-        for sample in self._all():
+        for sample in chain(self._first, self._samples):
             chunk.append(sample)
             held += _size(sample)
             if size is not None and held >= size:
@@ -210,22 +210,24 @@ class IterableSamples:
         if chunk:
             yield self._task(number, begin, chunk)
 
-    def _all(self) -> Iterator[Any]:
-        done = 0
-        try:
-            for sample in chain(self._first, self._samples):
-                yield sample
-                done += 1
-        except Exception as error:
-            raise ConversionError(
-                f'The iterable of samples failed after {done} samples with {type(error).__name__}: {error}. Correct it '
-                f'and run the conversion again: finished tasks are kept.'
-            ) from error
-
     def _task(self, number: int, begin: int, samples: list[Any]) -> Task:
         end = begin + len(samples)
         rows = RowInputs(samples, names=self._names, rows=len(samples), first=begin, label='sample')
         return Task(number, begin, end, inputs=rows)
+
+
+def _named_errors(samples: Iterable[Any]) -> Iterator[Any]:
+    """The samples; an error of the iterable is a `ConversionError` with their number."""
+    done = 0
+    try:
+        for sample in samples:
+            yield sample
+            done += 1
+    except Exception as error:
+        raise ConversionError(
+            f'The iterable of samples failed after {done} samples with {type(error).__name__}: {error}. Correct it '
+            f'and run the conversion again: finished tasks are kept.'
+        ) from error
 
 
 def _size(value: Any) -> int:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import decimal
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
-import numpy as np
+from headrace.dataset.writing.columns import infer_columns
 
-from headrace.errors import ConfigError
+__all__ = ['ENOUGH', 'columns_of', 'to_sample']
 
-__all__ = ['infer_columns', 'to_sample']
-
-_PIL_MODES: Final = frozenset({'1', 'L', 'LA', 'P', 'RGB', 'RGBA', 'I', 'I;16'})
-"""Modes that PNG stores without loss."""
+ENOUGH: Final = 16
+"""Samples that tell the columns."""
 
 
 def to_sample(found: object, names: Sequence[str]) -> Mapping[str, Any]:
@@ -46,32 +43,13 @@ def _plain(value: Any) -> Any:
     return value.item() if value.dim() == 0 else value.detach().cpu().numpy()
 
 
-def infer_columns(sample: Mapping[str, Any]) -> dict[str, str]:
-    """The encodings with which a sample is read back as it is.
+def columns_of(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The encodings that suit samples. Arrays get a fixed shape only if enough samples have it.
 
     Raises:
-        ConfigError: no encoding fits a value.
+        ConfigError: no encoding suits a value, or the samples have different keys.
     """
-    return {name: _encoding_of(name, value) for name, value in sample.items()}
-
-
-def _encoding_of(name: str, value: Any) -> str:
-    kinds: dict[type, str] = {
-        bool: 'uint8', int: 'int', float: 'float64', str: 'str', bytes: 'bytes', decimal.Decimal: 'str_decimal',
-        dict: 'json', list: 'json', tuple: 'json',
-    }  # fmt: skip
-    if type(value) in kinds:
-        return kinds[type(value)]
-    if isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in 'iuf':
-        return f'ndarray:{value.dtype.name}'
-    if isinstance(value, np.generic) and value.dtype.kind in 'iufb':
-        return 'uint8' if value.dtype.kind == 'b' else value.dtype.name
-    if isinstance(value, str):
-        return 'str'
-    mode = getattr(value, 'mode', None)
-    if hasattr(value, 'tobytes') and hasattr(value, 'getbands') and isinstance(mode, str):
-        return 'png' if mode in _PIL_MODES else 'pil'
-    raise ConfigError(
-        f'The encoding of column {name!r} cannot be inferred: the first sample has the value {value!r:.100} of type '
-        f"{type(value).__name__}. Name it in `columns`, as in columns={{{name!r}: 'json'}}."
-    )
+    found = infer_columns(samples)
+    if len(samples) >= ENOUGH:
+        return found
+    return {name: ':'.join(encoding.split(':')[:2]) for name, encoding in found.items()}
