@@ -84,10 +84,16 @@ class SourceIndex:
             FormatError: the bytes are damaged, or of another version.
         """
         found = unpack_source(data)
-        settings, sizes = found.settings, found.arrays['sizes'].tolist()
-        infos = zip(settings['keys'], sizes, settings['etags'], settings['versions'], strict=True)
-        source = format_of(settings['format']).load(bytes(found.pieces[0]))
-        return cls(source, [ObjectInfo(*info) for info in infos], settings['columns'])
+        try:
+            settings, sizes = found.settings, found.arrays['sizes'].tolist()
+            infos = zip(settings['keys'], sizes, settings['etags'], settings['versions'], strict=True)
+            source = format_of(settings['format']).load(bytes(found.pieces[0]))
+            return cls(source, [ObjectInfo(*info) for info in infos], settings['columns'])
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise FormatError(
+                f'The cached index of a source is of another version of headrace, or damaged: {error!r}. Delete it: it '
+                f'is made again.'
+            ) from error
 
     @property
     def fingerprint(self) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
+from headrace.dataset.streams.source_data import SourceData
 from headrace.errors import (
     ConfigError,
     EmptyDatasetError,
@@ -27,6 +28,8 @@ from headrace.errors import (
     StreamError,
 )
 from headrace.order import Topology
+from headrace.sources.source_index import SourceIndex
+from headrace.sources.source_store import SourceStore
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.oracle import World, check_resume
@@ -329,3 +332,16 @@ def test_a_bucket_is_read_in_ranges_of_the_columns(tmp_path: Path, monkeypatch: 
 
         assert size * 0.8 < read('all') < size * 1.3
         assert read('some', columns=['id']) < size / 10
+
+
+def test_a_cached_index_of_a_run_that_trusted_pickles_is_refused(data: Path, tmp_path: Path) -> None:
+    dataset = StreamingDataset(remote=str(data), local=str(tmp_path / 'cache'))
+    path = tmp_path / 'cache/source.index'
+    index = SourceIndex.from_bytes(path.read_bytes())
+    index.source.columns['text'] = 'pkl'  # pyright: ignore[reportIndexIssue] - as of a format that has pickles
+    path.write_bytes(index.to_bytes())
+    store = dataset.streams[0].cache().store
+    assert isinstance(store, SourceStore)
+    SourceData(store, allow_unsafe_types=True).read(path)
+    with pytest.raises(FormatError, match="'text'.*allow_unsafe_types"):
+        SourceData(store, allow_unsafe_types=False).read(path)

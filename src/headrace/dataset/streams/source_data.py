@@ -11,6 +11,7 @@ from pathlib import Path
 from headrace.dataset.cache_files.index_table import INDEX
 from headrace.errors import FormatError, StorageError
 from headrace.format import ShardInfo, ShardTable
+from headrace.format.encodings import is_mds_encoding_safe
 from headrace.redaction import logger_of
 from headrace.sources.source_index import SourceIndex
 from headrace.sources.source_store import SourceStore, has_glob
@@ -25,9 +26,10 @@ _log = logger_of(__name__)
 class SourceData:
     """The data of one stream, as `IndexFile` for an index.json."""
 
-    def __init__(self, store: SourceStore) -> None:
+    def __init__(self, store: SourceStore, *, allow_unsafe_types: bool) -> None:
         """Make no request."""
         self.store = store
+        self._allow_unsafe_types = allow_unsafe_types
         self.shards = ShardTable.empty()
         self.fingerprint = ''
 
@@ -40,9 +42,15 @@ class SourceData:
         """Read an index at this path.
 
         Raises:
-            FormatError: it is damaged, or of another version of headrace.
+            FormatError: it is damaged, of another version of headrace, or has columns that run code.
         """
         index = SourceIndex.from_bytes(path.read_bytes())
+        unsafe = [name for name, encoding in index.source.columns.items() if not is_mds_encoding_safe(encoding)]
+        if unsafe and not self._allow_unsafe_types:
+            # Made for a run that allowed it. The format refuses it when it makes the index again.
+            raise FormatError(
+                f'The columns {unsafe} of {path} can run code. Set `allow_unsafe_types` if you trust them.'
+            )
         self.store.index, self.shards, self.fingerprint = index, index.shards(), index.fingerprint
 
     def unproven(self, cached: Path) -> Iterator[str]:
@@ -131,5 +139,6 @@ class SourceFinder:
                 format_name=self.format_name,
                 columns=self.columns,
                 allow_unsafe_types=self.allow_unsafe_types,
-            )
+            ),
+            allow_unsafe_types=self.allow_unsafe_types,
         )
