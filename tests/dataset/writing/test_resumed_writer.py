@@ -15,8 +15,10 @@ import pytest
 from killed_step import in_a_child
 
 from headrace import JSONWriter, MDSWriter, StreamingDataset
+from headrace.convert import merge_index
 from headrace.errors import ConfigError
-from headrace.storage import open_store
+from headrace.storage import open_store, register_store
+from headrace.storage.stores.local import LocalStore
 from headrace.testing.servers.s3 import moto_server
 
 N = 120
@@ -105,7 +107,7 @@ def kill_at(moments, make, action, expected):
     return kept
 
 
-@pytest.mark.parametrize('moments', [8, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('moments', [6, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_writer_killed_at_any_moment_continues_to_the_same_dataset(target, moments):
     out, url, options = target()
     assert write(out, **options) == 0
@@ -113,7 +115,7 @@ def test_a_writer_killed_at_any_moment_continues_to_the_same_dataset(target, mom
     assert any(0 < samples < N for samples in kept)
 
 
-@pytest.mark.parametrize('moments', [5, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('moments', [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_an_append_killed_at_any_moment_continues_to_the_same_dataset(target, moments, tmp_path):
     def begun():
         out, url, options = target()
@@ -277,3 +279,24 @@ def test_a_writer_continues_on_another_machine(server, tmp_path, monkeypatch):
         assert writer.num_samples > 0
         writer.write({'id': writer.num_samples})
     assert ids(url, tmp_path / 'cache') == list(range(writer.num_samples))
+
+
+@pytest.mark.parametrize('is_store', [False, True])
+def test_appends_to_a_dataset_of_parts_leave_the_parts(tmp_path, is_store, own_stores):
+    root = tmp_path / 'data'
+    register_store('parts', lambda url, _: LocalStore(Path(url.removeprefix('parts://'))))
+    parts = ['part-00000-01234567-89abcdef', 'part-00001-01234567-89abcdef']
+    for number, part in enumerate(parts):
+        write(str(root / part), 20 * number, 20 * number + 20)
+    merge_index(str(root))
+    out = f'parts://{root}' if is_store else str(root)
+    before = content(f'file://{root}')
+    with pytest.raises(ZeroDivisionError), MDSWriter(out=out, append=True, size_limit=500) as writer:
+        writer.write_batch({'id': range(50), 'text': ['x'] * 50})
+        raise ZeroDivisionError
+    assert before.items() <= content(f'file://{root}').items()
+    _, steps = in_a_child(lambda: write(out, 40, 60, append=True, resume=False, max_workers=1), 0)
+    assert before.keys() <= content(f'file://{root}').keys()
+    in_a_child(lambda: write(out, 60, append=True, max_workers=1), steps // 2)
+    write(out, 60, append=True)
+    assert ids(f'file://{root}', tmp_path / 'cache') == list(range(N))

@@ -206,7 +206,7 @@ class FolderClaim:
 
     def remove_files(self) -> None:
         """Remove what this writer stored in the folder: shards, journal, and the index of a new dataset."""
-        kept = {name for shard in self.start.before for name in shard.stored}
+        kept = dataclasses.replace(self.start, whole=()).roots
         for name in self.place.sizes():
             if name not in kept and (is_ours(name) or (name == INDEX and not self.start.before)):
                 self.place.delete(name)
@@ -230,7 +230,7 @@ def _start_beside(
 ) -> Start:
     """Where to start in a folder beside a store: its index does not count."""
     continues = bool(store.shards)
-    kept: Collection[str] = {INDEX, *store.names} if keep_local and continues else ()
+    kept: Collection[str] = {INDEX, *store.roots} if keep_local and continues else ()
     others = [name for name in sizes if name != MARK and name not in kept]
     foreign = [name for name in others if not (MARK in sizes and (name == INDEX or is_ours(name)))]
     if foreign and not terms.exist_ok:
@@ -319,7 +319,7 @@ class StoreClaim:
             # Files that were never listed, since their objects had not appeared.
             self.place.store.remove_unfinished()
             for path in self.place.store.root.iterdir():
-                if PART.fullmatch(path.name):
+                if PART.fullmatch(path.name) and path.name not in self.start.roots:
                     shutil.rmtree(path)
 
     def check(self) -> None:

@@ -66,9 +66,9 @@ class Start:
         return [*self.before, *self.whole]
 
     @property
-    def names(self) -> set[str]:
-        """The files of these shards."""
-        return set(_names(self.shards))
+    def roots(self) -> set[str]:
+        """The files of these shards, or the folders that hold them, as in a dataset of parts."""
+        return _roots(self.shards)
 
 
 def is_ours(name: str) -> bool:
@@ -116,9 +116,9 @@ def _behind_index(
     is_left: bool,
 ) -> Start:
     journal = read_journal(place, sizes)
-    listed = set(_names(index))
-    added = [shard for shard in journal if listed.isdisjoint(shard.stored)]
-    leftovers = [name for name in sizes if is_left and is_ours(name) and name not in listed]
+    roots = _roots(index)
+    added = [shard for shard in journal if roots.isdisjoint(shard.stored)]
+    leftovers = [name for name in sizes if is_left and is_ours(name) and _root(name) not in roots]
     new = len(journal) if marked is None else len(index) - marked
     if terms.resume and not added and (new > 0 or not terms.append):
         # The writer was killed after it stored the index, or had finished.
@@ -192,6 +192,14 @@ def _unfinished(before: Sequence[ShardInfo], whole: Sequence[ShardInfo], names: 
 
 def _above(shards: Sequence[ShardInfo]) -> int:
     return max((shard_number(name) for name in _names(shards)), default=-1) + 1
+
+
+def _roots(shards: Iterable[ShardInfo]) -> set[str]:
+    return set(map(_root, _names(shards)))
+
+
+def _root(name: str) -> str:
+    return name.partition('/')[0]
 
 
 def _names(shards: Iterable[ShardInfo]) -> list[str]:
