@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
-from headrace.errors import ConfigError, ResumeError, TopologyError
+from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace.errors import ConfigError, ResumeError, StreamError, TopologyError
 from headrace.testing.oracle import World, check_resume, walk
 
 BATCH = 24
@@ -109,11 +109,32 @@ def test_a_run_whose_devices_batches_are_of_one_stream_resumes_exactly_on_seven_
     else:
         options = options | {'epoch_size': 500}
     make = loaders(weights, batching_method='device_per_stream', **options)
-    assert check_resume(make, DEVICES, epochs=2, every=5) >= 5
+    assert check_resume(make, DEVICES, epochs=2, every=5, horizon=6) >= 5
     # Each rank's batch is of one stream, also of the last ones, which are padded.
     ranks = [make(Topology(rank=rank, world_size=4), 0) for rank in range(4)]
     for batches in zip(*ranks, strict=True):
         assert all(len(by_stream(batch['id'].tolist())) == 1 for batch in batches)
+
+
+def test_fewer_ranks_than_device_batches_need_streams_of_the_same_columns(tmp_path) -> None:
+    for name in 'xy':
+        with MDSWriter(out=str(tmp_path / name), columns={name: 'int'}) as out:
+            for number in range(96):
+                out.write({name: number})
+
+    def loader(ranks: int) -> StreamingDataLoader:
+        streams = [Stream(local=str(tmp_path / name), name=name) for name in 'xy']
+        dataset = StreamingDataset(streams=streams, batch_size=24 // ranks, batching_method='device_per_stream')
+        return StreamingDataLoader(dataset, topology=Topology(world_size=ranks))
+
+    first = loader(4)
+    batches = iter(first)
+    assert len(next(batches)) == 1
+    state = first.state_dict()
+    fewer = loader(2)
+    fewer.load_state_dict(state)
+    with pytest.raises(StreamError, match="'x' is in .*, and not in "):
+        next(iter(fewer))
 
 
 def test_other_ranks_than_divide_the_device_batches_are_refused(loaders) -> None:

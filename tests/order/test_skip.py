@@ -173,7 +173,7 @@ METHODS = ['random', 'stratified', 'per_stream', 'device_per_stream']
 
 
 @pytest.mark.parametrize('batching', METHODS)
-@pytest.mark.parametrize('shape', [(1, 1, 1), (4, 2, 1), (6, 3, 1), (8, 2, 2)])
+@pytest.mark.parametrize('shape', [(1, 1, 1), (4, 2, 1), (6, 3, 2)])
 def test_mosaicmls_orders_leave_out_whole_batches(batching: str, shape: tuple[int, int, int]) -> None:
     """Against a list of all batches, without those that a range touches; from the start, and from any state."""
     mix = mixture([40] * 4, [7] * 12)
@@ -195,6 +195,8 @@ def test_mosaicmls_orders_leave_out_whole_batches(batching: str, shape: tuple[in
             after = 12 * kept[k + 1] if k + 1 < len(kept) else every.stop
             assert (plan.end(k), plan.skipped(k)) == (after, after - position - 12)
             position = after
+            if k % 4 != t.rank % 4:
+                continue
             rest = make_plan(order, t, **options, start=position, skip=parse_skip(bounds))
             later = [rest.positions(i).tolist() for i in range(rest.num_batches)]
             assert later == [plan.positions(i).tolist() for i in range(k + 1, len(kept))]

@@ -296,14 +296,18 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
             for names in column_names(stream):
                 key.check(names)
 
-    def require_equal_columns(self) -> None:
+    def require_equal_columns(self, *, joined: bool = False) -> None:
         """Check that streams that share batches have equal columns, unless a subclass changes samples.
+
+        Args:
+            joined: whether a rank's batch holds several device batches, so that all streams share it.
 
         Raises:
             StreamError: columns are missing in a stream, or are of different types; names streams and columns.
         """
         if self.is_columnar:
-            refuse_different_columns(self.streams, self.mixture, self.run.config(1, None).batching)
+            batching = 'random' if joined else self.run.config(1, None).batching
+            refuse_different_columns(self.streams, self.mixture, batching)
 
     def _warn_about_blocks(self) -> None:
         """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share."""

@@ -247,6 +247,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         reader = self.dataset.reader(cut, self._collate, mark_streams=self.mark_streams)
         self._cursor.begin = self.next_pass()
         plan = self.dataset.begin_pass(cut, place=self._cursor.begin)
+        if self._collate is None and plan.order.units > plan.topology.replicas:
+            self.dataset.require_equal_columns(joined=True)
         epoch = plan.order.epoch
         self._counters.begin_pass(new_processes=not self.persistent_workers)
         owner, last, source = os.getpid(), plan.num_batches - 1, None

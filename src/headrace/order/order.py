@@ -86,6 +86,12 @@ def make_plan(
     ranges = left_out(skip, order.mixture, global_batch_size, remainder)
     ranges = skipped_in_epoch(ranges, order.mixture.takeover.begin_of(epoch, len(order)), len(order))
     if order.units:
+        if remainder == 'exact' and sum(order.mixture.is_drawn) > 1:
+            raise ConfigError(
+                "remainder 'exact' needs batching_method 'random' or 'stratified': with batches of one stream an epoch "
+                'draws whole batches, so a few samples more or less than a stream has. Choose one of these methods for '
+                "evaluation, or remainder 'repeat' or 'drop'."
+            )
         _check_units(order.units, global_batch_size, topology.replicas)
         ranges = in_whole_batches(ranges, order.first, global_batch_size, len(order))
     return Plan(order, topology, global_batch_size, start, remainder, ranges)

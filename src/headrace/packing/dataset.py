@@ -80,7 +80,7 @@ class PackedDataset(StreamingDataset):
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
 
-    def require_equal_columns(self) -> None:
+    def require_equal_columns(self, *, joined: bool = False) -> None:
         """No check: only the documents' column is read."""
 
     @property

@@ -19,7 +19,7 @@ from headrace.order.resume import resume
 @st.composite
 def segments(draw: st.DrawFn) -> tuple[np.ndarray, int, int, int]:
     """Draws of streams that fill whole batches, the batch size, the number of nodes, and the first position."""
-    nodes, size, batches = draw(st.integers(2, 24)), draw(st.integers(1, 40)), draw(st.integers(1, 90))
+    nodes, size, batches = draw(st.integers(2, 12)), draw(st.integers(1, 24)), draw(st.integers(1, 50))
     assume(size % nodes)
     cuts = sorted(draw(st.lists(st.integers(0, size * batches), max_size=5)))
     return np.diff([0, *cuts, size * batches]), size, nodes, draw(st.integers(0, 50))
@@ -95,7 +95,7 @@ def runs(draw: st.DrawFn) -> tuple[Mixture, OrderConfig]:
     return mix, config
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs(), st.data())
 def test_streams_are_passes_and_every_position_and_turn_is_found(run, data: st.DataObject) -> None:
     mix, config = run
@@ -115,7 +115,7 @@ def test_streams_are_passes_and_every_position_and_turn_is_found(run, data: st.D
         assert list(order.find(sample)) == (ids == sample).nonzero()[0].tolist()
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs(), st.integers(0, 9), st.sampled_from([10, 24, 35]))
 def test_another_mixture_takes_over_in_the_middle_of_an_epoch(run, batches: int, size: int) -> None:
     mix, config = run
@@ -139,12 +139,14 @@ def test_another_mixture_takes_over_in_the_middle_of_an_epoch(run, batches: int,
 
 
 def test_seven_topologies_have_the_same_batches_from_the_middle_of_an_epoch_on() -> None:
-    mix = Mixture.resolve([StreamSize(name=f's{i}', shard_sizes=[60] * 9, proportion=i + 1) for i in range(3)])
+    mix = Mixture.resolve([StreamSize(name=f's{i}', shard_sizes=[20] * 9, proportion=i + 1) for i in range(3)])
     config = OrderConfig(shuffle=True, num_canonical_nodes=9, batching='stratified', global_batch_size=24)
     order = make_order(mix, config, 1)
     expected = [set(order.at(np.arange(k, min(k + 24, len(order)))).tolist()) for k in range(240, len(order), 24)]
-    for ranks, nodes, copies in [(1, 1, 1), (2, 1, 1), (4, 2, 1), (6, 3, 2), (8, 4, 1), (12, 3, 1), (24, 3, 2)]:
+    for ranks, nodes, copies in [(1, 1, 1), (2, 1, 1), (4, 2, 1), (6, 3, 2), (8, 4, 1), (12, 3, 1), (16, 2, 2)]:
         topologies = [Topology(rank=r, world_size=ranks, num_nodes=nodes, replication=copies) for r in range(ranks)]
         plans = [make_plan(order, t, global_batch_size=24, start=240) for t in topologies]
-        found = [set(np.concatenate([p.ids(k)[: p.own_samples(k)] for p in plans]).tolist()) for k in range(58)]
+        found = [
+            set(np.concatenate([p.ids(k)[: p.own_samples(k)] for p in plans]).tolist()) for k in range(len(expected))
+        ]
         assert found == expected

@@ -87,7 +87,7 @@ def order_of(mix: Mixture, config: OrderConfig, epoch: int):
         raise
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs(), st.integers(0, 3))
 def test_every_unit_of_every_batch_is_of_one_stream(run, epoch: int) -> None:
     mix, config = run
@@ -100,7 +100,7 @@ def test_every_unit_of_every_batch_is_of_one_stream(run, epoch: int) -> None:
             assert len(set(streams[positions[positions % units == unit]].tolist())) <= 1
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs(), st.integers(0, 2))
 def test_turns_are_counted_as_they_come(run, epoch: int) -> None:
     """Against counting: a stream's turns on each node before any position, over several epochs."""
@@ -119,7 +119,7 @@ def test_turns_are_counted_as_they_come(run, epoch: int) -> None:
         np.add.at(counted, (streams, np.arange(len(ids)) % nodes), 1)
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs())
 def test_streams_are_passes_through_all_epochs(run) -> None:
     mix, config = run
@@ -130,7 +130,7 @@ def test_streams_are_passes_through_all_epochs(run) -> None:
             assert counts[first:last].max() - counts[first:last].min() <= 1
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs(), st.integers(0, 3), st.data())
 def test_any_positions_give_what_the_epoch_has_there_and_samples_are_found(run, epoch: int, data) -> None:
     mix, config = run
@@ -141,7 +141,7 @@ def test_any_positions_give_what_the_epoch_has_there_and_samples_are_found(run, 
     assert list(order.find(sample)) == (expected == sample).nonzero()[0].tolist()
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs())
 def test_an_epoch_keeps_the_shares_within_one_unit(run) -> None:
     mix, config = run
@@ -216,7 +216,7 @@ def test_skipped_ranges_are_widened_to_whole_batches(units: int) -> None:
             assert len(set(mix.streams_of(plan.ids(k)).tolist())) == 1
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs(), runs(), st.integers(0, 2), st.data())
 def test_another_mixture_takes_over_and_no_stream_loses_a_sample(run, other, epoch: int, data: st.DataObject) -> None:
     """Also with another batch size; each stream's draws go on with the next one."""
@@ -264,7 +264,7 @@ def test_another_mixture_takes_over_and_no_stream_loses_a_sample(run, other, epo
             assert counts[name].max() - counts[name].min() <= 1
 
 
-@examples(0.5)
+@examples(0.3)
 @given(runs(), st.integers(0, 20))
 def test_an_epoch_far_on_is_as_if_those_before_were_added_up(run, epochs: int) -> None:
     mix, config = run
@@ -284,6 +284,17 @@ def test_a_stream_that_fills_no_batch_of_an_epoch_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"all 64 samples .*only 20 samples of stream 'tiny'"):
         make_order(mix, configured(64, 1, 4), 0)
     make_order(mix, configured(64, 4, 4), 0)  # a device's batch is smaller
+
+
+def test_no_evaluation_has_each_sample_once_where_batches_are_of_one_stream() -> None:
+    def order(streams: str):
+        mix = Mixture.resolve([StreamSize(name=name, shard_sizes=[60]) for name in streams])
+        return make_order(mix, configured(24, 1, 1), 0)
+
+    with pytest.raises(ConfigError, match="remainder 'exact' needs batching_method 'random' or 'stratified'"):
+        make_plan(order('ab'), Topology(), global_batch_size=24, remainder='exact')
+    plan = make_plan(order('a'), Topology(), global_batch_size=24, remainder='exact')
+    assert sorted(np.concatenate([plan.ids(k) for k in range(plan.num_batches)]).tolist()) == list(range(60))
 
 
 def test_canonical_nodes_divide_the_batch() -> None:
