@@ -209,6 +209,7 @@ def npy(array: Any, **how: Any) -> bytes:
         ('a.npy', npy(np.zeros((0, 2))), r'shape \(0, 2\)'),
         ('a.npy', npy(np.zeros(1000))[:-1], 'other bytes than follow'),
         ('a.npy', npy(np.zeros(10)).replace(b'(10,)', b'(1<<40,)'), 'no .npy file'),
+        ('a.npy', npy(np.zeros(10)).replace(b"order':", b"order'{"), 'no .npy file'),
     ],
 )
 def test_values_that_cannot_be_stored(name, data, message):
