@@ -98,11 +98,12 @@ def _columns(text: str) -> dict[str, str] | list[str]:
 
 
 def _print(report: ConversionReport) -> None:
-    rate = report.rows / max(report.seconds, 1e-9)
+    per_second = max(report.seconds, 1e-9)
+    rate = f' ({report.rows / per_second:,.0f} rows/s, {_size(report.raw_bytes / per_second)}/s)'
     print(f'Found {report.kind} with the columns {", ".join(f"{k}: {v}" for k, v in report.columns.items())}.')
     print(
         f'Wrote {report.rows:,} rows in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in '
-        f'{report.seconds:.1f} s ({rate:,.0f} rows/s, {_size(report.raw_bytes / max(report.seconds, 1e-9))}/s).'
+        f'{report.seconds:.1f} s{"" if report.tasks_done_before else rate}.'
     )
     if report.tasks_done_before:
         print(f'Kept {_count(report.tasks_done_before, "task")} of an earlier call.')
