@@ -216,7 +216,7 @@ class ShardEncoder(ABC):
         """As `add_batch`, but the full shards are not packed."""
         number = self._number
         self._check_names(columns, number)
-        values = {name: _as_sequence(columns[name]) for name in self.schema.names}
+        values = {name: as_sequence(columns[name]) for name in self.schema.names}
         count = _common_length(values)
         try:
             rows = self._encode_rows(values, count, number)
@@ -398,7 +398,7 @@ def _too_large(number: int, size: int) -> ValueError:
     )
 
 
-def _as_sequence(values: Any) -> Sequence[Any]:
+def as_sequence(values: Any) -> Sequence[Any]:
     """The values of a column as a list or an array; tensors and the like say how they become arrays."""
     if isinstance(values, list | tuple | np.ndarray):
         return cast('Sequence[Any]', values)

@@ -73,6 +73,14 @@ def test_columns_of_batches_and_lines(tmp_path):
         writer.write_batch({'id': [1, 2], 'text': ['b', 'c'], 'tokens': np.ones((2, 4), 'i2')})
     assert columns_of(writer.get_config()) == {'id': 'int', 'text': 'str', 'tokens': 'ndarray:int16:4'}
     assert [sample['text'] for sample in StreamingDataset(local=str(tmp_path / 'mds'))[:]] == ['a', 'b', 'c']
+    table = pytest.importorskip('pyarrow').table({'id': [3, 4], 'text': ['d', 'e']})
+    with MDSWriter(out=str(tmp_path / 'table')) as writer:
+        writer.write_batch({'id': table['id'], 'text': table['text'], 'x': iter([0.5, 1.5])})
+    assert columns_of(writer.get_config()) == {'id': 'int64', 'text': 'str', 'x': 'float64'}
+    assert [tuple(sample.values()) for sample in StreamingDataset(local=str(tmp_path / 'table'))[:]] == [
+        (3, 'd', 0.5),
+        (4, 'e', 1.5),
+    ]
     rows = [{'x': 0.5, 'n': 1, 't': 'a'}]
     assert written(tmp_path / 'json', rows, JSONWriter)['columns'] == {'n': 'int', 't': 'str', 'x': 'float'}
     assert columns_of(written(tmp_path / 'csv', rows, CSVWriter)) == {'n': 'int', 't': 'str', 'x': 'float'}

@@ -42,8 +42,8 @@ class FirstSamples:
     def add_rows(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> None:
         """Look at the first rows of a batch, which the caller encodes."""
         self.given = list(self.samples)
-        rows = [values[:_ENOUGH] for values in columns.values()]
-        self.samples += [dict(zip(columns, row, strict=True)) for row in zip(*rows, strict=False)]
+        rows = zip(*(values[:_ENOUGH] for values in columns.values()), strict=False)
+        self.samples += [dict(zip(columns, row, strict=True)) for row in rows]
 
     def columns(self) -> dict[str, str]:
         """The columns, which are printed.

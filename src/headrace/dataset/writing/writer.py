@@ -19,6 +19,7 @@ from headrace.dataset.writing.progress import Progress
 from headrace.dataset.writing.start import INDEX, Start, Terms
 from headrace.errors import ConfigError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
+from headrace.format.encoder import as_sequence
 from headrace.storage import Retry, StoreOptions, open_store, split_url
 
 __all__ = ['Out', 'Writer']
@@ -192,6 +193,7 @@ class Writer:
         self._pipeline.check()
         self._check_open()
         if self._first is not None:
+            columns = {name: as_sequence(values) for name, values in columns.items()}
             self._first.add_rows(columns)
             self._end_inference()
         assert self._encoder is not None
