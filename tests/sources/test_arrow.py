@@ -217,6 +217,13 @@ def test_an_empty_file_has_no_parts():
     check(objects, [{'n': 7}])
 
 
+def test_types_of_a_file_without_rows_do_not_count():
+    none, one = pa.record_batch([pa.nulls(0)], ['n']), pa.record_batch([pa.array([7])], ['n'])
+    objects = {'a.arrow': stream([none]), 'b.arrow': stream([one])}
+    check(objects, [{'n': 7}])
+    check(objects, [{'n': 7}], columns=['n'])
+
+
 GOOD = stream(BATCHES)
 
 

@@ -142,6 +142,15 @@ def test_columns_in_another_order_are_the_same(tmp_path: Path) -> None:
     assert as_python(read(tmp_path, index(tmp_path))) == [{'id': 1, 'x': 'a'}, {'id': 2, 'x': 'b'}]
 
 
+def test_types_of_a_file_without_rows_do_not_count(tmp_path: Path) -> None:
+    pq.write_table(pa.table({'a': pa.array([], pa.null()), 'b': []}), tmp_path / '0.parquet')
+    pq.write_table(pa.table({'a': ['x']}), tmp_path / '1.parquet')
+    for columns in (None, ['a']):
+        source = index(tmp_path, columns)
+        assert source.columns == {'a': 'str'}
+        assert read(tmp_path, source) == [{'a': 'x'}]
+
+
 def test_nulls_of_any_file_make_the_column_json(tmp_path: Path) -> None:
     pq.write_table(pa.table({'x': ['a']}), tmp_path / 'a.parquet')
     pq.write_table(pa.table({'x': pa.array([None], pa.string())}), tmp_path / 'b.parquet')

@@ -63,6 +63,8 @@ def index(
     del allow_unsafe_types  # no type of Arrow runs code
     import_pyarrow('Arrow files')
     scans = in_parallel(lambda info: _Scan(store, info, columns), _files(store, objects))
+    # The types of a file without rows may be wrong: an empty column of text may have the type of nulls.
+    scans = [scan for scan in scans if scan.parts]
     with_nulls = sorted({name for scan in scans for name in scan.with_nulls})
     schemas = list(dict.fromkeys(scan.schema for scan in scans))
     columns = None if columns is None else list(columns)

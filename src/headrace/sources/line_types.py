@@ -10,12 +10,13 @@ JSON: true and false                                     uint8
 JSON: others, mixed ones, null, or keys that are absent  json
 CSV: integers of 64 bits, as JSON writes them            int
 CSV: decimal numbers, of which integers are exact        float64
-CSV: others, also if some are empty                      str
+CSV: others, also if some are empty or too large         str
 =======================================================  =========
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -127,7 +128,14 @@ def _text_kind(text: str) -> int:
         if text == '-0' or (bits > 63 and number != -1 << 63):
             return _OTHER
         return _INT | _INEXACT if bits > 53 else _INT
-    return _FLOAT if _DECIMAL.fullmatch(text) and not _has_leading_zero(text) else _OTHER
+    return _FLOAT if _DECIMAL.fullmatch(text) and not _has_leading_zero(text) and _fits_float(text) else _OTHER
+
+
+def _fits_float(text: str) -> bool:
+    """Whether a float holds a number: each digit of one without a fraction, as hashes of 20 digits are; no infinity."""
+    if text.lstrip('+-').isdigit():
+        return len(text) < 16 or int(text).bit_length() <= 53
+    return len(text) < 300 and not math.isinf(float(text))
 
 
 def _has_leading_zero(text: str) -> bool:

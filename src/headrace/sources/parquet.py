@@ -222,11 +222,14 @@ class _FooterTable:
             FormatError, StreamError: see `index`.
         """
         metadata = parse_footer(footer, source)
+        groups = read_row_groups(footer)
+        if not any(group.rows for group in groups):
+            return  # its types may be wrong: an empty column of text may have the type of nulls
         schema = self._schema(metadata, source)
         names = list(arrow_columns(schema, columns=self._wanted, source=source))
         paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
         leaves = _leaves(paths, names)
-        for number, group in enumerate(read_row_groups(footer)):
+        for number, group in enumerate(groups):
             if group.rows == 0:
                 continue
             if not 0 < group.rows < LARGEST or [chunk.path for chunk in group.columns] != paths:
