@@ -142,6 +142,15 @@ def test_rows_of_plain_values_that_litdata_stores_as_arrow_data(tmp_path):
         assert found == [{'late': None, **sample} for sample in samples]
 
 
+def test_names_in_arrow_rows_that_are_not_utf8(tmp_path):
+    pytest.importorskip('pyarrow')
+    objects = write(tmp_path, [{'number': n, 'words': ['x'] * n} for n in range(4)])
+    name = 'chunk-0-0.bin'
+    objects[name] = objects[name].replace(b'number', b'\xffumber')
+    with pytest.raises(ShardError, match='Arrow data in chunk-0-0.bin are damaged'):
+        rows(index(source_format, objects), objects)
+
+
 def test_tokens(tmp_path):
     torch = pytest.importorskip('torch')
     documents = [torch.arange(n, 2 * n + 1).to(torch.uint16) for n in range(8)]

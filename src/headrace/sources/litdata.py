@@ -38,6 +38,8 @@ from headrace.storage.protocol import check_key
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    import pyarrow as pa
+
     from headrace.storage import ObjectInfo, Store
 
 __all__ = ['NAME', 'find', 'index', 'load']
@@ -211,9 +213,7 @@ class LitdataSource:
         arrow = arrow_rows(chunk, found.key) if isinstance(self.settings['types'], dict) else None
         if arrow is not None:
             for batch in arrow:
-                names = batch.schema.names
-                tops = {column.path[0] for column in self.chosen}
-                values = {name: batch.column(name).to_pylist() for name in tops if names.count(name) == 1}
+                values = self._arrow_columns(batch, found.key)
                 rows += batch.num_rows
                 yield {
                     column.name: arrow_values(column, values.get(column.path[0]), batch.num_rows, found.key)
@@ -230,6 +230,15 @@ class LitdataSource:
                 run = items[start : start + _BATCH]
                 leaves = [run] if tokens else split_leaves(run, len(formats), found.key)
                 yield {column.name: leaf_values(column, formats, leaves, len(run), found.key) for column in self.chosen}
+
+    def _arrow_columns(self, batch: pa.RecordBatch, where: str) -> dict[str, list[Any]]:
+        """The values of the columns that are read, as Python objects."""
+        try:
+            names = batch.schema.names
+            tops = {column.path[0] for column in self.chosen}
+            return {name: batch.column(name).to_pylist() for name in tops if names.count(name) == 1}
+        except UnicodeDecodeError as error:  # names of fields are not checked before
+            raise ShardError(f'The Arrow data in {where} are damaged: {error}. Restore the file.') from None
 
     def to_bytes(self) -> bytes:
         """See `Source.to_bytes`."""
