@@ -85,14 +85,12 @@ def write_mds(writer: Any, case: str, samples: list[dict[str, Any]], out: str, c
                 opened.write(sample)
 
 
-def write_batches(case: str, columns: dict[str, Any], out: str, compression: str | None) -> None:
+def write_batches(writer: Any, case: str, columns: dict[str, Any], out: str, compression: str | None) -> None:
     """With headrace, by columns."""
-    from headrace import MDSWriter
-
     count = len(next(iter(columns.values())))
-    with MDSWriter(columns=COLUMNS[case], out=out, compression=compression, size_limit=SIZE_LIMIT) as writer:
+    with writer(columns=COLUMNS[case], out=out, compression=compression, size_limit=SIZE_LIMIT) as opened:
         for i in range(0, count, 1000):
-            writer.write_batch({name: values[i : i + 1000] for name, values in columns.items()})
+            opened.write_batch({name: values[i : i + 1000] for name, values in columns.items()})
 
 
 def write_litdata(samples: list[dict[str, Any]], out: str) -> None:
@@ -133,7 +131,9 @@ def run(contender: str, case: str, compression: str | None, count: int, images: 
 
         action = partial(write_mds, MDSWriter, case, samples, out, compression)
     elif contender == 'headrace write_batch':
-        action = partial(write_batches, case, columns, out, compression)
+        from headrace import MDSWriter
+
+        action = partial(write_batches, MDSWriter, case, columns, out, compression)
     elif contender == 'mosaicml':
         import streaming
 
