@@ -186,11 +186,21 @@ def check_collate() -> bool:
     return is_used and collated.shape == (2, 2) and parameters(pin_memory.pin_memory)[:1] == ['data']
 
 
-@canary('_MultiProcessingDataLoaderIter._shutdown_workers')
+@canary(
+    '_MultiProcessingDataLoaderIter._shutdown_workers',
+    'torch.utils.data.dataloader._MultiProcessingDataLoaderIter',
+    '_MultiProcessingDataLoaderIter._worker_result_queue',
+    '_MultiProcessingDataLoaderIter._pin_memory_thread_done_event',
+    'DataLoader._get_iterator',
+)
 def check_loader() -> bool:
+    from torch.utils.data import DataLoader
     from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-    return parameters(_MultiProcessingDataLoaderIter._shutdown_workers) == ['self']
+    source = inspect.getsource(_MultiProcessingDataLoaderIter.__init__)
+    is_used = all(f'self.{name} = ' in source for name in ['_worker_result_queue', '_pin_memory_thread_done_event'])
+    methods = DataLoader._get_iterator, _MultiProcessingDataLoaderIter._shutdown_workers
+    return is_used and all(parameters(method) == ['self'] for method in methods)
 
 
 @canary('_MultiProcessingDataLoaderIter._next_data')

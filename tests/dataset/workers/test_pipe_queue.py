@@ -49,6 +49,26 @@ def test_a_process_that_nobody_reads_from_any_more_ends():
     assert process.exitcode == 0
 
 
+def test_the_end_of_a_queue_lets_all_that_wait_go_on():
+    context = PipeContext()
+    items = context.Queue()
+    processes = [context.Process(target=put_all, args=(items, number, 400)) for number in range(2)]
+    for process in processes:
+        process.start()
+    items.get(timeout=60)
+    items.end()  # its pipe stays open, as other children may have it
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    with pytest.raises(queue.Empty):
+        while True:  # items that have arrived
+            items.get()
+    for _ in range(200):
+        items.put(b'x' * 1000)  # more than a pipe holds
+    items.close()
+    items.end()
+
+
 def test_an_item_that_cannot_be_pickled_leaves_the_queue_as_it_was():
     items = PipeQueue(multiprocessing.get_context())
     with pytest.raises(Exception, match='pickle'):
@@ -61,7 +81,7 @@ def test_nothing_stays_open():
     before = open_descriptors()
     items = PipeQueue(multiprocessing.get_context())
     items.put(1)
-    assert sum((open_descriptors() - before).values()) == 2
+    assert sum((open_descriptors() - before).values()) == 3
     items.cancel_join_thread()
     items.close()
     items.close()

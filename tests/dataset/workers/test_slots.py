@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import multiprocessing
+import multiprocessing.util
 import os
 import random
 import resource
@@ -257,6 +259,33 @@ def test_batches_of_a_loader_that_are_kept_over_epochs(make_dataset, method, per
 
 def stamped(rows):
     return torch.full((3000,), rows[0]['id'])
+
+
+def without_slots(rows):
+    return torch.eye(2).to_sparse(), ['x' * 50_000 for _ in rows]
+
+
+def note_end(folder, worker):
+    multiprocessing.util.Finalize(None, (folder / f'end{worker}').touch, exitpriority=0)  # not if it is terminated
+
+
+@pytest.mark.parametrize('persistent', [False, True])
+@pytest.mark.once
+def test_workers_end_by_themselves_while_they_send_large_batches(make_dataset, tmp_path, persistent):
+    data = StreamingDataset(local=str(make_dataset('data', 60)), batch_size=10, shuffle=False)
+    loader = StreamingDataLoader(
+        data,
+        num_workers=2,
+        collate_fn=without_slots,
+        persistent_workers=persistent,
+        worker_init_fn=functools.partial(note_end, tmp_path),
+    )
+    batches = iter(loader)
+    next(batches)
+    batches.close()
+    del loader, batches
+    gc.collect()
+    assert sorted(path.name for path in tmp_path.glob('end*')) == ['end0', 'end1']
 
 
 KILLED = """

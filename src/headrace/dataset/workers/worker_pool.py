@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.autograd import profiler
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from headrace.dataset.reading.protocol import Reader
 from headrace.dataset.statistics import WorkerBatch
@@ -18,6 +19,7 @@ from headrace.dataset.workers.copies import refusal
 from headrace.dataset.workers.counting_reader import CountingReader, PassKey
 from headrace.dataset.workers.fork_watchdog import worker_context
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
+from headrace.dataset.workers.pipe_queue import PipeQueue
 from headrace.dataset.workers.shutdown import end_at_once, end_with_parent
 from headrace.dataset.workers.slots import SlotRings, can_use_slots
 from headrace.errors import ConfigError
@@ -36,7 +38,7 @@ class WorkerPool:
         self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
         self._reader = CountingReader(reader, prefetch_factor=like.prefetch_factor or 2)
         self._workers = like.num_workers
-        self._loader: DataLoader[Any] = DataLoader(
+        self._loader = _Loader(
             self._reader,
             batch_size=None,
             sampler=self._keys,
@@ -59,19 +61,40 @@ class WorkerPool:
         if self._passes == 1 or not self._loader.persistent_workers:  # new workers know of no slots in use
             self._reader.rings = SlotRings(self._workers) if can_use_slots() else None
         try:
-            batches = iter(self._loader)
+            batches: _Batches = iter(self._loader)  # pyright: ignore[reportAssignmentType]
         except Exception as error:
             refused = self._refusal_of_copies()
             if refused is None:
                 raise
             raise refused from error
-        batches.rings = self._reader.rings  # pyright: ignore[reportAttributeAccessIssue] - they live as long
+        batches.rings = self._reader.rings  # they live as long
         return batches
 
     def _refusal_of_copies(self) -> ConfigError | None:
         """The error for objects that cannot be sent to workers; no worker runs then."""
         method = self._context.get_start_method()
         return None if method == 'fork' else refusal(method, self._sent)
+
+
+class _Batches(_MultiProcessingDataLoaderIter):
+    """PyTorch's iterator, but its end waits for no worker that sends a large batch, which nobody is going to read."""
+
+    rings: SlotRings | None
+
+    def _shutdown_workers(self) -> None:
+        results = getattr(self, '_worker_result_queue', None)  # a constructor may have failed
+        if isinstance(results, PipeQueue):
+            pinning = getattr(self, '_pin_memory_thread_done_event', None)
+            if pinning is not None:
+                pinning.set()  # else the thread would ask an ended queue again and again
+            results.end()
+        super()._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
+
+
+class _Loader(DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        self.check_worker_number_rationality()
+        return _Batches(self)
 
 
 def each(batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
