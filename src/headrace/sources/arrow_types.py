@@ -216,15 +216,19 @@ def _short(kind: pa.DataType) -> str:
 # The kinds of types
 
 
-def _number(kind: pa.DataType) -> np.dtype[Any] | None:
-    """The dtype of numbers; bools are uint8."""
-    from pyarrow import types
+_NUMBERS: Final = {
+    'bool': 'u1',
+    **{f'{sign}int{bits}': f'{sign}int{bits}' for sign in ('', 'u') for bits in (8, 16, 32, 64)},
+    'halffloat': 'f2',
+    'float': 'f4',
+    'double': 'f8',
+}
+"""The dtypes of Arrow's numbers, by the names of the types."""
 
-    if types.is_boolean(kind):
-        return np.dtype('u1')
-    if types.is_integer(kind) or types.is_floating(kind):
-        return np.dtype(kind.to_pandas_dtype())
-    return None
+
+def _number(kind: pa.DataType) -> np.dtype[Any] | None:
+    """The dtype of numbers, uint8 for bools; None for other types."""
+    return np.dtype(_NUMBERS[str(kind)]) if str(kind) in _NUMBERS else None
 
 
 def _is_view(kind: pa.DataType, of: str) -> bool:
