@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.errors import EmptyDatasetError, FormatError, StorageError, StreamError
+from headrace.errors import ChecksumError, EmptyDatasetError, FormatError, StorageError, StreamError
 from headrace.sources.formats import choose_split
 from headrace.sources.source_index import SourceIndex
 from headrace.sources.source_store import SourceStore, has_glob
@@ -111,6 +111,15 @@ def test_an_object_that_was_replaced_is_an_error(tmp_path: Path) -> None:
     content = (tmp_path / 'a.parquet').read_bytes()
     (tmp_path / 'a.parquet').write_bytes(content[:50])
     with pytest.raises((StorageError, FormatError)):
+        store.get('a.parquet.0.part', io.BytesIO())
+
+
+def test_an_object_of_the_same_size_that_was_replaced_is_an_error(tmp_path: Path) -> None:
+    store = store_of(write(tmp_path, 'a.parquet'))
+    index(store)
+    store.get('a.parquet.0.part', io.BytesIO())
+    os.utime(tmp_path / 'a.parquet', (1, 1))
+    with pytest.raises(ChecksumError, match='a.parquet has changed since it was indexed'):
         store.get('a.parquet.0.part', io.BytesIO())
 
 

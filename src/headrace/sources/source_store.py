@@ -150,8 +150,8 @@ class SourceStore:
             return self._make_index(out)
         info, ranges = self._ranges(key)
         end = sum(length for _, length in ranges) if size is None else offset + size
-        # What a store calls a version may last for one mount only.
-        expected = etag or ('' if info.version else info.etag)
+        # What a store calls an etag may last for one mount only.
+        expected = etag or (self._current(info).etag if info.version else info.etag)
         version, start = '', 0
         for begin, length in ranges:
             first, last = max(offset, start), min(end, start + length)
@@ -161,6 +161,13 @@ class SourceStore:
         if end > start:
             raise ConfigError(f'{key} has {start} bytes, but bytes {offset} to {end} were asked for.')
         return version
+
+    def _current(self, info: ObjectInfo) -> ObjectInfo:
+        """An object as this mount of its store names it, if it is the version that was indexed."""
+        found = self._store.head(info.key)
+        if (found.size, found.version) != (info.size, info.version):
+            raise ChecksumError(f'{self._store.url.rstrip("/")}/{info.key} has changed since it was indexed.')
+        return found
 
     def _read(self, info: ObjectInfo, out: BinaryIO, offset: int, size: int, etag: str) -> str:
         try:
