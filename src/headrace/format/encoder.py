@@ -217,7 +217,7 @@ class ShardEncoder(ABC):
         number = self._number
         self._check_names(columns, number)
         values = {name: as_sequence(columns[name]) for name in self.schema.names}
-        count = _common_length(values)
+        count = common_length(values)
         try:
             rows = self._encode_rows(values, count, number)
             stops = self._divide(rows.sizes, number)
@@ -407,7 +407,12 @@ def as_sequence(values: Any) -> Sequence[Any]:
     return list(values)
 
 
-def _common_length(columns: Mapping[str, Sequence[Any]]) -> int:
+def common_length(columns: Mapping[str, Sequence[Any]]) -> int:
+    """The number of values of each column of a batch.
+
+    Raises:
+        ValueError: the columns differ in length.
+    """
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise ValueError(f'The columns of a batch have equally many values, but got {lengths}. Nothing was added.')

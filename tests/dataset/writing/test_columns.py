@@ -86,6 +86,21 @@ def test_columns_of_batches_and_lines(tmp_path):
     assert columns_of(written(tmp_path / 'csv', rows, CSVWriter)) == {'n': 'int', 't': 'str', 'x': 'float'}
 
 
+def test_batches_that_tell_no_columns_leave_the_writer_as_it_was(tmp_path):
+    with MDSWriter(out=str(tmp_path / 'data')) as writer:
+        writer.write_batch({'a': []})
+        writer.write({'a': 0})
+        writer.write_batch({'a': []})
+        with pytest.raises(ConfigError, match='would be int, str'):
+            writer.write_batch({'a': ['x']})
+        with pytest.raises(ValueError, match='equally many'):
+            writer.write_batch({'a': [1], 'b': []})
+        writer.write({'a': 1})
+        writer.write_batch({'a': [2]})
+        assert writer.num_samples == 3
+    assert [sample['a'] for sample in StreamingDataset(local=str(tmp_path / 'data'))[:]] == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     ('samples', 'message'),
     [

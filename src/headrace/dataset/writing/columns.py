@@ -40,10 +40,15 @@ class FirstSamples:
         return len(self.samples) >= _ENOUGH
 
     def add_rows(self, columns: Mapping[str, Sequence[Any] | np.ndarray[Any, Any]]) -> None:
-        """Look at the first rows of a batch, which the caller encodes."""
-        self.given = list(self.samples)
-        rows = zip(*(values[:_ENOUGH] for values in columns.values()), strict=False)
-        self.samples += [dict(zip(columns, row, strict=True)) for row in rows]
+        """Look at the first rows of a batch, at least one, which the caller encodes.
+
+        Raises:
+            ConfigError: no encoding suits a value. The rows are forgotten.
+        """
+        some = zip(*(values[:_ENOUGH] for values in columns.values()), strict=False)
+        rows = [dict(zip(columns, row, strict=True)) for row in some]
+        infer_columns([*self.samples, *rows])
+        self.given, self.samples = self.samples, [*self.samples, *rows]
 
     def columns(self) -> dict[str, str]:
         """The columns, which are printed.

@@ -19,7 +19,7 @@ from headrace.dataset.writing.progress import Progress
 from headrace.dataset.writing.start import INDEX, Start, Terms
 from headrace.errors import ConfigError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
-from headrace.format.encoder import as_sequence
+from headrace.format.encoder import as_sequence, common_length
 from headrace.storage import Retry, StoreOptions, open_store, split_url
 
 __all__ = ['Out', 'Writer']
@@ -194,6 +194,8 @@ class Writer:
         self._check_open()
         if self._first is not None:
             columns = {name: as_sequence(values) for name, values in columns.items()}
+            if not common_length(columns):
+                return
             self._first.add_rows(columns)
             self._end_inference()
         assert self._encoder is not None
