@@ -199,6 +199,8 @@ def test_nothing_stays_open():
     assert {name.partition(':')[0]: count for name, count in new.items()} == {'/memfd': 3, 'pipe': 2}
     del sender
     gc.collect()
+    kept = open_descriptors() - before
+    assert {name.partition(':')[0]: count for name, count in kept.items()} == {'/memfd': 1}  # the map of the batch
     assert batch.eq(1).all()
     del batch
     gc.collect()

@@ -75,7 +75,8 @@ class _Ring:
         self._shared: dict[_Place, frozenset[int | None]] = {}  # slots in use at a fork: older children, which cannot
         self._waiting: list[_Place] = []  # shared slots that are free here
         self._lock = threading.RLock()  # a garbage collection may free a slot anywhere
-        weakref.finalize(self, _close_all, (memory, free_reader, free_writer)).atexit = False
+        self._close = weakref.finalize(self, _close_all, (memory, free_reader, free_writer))
+        self._close.atexit = False
 
     @classmethod
     def make(cls) -> _Ring:
@@ -126,22 +127,36 @@ class _Ring:
                 self._free(place)
 
     def _free(self, place: _Place) -> None:
-        with contextlib.suppress(OSError):  # the worker is gone
-            os.write(self.free_writer, _FREE.pack(*place))
+        if self._close.alive:
+            with contextlib.suppress(OSError):  # the worker is gone
+                os.write(self.free_writer, _FREE.pack(*place))
+
+    def end(self) -> None:
+        """Close all that tensors do not need, which may be kept for long: the worker is gone."""
+        if os.getpid() == self.process:
+            with self._lock:
+                self._close()
+                self._maps.clear()
 
     def before_fork(self, children: frozenset[int | None]) -> None:
         """Note that a child is going to share the slots that are in use."""
         if os.getpid() == self.process:
-            for place in self._in_use:
-                self._shared.setdefault(place, children)
+            with self._lock:  # a thread that pins batches may receive one
+                for place in list(self._in_use):  # a garbage collection may free one
+                    self._shared.setdefault(place, children)
 
     def _free_unshared(self) -> None:
         """Free the waiting slots whose sharers have ended."""
         children = _children()
-        for place in [place for place in self._waiting if children <= self._shared[place]]:
-            self._waiting.remove(place)
-            del self._shared[place]
-            self._free(place)
+        # A garbage collection may come here again, so a place leaves the list before anything else happens.
+        waiting, self._waiting = self._waiting, []
+        while waiting:
+            place = waiting.pop()
+            if children <= self._shared[place]:
+                del self._shared[place]
+                self._free(place)
+            else:
+                self._waiting.append(place)
 
 
 def _children() -> frozenset[int | None]:
@@ -152,6 +167,11 @@ def _close_all(descriptors: tuple[int, ...]) -> None:
     for descriptor in descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
+
+
+def _end_all(rings: list[_Ring]) -> None:
+    for ring in rings:
+        ring.end()
 
 
 _tokens: Final = itertools.count(1)
@@ -166,6 +186,7 @@ class SlotRings:
         self.token = next(_tokens)
         self._rings = [_Ring.make() for _ in range(workers)]
         _known[os.getpid(), self.token] = self
+        weakref.finalize(self, _end_all, self._rings).atexit = False
 
     def writer(self, worker: int, *, prefetched: int) -> SlotWriter:
         """The side of a worker, which sends at most `prefetched` batches ahead."""
