@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -269,8 +270,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()
         finally:
-            # A worker that is forked later has a copy of an abandoned pass, and must not end it.
-            if owner == os.getpid():
+            # A worker that is forked later has a copy of an abandoned pass, and must not end it. At the end of the
+            # interpreter a thread of the prefetch may stand still with a lock for ever.
+            if owner == os.getpid() and not sys.is_finalizing():
                 self._end_pass(epoch, source)
 
     def _hand_out(self, plan: BatchPlan, number: int, received: WorkerBatch, own_samples: int) -> Any:

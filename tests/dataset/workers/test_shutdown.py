@@ -68,6 +68,23 @@ def test_a_run_without_standard_output_ends_without_a_word(make_dataset):
     assert (done.returncode, done.stderr) == (0, '')
 
 
+KEEPS_ITS_ITERATOR = """
+import os, sys
+from headrace import StreamingDataLoader, StreamingDataset
+
+dataset = StreamingDataset(local=sys.argv[1], batch_size=2)
+kept = iter(StreamingDataLoader(dataset))
+next(kept)
+dataset.pool.pause = lambda: os.write(1, b'waits for a lock')
+"""
+
+
+def test_the_end_of_the_interpreter_waits_for_no_lock(make_dataset):
+    program = [sys.executable, '-c', KEEPS_ITS_ITERATOR, str(make_dataset('data', 40))]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
+
+
 @pytest.mark.once
 @pytest.mark.parametrize('end', ['left', 'alive'])
 @pytest.mark.parametrize(
