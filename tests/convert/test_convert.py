@@ -288,6 +288,17 @@ def test_an_output_in_its_source_or_around_it(tmp_path: Path, source: str, out: 
     assert list(digests(tmp_path)) == ['data/in/a/0-0.jpg']
 
 
+def test_an_output_around_a_file_of_a_glob(tmp_path: Path) -> None:
+    (tmp_path / 'data-1').mkdir()
+    (tmp_path / 'data-1' / 'rows.csv').write_text('a\n1\n')
+    source = f'{tmp_path}/data-*/*.csv'
+    with pytest.raises(ConfigError, match='lie in one another'):
+        convert(source, tmp_path / 'data-1', exist_ok=True)
+    assert list(digests(tmp_path)) == ['data-1/rows.csv']
+    convert(source, tmp_path / 'data-mds', progress_bar=False)
+    convert(source, tmp_path / 'data-mds', progress_bar=False, exist_ok=True)
+
+
 def test_splits(tmp_path: Path) -> None:
     make_images(tmp_path / 'data' / 'train', {'a': 3, 'b': 2})
     make_images(tmp_path / 'data' / 'val', {'b': 1})

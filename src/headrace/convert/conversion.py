@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import re
@@ -37,6 +38,7 @@ from headrace.convert.tasks import Task, cut
 from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of
+from headrace.sources.source_store import has_glob
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, local_path, open_store
 from headrace.storage.stores.local import LocalStore
 
@@ -168,7 +170,12 @@ def _check_apart(source: object, out: str | Path) -> None:
     if not isinstance(source, str | os.PathLike):
         return
     places = [f'{_absolute(place)}/' for place in (cast('str', source), out)]
-    if places[0].startswith(places[1]) or places[1].startswith(places[0]):
+    # A file that a glob chooses may lie in `out`, as that of 'data-*/rows.csv' does in 'data-1'.
+    pattern = places[0].rstrip('/')
+    # Path.glob refuses some patterns.
+    chosen = glob.iglob(pattern, recursive=True) if pattern[:1] == '/' and has_glob(pattern) else ()  # noqa: PTH207
+    is_around = any(os.path.realpath(path).startswith(places[1]) for path in chosen)
+    if is_around or places[0].startswith(places[1]) or places[1].startswith(places[0]):
         raise ConfigError(
             f'`out` of convert lies beside its source, but {str(out)!r} and {os.fspath(source)!r} lie in one another. '
             f'Choose another `out`.'
