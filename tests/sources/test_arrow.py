@@ -203,6 +203,12 @@ def test_columns_and_files_must_agree():
     check({'a.arrow': stream(BATCHES)}, [{'n': row['n']} for row in ROWS], columns=['n'])
 
 
+def test_files_with_other_units_of_time_are_refused():
+    batches = [pa.record_batch([pa.array([1000], pa.timestamp(unit))], ['at']) for unit in ('ms', 'us')]
+    with pytest.raises(FormatError, match=r"\['at'\] differ"):
+        index(arrow, {f'{number}.arrow': stream([batch]) for number, batch in enumerate(batches)})
+
+
 def test_nulls_in_one_file_hold_for_all():
     objects = {
         'a.arrow': stream([pa.record_batch([pa.array([1, 2])], ['n'])]),

@@ -151,6 +151,15 @@ def test_types_of_a_file_without_rows_do_not_count(tmp_path: Path) -> None:
         assert read(tmp_path, source) == [{'a': 'x'}]
 
 
+def test_files_with_other_units_of_time_are_refused(tmp_path: Path) -> None:
+    for number, unit in enumerate(['ms', 'us']):
+        times = pa.array([[1000]], pa.list_(pa.timestamp(unit, 'UTC')))
+        pq.write_table(pa.table({'a': [1], 'at': times}), tmp_path / f'{number}.parquet')
+    assert index(tmp_path, ['a']).columns == {'a': 'int64'}
+    with pytest.raises(FormatError, match=r"'at' is `json of ms` .*0.parquet, and `json of us` .*columns=\['a'\]"):
+        index(tmp_path)
+
+
 def test_nulls_of_any_file_make_the_column_json(tmp_path: Path) -> None:
     pq.write_table(pa.table({'x': ['a']}), tmp_path / 'a.parquet')
     pq.write_table(pa.table({'x': pa.array([None], pa.string())}), tmp_path / 'b.parquet')

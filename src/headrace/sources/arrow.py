@@ -17,7 +17,7 @@ import numpy as np
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources.arrow_layout import ArrowLayout
 from headrace.sources.arrow_messages import BATCH, DICTIONARY, MAGIC, SCHEMA, read_messages
-from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns
+from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns, with_units
 from headrace.sources.object_names import folder_of, is_hidden, name_of
 from headrace.sources.part_table import PartTable
 from headrace.sources.protocol import Part
@@ -69,16 +69,18 @@ def index(
     schemas = list(dict.fromkeys(scan.schema for scan in scans))
     columns = None if columns is None else list(columns)
     encodings: dict[str, str] = {}
+    first: dict[str, str] = {}
     for number, schema in enumerate(schemas):
         home = next(scan.key for scan in scans if scan.schema == schema)
         found = {name: one.encoding for name, one in _columns(schema, columns, with_nulls, home).items()}
-        if number and found != encodings:
-            differing = sorted(name for name in {*found, *encodings} if found.get(name) != encodings.get(name))
+        found, encodings = with_units(found, _schema(schema, home)), encodings or found
+        if number and found != first:
+            differing = sorted(name for name in {*found, *first} if found.get(name) != first.get(name))
             raise FormatError(
                 f'The Arrow files of one dataset have the same columns, but {differing[:8]} differ between {home} and '
                 f'{scans[0].key}. Read other `columns`, or choose files of one kind with a glob in `remote`.'
             )
-        encodings = found
+        first = found
     return ArrowSource(
         columns=encodings,
         with_nulls=with_nulls,

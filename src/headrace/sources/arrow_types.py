@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,10 +42,11 @@ from headrace.sources.column_choice import choose_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ['ArrowColumn', 'arrow_columns', 'import_pyarrow', 'to_columns']
+__all__ = ['ArrowColumn', 'arrow_columns', 'import_pyarrow', 'to_columns', 'with_units']
 
 _Convert: TypeAlias = 'Callable[[pa.Array[Any]], Sequence[Any] | np.ndarray[Any, Any]]'
 _Shape: TypeAlias = 'tuple[int, ...]'
+_UNIT: Final = re.compile(r'\b(?:timestamp|time32|time64|duration|date32|date64)\[(\w+)')
 _MAX_DEPTH: Final = 64
 """Types nested in one another."""
 
@@ -112,6 +114,15 @@ def arrow_columns(
                 f'{_short(kind)}: {error}. Leave it out with `columns=`.'
             ) from None
         found[name] = ArrowColumn(name, encoding, convert)
+    return found
+
+
+def with_units(encodings: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
+    """The encodings, with the units of times: numbers of different units must not be mixed."""
+    found: dict[str, str] = {}
+    for name, encoding in encodings.items():
+        units = _UNIT.findall(str(schema.field(name).type))
+        found[name] = f'{encoding} of {", ".join(units)}' if units else encoding
     return found
 
 

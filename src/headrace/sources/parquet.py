@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.errors import FormatError, HeadraceError, ShardError
 from headrace.format.encodings import get_mds_encoded_size
-from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns
+from headrace.sources.arrow_types import ArrowColumn, arrow_columns, import_pyarrow, to_columns, with_units
 from headrace.sources.object_names import is_hidden
 from headrace.sources.parquet_footers import pack_footer, parse_footer, read_footers, unpack_footer
 from headrace.sources.parquet_thrift import DamagedFooterError, read_row_groups
@@ -261,11 +261,13 @@ class _FooterTable:
 
     def encodings(self) -> dict[str, str]:
         """The encoding of each column, which is that of all files."""
-        found = [(self._encodings_of(schema, source), source) for schema, source in self._schemas]
+        found = [(self._encodings_of(schema, source), schema, source) for schema, source in self._schemas]
         if not found:
             return {}
-        first, home = found[0]
-        for other, source in found[1:]:
+        encodings, schema, home = found[0]
+        first = with_units(encodings, schema)
+        for found_there, schema, source in found[1:]:
+            other = with_units(found_there, schema)
             for name in [*first, *other]:
                 one, two = first.get(name, 'missing'), other.get(name, 'missing')
                 if one != two:
@@ -275,7 +277,7 @@ class _FooterTable:
                         f'The Parquet files of one dataset have the same columns, but column {name!r} is `{one}` in '
                         f'{home}, and `{two}` in {source}. {fix} files of one kind with a glob in `remote`.'
                     )
-        return first
+        return encodings
 
     def _encodings_of(self, schema: Any, source: str) -> dict[str, str]:
         columns = arrow_columns(schema, columns=self._wanted, with_nulls=self.with_nulls, source=source)
