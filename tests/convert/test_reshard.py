@@ -192,7 +192,7 @@ from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 
 class Stuck:
-    "A store that hangs at a late shard. It is no LocalStore, whose files would be read in place."
+    "A store that hangs at the last shard. It is no LocalStore, whose files would be read in place."
     def __init__(self, folder):
         self._store = LocalStore(folder)
 
@@ -200,12 +200,12 @@ class Stuck:
         return getattr(self._store, name)
 
     def get(self, key, out, **options):
-        if key == 'shard.00012.mds':
+        if key == 'shard.00005.mds':
             threading.Event().wait()
         return self._store.get(key, out, **options)
 
 register_store('stuck', lambda url, options: Stuck(url.removeprefix('stuck://')))
-reshard(sys.argv[1], sys.argv[2], size_limit=4000)
+reshard(sys.argv[1], sys.argv[2], size_limit=1500)
 """
 
 
@@ -217,15 +217,15 @@ def test_a_killed_call_is_continued(data: Path, tmp_path: Path) -> None:
         program.process.wait()
     assert not (out / 'index.json').exists()
     with pytest.raises(ConfigError, match='another one'):
-        reshard(data, out, size_limit=4000, order='shuffled', resume=True)
+        reshard(data, out, size_limit=1500, order='shuffled', resume=True)
     first = (out / 'shard.00000.mds').stat()
-    reshard(data, out, size_limit=4000, resume=True)
+    reshard(data, out, size_limit=1500, resume=True)
     assert (out / 'shard.00000.mds').stat() == first
-    reshard(data, tmp_path / 'whole', size_limit=4000)
+    reshard(data, tmp_path / 'whole', size_limit=1500)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {
         path.name: path.read_bytes() for path in (tmp_path / 'whole').iterdir()
     }
-    assert reshard(data, out, size_limit=4000, resume=True).samples == 90  # nothing is left to do
+    assert reshard(data, out, size_limit=1500, resume=True).samples == 90  # nothing is left to do
 
 
 @pytest.mark.parametrize('order', ['stored', 'shuffled'])

@@ -92,7 +92,9 @@ class SourceStore:
         """
         root, self._glob = _split_glob(remote)
         self._store = open_store(root, options)
-        self.url = f'{remote.rstrip("/")}/{split}' if split else remote
+        # As a store of the same place has it: a cache folder names its origin so.
+        below = [part for part in (self._glob, split) if part]
+        self.url = '/'.join([self._store.url.rstrip('/') if below else self._store.url, *below])
         self.index: SourceIndex | None = None
         self._split, self._format, self._columns = split, format_name, columns
         self._allow_unsafe_types = allow_unsafe_types

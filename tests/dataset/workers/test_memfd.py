@@ -83,6 +83,7 @@ def test_images_keep_their_channels_last():
 
 def test_views_of_one_tensor_share_its_memory():
     rows = torch.arange(1000).view(-1, 10)
+    sent(rows)  # the first tensor starts a server of multiprocessing
     before = open_descriptors().total()
     got = sent(list(rows.unbind()))
     assert open_descriptors().total() <= before + 2
