@@ -38,10 +38,13 @@ def open_streams(
     def open_one(stream: Stream) -> None:
         stream.open(allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
 
-    # The threads end before workers are forked: a fork copies the locks that threads hold.
-    with ThreadPoolExecutor(min(32, len(streams))) as pool:
-        for _ in pool.map(open_one, streams):  # a list would keep an error, whose traceback holds the streams
-            pass
+    if len(streams) == 1:  # a thread takes longer to start than a local index to read
+        open_one(streams[0])
+    else:
+        # The threads end before workers are forked: a fork copies the locks that threads hold.
+        with ThreadPoolExecutor(min(32, len(streams))) as pool:
+            for _ in pool.map(open_one, streams):  # a list would keep an error, whose traceback holds the streams
+                pass
     check.warn()
     first = 0
     for stream in streams:
