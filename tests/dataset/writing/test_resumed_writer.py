@@ -7,6 +7,7 @@ import io
 import itertools
 import os
 import random
+import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -20,6 +21,7 @@ from headrace.errors import ConfigError
 from headrace.storage import open_store, register_store
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.servers.s3 import moto_server
+from waiting import until
 
 N = 120
 stores = functools.cache(open_store)
@@ -160,6 +162,27 @@ def raises_at(out, last, **options):
         for i in range(writer.num_samples, last):
             writer.write({'id': i})
         raise ZeroDivisionError
+
+
+def test_a_writer_killed_between_shards_continues_behind_them(target):
+    def killed(out, url, options):
+        columns = {'id': 'int', 'text': 'str'}
+        arguments = {'size_limit': 500, 'hashes': ['sha1'], 'compression': 'zstd', 'resume': True, 'max_workers': 1}
+        writer = MDSWriter(out=out, columns=columns, **arguments, **options)
+        for i in range(N - 1):
+            writer.write({'id': i, 'text': str(i)})
+        # One thread stores shard after shard: with the third one there, the first is whole.
+        until(lambda: sum('.mds' in info.key for info in stores(url).list('')) >= 3)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    out, url, options = target()
+    write(out, **options)
+    expected = content(url)
+    out, url, options = target()
+    status, _ = in_a_child(lambda: killed(out, url, options), 0)
+    assert os.WIFSIGNALED(status)
+    assert 0 < write(out, **options) < N
+    assert content(url) == expected
 
 
 def test_after_an_error_the_whole_shards_stay(tmp_path):
