@@ -22,7 +22,7 @@ from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.prefetch.cache_sizing import require_room, warn_without_room
 from headrace.dataset.reading.batch_reader import BatchReader
-from headrace.dataset.reading.protocol import Collate, Reader
+from headrace.dataset.reading.protocol import Collate, Pass
 from headrace.dataset.reading.samples import Samples
 from headrace.dataset.reading.shard_pool import ShardPool
 from headrace.dataset.reading.skipping_reader import SkippingReader
@@ -39,7 +39,6 @@ from headrace.order import (
     DEFAULT_SEED,
     BatchExplanation,
     BatchPlan,
-    BatchSpec,
     Exhaustion,
     Mixture,
     MixtureChange,
@@ -409,9 +408,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         """Remove a shard from the cache. One without a remote stays."""
         self.pool.evict(shard)
 
-    def reader(self, batches: BatchSpec, collate_fn: Collate | None, *, mark_streams: bool = False) -> Reader[Any]:
-        """A reader of one rank's batches; arguments as `BatchReader`'s."""
-        return BatchReader(self, batches, collate_fn, mark_streams=mark_streams)
+    def read(self, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool, continues: bool) -> Pass:
+        """Begin to read a pass in batches; arguments as those of `BatchReader` and `BatchReader.begin`."""
+        return BatchReader(self, plan, collate_fn, mark_streams=mark_streams).begin(plan, continues=continues)
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""

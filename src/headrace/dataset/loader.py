@@ -214,7 +214,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
     @property
     def _batches(self) -> BatchSpec:
-        return self.dataset.batch_spec(batch_size=self.batch_size, remainder=self.remainder)
+        assert self.batch_size is not None
+        topology = self.dataset.topology
+        return BatchSpec(self.batch_size * topology.replicas, topology, self.remainder)
 
     def plan(self, epoch: int | None = None, start: int = 0) -> BatchPlan:
         """The plan of an epoch's batches, by default of the current epoch from its start."""
@@ -244,10 +246,8 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
-        cut = self._batches
-        reader = self.dataset.reader(cut, self._collate, mark_streams=self.mark_streams)
         self._cursor.begin = self.next_pass()
-        plan = self.dataset.begin_pass(cut, place=self._cursor.begin)
+        plan = self.dataset.begin_pass(self._batches, place=self._cursor.begin)
         if self._collate is None and plan.order.units > plan.topology.replicas:
             self.dataset.require_equal_columns(joined=True)
         epoch = plan.order.epoch
@@ -255,7 +255,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         owner, last, source = os.getpid(), plan.num_batches - 1, None
         self._epoch_under_way = epoch
         try:
-            keys, pack = reader.begin(plan, continues=self._continues_after(epoch))
+            reader, keys, pack = self.dataset.read(
+                plan, self._collate, mark_streams=self.mark_streams, continues=self._continues_after(epoch)
+            )
             source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(each(source) if self.num_workers else source)
             if pack is not None:

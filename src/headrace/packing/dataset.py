@@ -16,8 +16,8 @@ from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import fingerprint
 
 if TYPE_CHECKING:
-    from headrace.dataset.reading.protocol import Collate, Reader
-    from headrace.order import BatchExplanation, BatchPlan, BatchSpec, SkipRange
+    from headrace.dataset.reading.protocol import Collate, Pass
+    from headrace.order import BatchExplanation, BatchPlan, SkipRange
 
 __all__ = ['PackedDataset']
 
@@ -133,8 +133,15 @@ class PackedDataset(StreamingDataset):
         """
         self.run.lanes.exchange(gather)
 
-    def reader(self, batches: BatchSpec, collate_fn: Collate | None, *, mark_streams: bool = False) -> Reader[Any]:
-        """The reader of one rank's batches.
+    def read(
+        self,
+        plan: BatchPlan,
+        collate_fn: Collate | None,
+        *,
+        mark_streams: bool,
+        continues: bool,  # noqa: ARG002 - documents have no end
+    ) -> Pass:
+        """Begin to read a pass in batches of sequences.
 
         Raises:
             ConfigError: `collate_fn` or `mark_streams` is given.
@@ -145,7 +152,7 @@ class PackedDataset(StreamingDataset):
                 f'{name} is not to be had with packing: its batches are tensors of packed sequences, whose documents '
                 f'may be of several streams. Leave it out.'
             )
-        return PackedReader(self, batches)
+        return PackedReader(self, plan).begin(plan)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add documents taken from streams, by stream number."""

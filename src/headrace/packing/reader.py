@@ -28,7 +28,7 @@ from headrace.packing.tokenizers import Encoder, encoder_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.order import BatchPlan, BatchSpec, Order
+    from headrace.order import BatchPlan, Order
 
 __all__ = ['PackedReader']
 
@@ -61,13 +61,16 @@ class PackedReader(Reader[ChunkKey]):
     A chunk depends on its key alone, so any worker may read it. Lanes live in the iterating process.
     """
 
-    def __init__(self, source: PackedSource, batches: BatchSpec) -> None:
-        super().__init__(source, batches)
+    def __init__(self, source: PackedSource, plan: BatchPlan) -> None:
+        super().__init__(source, plan)
         self._packed = source
         self._documents_run = source.run.documents
         self._number_type = np.min_scalar_type(len(self._documents_run.mixture.streams) - 1)
-        self._count: int | None = None  # of lanes, for workers
-        self._own = self._of_node = range(0)  # lanes
+        lanes, topology = source.run.lanes, plan.topology
+        self._count = lanes.count  # for workers, which have no lanes
+        first = topology.node + topology.nodes * topology.local_replica
+        self._own = range(first, lanes.count, topology.replicas)
+        self._of_node = range(topology.node, lanes.count, topology.nodes)
         self._encode: Encoder | None = None
         self._orders: OrderedDict[int, Order] = OrderedDict()
         self._row: int | None = None
@@ -76,17 +79,12 @@ class PackedReader(Reader[ChunkKey]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_encode': None, '_orders': OrderedDict(), '_row': None}
 
-    def begin(self, plan: BatchPlan, *, continues: bool = False) -> Pass:  # noqa: ARG002 - documents have no end
-        """Begin a pass, in the process that iterates; arguments as `Reader.begin`'s."""
-        lanes, topology = self._packed.run.lanes, plan.topology
-        self._count = lanes.count
-        first = topology.node + topology.nodes * topology.local_replica
-        self._own = range(first, lanes.count, topology.replicas)
-        self._of_node = range(topology.node, lanes.count, topology.nodes)
+    def begin(self, plan: BatchPlan) -> Pass:
+        """Begin a pass, in the process that iterates."""
         if not plan.num_batches:
-            return Pass(iter(()))
-        packer = Packer(plan, self._packed.packing, lanes, self._own, self._packed.count)
-        return Pass(packer.keys(), packer.batches)
+            return Pass(self, iter(()))
+        packer = Packer(plan, self._packed.packing, self._packed.run.lanes, self._own, self._packed.count)
+        return Pass(self, packer.keys(), packer.batches)
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
         """Documents of one lane, tokenised."""
@@ -154,17 +152,13 @@ class PackedReader(Reader[ChunkKey]):
 
     def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sample ids of lanes' documents, and the pass over the data of each."""
-        count, size = self._lanes_and_size()
+        count, size = self._count, self._documents_run.mixture.epoch_size
         epochs, positions = np.array([place_of(*document, count, size) for document in documents], np.int64).T
         ids = np.empty(len(documents), np.int64)
         for epoch in np.unique(epochs).tolist():
             is_there = epochs == epoch
             ids[is_there] = self._order(epoch).at(positions[is_there])
         return ids, epochs
-
-    def _lanes_and_size(self) -> tuple[int, int]:
-        assert self._count is not None
-        return self._count, self._documents_run.mixture.epoch_size
 
     def _order(self, epoch: int) -> Order:
         order = self._orders.get(epoch)

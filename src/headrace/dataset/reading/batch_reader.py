@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,15 +15,17 @@ from headrace.dataset.batch_keys.padding import marked
 from headrace.dataset.batch_keys.stream_number import with_streams
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import Upcoming, upcoming_batches
-from headrace.dataset.reading.batch_ids import BatchIds
 from headrace.dataset.reading.protocol import Collate, Pass, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import collated, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.sample_rng import drawing_for_batch
 from headrace.dataset.statistics import WorkerBatch
-from headrace.order import BatchPlan, BatchSpec
+from headrace.order import BatchPlan
 
 __all__ = ['BatchKey', 'BatchReader']
+
+_CHUNK = 64  # batches whose ids are worked out together
+_FEWEST_CHUNKS = 4
 
 
 class BatchKey(NamedTuple):
@@ -40,24 +43,33 @@ class BatchReader(Reader[BatchKey]):
 
     A key has all that changes from batch to batch. So a worker holds no position, and needs no message from the main
     process at a new epoch or after a resume. Each batch comes with the streams of its rows, and its bad rows.
+
+    Args:
+        source, plan, collate_fn: as `Reader`'s.
+        mark_streams: whether batches hold the streams of their rows.
     """
 
     def __init__(
-        self, source: SampleSource, batches: BatchSpec, collate_fn: Collate | None, *, mark_streams: bool = False
+        self, source: SampleSource, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool = False
     ) -> None:
-        super().__init__(source, batches, collate_fn)
+        super().__init__(source, plan, collate_fn)
         self._mark_streams = mark_streams
         self._num_streams = len(source.run.mixture.streams)
         self._number_type = np.min_scalar_type(self._num_streams - 1)  # of stream numbers sent between processes
         self._pass: tuple[int, int] | None = None
         self._last = -1  # last batch; a lower number means another pass, perhaps of the same epoch
-        self._ids: BatchIds | None = None
-        self._next_ids: tuple[int, BatchIds] | None = None  # of the next epoch, once the look-ahead reaches it
+        self._ids: _BatchIds | None = None
+        self._next_ids: _BatchIds | None = None  # of the next epoch, once the look-ahead reaches it
 
-    def begin(self, plan: BatchPlan, *, continues: bool = False) -> Pass:
-        """Begin a pass, in the process that iterates; arguments as `Reader.begin`'s."""
+    def begin(self, plan: BatchPlan, *, continues: bool) -> Pass:
+        """Begin a pass, in the process that iterates.
+
+        Args:
+            plan: its batches.
+            continues: whether the processes that read it read the next epoch, too.
+        """
         epoch, start = plan.order.epoch, plan.start
-        return Pass(BatchKey(epoch, start, number, continues) for number in range(plan.num_batches))
+        return Pass(self, (BatchKey(epoch, start, number, continues) for number in range(plan.num_batches)))
 
     def __getitem__(self, key: BatchKey) -> WorkerBatch:
         if self._pass != key[:2] or key.number <= self._last:
@@ -99,11 +111,10 @@ class BatchReader(Reader[BatchKey]):
         worker = torch.utils.data.get_worker_info()
         workers = worker.num_workers if worker is not None else 1
         self._pass = epoch, start = key[:2]
-        begun, self._next_ids = self._next_ids, None
-        is_begun = begun is not None and self._pass == (begun[0], 0)
-        plan = begun[1].plan if begun is not None and is_begun else self._source.run.plan(epoch, start, self._batches)
-        ahead = look_ahead(self._source.predownload, plan.batch_size, workers)
-        self._ids = begun[1] if begun is not None and is_begun else BatchIds(plan, ahead.batches)
+        ahead = look_ahead(self._source.predownload, self._batches.batch_size, workers)
+        self._ids, self._next_ids = self._next_ids, None
+        if self._ids is None or (self._ids.plan.order.epoch, self._ids.plan.start) != self._pass:
+            self._ids = _BatchIds(self._source.run.plan(epoch, start, self._batches), ahead.batches)
         if self._skipping_reader is not None:
             self._skipping_reader.begin_pass()
         # The other workers' batches count, too.
@@ -115,14 +126,37 @@ class BatchReader(Reader[BatchKey]):
             progress=self._source.progress,
         )
 
-    def _upcoming(self, ids: BatchIds, first: int, ahead: int, next_epoch: int | None) -> Upcoming:
+    def _upcoming(self, ids: _BatchIds, first: int, ahead: int, next_epoch: int | None) -> Upcoming:
         """Batches of a pass, then those of the next epoch with continued numbers."""
         yield from upcoming_batches(self._source, ids.plan, ids.of, first=first)
         if next_epoch is not None:
-            after = BatchIds(self._source.run.plan(next_epoch, 0, self._batches), ahead)
-            self._next_ids = next_epoch, after
+            after = self._next_ids = _BatchIds(self._source.run.plan(next_epoch, 0, self._batches), ahead)
             for batch in upcoming_batches(self._source, after.plan, after.of, first=0):
                 yield batch._replace(number=ids.plan.num_batches + batch.number)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_pass': None, '_last': -1, '_ids': None, '_next_ids': None}
+
+
+class _BatchIds:
+    """The sample ids of one rank's batches, for its reader and its prefetch."""
+
+    def __init__(self, plan: BatchPlan, ahead: int) -> None:
+        """Take a plan, and the number of batches to look ahead."""
+        self.plan = plan
+        self._rows = plan.batch_size
+        self._most_chunks = _FEWEST_CHUNKS + ahead // _CHUNK
+        self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
+
+    def of(self, number: int) -> npt.NDArray[np.int64]:
+        """Ids of a batch; int64[rows], the epoch's last one may be shorter."""
+        chunk, place = divmod(number, _CHUNK)
+        ids = self._chunks.get(chunk)
+        if ids is None:
+            batches = range(chunk * _CHUNK, self.plan.num_batches)[:_CHUNK]
+            ids = self.plan.order.at(self.plan.positions_of(batches))
+            self._chunks[chunk] = ids
+            # The reader takes the look-ahead's chunks from here later; older ones have no use.
+            while len(self._chunks) > self._most_chunks:
+                self._chunks.popitem(last=False)
+        return ids[place * self._rows : (place + 1) * self._rows]

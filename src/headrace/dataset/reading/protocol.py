@@ -12,12 +12,13 @@ from torch.utils.data import Dataset
 
 from headrace.dataset.sample_rng import drawing_for
 from headrace.dataset.statistics import WorkerBatch
+from headrace.order import BatchSpec
 
 if TYPE_CHECKING:
     from headrace.dataset.progress import Progress
     from headrace.dataset.reading.shard_pool import ShardPool
     from headrace.dataset.reading.skipping_reader import SkippingReader
-    from headrace.order import BatchPlan, BatchSpec, Run
+    from headrace.order import BatchPlan, Run
     from headrace.storage import CacheCounters
 
 __all__ = ['Collate', 'Pass', 'Reader', 'SampleSource']
@@ -84,37 +85,31 @@ class SampleSource(Protocol):
 
 
 class Pass(NamedTuple):
-    """The keys of a pass, in order, and the packing of its batches."""
+    """A pass over a dataset, in the process that iterates: its reader, the keys in order, and their packing."""
 
+    reader: Reader[Any]
     keys: Iterator[Any]
     pack: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
-    """Packs what was read into batches, in the process that iterates; None: it is batches already."""
+    """Packs what was read into batches; None: it is batches already."""
 
 
 class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
-    """Reads the data of its keys, for one rank, in the main process or as a copy in workers.
+    """Reads the data of keys, for one rank, in the main process or as a copy in workers.
+
+    A copy that lives on reads the keys of later passes, too.
 
     Args:
         source: the dataset that is read.
-        batches: how its sequence is cut into batches.
+        plan: the first pass.
         collate_fn: a user's; None: columns, or `default_collate`.
     """
 
-    def __init__(self, source: SampleSource, batches: BatchSpec, collate_fn: Collate | None = None) -> None:
+    def __init__(self, source: SampleSource, plan: BatchPlan, collate_fn: Collate | None = None) -> None:
         self._source = source
-        self._batches = batches
+        self._batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
         self._collate_fn = collate_fn
         self._is_columnar = collate_fn is None and source.is_columnar
         self._skipping_reader = source.skipping_reader
-
-    @abstractmethod
-    def begin(self, plan: BatchPlan, *, continues: bool = False) -> Pass:
-        """Begin a pass, in the process that iterates.
-
-        Args:
-            plan: its batches.
-            continues: whether the processes that read it read the next epoch, too.
-        """
 
     @abstractmethod
     def __getitem__(self, key: Key) -> WorkerBatch:  # pyright: ignore[reportIncompatibleMethodOverride]
