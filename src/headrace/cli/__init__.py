@@ -12,6 +12,7 @@ from typing import Protocol
 
 import headrace
 from headrace.cli import convert, convert_config, cp, demo, explain, inspect, merge, reshard, run, skip, verify
+from headrace.cli.originals import ORIGINALS, OriginalCommand
 from headrace.display import printable
 from headrace.errors import HeadraceError
 from headrace.redaction import redact
@@ -57,8 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog='headrace', description='Feeds training data from object storage to PyTorch, in one order, from any point.'
     )
     parser.add_argument('--version', action='version', version=f'headrace {headrace.__version__}')
+    arguments, commands = list(sys.argv[1:] if arguments is None else arguments), dict(COMMANDS)
+    if arguments[:1] == ['convert'] and arguments[1:2] and arguments[1] in ORIGINALS:
+        # A known dataset has a command of its own, with options of its own.
+        commands['convert ' + arguments[1]] = OriginalCommand(arguments[1])
+        arguments[:2] = ['convert ' + arguments[1]]
     subparsers = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)
-    for name, command in COMMANDS.items():
+    for name, command in commands.items():
         subparser = subparsers.add_parser(
             name,
             help=command.HELP,
@@ -76,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # SIGTERM acts like Ctrl-C, so that child processes end with the command.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        status = COMMANDS[parsed.command].run(parsed)
+        status = commands[parsed.command].run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader has closed the pipe (`| head`). The rest is discarded, also when Python flushes at exit.

@@ -6,12 +6,8 @@ import argparse
 import dataclasses
 import json
 import sys
-from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, ConversionError
-
-if TYPE_CHECKING:
-    from headrace.convert import ConversionReport
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -48,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert; the bar goes to stderr, the report to stdout."""
     from headrace.convert import convert
+    from headrace.convert.report import report_lines
 
     columns = None if arguments.columns is None else _columns(arguments.columns)
     try:
@@ -75,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:
-        _print(report)
+        print('\n'.join(report_lines(report)))
     return 0
 
 
@@ -95,32 +92,3 @@ def _columns(text: str) -> dict[str, str] | list[str]:
         plain = next(part for part in parts if '=' not in part)
         raise ConfigError(f'--columns gives an encoding for all columns or for none, but got {plain!r} without one.')
     return dict(part.split('=', 1) for part in parts)
-
-
-def _print(report: ConversionReport) -> None:
-    per_second = max(report.seconds, 1e-9)
-    rate = f' ({report.rows / per_second:,.0f} rows/s, {_size(report.raw_bytes / per_second)}/s)'
-    print(f'Found {report.kind} with the columns {", ".join(f"{k}: {v}" for k, v in report.columns.items())}.')
-    print(
-        f'Wrote {report.rows:,} rows in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in '
-        f'{report.seconds:.1f} s{"" if report.tasks_done_before else rate}.'
-    )
-    if report.tasks_done_before:
-        print(f'Kept {_count(report.tasks_done_before, "task")} of an earlier call.')
-    if report.num_errors:
-        first = report.errors[0]
-        print(f'Left out {_count(report.num_errors, "bad input")}. The first: {first.input}: {first.error}')
-    name = 'remote' if '://' in report.out else 'local'
-    print(f'Read it with StreamingDataset({name}={report.out!r}, batch_size=32, shuffle=True).')
-
-
-def _count(number: int, what: str) -> str:
-    return f'{number:,} {what}{"s" * (number != 1)}'
-
-
-def _size(number: float) -> str:
-    for unit in ('bytes', 'kB', 'MB', 'GB'):
-        if number < 1000:
-            return f'{number:.0f} {unit}' if unit == 'bytes' else f'{number:.1f} {unit}'
-        number /= 1000
-    return f'{number:.1f} TB'

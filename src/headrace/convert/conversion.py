@@ -31,7 +31,7 @@ from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
 from headrace.convert.inputs.samples import ENOUGH, columns_of
 from headrace.convert.job import Job, OnError
 from headrace.convert.processes import News, run_here, run_in_processes
-from headrace.convert.protocol import Inputs
+from headrace.convert.protocol import BadRow, Inputs
 from headrace.convert.record import FOLDER, PLAN, ROW_BYTES, TaskRecord, check_plan, get_bytes, put_bytes, read_record
 from headrace.convert.report import ConversionReport
 from headrace.convert.tasks import Task, cut
@@ -42,7 +42,7 @@ from headrace.sources.source_store import has_glob
 from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, local_path, open_store
 from headrace.storage.stores.local import LocalStore
 
-__all__ = ['convert']
+__all__ = ['check_apart', 'convert']
 
 _INDEX: Final = 'index.json'
 _VERSION: Final = 1
@@ -130,7 +130,7 @@ def convert(
         raise ConfigError(
             f'`columns` of convert is a list or a mapping, but is the text {columns!r}. Pass [{columns!r}].'
         )
-    _check_apart(source, out)
+    check_apart(source, out)
     attempts = Retry(attempts=1 + retry)
     chosen = choose_inputs(
         source,
@@ -165,7 +165,7 @@ def convert(
         return conversion.finish(begin)
 
 
-def _check_apart(source: object, out: str | Path) -> None:
+def check_apart(source: object, out: str | Path) -> None:
     """Refuse an output within its source, which a restart would list; or around it, which `exist_ok` would delete."""
     if not isinstance(source, str | os.PathLike):
         return
@@ -211,7 +211,8 @@ def _first_samples(inputs: Inputs) -> list[Mapping[str, Any]]:
     numbers = range(count) if inputs.rows is None else np.unique(np.linspace(0, count - 1, ENOUGH).astype(int)).tolist()
     for number in numbers if count else ():
         try:
-            found += islice(inputs.read(number), ENOUGH - len(found))
+            samples = (row for row in inputs.read(number) if not isinstance(row, BadRow))
+            found += islice(samples, ENOUGH - len(found))
         except Exception as error:  # a bad input is reported when it is converted
             first, failed = first or error, failed + 1
         if (found and inputs.rows is None) or failed > _SHOWN:

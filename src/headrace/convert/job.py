@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
-from headrace.convert.protocol import Inputs
+from headrace.convert.protocol import BadRow, Inputs
 from headrace.convert.record import InputError, TaskRecord, put_bytes
 from headrace.convert.tasks import Task
 from headrace.errors import ConversionError, DiskFullError, MissingDependencyError, ObjectNotFoundError, StorageError
@@ -159,11 +159,18 @@ class Worker:
         self._put(TaskRecord.key(task.number), record.dump())
         return record
 
-    def _add(self, read: Callable[[], Iterable[Mapping[str, Any]]], shards: _Shards) -> Iterator[tuple[str, Exception]]:
+    def _add(
+        self, read: Callable[[], Iterable[Mapping[str, Any] | BadRow]], shards: _Shards
+    ) -> Iterator[tuple[str, Exception]]:
         """Add the rows of an input; yields the place and the error of each that is bad."""
         done = 0
         try:
             for rows in read():
+                if isinstance(rows, BadRow):
+                    if _stops_all(rows.error):
+                        raise rows.error
+                    yield rows.place, rows.error
+                    continue
                 if not self._job.inputs.gives_batches:
                     shards.add(rows)
                     continue
@@ -192,7 +199,7 @@ class Worker:
             ) from error
         errors.append(InputError(name, text[:_LONGEST]))
 
-    def _reads(self, task: Task) -> Iterator[tuple[int, Callable[[], Iterable[Mapping[str, Any]]]]]:
+    def _reads(self, task: Task) -> Iterator[tuple[int, Callable[[], Iterable[Mapping[str, Any] | BadRow]]]]:
         """The number of each input, and the function that reads it."""
         read, numbers = (task.inputs or self._job.inputs).read, iter(range(task.begin, task.end))
         if self._readers is None:
@@ -226,7 +233,7 @@ class Worker:
             ) from error
 
 
-def _all(read: Callable[[int], Iterable[Mapping[str, Any]]], number: int) -> list[Mapping[str, Any]]:
+def _all(read: Callable[[int], Iterable[Mapping[str, Any] | BadRow]], number: int) -> list[Mapping[str, Any] | BadRow]:
     return list(read(number))
 
 

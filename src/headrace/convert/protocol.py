@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ['Inputs', 'Sizes']
+__all__ = ['BadRow', 'Inputs', 'Sizes']
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,15 @@ class Sizes:
     mean: float | None = None
     is_exact: bool = False
     """Whether the numbers are known, and not estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row of an input that cannot be read, while those after it can."""
+
+    place: str
+    """The row within its input, such as 'line 12'."""
+    error: Exception
 
 
 class Inputs(Protocol):
@@ -81,8 +90,10 @@ class Inputs(Protocol):
         """
         ...
 
-    def read(self, number: int) -> Iterable[Mapping[str, Any]]:
+    def read(self, number: int) -> Iterable[Mapping[str, Any] | BadRow]:
         """The samples of an input, or batches of columns: each value of a batch is a sequence with one value per row.
+
+        A `BadRow` stands for a row that is left out and reported.
 
         Any exception means that this input is bad, except errors of headrace's stores.
         """

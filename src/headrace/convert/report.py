@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headrace.convert.record import InputError
 
-__all__ = ['ConversionReport']
+__all__ = ['ConversionReport', 'report_lines']
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +37,35 @@ class ConversionReport:
     """Inputs, or rows of one, that were left out. With `on_error='skip'` only the first 10."""
     num_errors: int
     """Number of all that were left out."""
+
+
+def report_lines(report: ConversionReport) -> list[str]:
+    """The report for a terminal: rows, bytes, rows a second, what was left out, and how to read the dataset."""
+    per_second = max(report.seconds, 1e-9)
+    rate = f' ({report.rows / per_second:,.0f} rows/s, {_size(report.raw_bytes / per_second)}/s)'
+    time = f'{report.seconds:.1f} s{"" if report.tasks_done_before else rate}'
+    columns = ', '.join(f'{name}: {encoding}' for name, encoding in report.columns.items())
+    lines = [
+        f'Found {report.kind} with the columns {columns}.',
+        f'Wrote {report.rows:,} rows in {_count(report.shards, "shard")}, {_size(report.stored_bytes)}, in {time}.',
+    ]
+    if report.tasks_done_before:
+        lines.append(f'Kept {_count(report.tasks_done_before, "task")} of an earlier call.')
+    if report.num_errors:
+        first = report.errors[0]
+        lines.append(f'Left out {_count(report.num_errors, "bad input")}. The first: {first.input}: {first.error}')
+    name = 'remote' if '://' in report.out else 'local'
+    lines.append(f'Read it with StreamingDataset({name}={report.out!r}, batch_size=32, shuffle=True).')
+    return lines
+
+
+def _count(number: int, what: str) -> str:
+    return f'{number:,} {what}{"s" * (number != 1)}'
+
+
+def _size(number: float) -> str:
+    for unit in ('bytes', 'kB', 'MB', 'GB'):
+        if number < 1000:
+            return f'{number:.0f} {unit}' if unit == 'bytes' else f'{number:.1f} {unit}'
+        number /= 1000
+    return f'{number:.1f} TB'

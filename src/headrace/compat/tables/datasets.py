@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.compat.names import Absent, Entry, Tables, absent
+from headrace.compat.names import Absent, Entry, Tables, absent, alias
 
 __all__ = ['ABSENT_MODULES', 'TABLES']
 
@@ -15,11 +15,14 @@ _TEXT = (
 )
 _SCRIPTS = 'Scripts that prepare these datasets stay with MosaicML Streaming; the shards that they write can be read.'
 
+_NO_VISION_DATASET = "Not a subclass of torchvision's `VisionDataset`; torchvision need not be installed."
+_MAIN = 'Takes the arguments of the command line as a list; None: those of the process.'
+
 _VISION: dict[str, dict[str, Entry]] = {
     'ade20k': absent(_IMAGES, 'StreamingADE20K'),
     'cifar10': absent(_IMAGES, 'StreamingCIFAR10'),
     'coco': absent(_IMAGES, 'StreamingCOCO'),
-    'imagenet': absent(_IMAGES, 'StreamingImageNet'),
+    'imagenet': alias('headrace.vision.imagenet', 'StreamingImageNet', difference=_NO_VISION_DATASET),
 }
 _TEXTS: dict[str, dict[str, Entry]] = {
     'c4': absent(_TEXT, 'StreamingC4'),
@@ -37,10 +40,16 @@ def _modules(folder: str, modules: dict[str, dict[str, Entry]]) -> dict[str, dic
 TABLES: Tables = {
     **_modules('text', _TEXTS),
     **_modules('vision', _VISION),
-    'streaming.vision.base': absent(_IMAGES, 'StandardTransform', 'StreamingVisionDataset'),
+    'streaming.vision.base': {
+        **alias('headrace.vision.vision_dataset', 'StandardTransform'),
+        **alias('headrace.vision.vision_dataset', 'StreamingVisionDataset', difference=_NO_VISION_DATASET),
+    },
+    'streaming.vision.convert': {},
+    **{
+        f'streaming.vision.convert.{name}': alias(f'headrace.vision.convert.{name}', 'main', difference=_MAIN)
+        for name in ('imagenet',)
+    },
     **_modules('multimodal', {'webvid': _VIDEOS}),
 }
 
-ABSENT_MODULES = {
-    f'streaming.{folder}.convert': Absent('absent', _SCRIPTS) for folder in ('text', 'vision', 'multimodal')
-}
+ABSENT_MODULES = {f'streaming.{folder}.convert': Absent('absent', _SCRIPTS) for folder in ('text', 'multimodal')}

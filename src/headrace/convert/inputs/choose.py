@@ -13,6 +13,7 @@ from headrace.convert.inputs.hugging_face import HuggingFaceInputs, is_hugging_f
 from headrace.convert.inputs.image_folder import ImageFolder, list_images
 from headrace.convert.inputs.parts import open_parts
 from headrace.convert.inputs.programs import FunctionInputs, IterableSamples, RowInputs
+from headrace.convert.inputs.records import RecordInputs
 from headrace.convert.inputs.torchvision import images_of, is_vision_dataset
 from headrace.convert.protocol import Inputs
 from headrace.errors import ConfigError, ObjectNotFoundError
@@ -54,6 +55,8 @@ def choose_inputs(
         return _of_place(
             os.fspath(cast('str', source)), columns, format, split, limit, allow_unsafe_types, options, retry
         )
+    if isinstance(source, RecordInputs):
+        return source.first(limit)
     if is_hugging_face(source):
         return HuggingFaceInputs(source, columns=columns, limit=limit)
     if is_vision_dataset(source):

@@ -1,0 +1,37 @@
+"""``headrace convert NAME IN OUT``: a known dataset, by its name, in the layout of its owners' distribution."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from headrace.convert.originals import Original
+
+__all__ = ['ORIGINALS', 'OriginalCommand']
+
+ORIGINALS: Final = {
+    'imagenet': 'headrace.vision.convert.imagenet',
+}
+"""By name, the module whose `ORIGINAL` describes the dataset."""
+
+
+class OriginalCommand:
+    """The command of one known dataset; see `headrace.cli.Command`."""
+
+    def __init__(self, name: str) -> None:
+        self._original: Original = importlib.import_module(ORIGINALS[name]).ORIGINAL
+        self.HELP = self._original.title
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare IN, OUT, and settings."""
+        from headrace.convert.originals import add_arguments
+
+        add_arguments(parser, self._original)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Convert."""
+        from headrace.convert.originals import run
+
+        return run(self._original, arguments)

@@ -1,0 +1,13 @@
+"""Known datasets in the layout of their owners' distribution: how each becomes shards, by one call or one command.
+
+1. `original`: an `Original` describes a dataset: its splits, its options, and the function that lists its records.
+2. `splits`: converts the splits of one, each into a folder of its own; keeps those that an earlier call has finished.
+3. `command`: the command line of one, with headrace's arguments and with MosaicML Streaming's.
+
+The descriptions are in `headrace.vision.convert`, `headrace.text.convert` and `headrace.multimodal.convert`.
+"""
+
+from headrace.convert.originals.command import add_arguments, run, run_module
+from headrace.convert.originals.original import Option, Original
+
+__all__ = ['Option', 'Original', 'add_arguments', 'run', 'run_module']

@@ -1,0 +1,128 @@
+"""Members of distributions: files of a folder, and files within tars and zips, which are read in place."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from typing_extensions import Buffer
+
+from headrace.errors import FormatError, ObjectNotFoundError
+
+__all__ = ['Member', 'TarWindow', 'files_of', 'tar_members']
+
+
+class Member(NamedTuple):
+    """A file, or a run of bytes in one, as JSON."""
+
+    path: str
+    """Of the file, relative to the root of the distribution."""
+    begin: int
+    size: int
+    """In bytes."""
+    version: str
+    """Of the file: changes when it is written anew."""
+    name: str
+    """Of the member within the file; empty for the file itself."""
+
+    @property
+    def label(self) -> str:
+        """The member as its owner knows it."""
+        return f'{self.path}:{self.name}' if self.name else self.path
+
+    def read(self, root: Path) -> bytes:
+        """Its bytes.
+
+        Raises:
+            FormatError: the file ends before the member does.
+            OSError: the file cannot be read.
+        """
+        with open(root / self.path, 'rb', buffering=0) as file:
+            file.seek(self.begin)
+            data = file.read(self.size)
+            while len(data) < self.size and (more := file.read(self.size - len(data))):
+                data += more
+        if len(data) < self.size:
+            raise FormatError(f'A member has {self.size} bytes, but its file ends after {len(data)} of them.')
+        return data
+
+
+def files_of(root: Path, folder: str) -> list[Member]:
+    """The files of a folder, without those beneath it, by name.
+
+    Raises:
+        ObjectNotFoundError: there is no such folder.
+    """
+    if not (root / folder).is_dir():
+        raise ObjectNotFoundError(f'{root} holds no folder {folder!r}. Check the path.')
+    found: list[Member] = []
+    with os.scandir(root / folder) as entries:
+        for entry in entries:
+            if entry.is_file() and not entry.name.startswith('.'):
+                stat = entry.stat()
+                found.append(Member(f'{folder}/{entry.name}', 0, stat.st_size, f'{stat.st_mtime_ns:x}', ''))
+    return sorted(found)
+
+
+def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) -> Iterator[Member]:
+    """The files within a tar that is not compressed, in its order, without reading them.
+
+    Args:
+        root: of the distribution.
+        path: of the file that holds the tar, relative to the root.
+        begin: the tar's first byte in the file.
+        size: the tar's bytes; None: all from `begin`.
+
+    Raises:
+        FormatError: the tar is damaged; those before the damage were given already.
+        OSError: the file cannot be read.
+    """
+    stat = (root / path).stat()
+    version = f'{stat.st_size:x}-{stat.st_mtime_ns:x}'
+    size = stat.st_size - begin if size is None else size
+    with open(root / path, 'rb') as file:
+        try:
+            with tarfile.open(fileobj=TarWindow(file, begin, size), mode='r:') as tar:
+                for member in tar:
+                    if member.isfile():
+                        yield Member(path, begin + member.offset_data, member.size, version, member.name)
+        except (tarfile.TarError, EOFError, ValueError) as error:
+            raise FormatError(f'The tar {path} is damaged, or none: {error}. Fetch it again.') from error
+
+
+class TarWindow(io.RawIOBase):
+    """A run of bytes of a file, as a file for `tarfile`."""
+
+    def __init__(self, file: BinaryIO, begin: int, size: int) -> None:
+        self._file, self._begin, self._size, self._at = file, begin, size, 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def seekable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """The position."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move the position."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def readinto(self, buffer: Buffer) -> int:
+        """Fill the buffer from the position."""
+        view = memoryview(buffer).cast('B')
+        self._file.seek(self._begin + self._at)
+        data = self._file.read(max(0, min(len(view), self._size - self._at)))
+        view[: len(data)] = data
+        self._at += len(data)
+        return len(data)

@@ -1,0 +1,138 @@
+"""The conversion of a known dataset's splits. A split that an earlier call has finished is kept.
+
+``original.json`` beside the index of a split says what it was made of: dataset, split, options, and a digest of its
+records. It lies there before the index does. So a split with an index and the same ``original.json`` is finished.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from headrace.convert.conversion import check_apart, convert
+from headrace.convert.inputs.records import RecordInputs
+from headrace.convert.record import InputError, get_bytes
+from headrace.convert.report import ConversionReport
+from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.format import bytes_to_int, parse_index
+from headrace.redaction import logger_of
+from headrace.storage import Retry, StoreOptions, local_path, open_store
+
+__all__ = ['convert_splits']
+
+_ORIGINAL: Final = 'original.json'
+_log = logger_of(__name__)
+
+
+def convert_splits(
+    name: str,
+    records: Callable[..., RecordInputs[Any]],
+    source: str,
+    out: str,
+    *,
+    known: Sequence[str],
+    splits: Sequence[str] | None,
+    options: Mapping[str, Any],
+    workers: int,
+    on_error: Literal['stop', 'collect'],
+    compression: str | None,
+    hashes: Sequence[str],
+    size_limit: int | str,
+    limit: int | None,
+    exist_ok: bool,
+    progress_bar: bool,
+    start_method: str | None,
+    out_options: StoreOptions | None,
+) -> dict[str, ConversionReport]:
+    """See `Original.convert`; `known` are the splits of the distribution."""
+    path = local_path(source)
+    if path is None:
+        raise ConfigError(
+            f'The source of a known dataset is a folder or file of this machine, but is {source!r}. Copy it there '
+            f'first, as its owners distribute it.'
+        )
+    wrong = [split for split in splits or () if split not in known]
+    if wrong:
+        has = f'has the splits {", ".join(known)}' if known else 'has no splits'
+        raise ConfigError(f'The dataset {name} {has}, but got {wrong[0]!r}.')
+    if not Path(path).exists():
+        raise ObjectNotFoundError(f'{name} is read from a folder or file, but {source} does not exist. Check the path.')
+    check_apart(path, out)
+    listed: dict[str, RecordInputs[Any]] = {}
+    missing: list[ObjectNotFoundError] = []
+    for split in splits or known or (None,):
+        try:
+            listed[split or ''] = records(Path(path), split, **options)
+        except ObjectNotFoundError as error:  # noqa: PERF203 - a few splits
+            if splits or not known:
+                raise
+            missing.append(error)
+    if not listed:
+        raise missing[0]
+    for error in missing:
+        _log.warning('Left out a split that is not there. %s', error)
+    reports: dict[str, ConversionReport] = {}
+    for split, found in listed.items():
+        inputs = found.first(limit)
+        place = f'{out.rstrip("/")}/{split}' if split else out
+        made_of = {
+            'original': name,
+            'split': split,
+            'options': dict(options),
+            'records': len(inputs),
+            'digest': inputs.digest(0, len(inputs)),
+            'columns': dict(inputs.columns),
+            'compression': compression,
+            'hashes': list(hashes),
+            'size_limit': bytes_to_int(size_limit),
+            'on_error': on_error,
+        }
+        done = None if exist_ok else _finished(place, made_of, out_options)
+        reports[split] = done or convert(
+            inputs.with_files({_ORIGINAL: json.dumps(made_of, indent=1).encode()}),
+            place,
+            workers=workers,
+            on_error=on_error,
+            compression=compression,
+            hashes=hashes,
+            size_limit=size_limit,
+            exist_ok=exist_ok,
+            progress_bar=progress_bar,
+            start_method=start_method,
+            out_options=out_options,
+        )
+    return reports
+
+
+def _finished(out: str, made_of: Mapping[str, Any], options: StoreOptions | None) -> ConversionReport | None:
+    """The report of a split that is converted already, from the same records with the same settings."""
+    store, retry = open_store(out, options or StoreOptions()), Retry()
+    try:
+        index = get_bytes(store, 'index.json', retry)
+        if json.loads(get_bytes(store, _ORIGINAL, retry)) != made_of:
+            return None
+    except (ObjectNotFoundError, ValueError):
+        return None
+    try:
+        lines = get_bytes(store, 'errors.jsonl', retry).splitlines()
+    except ObjectNotFoundError:
+        lines = []
+    errors = tuple(InputError(**json.loads(line)) for line in lines)
+    parse_index(index, source=f'{store.url}/index.json', allow_empty=True)
+    shards: list[dict[str, Any]] = json.loads(index)['shards']
+    return ConversionReport(
+        out=store.url,
+        kind=made_of['original'],
+        columns=made_of['columns'],
+        inputs=made_of['records'],
+        rows=sum(shard['samples'] for shard in shards),
+        shards=len(shards),
+        raw_bytes=sum(shard['raw_data']['bytes'] for shard in shards),
+        stored_bytes=sum((shard['zip_data'] or shard['raw_data'])['bytes'] for shard in shards),
+        seconds=0.0,
+        tasks_done_before=1,  # all that there is
+        errors=errors,
+        num_errors=len(errors),
+    )

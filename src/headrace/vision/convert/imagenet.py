@@ -1,0 +1,181 @@
+"""ImageNet (ILSVRC 2012) as MDS: ``headrace convert imagenet IN OUT``.
+
+IN holds one of these, for each split:
+
+- ``train/CLASS/NAME.JPEG`` and ``val/CLASS/NAME.JPEG``;
+- ``ILSVRC2012_img_train.tar``, a tar with a tar for each class;
+- ``val/NAME.JPEG`` or ``ILSVRC2012_img_val.tar``, with ``ILSVRC2012_devkit_t12`` or its ``.tar.gz`` for the labels.
+
+A label is the place of a class among the sorted WordNet ids. ``classes.json`` beside the shards has these. The columns
+are ``i``, the place of the image in the distribution; ``x``, its file as it is; and ``y``, the label.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.convert.inputs.records import RecordInputs
+from headrace.convert.originals import Original, run_module
+from headrace.convert.originals.members import Member, files_of, tar_members
+from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
+from headrace.vision.convert.devkit import Devkit, open_devkit
+from headrace.vision.convert.images import (
+    QUALITY,
+    RESIZE,
+    SHUFFLE,
+    VALIDATE,
+    check_image,
+    check_resize,
+    require_pillow,
+    shrink,
+    shuffled,
+)
+
+__all__ = ['ORIGINAL', 'main']
+
+_COLUMNS: Final = {'i': 'int', 'x': 'jpeg', 'y': 'int'}
+_ROW_BYTES: Final = 24
+"""Bytes of a row besides its image: two integers, a size, an offset."""
+_TARS: Final = {'train': 'ILSVRC2012_img_train.tar', 'val': 'ILSVRC2012_img_val.tar'}
+
+_Record = tuple[int, Member, int, str]
+"""Place in the distribution, member, label, and what is wrong with it, if anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Reads one record."""
+
+    root: Path
+    validate: bool
+    resize: int | None
+    quality: int
+
+    def __call__(self, record: _Record) -> dict[str, Any]:
+        place, member, label, problem = record
+        if problem:
+            raise FormatError(problem)
+        image = member.read(self.root)
+        if self.validate:
+            # One of ImageNet's files is a PNG, in spite of its name. Columns of JPEGs read it, too.
+            check_image(image)
+        if self.resize is not None:
+            image = shrink(image, self.resize, self.quality)
+        return {'i': place, 'x': image, 'y': label}
+
+
+def _records(
+    root: Path, split: str, *, validate: bool, resize: int | None, quality: int, shuffle: bool
+) -> RecordInputs[_Record]:
+    require_pillow()
+    check_resize(resize, quality)
+    devkit = open_devkit(root)
+    found = list(_members(root, split, devkit))
+    known = None if devkit is None else devkit.classes
+    classes = known or _train_classes(root) or sorted({name for _, name, _ in found})
+    labels = {name: label for label, name in enumerate(classes)}
+    strange = next((name for _, name, _ in found if name not in labels), None)
+    if strange is not None:
+        raise ConfigError(
+            f'The classes of all splits of ImageNet are the same, but {split!r} of {root} has {strange!r}, which is '
+            f'not among the {len(classes)} others. Move it away, or correct its name.'
+        )
+    records: list[_Record] = [
+        (place, member, labels[name], problem) for place, (member, name, problem) in enumerate(found)
+    ]
+    records = [records[number] for number in shuffled(len(records), shuffle=shuffle)]
+    return RecordInputs(
+        _Read(root, validate, resize, quality),
+        records,
+        kind='imagenet',
+        columns=_COLUMNS,
+        identity={'root': str(root), 'split': split, 'validate': validate, 'resize': resize, 'quality': quality},
+        label=_label,
+        sizes=[_ROW_BYTES + record[1].size for record in records],
+        files={'classes.json': json.dumps(classes, indent=1).encode()},
+    )
+
+
+def _label(record: _Record) -> str:
+    return record[1].label
+
+
+def _members(root: Path, split: str, devkit: Devkit | None) -> Iterator[tuple[Member, str, str]]:
+    """Each image with its class, and what is wrong with it."""
+    if (root / split).is_dir():
+        classes = sorted(path.name for path in (root / split).iterdir() if path.is_dir())
+        for name in classes:
+            for member in files_of(root, f'{split}/{name}'):
+                yield member, name, ''
+        if not classes:
+            yield from _numbered(root, files_of(root, split), split, devkit)
+    elif not (root / _TARS[split]).is_file():
+        raise ObjectNotFoundError(f'{root} holds neither the folder {split!r} nor {_TARS[split]}.')
+    elif split == 'val':
+        yield from _numbered(root, sorted(tar_members(root, _TARS[split]), key=lambda m: m.name), split, devkit)
+    else:
+        for tar in sorted(tar_members(root, _TARS[split]), key=lambda m: m.name):
+            yield from _inner(root, tar)
+
+
+def _inner(root: Path, tar: Member) -> Iterator[tuple[Member, str, str]]:
+    """The images of the tar of one class."""
+    name = Path(tar.name).stem
+    try:
+        for member in tar_members(root, tar.path, tar.begin, tar.size):
+            yield member, name, ''
+    except FormatError as error:
+        # What follows the damage is lost; what comes before it is not.
+        yield tar, name, str(error)
+
+
+def _numbered(
+    root: Path, members: Sequence[Member], split: str, devkit: Devkit | None
+) -> Iterator[tuple[Member, str, str]]:
+    """Images without folders of classes: ``ILSVRC2012_val_00000001.JPEG`` has the first label of the devkit."""
+    if not members:
+        return
+    if devkit is None:
+        raise ObjectNotFoundError(
+            f'The images of {split!r} in {root} have no folders of classes, so their labels are in '
+            f'ILSVRC2012_devkit_t12.tar.gz. Put it there.'
+        )
+    for member in members:
+        text = Path(member.name or member.path).stem.rpartition('_')[2]
+        number = int(text) if text.isascii() and text.isdecimal() else 0
+        known = 1 <= number <= len(devkit.truth)
+        problem = '' if known else f'The devkit has labels of the images 1 to {len(devkit.truth)}, not of {text!r}.'
+        yield member, devkit.truth[number - 1] if known else devkit.classes[0], problem
+
+
+def _train_classes(root: Path) -> list[str]:
+    """The classes of the split 'train', if it is there."""
+    if (root / 'train').is_dir():
+        return sorted(path.name for path in (root / 'train').iterdir() if path.is_dir())
+    if (root / _TARS['train']).is_file():
+        return sorted(Path(member.name).stem for member in tar_members(root, _TARS['train']))
+    return []
+
+
+ORIGINAL = Original(
+    'imagenet',
+    'ImageNet (ILSVRC 2012): folders train/CLASS and val/CLASS, or the tars of the distribution with its devkit',
+    _records,
+    splits=('train', 'val'),
+    options=(VALIDATE, RESIZE, QUALITY, SHUFFLE),
+)
+"""ImageNet (ILSVRC 2012)."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
+    return run_module(ORIGINAL, arguments)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

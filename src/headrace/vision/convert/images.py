@@ -1,0 +1,109 @@
+"""Images of a distribution: checks without a full decode, a fixed order of shuffled records, and smaller copies."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.convert.originals import Option
+from headrace.errors import ConfigError, FormatError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ['QUALITY', 'RESIZE', 'SHUFFLE', 'VALIDATE', 'check_image', 'flag', 'require_pillow', 'shrink', 'shuffled']
+
+
+def flag(text: str) -> bool:
+    """The value of an option that is 0 or 1."""
+    if text not in ('0', '1'):
+        raise ValueError(text)
+    return text == '1'
+
+
+def _side(text: str) -> int | None:
+    return int(text) or None
+
+
+VALIDATE = Option('validate', flag, True, '1 to read each image through, so that a broken one is left out; 0 to trust')
+RESIZE = Option('resize', _side, None, 'pixels of the shorter side at most; larger images are encoded anew as JPEG')
+QUALITY = Option('quality', int, 95, 'quality of JPEGs that --resize encodes, 1 to 100')
+SHUFFLE = Option('shuffle', flag, True, '1 to write the records in a fixed shuffled order; 0 to keep that of the files')
+
+
+def shuffled(count: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
+    """Numbers of records in the order in which they are written: int64 of (count,)."""
+    # A seed of its own, so that a restart and any number of workers have the same order.
+    return np.random.default_rng(0).permutation(count) if shuffle else np.arange(count)
+
+
+def check_image(data: bytes, *, kinds: tuple[str, ...] | None = None) -> tuple[int, int]:
+    """Read an image through; a JPEG at an eighth of its size, which finds the same damage in half the time.
+
+    Args:
+        data: of the file.
+        kinds: formats that it may have, as Pillow names them; None: all.
+
+    Returns:
+        Its width and height in pixels.
+
+    Raises:
+        FormatError: it is none, or is damaged.
+    """
+    pillow = require_pillow()
+    try:
+        with pillow.open(BytesIO(data), formats=kinds) as image:
+            size: tuple[int, int] = image.size
+            image.draft(None, (1, 1))
+            image.load()
+    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
+        raise FormatError(
+            f'An image must be whole, but {len(data)} bytes that begin with {data[:8]!r} cannot be read: '
+            f'{type(error).__name__}: {error}.'
+        ) from error
+    return size
+
+
+def shrink(data: bytes, side: int, quality: int) -> bytes:
+    """The image with a shorter side of at most `side` pixels, as a JPEG; the same bytes if it is not larger."""
+    pillow = require_pillow()
+    with pillow.open(BytesIO(data)) as image:
+        if min(image.size) <= side:
+            return data
+        scale = side / min(image.size)
+        size = tuple(max(1, round(length * scale)) for length in image.size)
+        smaller: Any = image.convert('RGB').resize(size, pillow.Resampling.BICUBIC)
+    out = BytesIO()
+    smaller.save(out, format='JPEG', quality=quality)
+    return out.getvalue()
+
+
+def check_resize(resize: int | None, quality: int) -> None:
+    """Refuse sizes and qualities that are out of range.
+
+    Raises:
+        ConfigError: one is.
+    """
+    if (resize is not None and resize < 1) or not 1 <= quality <= 100:
+        raise ConfigError(
+            f'`resize` is a number of pixels from 1, or None, and `quality` is 1 to 100, but got {resize} and '
+            f'{quality}.'
+        )
+
+
+def require_pillow() -> ModuleType:
+    """Pillow's module `Image`.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Images need Pillow, which is not installed: pip install 'headrace[vision]'"
+        ) from error
+    return Image

@@ -1,0 +1,14 @@
+"""ImageNet: photographs of 1,000 classes."""
+
+from __future__ import annotations
+
+from headrace.vision.vision_dataset import StreamingVisionDataset
+
+__all__ = ['StreamingImageNet']
+
+
+class StreamingImageNet(StreamingVisionDataset):
+    """Pairs of a photograph and the number of its class, from 0; ``classes.json`` beside the shards names the classes.
+
+    The arguments are those of `StreamingVisionDataset`. `headrace.vision.convert.imagenet` writes the dataset.
+    """
