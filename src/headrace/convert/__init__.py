@@ -1,4 +1,4 @@
-"""Datasets from other data: conversion by many processes, the merging of indexes, and copies."""
+"""Datasets from other data: conversion by many processes, the merging of indexes, copies, and a way back."""
 
 from headrace.convert.conversion import convert
 from headrace.convert.copy import CopyReport, copy_dataset
@@ -7,6 +7,7 @@ from headrace.convert.record import InputError
 from headrace.convert.report import ConversionReport
 from headrace.convert.reshard import ReshardReport, reshard
 from headrace.convert.spark import dataframe_to_mds, infer_dataframe_schema
+from headrace.convert.to_hugging_face import to_hugging_face
 
 __all__ = [
     'ConversionReport',
@@ -19,4 +20,5 @@ __all__ = [
     'infer_dataframe_schema',
     'merge_index',
     'reshard',
+    'to_hugging_face',
 ]

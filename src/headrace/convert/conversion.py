@@ -87,6 +87,8 @@ def convert(
             - a folder, URL, file or glob: a tree of images by class (``ROOT/CLASS/NAME.jpg``), or data of a format of
               `headrace.sources`, such as Parquet;
             - a map-style dataset: of Hugging Face, torch or torchvision, or a list of samples;
+            - a `DataLoader`, or a data module of Lightning, whose loader `split` names: the samples of its dataset that
+              it reads, in the dataset's order, without its `collate_fn`;
             - an iterable of samples, which one process reads and the others encode;
             - with `function`: a sequence of inputs, such as paths.
 
@@ -97,7 +99,8 @@ def convert(
         columns: encodings by column; or names of the columns to convert. None: all of them, with the encodings of the
             format, or those that fit the first samples. For tuples, the names in order.
         format: name of the source's format; None: found by the names of its files.
-        split: a sub-folder, or files with this name, as in a stream; for paths and URLs.
+        split: a sub-folder, or files with this name, as in a stream; for paths and URLs. Of a data module: 'train' (the
+            default), 'val', 'test' or 'predict'.
         workers: number of processes. 1: this process.
         on_error: for a bad input: 'stop', 'skip' (count it, log the first ten), or 'collect' (also list all in the
             report and in ``errors.jsonl`` beside the index). Of an input with many samples those before the error are

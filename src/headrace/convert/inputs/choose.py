@@ -14,6 +14,7 @@ from headrace.convert.inputs.image_folder import ImageFolder, list_images
 from headrace.convert.inputs.parts import open_parts
 from headrace.convert.inputs.programs import FunctionInputs, IterableSamples, RowInputs
 from headrace.convert.inputs.records import RecordInputs
+from headrace.convert.inputs.torch_loaders import dataset_of_loader, is_data_module, is_loader, loader_of_module
 from headrace.convert.inputs.torchvision import images_of, is_vision_dataset
 from headrace.convert.protocol import Inputs
 from headrace.errors import ConfigError, ObjectNotFoundError
@@ -43,8 +44,15 @@ def choose_inputs(
         ObjectNotFoundError: the folder or URL holds no data of a known format.
     """
     names = columns or []
+    if is_data_module(source) and function is None:
+        source, split = loader_of_module(source, split), None
+    if is_loader(source) and function is None:
+        source = dataset_of_loader(source)
     if split is not None and (function is not None or not isinstance(source, str | os.PathLike)):
-        raise ConfigError(f'`split` of convert chooses files of a path or URL, but the source is {source!r:.100}.')
+        raise ConfigError(
+            f'`split` of convert chooses files of a path or URL, or a loader of a data module, but the source is '
+            f'{source!r:.100}.'
+        )
     if function is not None:
         if isinstance(source, str | bytes) or not isinstance(source, Iterable):
             raise ConfigError(
