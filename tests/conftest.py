@@ -23,9 +23,12 @@ REPOSITORY = Path(__file__).parents[1]
 SHARED = REPOSITORY.parent / 'shared'
 
 # How long an example takes says something about the machine, which may be busy, and nothing about the code.
-settings.register_profile('headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+# The examples are the same in each run, so that a change fails by what it does; `make test-all` looks for new ones.
+settings.register_profile(
+    'headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40, derandomize=True
+)
 settings.register_profile('few', settings.get_profile('headrace'), max_examples=15)
-settings.register_profile('many', settings.get_profile('headrace'), max_examples=300)
+settings.register_profile('many', settings.get_profile('headrace'), max_examples=300, derandomize=False)
 settings.load_profile('headrace')
 
 MakeDataset = Callable[..., Path]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -161,6 +162,15 @@ def check_fork() -> bool:
     return isinstance(vars(ForkProcess)['_Popen'], staticmethod) and parameters(made._bootstrap)[:1] == [
         'parent_sentinel'
     ]
+
+
+@canary('importlib._bootstrap', '_bootstrap._module_locks')
+def check_imports() -> bool:
+    import importlib._bootstrap as imports
+
+    with imports._ModuleLockManager('a module that a thread imports'):
+        lock = imports._module_locks['a module that a thread imports']()
+        return lock.owner == threading.get_ident()
 
 
 @canary('HTTPResponse._method', 'HTTPResponse._close_conn')

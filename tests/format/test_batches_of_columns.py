@@ -63,7 +63,8 @@ def columns_of_values(draw: Any, encoding: str, count: int) -> tuple[Any, list[A
     shape = {'ndarray:float64:2,1': (2, 1), 'ndarray': (3,), 'ndarray:uint16': (300, 1)}.get(encoding, ())
     if dtype in 'UO':
         values = [draw(TEXTS if encoding == 'str' else st.integers()) for _ in range(count)]
-        return np.array(values, dtype), [str(value) if encoding == 'str' else value for value in values]
+        array = np.array(values, dtype)  # of type U it drops NULs at the end of a text
+        return array, [str(value) if encoding == 'str' else value for value in array.tolist()]
     array = np.array([draw(st.integers(0, 1)) + i for i in range(count)], np.dtype(dtype))
     array = np.broadcast_to(array.reshape(count, *(1 for _ in shape)), (count, *shape))
     return array, list(array) if shape else array.tolist()

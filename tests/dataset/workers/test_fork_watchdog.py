@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,27 @@ def test_a_worker_that_stands_still_is_forked_anew(make_dataset, tmp_path: Path,
     program = PROGRAM.format(always=always)
     done = run_well([sys.executable, '-c', program, str(make_dataset()), str(tmp_path / 'first')], timeout=120)
     assert done.stdout.startswith(says)
+
+
+@pytest.mark.skipif('fork' not in multiprocessing.get_all_start_methods(), reason='there is no fork')
+def test_a_fork_waits_for_imports_of_other_threads(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / 'imported_slowly.py').write_text(
+        'import threading\nthreading.begun.set()\nthreading.Event().wait(0.2)\nvalue = 7\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(threading, 'begun', threading.Event(), raising=False)
+    thread = threading.Thread(target=importlib.import_module, args=['imported_slowly'])
+    thread.start()
+    assert threading.begun.wait(60)
+    child = worker_context(multiprocessing.get_context('fork')).Process(target=exit_with_the_value)
+    child.start()
+    child.join(60)
+    thread.join()
+    assert child.exitcode == 7
+
+
+def exit_with_the_value() -> None:
+    sys.exit(importlib.import_module('imported_slowly').value)
 
 
 @pytest.mark.parametrize('method', multiprocessing.get_all_start_methods())

@@ -4,12 +4,18 @@ A process that is forked while another thread holds a lock gets a copy of the lo
 of threads has such a lock. Before 3.12 a child takes it before it runs a line (CPython's `PyOS_AfterFork_Child`). So it
 hangs if a thread of gloo or NCCL was entering itself in the list at that moment. Its rank then waits for ever, and all
 other ranks wait for that one. The child has done nothing yet, so another one can take its place.
+
+Each module has such a lock while it is imported. A thread that asks a silent store imports the store's client. A child
+that is forked meanwhile would wait for ever when it imports the same client. So a fork waits for the imports.
 """
 
 from __future__ import annotations
 
+import importlib._bootstrap
 import multiprocessing
 import os
+import threading
+import time
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess, ForkServerContext, SpawnContext
 from typing import Any
@@ -21,6 +27,7 @@ __all__ = ['worker_context']
 
 _SECONDS = 10.0  # a fork takes milliseconds; to lose a child that was only late does no harm
 _ATTEMPTS = 6
+_IMPORTS_SECONDS = 60.0  # an import from a slow network disk takes so long
 
 
 def worker_context(context: BaseContext | None) -> BaseContext:
@@ -53,6 +60,7 @@ class _WatchedProcess(ForkProcess):
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802 - multiprocessing's name
+        _wait_for_imports()
         for _ in range(_ATTEMPTS):
             process_obj._pipes = pipes = (*os.pipe(), *os.pipe())
             ready_reader, _, _, go_writer = pipes
@@ -78,6 +86,20 @@ class _WatchedProcess(ForkProcess):
             f'No worker could be forked: {_ATTEMPTS} in a row stood still in fork() for {_SECONDS:.0f} s each, on a '
             f"lock that another thread holds. Pass multiprocessing_context='forkserver' or 'spawn' to the loader."
         )
+
+
+def _wait_for_imports() -> None:
+    """Return when no other thread imports a module, or after a while: an import may itself wait for this thread."""
+    end = time.monotonic() + _IMPORTS_SECONDS
+    while _others_import() and time.monotonic() < end:
+        time.sleep(0.001)
+
+
+def _others_import() -> bool:
+    """Whether a thread other than this one holds the lock of a module."""
+    imports: Any = importlib._bootstrap
+    locks = (reference() for reference in list(imports._module_locks.values()))
+    return any(lock is not None and lock.owner not in {None, threading.get_ident()} for lock in locks)
 
 
 class _WatchedForkContext(PipeContext):

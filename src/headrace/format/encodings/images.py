@@ -147,12 +147,16 @@ class _ImageFile(Encoding):
             f'encoded {self.loss}. Give the bytes or the path of a file to have it kept.'
         )
         out = BytesIO()
-        obj.save(out, **self.save)
+        self._storable(obj).save(out, **self.save)
         return out.getvalue()
 
     def decode(self, data: Buffer) -> Any:
         """A PIL image."""
         return _open(self.name, data)
+
+    def _storable(self, image: Any) -> Any:
+        """The image in a mode that the format has."""
+        return image
 
     def _read(self, path: str | os.PathLike[str]) -> bytes:
         try:
@@ -203,6 +207,10 @@ class PNG(_ImageFile):
     name, begin = 'png', b'\x89PNG'
     save = MappingProxyType({'format': 'PNG'})
     loss = 'as a PNG, which loses nothing but takes long'
+
+    def _storable(self, image: Any) -> Any:
+        """The image. Integers are clipped to the 16 bits of a PNG, as Pillow did itself before version 13."""
+        return image.convert('I;16') if image.mode == 'I' else image
 
 
 _FORMATS: Final = {'jpeg': ('JPEG', 'MPO'), 'png': ('PNG',)}
