@@ -190,7 +190,7 @@ def test_a_batch_is_explained_by_its_sequences(folder, tmp_path, capsys):
     file.write_text(json.dumps({'global_batch_size': 4, 'train': {'local': folder, 'packing': packing}}))
     assert main(['explain', str(file), '--batch', '3', '--ranks', '2', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)['rows']
-    assert [(row['rank'], row['id']) for row in rows] == [(0, 12), (0, 14), (1, 13), (1, 15)]
+    assert [(row['rank'], row['position']) for row in rows] == [(0, 12), (0, 14), (1, 13), (1, 15)]
     assert main(['skip', str(file), '--step', '3']) == 0
     assert 'skip: [[12, 16]]' in capsys.readouterr().out
     # Lanes are left out in whole turns only.

@@ -1,4 +1,7 @@
-"""``headrace explain``: the samples of a global batch, or the next use of a sample. Reads indexes, no data."""
+"""``headrace explain``: the samples of a global batch, or the next use of a sample.
+
+It reads indexes; with packing, it also reads and tokenises documents.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
-HELP = 'say which samples make up a global batch, or when a sample is seen next, without reading any data'
+HELP = 'say which samples, or packed documents, make up a global batch, or when a sample is seen next'
 
 _EPOCHS = 1000  # looked through for a sample
 
@@ -101,8 +104,12 @@ def _heading(explanation: BatchExplanation, plan: BatchPlan) -> str:
     )
     return (
         f'Global batch {number} of epoch {explanation.epoch}, {place}, on {ranks} and {nodes}; the position after it '
-        f'is {explanation.end} of {len(plan.order)}.\nStreams: {_shares(explanation)}'
+        f'is {explanation.end} of {len(plan.order)}.\nStreams{_unit(explanation)}: {_shares(explanation)}'
     )
+
+
+def _unit(explanation: BatchExplanation) -> str:
+    return '' if explanation.counted == 'samples' else f', in {explanation.counted}'
 
 
 def _shares(explanation: BatchExplanation) -> str:

@@ -13,6 +13,7 @@ from composer.utils import dist, format_name_with_dist
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.metrics import LossSpike, SpikeDetector, SpikeFile, SpikeReports, TrainedBatch
+from headrace.packing import gather_of_ranks
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
@@ -87,18 +88,23 @@ class LossSpikes(Callback):
         logger.log_metrics({name: value for name, value in figures.items() if value is not None})
         if self._stop:
             state.stop_training()
+        loader = _train_loader(state)
+        assert loader.handed_out is not None
+        batches = {'': TrainedBatch(loader, *loader.handed_out)}
+        self._reports.share_documents(batches, gather_of_ranks() if dist.get_world_size() > 1 else None)
         if dist.get_global_rank() == 0:
             number = int(state.timestamp.batch) - 1
-            written = self._write(spike, number, state, logger)
+            written = self._write(spike, number, batches, state, logger)
             if not self._reports.is_over:
                 warn(f'The loss of batch {number} was {spike}: {written}', stacklevel=2)
 
-    def _write(self, spike: LossSpike, number: int, state: State, logger: Logger) -> str:
+    def _write(
+        self, spike: LossSpike, number: int, batches: dict[str, TrainedBatch], state: State, logger: Logger
+    ) -> str:
         """Write the files of a spike; returns a line about them."""
-        loader, folder = _train_loader(state), self._place(state)
-        assert loader.handed_out is not None
+        folder = self._place(state)
         try:
-            files = self._reports.files(spike, number, {'': TrainedBatch(loader, *loader.handed_out)})
+            files = self._reports.files(spike, number, batches)
             folder.mkdir(parents=True, exist_ok=True)
             for file in files:
                 _write_one(file, folder, logger, state.run_name)

@@ -384,8 +384,13 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         """
         return self.pool.sample(sample_id)
 
-    def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
+    def explain(self, plan: BatchPlan, k: int, *, reads_data: bool = True) -> BatchExplanation:  # noqa: ARG002
         """The samples and shards of batch k of a plan, on all ranks; reads no data.
+
+        Args:
+            plan: the plan.
+            k: the batch's number there.
+            reads_data: has an effect with packing only; see `PackedDataset.explain`.
 
         Raises:
             IndexError: there is no such batch.

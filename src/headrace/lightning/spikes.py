@@ -15,6 +15,7 @@ from headrace.errors import ConfigError
 from headrace.lightning.position.position_file import write_text
 from headrace.lightning.statistics import logged_steps, streaming_loaders
 from headrace.metrics import LossSpike, SpikeDetector, SpikeReports, TrainedBatch
+from headrace.packing import gather_of_ranks
 from headrace.redaction import redact
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class LossSpikes(Callback):
     stream, shard and place. ``loss-spike-batch147.yaml`` holds the `skip` of the resumed run, to merge over this run's
     configuration. `headrace.metrics.SpikeDetector` defines a spike. Each loss is judged after the next batch, without
     waiting for the device. Checkpoints keep the losses. Rank 0 writes alone, since the plan knows all rows.
+
+    With packing, the file lists the documents of each sequence: stream, shard, place and tokens. Under `sync_dist` the
+    ranks share their names; without, the file names those of rank 0.
 
     Args:
         factor: standard deviations above the median that make a spike, by the median absolute deviation.
@@ -142,6 +146,8 @@ class LossSpikes(Callback):
             return
         if self._stop:
             trainer.should_stop = True
+        if self._sync_dist and self._monitor is None and trainer.world_size > 1:  # all ranks see the same spike
+            self._reports.share_documents(last.batches, gather_of_ranks())
         if not trainer.is_global_zero:
             return
         for logger in trainer.loggers:

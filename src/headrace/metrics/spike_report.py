@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.metrics.spikes import LossSpike
 from headrace.metrics.step_report import explain_batches, report_text
-from headrace.order import BatchPlan
+from headrace.order import BatchPlan, batches_before
+from headrace.packing import PackedDataset
 
 __all__ = ['SpikeFile', 'SpikeReports', 'TrainedBatch', 'skip_yaml']
 
@@ -36,7 +37,7 @@ class SpikeFile:
 
 
 class SpikeReports:
-    """Makes the files of a run's spikes, on any rank, from the plans alone. It knows no trainer.
+    """Makes the files of a run's spikes, on any rank, from the plans. It reads no data, and knows no trainer.
 
     Each file skips its own spike, all earlier ones of this run, and the run's own `skip`. The last file skips all.
 
@@ -56,13 +57,32 @@ class SpikeReports:
                 f'after={after}, limit={limit}.'
             )
         self._before, self._after, self._limit = before, after, limit
-        self._found = 0
+        self._found = self._shared = 0
         self._ranges: dict[str, list[tuple[int, int]]] = {}
 
     def begin(self) -> None:
         """Begin a run: forget the spikes of the previous one."""
-        self._found = 0
+        self._found = self._shared = 0
         self._ranges.clear()
+
+    def share_documents(
+        self, batches: Mapping[str, TrainedBatch], gather: Callable[[Any], Sequence[Any]] | None
+    ) -> None:
+        """Share the documents of a spike's packed batches among ranks, before `files` names those of all.
+
+        Without it, `files` names those of this rank alone. Batches that are not packed share nothing.
+
+        Args:
+            batches: as `files`'; the same on all ranks, which all call this for every spike.
+            gather: as of `PackedDataset.exchange_cuts`; None: there are no other ranks.
+        """
+        self._shared += 1
+        if gather is None or self._shared > self._limit:
+            return
+        for batch in batches.values():
+            dataset, loader, last = batch.loader.dataset, batch.loader, (batch.plan, batch.number)
+            if isinstance(dataset, PackedDataset):
+                dataset.share_documents([*batches_before(loader.plan, *last, self._before), last], gather)
 
     def files(
         self, spike: LossSpike, step: int, batches: Mapping[str, TrainedBatch], *, optimizer_step: int | None = None
@@ -92,6 +112,7 @@ class SpikeReports:
                 before=self._before,
                 after=self._after,
                 left_out=self._ranges.get(name, ()),
+                reads_data=False,  # tokenising would stop the training
             )
             for name, batch in batches.items()
         }

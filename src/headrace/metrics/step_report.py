@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,8 +12,6 @@ from headrace.errors import ConfigError
 from headrace.order import BatchExplanation, BatchPlan, batches_after, batches_before, find_batch, run_range, with_more
 
 __all__ = ['Report', 'StepReport', 'explain_batches', 'explain_step', 'report_text']
-
-_NAMED_SHARDS = 4  # in a line of a summary; the rows name all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,23 +25,19 @@ class StepReport:
     numbers: tuple[int, ...]
     """The number of each batch in its epoch."""
     batches: tuple[BatchExplanation, ...]
-    """The rows of each batch: rank, stream, shard and place in it."""
+    """The rows of each batch: rank, stream, shard and place in it; with packing, a `PackedExplanation` each."""
     ranges: tuple[tuple[int, int], ...]
-    """The range of each batch in samples of the run, the end exclusive."""
+    """The range of each batch in samples of the run, the end exclusive; with packing, in sequences."""
     skip: list[list[int | str]]
     """The `skip` of the resumed run: this run's, and these batches."""
 
     def summary(self) -> list[str]:
-        """Lines for people: the place of each batch, and its samples by stream and by shard, if shards are few."""
+        """Lines for people: the place of each batch, and its samples, or documents, by stream."""
         lines: list[str] = []
         for step, number, batch, (begin, end) in zip(self.steps, self.numbers, self.batches, self.ranges, strict=True):
-            lines.append(
-                f'Step {step}: global batch {number} of epoch {batch.epoch}, samples {begin} to {end} of the run.'
-            )
-            for name, shards in _shards(batch).items():
-                files = ', '.join(f'{file} {count}' for file, count in shards.items())
-                where = f': {files}' if len(shards) <= _NAMED_SHARDS else f', of {len(shards)} shards'
-                lines.append(f'  {name} {sum(shards.values())}{where}')
+            where = f'{batch.position_unit} {begin} to {end} of the run'
+            lines.append(f'Step {step}: global batch {number} of epoch {batch.epoch}, {where}.')
+            lines += [f'  {line}' for line in batch.summary()]
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -54,25 +47,13 @@ class StepReport:
                 'step': step,
                 'epoch': batch.epoch,
                 'batch': number,
-                'samples': list(samples),
+                batch.position_unit: list(samples),
                 'streams': batch.stream_counts(),
                 'rows': batch.to_json()['rows'],
             }
             for step, number, batch, samples in zip(self.steps, self.numbers, self.batches, self.ranges, strict=True)
         ]
         return {'skip': self.skip, 'batches': batches}
-
-
-def _shards(batch: BatchExplanation) -> dict[str, dict[str, int]]:
-    """The rows of each stream by its shards' files, without padding."""
-    columns = batch.columns()
-    files = columns.get('file', columns['shard'])
-    rows = zip(columns['stream'], columns['shard'], files, columns['is_padding'], strict=True)
-    counts = Counter((stream, shard, str(file)) for stream, shard, file, is_padding in rows if not is_padding)
-    found: dict[str, dict[str, int]] = {}
-    for (stream, _, file), count in sorted(counts.items()):
-        found.setdefault(stream, {})[file] = count
-    return found
 
 
 def explain_step(
@@ -120,6 +101,7 @@ def explain_batches(
     before: int = 0,
     after: int = 0,
     left_out: Sequence[tuple[int, int]] = (),
+    reads_data: bool = True,
 ) -> StepReport:
     """Explain batch k of a plan as a step of a run.
 
@@ -131,6 +113,8 @@ def explain_batches(
         before: batches before it to skip too.
         after: batches after it to skip too.
         left_out: more samples of the run to skip.
+        reads_data: with packing, whether to read and tokenise documents to name those of sequences that this process
+            did not pack lately. Without, the documents of such sequences are left out of the report.
 
     Raises:
         ConfigError: the batch is older than the loader's present mixture.
@@ -150,7 +134,7 @@ def explain_batches(
         step=step,
         steps=tuple(range(step - len(earlier), step - len(earlier) + len(around))),
         numbers=tuple(plan.batches_before + k for plan, k in around),
-        batches=tuple(loader.dataset.explain(*batch) for batch in around),
+        batches=tuple(loader.dataset.explain(*batch, reads_data=reads_data) for batch in around),
         ranges=ranges,
         skip=with_more(loader.dataset.skip, [*left_out, *whole]),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from headrace.order.topology import Topology
 
 __all__ = ['BatchExplanation']
+
+_NAMED_SHARDS = 4  # in a line of a summary; the rows name all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,8 +50,18 @@ class BatchExplanation:
     files: NDArray[np.str_] | None = None
     """The shard's file, where that is known."""
 
+    @property
+    def counted(self) -> str:
+        """The unit of `stream_counts`: 'samples'; with packing, 'tokens'."""
+        return 'samples'
+
+    @property
+    def position_unit(self) -> str:
+        """The unit of positions: 'samples'; with packing, 'sequences'."""
+        return 'samples'
+
     def stream_counts(self) -> dict[str, int]:
-        """Rows of each stream, padding left out."""
+        """Rows of each stream, padding left out; with packing, tokens."""
         counts = np.bincount(self.streams[~self.is_padding], minlength=len(self.stream_names))
         return dict(zip(self.stream_names, counts.tolist(), strict=True))
 
@@ -77,6 +90,22 @@ class BatchExplanation:
             columns['file'] = self.files
         columns |= {'shard_row': self.shard_rows, 'id': self.ids, 'is_padding': self.is_padding}
         return {name: column.tolist() for name, column in columns.items()}
+
+    def summary(self) -> list[str]:
+        """By stream, its rows without padding, and their shards' files, if they are few."""
+        columns = self.columns()
+        files = columns.get('file', columns['shard'])
+        rows = zip(columns['stream'], columns['shard'], files, columns['is_padding'], strict=True)
+        counts = Counter((stream, shard, str(file)) for stream, shard, file, is_padding in rows if not is_padding)
+        shards: dict[str, dict[str, int]] = {}
+        for (stream, _, file), count in sorted(counts.items()):
+            shards.setdefault(stream, {})[file] = count
+        lines: list[str] = []
+        for name, of_stream in shards.items():
+            named = ', '.join(f'{file} {count}' for file, count in of_stream.items())
+            where = f': {named}' if len(of_stream) <= _NAMED_SHARDS else f', of {len(of_stream)} shards'
+            lines.append(f'{name} {sum(of_stream.values())}{where}')
+        return lines
 
     def to_json(self) -> dict[str, Any]:
         """Plain types: the batch, and a list of its rows."""

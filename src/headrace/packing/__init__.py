@@ -7,12 +7,14 @@
 4. `run`: a `PackedRun` counts positions in sequences, and saves lane states in checkpoints.
 5. `reader`: workers read and tokenise chunks of documents. The training process packs them, and `rows` builds batches.
 6. `dataset`: a `StreamingDataLoader` reads a `PackedDataset` like any other. `exchange` shares lane states among ranks.
+7. `explanation`: the documents of a batch. `delivered` remembers the latest ones, and `replay` packs any others again.
 """
 
 from __future__ import annotations
 
 from headrace.packing.dataset import PackedDataset
-from headrace.packing.exchange import exchange_now_and_then
+from headrace.packing.exchange import exchange_now_and_then, gather_of_ranks
+from headrace.packing.explanation import PackedExplanation
 from headrace.packing.packer import DocumentCount
 from headrace.packing.rows import batch_of, flat_cu_seqlens
 from headrace.packing.settings import Packing
@@ -21,9 +23,11 @@ from headrace.packing.tokenizers import load_tokenizer
 __all__ = [
     'DocumentCount',
     'PackedDataset',
+    'PackedExplanation',
     'Packing',
     'batch_of',
     'exchange_now_and_then',
     'flat_cu_seqlens',
+    'gather_of_ranks',
     'load_tokenizer',
 ]

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from headrace.dataset import StreamingDataset
 from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig, Run, parse_skip
-from headrace.packing.packer import DocumentCount
+from headrace.packing.explanation import PackedExplanation, joined
+from headrace.packing.lanes import place_of
+from headrace.packing.packer import DocumentCount, first_sequence
 from headrace.packing.reader import PackedReader
+from headrace.packing.replay import pieces_of
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import fingerprint
@@ -18,6 +23,8 @@ from headrace.packing.tokenizers import fingerprint
 if TYPE_CHECKING:
     from headrace.dataset.reading.protocol import Collate, Pass
     from headrace.order import BatchExplanation, BatchPlan, SkipRange
+    from headrace.packing.delivered import PieceTable
+    from headrace.packing.lanes import Lanes
 
 __all__ = ['PackedDataset']
 
@@ -113,13 +120,74 @@ class PackedDataset(StreamingDataset):
         """Divisor of the bounds of `skip` ranges, in sequences: the number of lanes."""
         return self.run.lane_count or 1
 
-    def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
-        """The sequences of batch k of a plan, on all ranks. Their documents are known only after tokenising.
+    def explain(self, plan: BatchPlan, k: int, *, reads_data: bool = True) -> PackedExplanation:
+        """The documents of batch k of a plan, on all ranks.
+
+        This process knows the documents of its latest sequences. It reads and tokenises those of others: from the
+        lanes' states of a loaded checkpoint on, else from the beginning of the run.
+
+        Args:
+            plan: the plan.
+            k: the batch's number there.
+            reads_data: whether to read documents. If not, sequences with unknown documents have none.
 
         Raises:
             IndexError: there is no such batch.
+            OSError: a store cannot be reached, or refuses.
         """
-        return plan.explain(k)
+        sequences, lanes = plan.explain(k), self.run.lanes_for(plan.global_batch_size)
+        numbers = (sequences.positions + first_sequence(plan)).tolist()
+        known = lanes.delivered.of(numbers)
+        if reads_data:
+            own = zip(numbers, sequences.is_padding.tolist(), strict=True)
+            known |= self._read_pieces(
+                plan, lanes, {number for number, is_padding in own if not is_padding and number not in known}
+            )
+        return self._explanation(sequences, numbers, known, lanes.count)
+
+    def _read_pieces(self, plan: BatchPlan, lanes: Lanes, numbers: set[int]) -> dict[int, PieceTable]:
+        reader = PackedReader(self, plan, lanes)
+        # A pass under way has its own prefetch.
+        reader.prefetches = not self.progress.begun(rank=self.topology.rank)
+        try:
+            return pieces_of(self.packing, lanes, reader, numbers)
+        finally:
+            if reader.prefetches:
+                self.pool.pause()
+
+    def _explanation(
+        self, sequences: BatchExplanation, numbers: list[int], known: Mapping[int, PieceTable], lanes: int
+    ) -> PackedExplanation:
+        places, pieces, offsets = joined(sequences, numbers, known)
+        mixture, ids = self.run.documents.mixture, pieces[:, 0]
+        shards, rows = self.locate(ids)
+        names = [self.place(shard) for shard in shards.tolist()]
+        passes = [
+            place_of(numbers[place] % lanes, document, lanes, mixture.epoch_size)[0]
+            for place, document in zip(places.tolist(), pieces[:, 1].tolist(), strict=True)
+        ]
+        return PackedExplanation(
+            epoch=sequences.epoch,
+            number=sequences.number,
+            end=sequences.end,
+            stream_names=tuple(stream.name or '' for stream in self.streams),
+            topology=sequences.topology,
+            ranks=sequences.ranks[places],
+            rows=sequences.rows[places],
+            positions=sequences.positions[places],
+            ids=ids,
+            streams=mixture.streams_of(ids),
+            shards=np.array([number for _, number, _ in names], np.int64),
+            shard_rows=rows,
+            is_padding=np.zeros(len(ids), np.bool_),
+            files=np.array([file for _, _, file in names], np.str_),
+            passes=np.array(passes, np.int64),
+            begins=pieces[:, 2],
+            ends=pieces[:, 3],
+            offsets=offsets,
+            sequences=sequences,
+            is_known=sequences.is_padding | np.array([number in known for number in numbers]),
+        )
 
     def exchange_cuts(self, gather: Callable[[Any], Sequence[Any]]) -> None:
         """Share the lane states of all ranks, so that any rank's checkpoint holds them.
@@ -132,6 +200,18 @@ class PackedDataset(StreamingDataset):
                 ``torch.distributed.all_gather_object``. All ranks call it.
         """
         self.run.lanes.exchange(gather)
+
+    def share_documents(self, batches: Sequence[tuple[BatchPlan, int]], gather: Callable[[Any], Sequence[Any]]) -> None:
+        """Share the names of the documents of delivered batches, so that `explain` knows those of all ranks.
+
+        Args:
+            batches: plans, and batches' numbers there; the same on all ranks.
+            gather: as `exchange_cuts`'s. All ranks call it.
+        """
+        delivered = self.run.lanes.delivered
+        numbers = [plan.global_positions(k) + first_sequence(plan) for plan, k in batches]
+        for tables in gather(delivered.of(np.concatenate(numbers).tolist())):
+            delivered.update(tables)
 
     def read(
         self,

@@ -1,7 +1,8 @@
-"""Periodic exchange of lane states among ranks."""
+"""Exchange of lane states, and of documents' names, among ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from headrace.dataset import StreamingDataset
 from headrace.packing.dataset import PackedDataset
 
-__all__ = ['exchange_now_and_then']
+__all__ = ['exchange_now_and_then', 'gather_of_ranks']
 
 _EVERY = 256
 """Batches between two exchanges. A resumed run tokenises the documents of at most this many batches again."""
@@ -26,8 +27,14 @@ def exchange_now_and_then(dataset: StreamingDataset, batches: int) -> None:
     """
     if not isinstance(dataset, PackedDataset) or batches % _EVERY or dataset.topology.replicas == 1:
         return
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        dataset.exchange_cuts(_all_gather)
+    gather = gather_of_ranks()
+    if gather is not None:
+        dataset.exchange_cuts(gather)
+
+
+def gather_of_ranks() -> Callable[[Any], list[Any]] | None:
+    """A function that gives the values of all ranks through torch.distributed; None if that is not initialized."""
+    return _all_gather if torch.distributed.is_available() and torch.distributed.is_initialized() else None
 
 
 def _all_gather(own: Any) -> list[Any]:

@@ -26,6 +26,8 @@ class Document(NamedTuple):
     tokens: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32] | None = None
     """Targets, of the same length; None: the tokens."""
+    sample_id: int = -1
+    """Its global sample id."""
 
 
 class Piece(NamedTuple):
@@ -37,6 +39,8 @@ class Piece(NamedTuple):
     """Tokens of that document before it."""
     tokens: npt.NDArray[np.int32]
     labels: npt.NDArray[np.int32] | None
+    sample_id: int = -1
+    """Its document's global sample id."""
 
 
 class LaneState(NamedTuple):
@@ -230,9 +234,11 @@ def _tokens_of(*rows: Sequence[Piece]) -> int:
 
 def _piece(number: int, begin: int, end: int, document: Document) -> Piece:
     labels: Any = document.labels
-    return Piece(number, begin, document.tokens[begin:end], None if labels is None else labels[begin:end])
+    return Piece(
+        number, begin, document.tokens[begin:end], None if labels is None else labels[begin:end], document.sample_id
+    )
 
 
 def _part(piece: Piece, begin: int, end: int) -> Piece:
     labels = None if piece.labels is None else piece.labels[begin:end]
-    return Piece(piece.document, piece.begin + begin, piece.tokens[begin:end], labels)
+    return Piece(piece.document, piece.begin + begin, piece.tokens[begin:end], labels, piece.sample_id)

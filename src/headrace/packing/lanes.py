@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from headrace.errors import ResumeError
 from headrace.order.pinned import short
+from headrace.packing.delivered import DeliveredSequences
 from headrace.packing.lane import START, Lane, LaneState
 from headrace.packing.settings import Packing
 
@@ -47,6 +48,15 @@ class Lanes:
         """Sequences that a lane fills at a time, at most its documents in a pass."""
         self._known: dict[int, list[LaneState]] = {}
         self._live: dict[int, Lane] = {}
+        self.delivered = DeliveredSequences()
+        """The pieces of the latest sequences."""
+
+    def copy_at(self, row: int) -> Lanes:
+        """Lanes that can deliver sequences from `row` of the run on, and leave these alone."""
+        copied = Lanes(self._packing, self.count, self._documents)
+        for number in self._numbers():
+            copied._remember(number, self._latest_state(number, share(number, self.count, row)))
+        return copied
 
     def resume_at(self, lanes: Iterable[int], row: int) -> dict[int, Lane]:
         """Lanes that deliver their sequences from `row` of the run on."""

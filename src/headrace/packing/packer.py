@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.dataset.batch_keys.padding import marked
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import WorkerBatch
-from headrace.packing.lane import Document
+from headrace.packing.lane import Document, Piece
 from headrace.packing.rows import batch_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.packing.lanes import Lanes
     from headrace.packing.settings import Packing
 
-__all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer']
+__all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer', 'first_sequence']
 
 _MOST_DOCUMENTS = 512  # of a chunk
 _EAGERNESS = 1.5  # tokens received for each one delivered, while lanes are below their target
@@ -53,43 +53,43 @@ class Chunk(NamedTuple):
     labels: npt.NDArray[np.int32] | None
     lengths: npt.NDArray[np.int32]
     """int32[documents]."""
+    ids: npt.NDArray[np.int64]
+    """Global sample ids, int64[documents]."""
     bad: BadRows | None
     """bool[documents], True for an unreadable one, without tokens; None: all were read."""
 
     def documents(self) -> list[Document]:
         """One by one."""
         ends = np.cumsum(self.lengths)[:-1]
-        tokens = np.split(self.tokens, ends)
-        if self.labels is None:
-            return [Document(found) for found in tokens]
-        return [Document(*found) for found in zip(tokens, np.split(self.labels, ends), strict=True)]
+        tokens, ids = np.split(self.tokens, ends), self.ids.tolist()
+        labels = [None] * len(ids) if self.labels is None else np.split(self.labels, ends)
+        return [Document(*found) for found in zip(tokens, labels, ids, strict=True)]
 
 
 class Packer:
-    """Lanes of one rank in one pass: requests documents and delivers batches of sequences.
+    """Some lanes from one sequence of the run on: requests documents and delivers batches of sequences.
 
     Args:
-        plan: the batches of the pass.
+        row: the first sequence, counted through the run.
         packing: how documents are packed.
         lanes: all lanes of the run.
-        own: numbers of this rank's lanes.
+        own: numbers of the lanes, such as this rank's.
         count: called with the documents taken from each stream, by stream number.
     """
 
     def __init__(
         self,
-        plan: BatchPlan,
+        row: int,
         packing: Packing,
         lanes: Lanes,
-        own: range,
+        own: Collection[int],
         count: Callable[[Mapping[int, DocumentCount]], None],
     ) -> None:
-        self._plan = plan
         self._packing = packing
         self._add = count
-        self._first = plan.order.epoch * len(plan.order)  # first sequence of the epoch
-        self._row = row = self._first + plan.start
+        self._row = row
         self._count = lanes.count
+        self._delivered = lanes.delivered
         self._lanes = lanes.resume_at(own, row)
         self._window = lanes.window
         self._asked = {number: lane.received for number, lane in self._lanes.items()}
@@ -97,6 +97,7 @@ class Packer:
         self._documents, self._tokens = 1, packing.sequence_length // 4  # a first guess
         self._supplies = {number: self._supply(number) for number in self._lanes}
         self._enough = len(own) * packing.sequence_length * (lanes.window + 1)
+        self._received = 0  # tokens, for the batch under way
         self._left_out = 0  # unreadable documents since the last batch
 
     def keys(self) -> Iterator[ChunkKey]:
@@ -117,14 +118,15 @@ class Packer:
             self._supplies[number] = self._supply(number)
             yield ChunkKey(self._row, number, tuple(range(first, first + count)))
 
-    def batches(self, chunks: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
-        """The batches of the pass, from chunks in the order of `keys`."""
-        plan, packing = self._plan, self._packing
+    def batches(self, plan: BatchPlan, chunks: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
+        """The batches of a pass, from chunks in the order of `keys`."""
+        packing, first = self._packing, first_sequence(plan)
         for number in range(plan.num_batches):
-            numbers = plan.positions(number) + self._first
+            numbers = plan.positions(number) + first
             # A row that only pads the last batch belongs to another rank's lane; it has no tokens here.
             own = plan.own_samples(number)
-            rows = self._rows(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
+            rows = self.sequences(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
+            self._receive_ahead(len(numbers), chunks)
             batch = batch_of(rows, packing.sequence_length, packing.pad_token_id)
             if plan.remainder == 'exact':
                 batch = marked(batch, rows=len(rows), own_samples=own)
@@ -140,24 +142,29 @@ class Packer:
         windows = (lane.pending_tokens + coming) / lane.window_tokens
         return lane.rows_ahead + (int(windows) + windows / 1000) * self._window
 
-    def _rows(self, numbers: list[int], chunks: Iterator[WorkerBatch]) -> list[Any]:
-        """Sequences of the run, by their numbers."""
-        received, rows = 0, list[Any]()
+    def sequences(self, numbers: Sequence[int], chunks: Iterator[WorkerBatch]) -> list[list[Piece]]:
+        """Sequences of the run, by their rising numbers, from chunks in the order of `keys`."""
+        rows: list[list[Piece]] = []
+        self._received = 0
         for number in numbers:
             lane, row = self._lanes[number % self._count], number // self._count
             while not lane.has(row):
-                received += self._receive(next(chunks))
+                self._receive(next(chunks))
             rows.append(lane.take(row))
+            self._delivered.add(number, rows[-1])
             self._supplies[number % self._count] = self._supply(number % self._count)
-        wanted = _EAGERNESS * len(numbers) * self._packing.sequence_length
-        while received < wanted and self._tokens_ahead() < self._enough:
-            received += self._receive(next(chunks))
         return rows
+
+    def _receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
+        """Receive a little more than a batch needs, until lanes have enough."""
+        wanted = _EAGERNESS * rows * self._packing.sequence_length
+        while self._received < wanted and self._tokens_ahead() < self._enough:
+            self._receive(next(chunks))
 
     def _tokens_ahead(self) -> int:
         return sum(lane.tokens_ahead for lane in self._lanes.values())
 
-    def _receive(self, received: WorkerBatch) -> int:
+    def _receive(self, received: WorkerBatch) -> None:
         chunk: Chunk = received.batch
         tokens = len(chunk.tokens)
         self._lanes[chunk.key.lane].receive(chunk.key.numbers, chunk.documents())
@@ -174,4 +181,9 @@ class Packer:
                 for is_of in [received.streams == stream]
             }
         )
-        return tokens
+        self._received += tokens
+
+
+def first_sequence(plan: BatchPlan) -> int:
+    """The first sequence of a plan's epoch, counted through the run."""
+    return plan.order.epoch * len(plan.order)

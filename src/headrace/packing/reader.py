@@ -20,7 +20,7 @@ from headrace.dataset.statistics import WorkerBatch
 from headrace.notes import add_note
 from headrace.packing.lane import Document
 from headrace.packing.lanes import place_of
-from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer
+from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer, first_sequence
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import Encoder, encoder_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.order import BatchPlan, Order
+    from headrace.packing.lanes import Lanes
 
 __all__ = ['PackedReader']
 
@@ -59,14 +60,19 @@ class PackedReader(Reader[ChunkKey]):
     """Reads and tokenises chunks of documents by key, in workers or here, and packs them here.
 
     A chunk depends on its key alone, so any worker may read it. Lanes live in the iterating process.
+
+    Args:
+        source: the dataset.
+        plan: the batches of a pass.
+        lanes: the lanes whose documents are read; None: the run's.
     """
 
-    def __init__(self, source: PackedSource, plan: BatchPlan) -> None:
+    def __init__(self, source: PackedSource, plan: BatchPlan, lanes: Lanes | None = None) -> None:
         super().__init__(source, plan)
         self._packed = source
         self._documents_run = source.run.documents
         self._number_type = np.min_scalar_type(len(self._documents_run.mixture.streams) - 1)
-        lanes, topology = source.run.lanes, plan.topology
+        lanes, topology = lanes or source.run.lanes, plan.topology
         self._count = lanes.count  # for workers, which have no lanes
         first = topology.node + topology.nodes * topology.local_replica
         self._own = range(first, lanes.count, topology.replicas)
@@ -75,6 +81,8 @@ class PackedReader(Reader[ChunkKey]):
         self._orders: OrderedDict[int, Order] = OrderedDict()
         self._row: int | None = None
         self._blocks_from = 0
+        self.prefetches = True
+        """Whether to fetch shards ahead. Only one reader of a process may."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_encode': None, '_orders': OrderedDict(), '_row': None}
@@ -83,15 +91,17 @@ class PackedReader(Reader[ChunkKey]):
         """Begin a pass, in the process that iterates."""
         if not plan.num_batches:
             return Pass(self, iter(()))
-        packer = Packer(plan, self._packed.packing, self._packed.run.lanes, self._own, self._packed.count)
-        return Pass(self, packer.keys(), packer.batches)
+        row = first_sequence(plan) + plan.start
+        packer = Packer(row, self._packed.packing, self._packed.run.lanes, self._own, self._packed.count)
+        return Pass(self, packer.keys(), partial(packer.batches, plan))
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
         """Documents of one lane, tokenised."""
         if self._encode is None:
             self._begin_here()
         assert self._encode is not None
-        self._prefetch(key)
+        if self.prefetches:
+            self._prefetch(key)
         ids, epochs = self._ids_of([(key.lane, number) for number in key.numbers])
         values, bad = self._values(ids, epochs)
         try:
@@ -107,6 +117,7 @@ class PackedReader(Reader[ChunkKey]):
             np.concatenate([document.tokens for document in documents]),
             labels,
             np.array([len(document.tokens) for document in documents], np.int32),
+            ids,
             bad,
         )
         streams = self._documents_run.mixture.streams_of(ids).astype(self._number_type)

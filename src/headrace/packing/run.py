@@ -57,6 +57,10 @@ class PackedRun(Run):
         assert self._lanes is not None
         return self._lanes
 
+    def lanes_for(self, global_batch_size: int) -> Lanes:
+        """The lanes; before the first pass, those that a pass with such batches would make."""
+        return self._make_lanes(global_batch_size) if self._lanes is None else self._lanes
+
     @property
     def lane_count(self) -> int | None:
         """Number of lanes, if it is known."""
@@ -94,7 +98,7 @@ class PackedRun(Run):
                 f'was left and another one began. Go on from a checkpoint, or set `sequences_per_epoch`.'
             )
         plan = super().plan(epoch, start, batches)
-        lanes = self._make_lanes(batches.global_batch_size) if self._lanes is None else self._lanes
+        lanes = self.lanes_for(batches.global_batch_size)
         replicas = batches.topology.replicas
         if lanes.count % replicas:
             raise TopologyError(

@@ -1,0 +1,38 @@
+"""The documents of any sequences of a run, packed again from the nearest states of their lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from headrace.packing.packer import Packer
+
+if TYPE_CHECKING:
+    from headrace.packing.delivered import PieceTable
+    from headrace.packing.lanes import Lanes
+    from headrace.packing.reader import PackedReader
+    from headrace.packing.settings import Packing
+
+__all__ = ['pieces_of']
+
+
+def pieces_of(packing: Packing, lanes: Lanes, reader: PackedReader, numbers: Collection[int]) -> dict[int, PieceTable]:
+    """The pieces of sequences, by their numbers in the run.
+
+    The given lanes do not move. Documents are read and tokenised in this process, from each lane's latest state
+    before its sequence on.
+
+    Args:
+        packing: how documents are packed.
+        lanes: all lanes of the run.
+        reader: reads their documents.
+        numbers: of the sequences.
+    """
+    if not numbers:
+        return {}
+    wanted = sorted(numbers)
+    lanes = lanes.copy_at(wanted[0])
+    own = sorted({number % lanes.count for number in wanted})
+    packer = Packer(wanted[0], packing, lanes, own, lambda _: None)
+    packer.sequences(wanted, map(reader.__getitem__, packer.keys()))
+    return lanes.delivered.of(wanted)
