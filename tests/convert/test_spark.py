@@ -130,6 +130,18 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str, tmp_path: Path
     assert not (tmp_path / 'd').exists()
 
 
+def test_files_of_a_dataframe_are_not_deleted(tmp_path: Path) -> None:
+    path = tmp_path / 'a b' / 'rows.csv'
+    path.parent.mkdir()
+    path.write_text('1')
+    frame = frame_of(x=T.LongType())
+    frame.mapInArrow, frame.inputFiles = None, lambda: [path.as_uri(), 's3a://bucket/data/rows.csv']
+    for out in (str(path.parent), 's3://bucket/data', (str(tmp_path), 's3://bucket/out')):
+        with pytest.raises(ConfigError, match='would delete'):
+            dataframe_to_mds(frame, mds_kwargs={'out': out, 'exist_ok': True})
+    assert path.read_text() == '1'
+
+
 def test_mds_kwargs_are_not_changed(tmp_path: Path) -> None:
     kwargs = {'out': str(tmp_path / 'd')}
     with pytest.raises(AssertionError, match='no task'):

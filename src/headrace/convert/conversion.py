@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -20,11 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 from tqdm import tqdm
 
+from headrace.convert.apart import check_apart, check_keeps
 from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.inputs.choose import choose_inputs
 from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
@@ -38,11 +37,10 @@ from headrace.convert.tasks import Task, cut
 from headrace.errors import ConfigError, ConversionError
 from headrace.format import MDSEncoder, parse_index
 from headrace.redaction import logger_of
-from headrace.sources.source_store import has_glob
-from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, local_path, open_store
+from headrace.storage import ObjectInfo, Retry, Store, StoreOptions, open_store
 from headrace.storage.stores.local import LocalStore
 
-__all__ = ['check_apart', 'convert']
+__all__ = ['convert']
 
 _INDEX: Final = 'index.json'
 _VERSION: Final = 1
@@ -109,7 +107,8 @@ def convert(
         hashes: names of hashes to store in the index, sorted.
         size_limit: bytes of a shard before compression, as a number or text ('64mb'); None for a single shard.
         limit: number of rows to convert, from the first. With `function`: number of inputs.
-        exist_ok: whether to empty an `out` that holds something, or an unfinished conversion of another kind.
+        exist_ok: whether to empty an `out` that holds something, or an unfinished conversion of another kind. An `out`
+            that holds an input is refused.
         progress_bar: whether to show one.
         start_method: of processes: 'fork', 'spawn' or 'forkserver'. None: Python's default.
         allow_unsafe_types: whether columns may have an encoding that runs code when it is read.
@@ -161,33 +160,12 @@ def convert(
         retry=attempts,
     )
     store = open_store(job.out, job.options)
+    check_keeps(chosen.places(), store)
     with claimed(store):
         conversion = _Conversion(job, store, stream)
         conversion.begin(exist_ok=exist_ok)
         conversion.run(workers=workers, start_method=start_method, progress_bar=progress_bar)
         return conversion.finish(begin)
-
-
-def check_apart(source: object, out: str | Path) -> None:
-    """Refuse an output within its source, which a restart would list; or around it, which `exist_ok` would delete."""
-    if not isinstance(source, str | os.PathLike):
-        return
-    places = [f'{_absolute(place)}/' for place in (cast('str', source), out)]
-    # A file that a glob chooses may lie in `out`, as that of 'data-*/rows.csv' does in 'data-1'.
-    pattern = places[0].rstrip('/')
-    # Path.glob refuses some patterns.
-    chosen = glob.iglob(pattern, recursive=True) if pattern[:1] == '/' and has_glob(pattern) else ()  # noqa: PTH207
-    is_around = any(os.path.realpath(path).startswith(places[1]) for path in chosen)
-    if is_around or places[0].startswith(places[1]) or places[1].startswith(places[0]):
-        raise ConfigError(
-            f'`out` of convert lies beside its source, but {str(out)!r} and {os.fspath(source)!r} lie in one another. '
-            f'Choose another `out`.'
-        )
-
-
-def _absolute(place: str | os.PathLike[str]) -> str:
-    path = local_path(place)
-    return os.fspath(place).rstrip('/') if path is None else os.path.realpath(path)
 
 
 def _encodings(inputs: Inputs, columns: Mapping[str, str] | Sequence[str] | None) -> dict[str, str]:

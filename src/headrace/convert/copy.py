@@ -14,6 +14,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
+from headrace.convert.apart import lies_in
 from headrace.convert.stored_dataset import (
     INDEX,
     PATIENT,
@@ -87,6 +88,7 @@ def copy_dataset(
         progress: called with the bytes that are there, and with those of the whole dataset.
 
     Raises:
+        ConfigError: the source lies within the destination, which is to be replaced; or an argument breaks a rule.
         FileExistsError: the destination has another dataset, or files with names of this one.
         FileNotFoundError: the source has no index, or lacks a file.
         FormatError: a file of the source is not what its index says, or the dataset changed meanwhile.
@@ -94,6 +96,11 @@ def copy_dataset(
     """
     if jobs < 1:
         raise ConfigError(f'`jobs` must be a number of concurrent files from 1, but is {jobs}.')
+    if overwrite and lies_in(source, destination) and not lies_in(destination, source):
+        raise ConfigError(
+            f'`overwrite` (--overwrite) would delete the source {os.fspath(source)}, since it lies within the '
+            f'destination {os.fspath(destination)}. Choose another destination.'
+        )
     dataset = open_stored(source, source_options)
     copy = _Copy(dataset, open_store(destination, options), overwrite=overwrite, progress=progress)
     copy.run(jobs)

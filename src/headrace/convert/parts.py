@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from headrace.convert.apart import check_keeps
 from headrace.dataset.writing.claim import FolderClaim, StoreClaim, WriterMark, part_name, read_mark, reclaim_parts
 from headrace.dataset.writing.formats import MDSWriter
 from headrace.dataset.writing.place import StorePlace
@@ -204,6 +205,16 @@ class PartedDataset:
         self._claim: FolderClaim | None = None
         self._store_claim: StoreClaim | None = None
         self._has_sent_index = False
+
+    def check_keeps(self, places: Sequence[str]) -> None:
+        """Refuse an `out` that holds files at these paths and URLs, which `exist_ok` would delete.
+
+        Raises:
+            ConfigError: it does.
+        """
+        for store in (self._store, None if self.folder is None else LocalStore(self.folder)):
+            if store is not None:
+                check_keeps(places, store)
 
     def begin(self) -> PartWriter:
         """Claim `out`, and remove the leftovers of a killed conversion.

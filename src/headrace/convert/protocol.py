@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable, Mapping
 
 __all__ = ['BadRow', 'Inputs', 'Sizes']
@@ -81,6 +82,13 @@ class Inputs(Protocol):
 
     def name(self, number: int) -> str:
         """An input as its owner knows it: a path, a URL, a row. For messages."""
+        ...
+
+    def places(self) -> Iterable[str | os.PathLike[str]]:
+        """Paths and URLs that are read, as far as they are known. An output must hold none of them.
+
+        Texts may be among them that are no paths.
+        """
         ...
 
     def digest(self, begin: int, end: int) -> str | None:

@@ -18,13 +18,14 @@ from typing import Any, BinaryIO, Final, Literal, cast, get_args
 
 import numpy as np
 
+from headrace.convert.apart import lies_in
 from headrace.convert.stored_dataset import PATIENT, StoredDataset, open_stored, raw_files, with_stored_values
 from headrace.dataset.writing.formats import MDSWriter
 from headrace.dataset.writing.writer import Out, Writer
 from headrace.errors import ConfigError
 from headrace.format import ShardInfo, bytes_to_int, mds_encode, open_shard
 from headrace.redaction import without_credentials
-from headrace.storage import StoreOptions, local_path, open_store
+from headrace.storage import StoreOptions, open_store
 
 __all__ = ['ReshardOrder', 'ReshardReport', 'reshard']
 
@@ -140,15 +141,9 @@ def reshard(
 
 def _refuse_own_source(source: str, out: Out) -> None:
     """Refuse an output that would be emptied with the source in it."""
-    for each in out if isinstance(out, tuple) else (out,):
-        place = os.fspath(each)
-        inner, outer = local_path(source), local_path(place)
-        if (inner is None) != (outer is None):
-            continue
-        inner = source if inner is None else os.path.realpath(inner)
-        outer = place if outer is None else os.path.realpath(outer)
-        if f'{inner.rstrip("/")}/'.startswith(f'{outer.rstrip("/")}/'):
-            raise ConfigError(f'`out` must be another place than the source {source}, but is {place}.')
+    for place in out if isinstance(out, tuple) else (out,):
+        if lies_in(source, place):
+            raise ConfigError(f'`out` must be another place than the source {source}, but is {os.fspath(place)}.')
 
 
 def _encodings(dataset: StoredDataset, columns: Sequence[str] | None) -> dict[str, str]:

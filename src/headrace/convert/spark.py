@@ -58,7 +58,8 @@ def dataframe_to_mds(
         The folder and the URL of the dataset, each '' if there is none; and the number of samples that were left out.
 
     Raises:
-        ConfigError: an argument breaks a rule, a column has no encoding, or there are no samples.
+        ConfigError: an argument breaks a rule, a column has no encoding, there are no samples, or `exist_ok` would
+            delete files of the DataFrame.
         FileExistsError: `out` holds something, and `exist_ok` is not set; or another writer writes to it.
         MissingDependencyError: pyspark, pyarrow or pandas is not installed.
         pyspark.errors.PySparkException: a task failed. All parts are deleted.
@@ -74,6 +75,8 @@ def dataframe_to_mds(
             logger.info('The columns of the dataset, by the schema of the DataFrame: %s', columns)
     kwargs.setdefault('compression', 'zstd')
     dataset = PartedDataset(out, cast('Mapping[str, str]', columns), kwargs, skip_bad=on_bad_sample == 'skip')
+    if kwargs.get('exist_ok'):
+        dataset.check_keeps(dataframe.inputFiles())
     writer = dataset.begin()
     try:
         if udf_iterable is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.sources.protocol import SourceFormat
     from headrace.storage import StoreOptions
 
-__all__ = ['SourceStore', 'has_glob']
+__all__ = ['SourceStore', 'glob_pattern', 'has_glob', 'split_glob']
 
 _MAGIC = re.compile(r'[*?\[]')
 
@@ -37,7 +37,7 @@ def has_glob(url: str | None) -> bool:
     return bool(split_url(url)[0]) or not Path(url).exists()
 
 
-def _split_glob(url: str) -> tuple[str, str]:
+def split_glob(url: str) -> tuple[str, str]:
     """The folder of a URL, and the glob of names in it; '' for all."""
     if not has_glob(url):
         return url, ''
@@ -46,7 +46,7 @@ def _split_glob(url: str) -> tuple[str, str]:
     return '/'.join(parts[:first]) or ('/' if url.startswith('/') else '.'), '/'.join(parts[first:])
 
 
-def _pattern(glob: str) -> re.Pattern[str]:
+def glob_pattern(glob: str) -> re.Pattern[str]:
     """The regular expression of a glob: ``*`` and ``?`` stay in one folder, ``**`` spans any."""
     text, at = '', 0
     while at < len(glob):
@@ -90,7 +90,7 @@ class SourceStore:
             columns: the columns to read; None: all.
             allow_unsafe_types: whether columns may run code when they are read.
         """
-        root, self._glob = _split_glob(remote)
+        root, self._glob = split_glob(remote)
         self._store = open_store(root, options)
         # As a store of the same place has it: a cache folder names its origin so.
         below = [part for part in (self._glob, split) if part]
@@ -98,6 +98,11 @@ class SourceStore:
         self.index: SourceIndex | None = None
         self._split, self._format, self._columns = split, format_name, columns
         self._allow_unsafe_types = allow_unsafe_types
+
+    @property
+    def root_url(self) -> str:
+        """The URL to which keys of objects are relative."""
+        return self._store.url.rstrip('/')
 
     @property
     def index_name(self) -> str:
@@ -115,7 +120,7 @@ class SourceStore:
         prefix = '' if self._glob else f'{self._split}/' if self._split else ''
         listed = list(self._store.list(prefix)) or list(self._store.list(''))
         if self._glob:
-            pattern = _pattern(self._glob)
+            pattern = glob_pattern(self._glob)
             listed = [info for info in listed if pattern.fullmatch(info.key)]
         found = find_format(listed) if self._format is None else format_of(self._format)
         if found is None:

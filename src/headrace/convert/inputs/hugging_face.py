@@ -59,6 +59,14 @@ class HuggingFaceInputs:
         """Rows and features."""
         return {'rows': self.rows, 'columns': str(self._schema.remove_metadata())}
 
+    def places(self) -> Iterator[str]:
+        """The Arrow files, and files that columns of images or audio name."""
+        yield from (file['filename'] for file in self._data.cache_files)
+        for name, feature in self._data.features.items():
+            if hasattr(feature, 'embed_storage'):
+                for chunk in self._data.data.column(name).chunks:
+                    yield from filter(None, chunk.field('path').to_pylist())
+
     def digest(self, begin: int, end: int) -> str | None:
         """None: nobody can tell whether rows are the same again."""
         del begin, end

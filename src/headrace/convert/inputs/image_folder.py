@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,6 +142,10 @@ class ImageFolder:
     def identity(self) -> Mapping[str, object]:
         """The root."""
         return {'url': self._store.url}
+
+    def places(self) -> Iterator[str]:
+        """The images."""
+        return (f'{self._store.url.rstrip("/")}/{key}' for key in self._keys)
 
     def digest(self, begin: int, end: int) -> str:
         """Of names, labels, sizes and versions."""

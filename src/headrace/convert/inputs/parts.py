@@ -109,6 +109,10 @@ class PartInputs:
         part, first = self._index.source.parts[number], self._first_row[number]
         return f'{part.key} of {self._store.url}, rows {first} to {first + part.rows - 1}'
 
+    def places(self) -> Iterator[str]:
+        """The objects."""
+        return (f'{self._store.root_url}/{key}' for key in self._index.objects)
+
     def digest(self, begin: int, end: int) -> str:
         """Of the parts, and of sizes and versions of their objects."""
         listing: list[Any] = []

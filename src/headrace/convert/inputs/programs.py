@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 import xxhash
 
+from headrace.convert.apart import Place, places_in
 from headrace.convert.inputs.samples import ENOUGH, to_sample
 from headrace.convert.protocol import Sizes
 from headrace.convert.tasks import Task
@@ -21,6 +22,8 @@ __all__ = ['FunctionInputs', 'IterableSamples', 'RowInputs', 'RowSequence', 'mea
 
 _MEASURED: Final = 16
 """Rows that are read to estimate the size of all."""
+_SUBSETS: Final = 4
+"""Subsets of subsets through which the root of a dataset is looked for."""
 
 
 class RowSequence(Protocol):
@@ -54,6 +57,10 @@ class FunctionInputs:
     def identity(self) -> Mapping[str, object]:
         """The function's name."""
         return {'function': getattr(self._function, '__qualname__', type(self._function).__qualname__)}
+
+    def places(self) -> Iterator[Place]:
+        """All texts and paths in them."""
+        return places_in(self._inputs)
 
     def digest(self, begin: int, end: int) -> str | None:
         """Of JSON or paths; None for other inputs, whose text differs from process to process."""
@@ -126,6 +133,15 @@ class RowInputs:
         """The type."""
         return {'type': type(self._data).__name__}
 
+    def places(self) -> Iterator[Place]:
+        """All texts and paths in rows in memory; else the root of a dataset of torchvision."""
+        if isinstance(self._data, list | tuple):
+            return places_in(cast('object', self._data))
+        data: Any = self._data
+        for _ in range(_SUBSETS):
+            data = getattr(data, 'dataset', data)
+        return places_in(getattr(data, 'root', None))
+
     def digest(self, begin: int, end: int) -> str | None:
         """None: nobody can tell whether rows are the same again."""
         del begin, end
@@ -192,6 +208,10 @@ class IterableSamples:
     def first(self) -> RowInputs:
         """The first samples."""
         return RowInputs(self._first, names=self._names, rows=len(self._first), label='sample')
+
+    def places(self) -> Iterator[Place]:
+        """Texts and paths in the first samples."""
+        return self.first.places()
 
     def tasks(self, size: int | None) -> Iterator[Task]:
         """Tasks with samples of about ``size`` bytes each, or one with all, as they come.

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from headrace.convert.conversion import check_apart, convert
+from headrace.convert.apart import check_apart
+from headrace.convert.conversion import convert
 from headrace.convert.inputs.records import RecordInputs
 from headrace.convert.record import InputError, get_bytes
 from headrace.convert.report import ConversionReport
