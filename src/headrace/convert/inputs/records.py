@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from headrace.convert.apart import Place, places_in
 from headrace.convert.protocol import BadRow, Sizes
 
 __all__ = ['RecordInputs']
@@ -96,6 +97,10 @@ class RecordInputs(Generic[T]):
     def name(self, number: int) -> str:
         """The record's label."""
         return self._label(self._records[number])
+
+    def places(self) -> Iterator[Place]:
+        """The folder, as `identity` tells it."""
+        return places_in(self.identity)
 
     def digest(self, begin: int, end: int) -> str:
         """Of the records' JSON."""
