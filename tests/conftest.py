@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from example_counts import USUAL
 from headrace import MDSWriter, redaction
 from headrace.storage import resolve
 
@@ -25,7 +26,7 @@ SHARED = REPOSITORY.parent / 'shared'
 # How long an example takes says something about the machine, which may be busy, and nothing about the code.
 # The examples are the same in each run, so that a change fails by what it does; `make test-all` looks for new ones.
 settings.register_profile(
-    'headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40, derandomize=True
+    'headrace', deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=USUAL, derandomize=True
 )
 settings.register_profile('few', settings.get_profile('headrace'), max_examples=15)
 settings.register_profile('many', settings.get_profile('headrace'), max_examples=300, derandomize=False)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_store import ObjectStore
 
+from example_counts import scaled
 from headrace import LocalDataset
 from headrace.convert.parts import PartedDataset, PartWriter, WrittenPart
 from headrace.errors import ConfigError, StorageError
@@ -91,7 +92,7 @@ schedules = st.lists(st.tuples(st.integers(0, 40), fates), min_size=1, max_size=
 )
 
 
-@settings(max_examples=20)
+@settings(max_examples=scaled(20))
 @given(schedules, st.booleans())
 def test_each_task_counts_once_and_nothing_is_left_over(
     tmp_path_factory: pytest.TempPathFactory, schedule: list[tuple[int, list[str]]], has_remote: bool

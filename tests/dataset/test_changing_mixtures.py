@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, StreamError, TopologyError
 from headrace.testing.oracle import World, check_resume, walk
@@ -275,14 +276,14 @@ def change_a_random_mixture(loaders, weights, later, ranks, at, stratified) -> N
 
 
 @pytest.mark.once
-@settings(max_examples=3)
+@settings(max_examples=scaled(3))
 @given(**MIXTURES)
 def test_a_few_random_mixtures_change_and_resume_exactly(loaders, **mixture) -> None:
     change_a_random_mixture(loaders, **mixture)
 
 
 @pytest.mark.slow
-@settings(max_examples=50)
+@settings(max_examples=scaled(50))
 @given(**MIXTURES)
 def test_random_mixtures_change_and_resume_exactly(loaders, **mixture) -> None:
     change_a_random_mixture(loaders, **mixture)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace.format import Encoding, JSONEncoder, MDSEncoder, XSVEncoder
 from headrace.format.encodings.encoding import ENCODINGS
 
@@ -83,7 +84,7 @@ def batches(draw: Any) -> tuple[dict[str, str], list[tuple[dict[str, Any], list[
     return schema, found
 
 
-@settings(max_examples=250)
+@settings(max_examples=scaled(250))
 @given(batches(), st.none() | st.integers(1, 900), st.lists(st.booleans(), min_size=4, max_size=4))
 def test_batches_and_samples_make_the_same_shards(made: Any, size_limit: int | None, alone: list[bool]) -> None:
     schema, found = made
@@ -97,7 +98,7 @@ def test_batches_and_samples_make_the_same_shards(made: Any, size_limit: int | N
     assert ours + batched.finish() == theirs + single.finish()
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(
     st.lists(st.tuples(st.integers(), TEXTS.map(lambda text: ''.join(filter(str.isalnum, text))), st.floats())),
     st.sampled_from(['json', 'csv', 'xsv']),

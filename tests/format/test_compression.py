@@ -16,6 +16,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace.errors import ConfigError, ShardError
 from headrace.format import compression
 from headrace.format.compression import (
@@ -124,7 +125,7 @@ def test_files_of_another_algorithm_are_refused(algorithm: str, other: str, tmp_
             unpack(tmp_path, algorithm, compress(other, DATA), len(DATA))
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     algorithm=st.sampled_from(ALGORITHMS),
     at=st.integers(0, 10_000),

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError
 from headrace.format import JSONEncoder, MDSEncoder, XSVEncoder, dump_index, parse_index
 from headrace.format import index as index_module
@@ -389,7 +390,7 @@ leaves = (
 values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=3), v, max_size=3))
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(st.data())
 def test_a_changed_index_is_read_or_refused(data: st.DataObject) -> None:
     entry = copy.deepcopy(data.draw(st.sampled_from([mds_entry(), csv_entry()])))
@@ -407,7 +408,7 @@ def test_a_changed_index_is_read_or_refused(data: st.DataObject) -> None:
     assert sum(shard.samples for shard in shards) <= 1000
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(st.integers(0, 10_000), st.binary(min_size=1, max_size=3))
 def test_a_damaged_index_is_read_or_refused(at: int, damage: bytes) -> None:
     data = bytearray(index(mds_entry(), csv_entry(1)))

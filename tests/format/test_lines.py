@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace.errors import ConfigError, FormatError, ShardError
 from headrace.format import JSONEncoder, XSVEncoder, dump_index, jsonl, open_shard, parse_index, xsv
 
@@ -38,7 +39,7 @@ def slow_line(kind: str, sample: dict[str, Any], newline: str) -> bytes:
     return (separator.join(str(sample[name]) for name in sorted(sample)) + newline).encode()
 
 
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 @given(
     st.sampled_from(['json', 'csv', 'tsv', 'xsv']),
     st.lists(rows),
@@ -74,7 +75,7 @@ def test_shards_are_what_the_format_says(kind: str, samples: list[Any], newline:
     assert not rest
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(st.sampled_from(['json', 'csv', 'tsv', 'xsv']), st.lists(rows, min_size=1), st.data())
 def test_damaged_shards_are_read_or_refused(kind: str, samples: list[Any], data: st.DataObject) -> None:
     (shard,) = encode(kind, samples, size_limit=None)

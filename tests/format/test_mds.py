@@ -15,6 +15,7 @@ from format_golden import neutral
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace.errors import ConfigError, HeadraceError, ShardError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, mds_decode, mds_encode, open_shard, parse_index
 from headrace.format.encodings import get_mds_encoded_size
@@ -94,7 +95,7 @@ def batch_row(columns: dict[str, str], batch: Any, row: int) -> Any:
     return forms({name: int(v) if columns[name] == 'int' else v for name, v in values.items()})
 
 
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 @given(datasets(), st.none() | st.integers(1, 2000))
 def test_shards_are_what_the_format_says(dataset: Any, size_limit: int | None) -> None:
     columns, samples = dataset
@@ -114,7 +115,7 @@ def test_shards_are_what_the_format_says(dataset: Any, size_limit: int | None) -
     assert not rest
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(datasets(min_size=1), st.data())
 def test_samples_and_batches_are_what_was_written(dataset: Any, data: st.DataObject) -> None:
     columns, samples = dataset
@@ -138,7 +139,7 @@ def test_samples_and_batches_are_what_was_written(dataset: Any, data: st.DataObj
             assert batch_row(some, part, out) == {name: wanted[row][name] for name in some}
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(datasets(min_size=1), st.data())
 def test_damaged_shards_are_read_or_refused(dataset: Any, data: st.DataObject) -> None:
     columns, samples = dataset
@@ -172,7 +173,7 @@ def test_damaged_shards_are_read_or_refused(dataset: Any, data: st.DataObject) -
                 assert batch_row(columns, batch, i) == forms(reader.sample(i))
 
 
-@settings(max_examples=50)
+@settings(max_examples=scaled(50))
 @given(datasets(min_size=1), st.integers(-200, 200))
 def test_a_file_of_another_length_is_refused(dataset: Any, change: int) -> None:
     info, shard = one_shard(*dataset)

@@ -12,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from indexes import dumped, entries, layouts, outcome, parsed
 
+from example_counts import scaled
 from headrace.format import JoinedShards, ShardTable, index, parse_index
 from headrace.format import fast_path as stencil
 
@@ -37,7 +38,7 @@ def numbered(count: int, **change: Any) -> list[dict[str, Any]]:
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(entries(), layouts(), st.booleans())
 def test_a_table_is_what_the_json_says(shards: list[dict[str, Any]], layout: dict[str, Any], quick: bool) -> None:
     try:
@@ -59,7 +60,7 @@ def test_a_table_is_what_the_json_says(shards: list[dict[str, Any]], layout: dic
     assert table.find('absent') is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 @given(entries(min_size=3), st.randoms(use_true_random=False), st.integers(1, 3))
 def test_a_damaged_index_is_read_or_refused_alike(shards: list[dict[str, Any]], random: Any, times: int) -> None:
     data = bytearray(dumped(shards))

@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from indexes import dumped, entries, parsed
 
+from example_counts import scaled
 from headrace.format import IndexKey, ShardTable, dump_index, pack_table, read_packed_key, table_bytes, unpack_table
 
 KEY = IndexKey(bytes(range(16)), 12345, '0123456789abcdef')
@@ -54,7 +55,7 @@ def forged(data: bytes) -> bytes:
     return data[:16] + xxhash.xxh3_128_digest(data[32:]) + data[32:]
 
 
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 @given(entries(min_size=1))
 def test_there_and_back(shards: list[dict[str, Any]]) -> None:
     table = table_of(shards)
@@ -101,7 +102,7 @@ def damaged(data: st.DataObject) -> bytes:
     return forged(bytes(forgery))
 
 
-@settings(max_examples=500)
+@settings(max_examples=scaled(500))
 @given(st.data())
 def test_a_forged_file_says_no_more_than_an_index_could(data: st.DataObject) -> None:
     table = unpacked(damaged(data))

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from selectable import columns_of, write_json, write_mds
 
+from example_counts import scaled
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology, Where
 from headrace.errors import CacheError, DiskFullError, EmptyDatasetError, ResumeError, StreamError
 from headrace.selection import bitmap_file
@@ -87,7 +88,7 @@ def some_ranges(draw: st.DrawFn) -> list[list[int | None]] | None:
     return draw(st.sampled_from([None, pairs]))
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=scaled(40), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(
     some_ranges(),
     st.sampled_from([None, (0, 0.5), (0.5, 1), ('1/3', '2/3'), (0.05, 1)]),
@@ -115,7 +116,7 @@ def test_what_each_keeps_is_intersected(data: Path, subset: Any, fraction: Any, 
     assert sorted(int(sample['id']) for sample in shuffled) == expected
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=scaled(25), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.floats(0.01, 0.99), st.integers(0, 2**40))
 def test_train_and_val_share_nothing_and_leave_nothing_out(data: Path, edge: float, seed: int) -> None:
     try:

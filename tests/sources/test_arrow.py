@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from source_cases import MemoryStore, index, part_bytes, rows
 
+from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import arrow
 
@@ -285,7 +286,7 @@ def check_damaged(seed: int, edits: list[tuple[int, bytes]], end: int) -> None:
 
 
 @given(st.integers(0, 3), changes, st.just(0) | st.integers(0, 2000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_any_damage_is_an_error_of_ours(seed, edits, end):
     check_damaged(seed, edits, end)
 

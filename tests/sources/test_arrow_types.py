@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace.errors import FormatError, ShardError, StreamError
 from headrace.format import mds_decode, mds_encode
 from headrace.sources.arrow_types import arrow_columns, to_columns
@@ -118,7 +119,7 @@ def test_a_null_that_nobody_told_of_is_an_error_with_its_row(name: str) -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1), min_size=1), st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=scaled(30), deadline=None)
 def test_slices_of_lists_are_as_python_cuts_them(rows: list[list[int]], data: st.DataObject) -> None:
     begin = data.draw(st.integers(0, len(rows) - 1))
     array = pa.array(rows, pa.large_list(pa.int16())).slice(begin)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from source_cases import MemoryStore, index, part_bytes, rows
 
+from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import litdata as source_format
 from headrace.sources.litdata_json import parse_nested
@@ -313,7 +314,7 @@ nested = st.recursive(
 
 
 @given(nested)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_nested_values(value):
     serializers = pytest.importorskip('litdata.streaming.serializers')
     data, _ = serializers.JsonSerializer().serialize(serializers.JsonLeaf(value))
@@ -321,7 +322,7 @@ def test_nested_values(value):
 
 
 @given(nested, st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=4), st.integers(0, 20))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_damaged_nested_values(value, edits, end):
     serializers = pytest.importorskip('litdata.streaming.serializers')
     data = bytearray(serializers.JsonSerializer().serialize(serializers.JsonLeaf(value))[0])
@@ -362,7 +363,7 @@ def check_damaged(objects: dict[str, bytes], edits: list[tuple[int, bytes]], end
 
 
 @given(st.integers(0, 5), changes, st.just(0) | st.integers(0, 400), st.booleans())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_any_damage_is_an_error_of_ours(seeds, seed, edits, end, in_index):
     check_damaged(seeds[seed], edits, end, in_index)
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, StreamError
 from headrace.sources import parquet
 from headrace.sources.parquet_footers import read_footers
@@ -223,7 +224,7 @@ def good() -> bytes:
 
 
 @given(data=st.data())
-@settings(max_examples=80, print_blob=False)
+@settings(max_examples=scaled(80), print_blob=False)
 def test_damaged_files_raise_only_our_errors(
     tmp_path_factory: pytest.TempPathFactory, good: bytes, data: st.DataObject
 ) -> None:
@@ -249,7 +250,7 @@ def test_damaged_files_raise_only_our_errors(
 
 
 @given(data=st.data())
-@settings(max_examples=50)
+@settings(max_examples=scaled(50))
 def test_a_damaged_index_is_an_error(
     good: bytes, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from source_cases import MemoryStore, index, part_bytes, rows
 
+from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources.lines import CSV, JSONL, TSV
 
@@ -228,7 +229,7 @@ json_values = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.sampled_from('abc'), json_values, min_size=1), min_size=1, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_any_objects(values):
     objects = {'a.jsonl': ''.join(json.dumps(value) + '\n' for value in values).encode()}
     keys = {key for value in values for key in value}
@@ -239,7 +240,7 @@ fields = st.text(st.characters(exclude_categories=['Cs'], exclude_characters='\0
 
 
 @given(st.lists(st.tuples(fields, fields), min_size=1, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_any_rows(values):
     objects = {'a.csv': table(['a', 'b'], [list(value) for value in values], quoting=csv.QUOTE_ALL)}
     source = index(CSV, objects)
@@ -275,7 +276,7 @@ def check_damaged(name: str, edits: list[tuple[int, bytes]], end: int) -> None:
 
 
 @given(st.sampled_from(sorted(SEEDS)), changes, st.just(0) | st.integers(0, 100))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=scaled(100), deadline=None)
 def test_any_damage_is_an_error_of_ours(name, edits, end):
     check_damaged(name, edits, end)
 

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from source_cases import MemoryStore, index, part_bytes, rows
 
+from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
 from headrace.sources import tar
 from headrace.sources.windows import unpack
@@ -313,7 +314,7 @@ def check_damaged(seed: int, edits: list[tuple[int, bytes]], end: int, mend: boo
 
 
 @given(st.integers(0, 2), changes, st.integers(0, 3000), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=scaled(200), deadline=None)
 def test_any_damage_is_an_error_of_ours(seed, edits, end, mend):
     check_damaged(seed, edits, end, mend)
 

@@ -20,6 +20,7 @@ from shards import cache_of, disk_use, make_remote, names
 from together import run_alone
 
 from descriptors import open_descriptors
+from example_counts import scaled
 from headrace.storage.cache import disk_usage
 from headrace.testing.stores import CountingStore
 
@@ -161,6 +162,6 @@ class RememberingCacheMachine(CacheMachine):
 @pytest.mark.parametrize('machine', [CacheMachine, RememberingCacheMachine])
 def test_a_cache_does_what_the_model_says(machine):
     steps = settings(
-        max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+        max_examples=scaled(60), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
     )
     run_alone(lambda: run_state_machine_as_test(machine, settings=steps), timeout=300)

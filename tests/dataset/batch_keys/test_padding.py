@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from example_counts import scaled
 from headrace import PADDING, MDSWriter, StreamingDataLoader, StreamingDataset, Topology, without_padding
 from headrace.dataset.batch_keys.padding import marked
 from headrace.errors import ConfigError
@@ -88,7 +89,7 @@ def test_the_oracle_sees_equal_ranks(folder: str) -> None:
     assert (step.rows, len(step.ids), step.state['sample_in_epoch']) == (32, 2, 2)
 
 
-@settings(max_examples=60)
+@settings(max_examples=scaled(60))
 @given(
     st.sampled_from([(1, 1, 1), (2, 1, 1), (3, 1, 1), (4, 2, 1), (6, 3, 2), (8, 2, 4), (16, 4, 1), (30, 5, 2)]),
     st.integers(1, 120),
@@ -103,7 +104,7 @@ def test_every_sample_counts_once_whatever_the_sizes(
     assert Counter(counted(loaders)) == Counter(expected)
 
 
-@settings(max_examples=40)
+@settings(max_examples=scaled(40))
 @given(
     st.sampled_from([(1, 1, 1), (2, 1, 1), (4, 2, 1), (8, 2, 4)]),
     st.sampled_from([(1, 1, 1), (3, 3, 1), (6, 3, 2), (8, 2, 2)]),

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from example_counts import scaled
 from headrace.errors import AccessDeniedError, ChecksumError, TransferError
 from headrace.storage import CacheStats, Retry, download
 from headrace.storage.stores.local import LocalStore
@@ -121,7 +122,7 @@ class TestRanges:
         assert fetch(store, size=size) == DATA[:size]
         assert store.asked == [(0, None, None)]
 
-    @settings(deadline=None, max_examples=50)
+    @settings(deadline=None, max_examples=scaled(50))
     @given(faults=st.lists(st.sampled_from([None, 'broken', 'busy']), max_size=40))
     def test_whatever_breaks_what_comes_is_right(self, tmp_path_factory, faults):
         folder = tmp_path_factory.mktemp('ranges')
