@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import headrace
-from headrace.cli import convert, convert_config, cp, demo, explain, inspect, merge, reshard, run, skip, verify
+from headrace.cli import config, convert, convert_config, cp, demo, explain, inspect, merge, reshard, run, skip, verify
 from headrace.cli.originals import ORIGINALS, OriginalCommand
 from headrace.display import printable
 from headrace.errors import HeadraceError
@@ -38,6 +38,7 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, Command] = {
+    'config': config,
     'convert': convert,
     'convert-config': convert_config,
     'cp': cp,
