@@ -9,10 +9,27 @@ import sys
 from importlib.metadata import metadata, version
 from pathlib import Path
 
+import pytest
+
 import headrace
 from optional_modules import OTHER_NAMES, REPOSITORY, SOURCES, optional_modules
 
 ARCHITECTURE = (REPOSITORY / 'docs' / 'architecture.md').read_text()
+
+# Modules that a run of shards in the native order never uses; each would delay its start by milliseconds.
+UNUSED = {
+    'decimal',
+    'headrace.convert',
+    'headrace.dataset.streams.source_data',
+    'headrace.dataset.tracker',
+    'headrace.dataset.writing',
+    'headrace.format.encoder',
+    'headrace.order.explain',
+    'html',
+    'numpy.random',
+    'statistics',
+    'zstandard',
+}
 
 IMPORT = """
 import json, os, sys, threading
@@ -37,12 +54,24 @@ def test_importing_it_pulls_in_no_framework_and_no_sdk_and_starts_nothing() -> N
 
     foreign = {name.partition('.')[0] for name in optional_modules()} | OTHER_NAMES
     assert {'boto3', 'composer', 'lightning', 'paramiko'} <= foreign
-    assert {name.partition('.')[0] for name in found.pop('modules')}.isdisjoint(foreign)
+    modules = set(found.pop('modules'))
+    assert {name.partition('.')[0] for name in modules}.isdisjoint(foreign)
+    assert modules.isdisjoint(UNUSED)
+    assert 150 < len(modules) < 200
     assert found == {'environment': True, 'threads': 0, 'group': False, 'cuda': False}
 
 
 def test_every_public_name_is_there() -> None:
-    assert all(hasattr(headrace, name) for name in headrace.__all__)
+    for package in (headrace, headrace.dataset, headrace.format, headrace.order):
+        assert all(hasattr(package, name) for name in package.__all__)
+        assert set(package.__all__) <= set(dir(package))
+
+
+def test_modules_that_are_imported_at_first_use_are_there() -> None:
+    assert headrace.convert.merge_index is headrace.merge_index
+    assert headrace.sources.__name__ == 'headrace.sources'
+    with pytest.raises(AttributeError, match="module 'headrace' has no attribute 'Dataset'"):
+        headrace.Dataset  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_it_says_its_version_and_its_license() -> None:

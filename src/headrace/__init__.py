@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from headrace.convert import merge_index
+from typing import TYPE_CHECKING
+
 from headrace.dataset import (
     BAD_SAMPLE,
     PADDING,
     STREAM,
-    CSVWriter,
-    JSONWriter,
     LoaderStats,
-    LocalDataset,
-    MDSWriter,
-    PositionTracker,
     Stream,
     StreamingDataLoader,
     StreamingDataset,
-    TSVWriter,
-    XSVWriter,
     sample_rng,
     topology_of_mesh,
     without_padding,
 )
+from headrace.lazy_names import lazy_names
 from headrace.order import Topology
 from headrace.selection import Where
+
+if TYPE_CHECKING:
+    from headrace.convert import merge_index
+    from headrace.dataset import CSVWriter, JSONWriter, LocalDataset, MDSWriter, PositionTracker, TSVWriter, XSVWriter
 
 __version__ = '0.1.0'
 
@@ -49,3 +48,13 @@ __all__ = [
     'topology_of_mesh',
     'without_padding',
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of this module
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            **dict.fromkeys((name for name in __all__ if name not in globals()), 'headrace.dataset'),
+            **dict.fromkeys(('convert', 'merge_index'), 'headrace.convert'),
+            'sources': 'headrace.sources',
+        },
+    )

@@ -5,7 +5,6 @@ Names and samples come from files of others. A terminal obeys control characters
 
 from __future__ import annotations
 
-import html
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
@@ -82,7 +81,13 @@ def html_table(rows: Iterable[Sequence[str]], *, header: Sequence[str] = ()) -> 
 
 
 def _cells(tag: str, row: Sequence[str]) -> str:
-    return ''.join(f'<{tag} style="text-align: left">{html.escape(printable(cell))}</{tag}>' for cell in row)
+    return ''.join(f'<{tag} style="text-align: left">{_escaped(cell)}</{tag}>' for cell in row)
+
+
+def _escaped(text: str) -> str:
+    import html  # its tables of names take longer to import than most of headrace
+
+    return html.escape(printable(text))
 
 
 class Facts(NamedTuple):
@@ -111,9 +116,7 @@ class FactsRepr:
 
     def _repr_html_(self) -> str:
         title, rows = self._safe_facts()
-        return f'<b>{html.escape(printable(redact(title)))}</b>\n' + html_table(
-            [(name, redact(value)) for name, value in rows]
-        )
+        return f'<b>{_escaped(redact(title))}</b>\n' + html_table([(name, redact(value)) for name, value in rows])
 
     def _safe_facts(self) -> Facts:
         try:

@@ -1,20 +1,27 @@
 """Streams, datasets, loaders and writers, on top of format, storage and order."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
 from headrace.dataset.batch_keys.padding import PADDING, without_padding
 from headrace.dataset.batch_keys.stream_number import STREAM
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.detect import detect_topology
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.local import LocalDataset
 from headrace.dataset.mesh import topology_of_mesh
 from headrace.dataset.sample_rng import sample_rng
 from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
 from headrace.dataset.streams.registry import streams_registry
 from headrace.dataset.streams.stream import Stream
-from headrace.dataset.tracker import PositionTracker
-from headrace.dataset.writing.formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
-from headrace.dataset.writing.writer import Writer
+from headrace.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from headrace.dataset.local import LocalDataset
+    from headrace.dataset.tracker import PositionTracker
+    from headrace.dataset.writing.formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
+    from headrace.dataset.writing.writer import Writer
 
 __all__ = [
     'BAD_SAMPLE',
@@ -40,3 +47,16 @@ __all__ = [
     'topology_of_mesh',
     'without_padding',
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of this module
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            'LocalDataset': 'headrace.dataset.local',
+            'PositionTracker': 'headrace.dataset.tracker',
+            'Writer': 'headrace.dataset.writing.writer',
+            **dict.fromkeys(
+                ('CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'XSVWriter'), 'headrace.dataset.writing.formats'
+            ),
+        },
+    )

@@ -7,7 +7,6 @@ nothing behind. The counts of streams over all ranks are computed from the plan 
 from __future__ import annotations
 
 import dataclasses
-import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -262,7 +261,7 @@ class LoaderCounters:
         self._seconds_waiting += waited
         if self._seconds_to_first_batch is None:
             self._seconds_to_first_batch = waited
-        elif waited > _SHORTEST_STALL and waited > _STALL_SHARE * statistics.median(self._busy):
+        elif waited > _SHORTEST_STALL and waited > _STALL_SHARE * sorted(self._busy)[len(self._busy) // 2]:
             self._stalls += 1
             return waited
         return 0.0

@@ -9,6 +9,10 @@
 5. The other way, an encoder turns samples into finished shards (``encoder``), and ``dump_index`` lists them.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from headrace.format.checksum import get_hash, get_hashes, hash_file, is_hash, verify_file
 from headrace.format.compression import (
     compress,
@@ -21,7 +25,6 @@ from headrace.format.compression import (
     unpack_stream,
 )
 from headrace.format.compression_algorithms import Compression
-from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder, ShardPieces
 from headrace.format.encodings import (
     Encoding,
     do_stack,
@@ -33,14 +36,18 @@ from headrace.format.encodings import (
 )
 from headrace.format.human_size import bytes_to_int, number_abbrev_to_int
 from headrace.format.index import dump_index, parse_index
-from headrace.format.jsonl import JSONEncoder, JSONReader
 from headrace.format.mds import MDSReader
-from headrace.format.mds_encoder import MDSEncoder
 from headrace.format.reader import ShardReader, open_shard
 from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.table import JoinedShards, ShardTable
 from headrace.format.table_bytes import IndexKey, pack_table, read_packed_key, unpack_table
-from headrace.format.xsv import XSVEncoder, XSVReader
+from headrace.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder, ShardPieces
+    from headrace.format.jsonl import JSONEncoder, JSONReader
+    from headrace.format.mds_encoder import MDSEncoder
+    from headrace.format.xsv import XSVEncoder, XSVReader
 
 __all__ = [
     'CollectedShard',
@@ -93,3 +100,16 @@ __all__ = [
     'unpack_table',
     'verify_file',
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of this module
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            **dict.fromkeys(
+                ('CollectedShard', 'EncodedShard', 'ShardEncoder', 'ShardPieces'), 'headrace.format.encoder'
+            ),
+            **dict.fromkeys(('JSONEncoder', 'JSONReader'), 'headrace.format.jsonl'),
+            'MDSEncoder': 'headrace.format.mds_encoder',
+            **dict.fromkeys(('XSVEncoder', 'XSVReader'), 'headrace.format.xsv'),
+        },
+    )

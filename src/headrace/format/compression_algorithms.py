@@ -9,8 +9,6 @@ import zlib
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import zstandard
-
 from headrace.errors import ConfigError, MissingDependencyError, ShardError
 
 if TYPE_CHECKING:
@@ -247,10 +245,14 @@ class Zstandard(Compression):
 
     def compress(self, data: bytes) -> bytes:
         """See ``Compression.compress``."""
+        import zstandard
+
         return zstandard.ZstdCompressor(level=self.level or 3).compress(data)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """See ``Compression.stream``."""
+        import zstandard
+
         context = zstandard.ZstdDecompressor()
         decoder: Any = context.decompressobj()
         for chunk in chunks:
@@ -267,6 +269,8 @@ class Zstandard(Compression):
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See ``Compression.errors``."""
+        import zstandard
+
         return (zstandard.ZstdError,)
 
 

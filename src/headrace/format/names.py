@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 import numpy as np
@@ -13,7 +14,7 @@ __all__ = ['NameFinder']
 _LONG: Final = 256  # bytes; longer names, which are few, are hashed one by one
 _WORDS: Final = _LONG // 8
 # A random secret of each process, so nobody can construct names with equal hashes.
-_KEYS: Final = np.random.default_rng().integers(0, 1 << 64, _WORDS + 1, np.uint64) | np.uint64(1)
+_KEYS: Final = np.frombuffer(os.urandom(8 * (_WORDS + 1)), np.uint64) | np.uint64(1)
 _HALF: Final = np.uint64(32)
 
 

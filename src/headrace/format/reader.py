@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.format.jsonl import JSONReader
 from headrace.format.mds import MDSReader
-from headrace.format.xsv import XSVReader
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -77,6 +75,11 @@ def open_shard(
     """
     if info.format == 'mds':
         return MDSReader(info, buffers, source=source, columns=columns)
+    # Most datasets are MDS: the other readers, with their encoders, would delay a start.
     if info.format == 'json':
+        from headrace.format.jsonl import JSONReader
+
         return JSONReader(info, buffers, source=source, columns=columns)
+    from headrace.format.xsv import XSVReader
+
     return XSVReader(info, buffers, source=source, columns=columns)

@@ -15,10 +15,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from headrace.lazy_names import lazy_names
 from headrace.order.batch_spec import BatchSpec, Remainder
 from headrace.order.config import DEFAULT_SEED, OrderConfig
-from headrace.order.explain import SampleUse, explain_batch, next_use
-from headrace.order.explanation import BatchExplanation
 from headrace.order.mixture.expected_counts import ExpectedCounts
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule, SchedulePoint
@@ -42,6 +43,10 @@ from headrace.order.skip import Skip, SkipRange, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state
 from headrace.order.steps import PlanOf, batches_after, batches_before, find_batch, run_range
 from headrace.order.topology import Topology
+
+if TYPE_CHECKING:
+    from headrace.order.explain import SampleUse, explain_batch, next_use
+    from headrace.order.explanation import BatchExplanation
 
 __all__ = [
     'DEFAULT_SEED',
@@ -89,3 +94,12 @@ __all__ = [
     'run_range',
     'with_more',
 ]
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of this module
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            'BatchExplanation': 'headrace.order.explanation',
+            **dict.fromkeys(('SampleUse', 'explain_batch', 'next_use'), 'headrace.order.explain'),
+        },
+    )

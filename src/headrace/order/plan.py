@@ -10,7 +10,6 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.order.batch_spec import Remainder, check_batch_size
-from headrace.order.explain import explain_batch
 from headrace.order.skip import KeptPositions, Ranges, merged
 
 if TYPE_CHECKING:
@@ -98,6 +97,8 @@ class Plan:
 
     def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
         """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
+        from headrace.order.explain import explain_batch  # a training run explains nothing
+
         return explain_batch(self, k, sample_map)
 
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:

@@ -16,10 +16,9 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from fractions import Fraction as Rational
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +29,9 @@ from headrace.order import SPLIT_UNIT, RowSelection, SelectedBits, SelectedRange
 from headrace.redaction import logger_of
 from headrace.selection.bitmap_file import BitmapFile
 from headrace.selection.predicate import Conditions, Mistake, Predicate, Where, check_columns, refusal
+
+if TYPE_CHECKING:
+    from fractions import Fraction as Rational
 
 __all__ = ['Fraction', 'Selection', 'Shards', 'Subset', 'read_where']
 
@@ -139,12 +141,16 @@ class Fraction:
     @property
     def parts(self) -> tuple[int, int]:
         """Low and high in units of `SPLIT_UNIT`, rounded: the same text, the same edge."""
+        from fractions import Fraction as Rational
+
         low, high = (round(Rational(edge) * SPLIT_UNIT) for edge in (self.low, self.high))
         return low, high
 
 
 def _rational(value: object) -> Rational | None:
     """A number as it is written, so that 0.1 is a tenth and no float's rounding matters."""
+    from fractions import Fraction as Rational  # with its decimals it takes a while to import, and few select a part
+
     with contextlib.suppress(ValueError, ZeroDivisionError):
         if isinstance(value, (int, float, np.number, str, Rational)) and not isinstance(value, bool):
             number = value.item() if isinstance(value, np.number) else value

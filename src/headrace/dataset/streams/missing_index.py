@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from headrace.dataset.writing.start import MARK
 from headrace.errors import EmptyDatasetError, HeadraceError, ObjectNotFoundError
 
 __all__ = ['in_its_place', 'missing_index']
@@ -29,6 +28,8 @@ def in_its_place(folder: Path) -> str:
     splits = sorted(entry.name for entry in entries if os.path.exists(os.path.join(entry.path, _INDEX)))  # noqa: PTH110, PTH118
     if splits:
         return f'Its sub-folders {_some(splits)} have one: set `split={splits[0]!r}`.'
+    from headrace.dataset.writing.start import MARK  # writers take time to import, and a training run has none
+
     names = sorted(entry.name for entry in entries)
     if MARK in names or any(name.startswith('shard.') and _is_shard(name) for name in names):
         return (

@@ -7,7 +7,7 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from headrace.dataset.streams.columns import column_names, read_columns
 from headrace.dataset.streams.facts import stream_facts
 from headrace.dataset.streams.folder_claim import claimed_folder
 from headrace.dataset.streams.missing_index import in_its_place, missing_index
-from headrace.dataset.streams.source_data import SourceData, SourceFinder
 from headrace.dataset.streams.store_options import store_options_of
 from headrace.display import Facts, FactsRepr
 from headrace.errors import FormatError, ObjectNotFoundError, StreamError
@@ -41,6 +40,9 @@ from headrace.storage import (
 )
 from headrace.storage.cache.index_check import IndexCheck
 from headrace.storage.cache.shared_file import claim_private_folder, private_folder, refuse_strangers, temporary_folder
+
+if TYPE_CHECKING:
+    from headrace.dataset.streams.source_data import SourceData, SourceFinder
 
 __all__ = ['Stream']
 
@@ -222,21 +224,27 @@ class Stream(FactsRepr):
             StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
         """
         selection = self._read_selection()
-        finder = SourceFinder(
+        finder = partial(self._finder, selection, allow_unsafe_types=allow_unsafe_types)
+        if not (self.is_local and self.format is None and (self.folder / INDEX).exists()):
+            self._take(finder().known(self.remote, self._given_local, self.folder, is_local=self.is_local))
+        opened = partial(self._open, selection, allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
+        try:
+            opened()
+        except (ObjectNotFoundError, FormatError):
+            if self._source is not None or not self._take(finder().listed(self.remote or self._given_local or '')):
+                raise
+            opened()
+
+    def _finder(self, selection: Selection | None, *, allow_unsafe_types: bool) -> SourceFinder:
+        from headrace.dataset.streams.source_data import SourceFinder  # local shards need none of its modules
+
+        return SourceFinder(
             options=store_options_of(self),
             split=self.split,
             format_name=self.format,
             columns=_columns_to_store(self.columns, selection),
             allow_unsafe_types=allow_unsafe_types,
         )
-        self._take(finder.known(self.remote, self._given_local, self.folder, is_local=self.is_local))
-        opened = partial(self._open, selection, allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
-        try:
-            opened()
-        except (ObjectNotFoundError, FormatError):
-            if self._source is not None or not self._take(finder.listed(self.remote or self._given_local or '')):
-                raise
-            opened()
 
     def _take(self, source: SourceData | None) -> bool:
         """Read data of another format; False if there are none."""

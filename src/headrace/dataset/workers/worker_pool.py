@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 from torch.autograd import profiler
@@ -32,6 +33,8 @@ class WorkerPool:
 
     def __init__(self, reader: Reader[Any], like: DataLoader[Any]) -> None:
         """Take the reader, and the loader that has the settings for workers."""
+        import_module('numpy.random')  # PyTorch seeds it in each worker: imported once, before they are forked
+
         self._keys = _Keys()
         self._passes = 0
         self._context = worker_context(like.multiprocessing_context)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
-from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.errors import FormatError
 from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
+
+if TYPE_CHECKING:
+    from decimal import Decimal
 
 __all__ = ['JSON', 'Bytes', 'Pickle', 'Str', 'StrDecimal', 'StrFloat', 'StrInt', 'decode_text', 'parse_json']
 
@@ -117,12 +119,16 @@ class StrDecimal(Encoding):
 
     def encode(self, obj: Any) -> bytes:
         """The decimal's text."""
+        from decimal import Decimal  # few columns are decimals, and its import is slow
+
         if not isinstance(obj, Decimal):
             raise wrong_type('str_decimal', '`decimal.Decimal` objects', obj)
         return str(obj).encode('ascii')
 
     def decode(self, data: Buffer) -> Decimal:
         """A Decimal, with its number of places kept."""
+        from decimal import Decimal, InvalidOperation
+
         text = decode_text(data, 'A value of encoding `str_decimal`')
         try:
             return Decimal(text)

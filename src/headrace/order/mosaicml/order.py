@@ -11,7 +11,6 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.order.batch_spec import Remainder, check_batch_size
-from headrace.order.explain import explain_batch
 from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
 from headrace.order.skip import KeptPositions, merged
@@ -189,6 +188,8 @@ class MosaicMLPlan:
 
     def explain(self, k: int, sample_map: SampleMap | None = None) -> BatchExplanation:
         """Which samples of which shards make up batch k, on all ranks; see `explain_batch`."""
+        from headrace.order.explain import explain_batch  # a training run explains nothing
+
         return explain_batch(self, k, sample_map)
 
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from headrace.errors import ConfigError, MissingDependencyError
 
 __all__ = ['RandomStream', 'draws_are_frozen', 'random_stream']
 
-RandomStream: TypeAlias = np.random.Generator
+RandomStream: TypeAlias = 'np.random.Generator'  # a text: the native order needs no numpy.random, which imports slowly
 """Every call goes on where the last one stopped."""
 
 

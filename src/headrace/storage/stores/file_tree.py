@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import TYPE_CHECKING, Final
 
 from headrace.storage.protocol import ObjectInfo, check_prefix
@@ -18,7 +18,7 @@ TEMPORARY: Final = '.headrace-put-'
 
 def temporary_name() -> str:
     """A name that no other file has, for an object that is being written."""
-    return f'{TEMPORARY}{secrets.token_hex(8)}'
+    return f'{TEMPORARY}{os.urandom(8).hex()}'
 
 
 def is_temporary(key: str) -> bool:

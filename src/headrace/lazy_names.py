@@ -1,0 +1,33 @@
+"""Names of a package that are imported at first use: a training run needs few of them, and each import delays it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+__all__ = ['lazy_names']
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its `__name__`.
+        modules: by name, the module that has it; the name of a module of the package itself stands for that module.
+    """
+
+    def find(name: str) -> object:
+        module = modules.get(name)
+        if module is None:
+            raise AttributeError(f'module {package!r} has no attribute {name!r}')
+        found = import_module(module)
+        if module != f'{package}.{name}':
+            found = getattr(found, name)
+        setattr(sys.modules[package], name, found)
+        return found
+
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return find, names
