@@ -8,12 +8,12 @@ import json
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from killed_children import in_a_child
 from sources_to_convert import digests, make_images, rows_of
 
 from headrace.convert import convert as convert_with_bar
@@ -23,33 +23,6 @@ from headrace.testing.servers.s3 import moto_server
 
 convert = partial(convert_with_bar, progress_bar=False)
 SETTINGS = {'size_limit': 1500, 'hashes': ['xxh64']}
-
-# What a conversion does with its files, and what it sends: the audit events of these, in any of its threads.
-STEPS = frozenset({'open', 'os.rename', 'os.remove', 'os.mkdir', 'os.rmdir', 'http.client.send'})
-
-
-def in_a_child(action: Callable[[], object], last: int, beside: str) -> tuple[int, int]:
-    """Run something in a child that kills itself before its step number `last`; returns its status and its steps."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        taken = itertools.count(1)
-
-        def step(event: str, arguments: tuple[object, ...]) -> None:
-            is_one = event in STEPS and (event != 'open' or str(arguments[0]).startswith(beside))
-            if is_one and os.write(writing, b'.') and next(taken) == last:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(step)
-        try:
-            action()
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    os.close(writing)
-    with open(reading, 'rb') as pipe:
-        steps = len(pipe.read())
-    return os.waitpid(child, 0)[1], steps
 
 
 @pytest.fixture(scope='module')

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 __all__ = ['ORIGINALS', 'OriginalCommand']
 
 ORIGINALS: Final = {
+    'c4': 'headrace.text.convert.c4',
+    'enwiki': 'headrace.text.convert.enwiki',
     'imagenet': 'headrace.vision.convert.imagenet',
+    'pile': 'headrace.text.convert.pile',
 }
 """By name, the module whose `ORIGINAL` describes the dataset."""
 

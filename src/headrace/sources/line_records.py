@@ -14,7 +14,7 @@ from headrace.errors import FormatError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ['Record', 'read_objects', 'read_texts']
+__all__ = ['Record', 'lines_of', 'read_objects', 'read_texts']
 
 _MAX_RECORD: Final = 256 << 20
 _BOM: Final = b'\xef\xbb\xbf'
@@ -44,7 +44,7 @@ def read_objects(chunks: Iterable[bytes], where: str) -> Iterator[Record]:
         FormatError: a line is no JSON object, or is longer than 256 MiB.
     """
     at = 0
-    for number, line in enumerate(_lines(chunks, where), 1):
+    for number, line in enumerate(lines_of(chunks, where), 1):
         start, at = at, at + len(line)
         text = line.removeprefix(_BOM) if number == 1 else line
         if text.isspace() or not text:
@@ -103,7 +103,7 @@ class _Place:
 
 
 def _texts(chunks: Iterable[bytes], place: _Place, where: str) -> Iterator[str]:
-    for line in _lines(chunks, where):
+    for line in lines_of(chunks, where):
         text = line.removeprefix(_BOM) if not place.end else line
         place.end += len(line)
         if place.end - place.start > _MAX_RECORD:
@@ -116,8 +116,12 @@ def _texts(chunks: Iterable[bytes], place: _Place, where: str) -> Iterator[str]:
             ) from None
 
 
-def _lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
-    """The lines, with their ends; the last one may have none."""
+def lines_of(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
+    """The lines, with their ends; the last one may have none.
+
+    Raises:
+        FormatError: a line is longer than 256 MiB.
+    """
     pending: list[bytes] = []
     size = at = 0
     for chunk in chunks:

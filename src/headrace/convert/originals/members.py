@@ -64,7 +64,9 @@ def files_of(root: Path, folder: str) -> list[Member]:
         for entry in entries:
             if entry.is_file() and not entry.name.startswith('.'):
                 stat = entry.stat()
-                found.append(Member(f'{folder}/{entry.name}', 0, stat.st_size, f'{stat.st_mtime_ns:x}', ''))
+                found.append(
+                    Member((Path(folder) / entry.name).as_posix(), 0, stat.st_size, f'{stat.st_mtime_ns:x}', '')
+                )
     return sorted(found)
 
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from headrace.convert.apart import check_apart
+from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.conversion import convert
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.record import InputError, get_bytes
+from headrace.convert.record import FOLDER, PLAN, InputError, get_bytes
 from headrace.convert.report import ConversionReport
 from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.format import bytes_to_int, parse_index
@@ -112,10 +113,17 @@ def _finished(out: str, made_of: Mapping[str, Any], options: StoreOptions | None
     store, retry = open_store(out, options or StoreOptions()), Retry()
     try:
         index = get_bytes(store, 'index.json', retry)
+        left = [info.key for info in store.list(f'{FOLDER}/')]
+        if PLAN in left:
+            return None  # killed just before its end: `convert` does the rest
         if json.loads(get_bytes(store, _ORIGINAL, retry)) != made_of:
             return None
     except (ObjectNotFoundError, ValueError):
         return None
+    if left:
+        with claimed(store):
+            for key in set(left) - LOCKS:
+                store.delete(key)
     try:
         lines = get_bytes(store, 'errors.jsonl', retry).splitlines()
     except ObjectNotFoundError:

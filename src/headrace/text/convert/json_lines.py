@@ -1,0 +1,117 @@
+"""Files of JSON lines, compressed or not: the samples of each, and the broken lines between them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, cast
+
+from headrace.convert.inputs.records import RecordInputs
+from headrace.convert.originals.members import Member
+from headrace.convert.protocol import BadRow
+from headrace.errors import FormatError
+from headrace.sources.line_records import lines_of
+from headrace.sources.windows import algorithm_of, unpack
+
+__all__ = ['json_lines', 'read_chunks', 'text_of']
+
+_READ: Final = 1 << 20
+_UNPACKED: Final = 3
+"""Bytes of text for a compressed byte, about."""
+
+
+def read_chunks(path: Path) -> Iterator[bytes]:
+    """The content of a file, unpacked as its name says, in pieces.
+
+    Raises:
+        ShardError: the file is damaged, or ends too early. The pieces before that were given.
+        OSError: the file cannot be read.
+    """
+    with open(path, 'rb', buffering=0) as file:
+        yield from unpack(algorithm_of(path.name), iter(lambda: file.read(_READ), b''), path.name, limit=sys.maxsize)
+
+
+def text_of(record: Mapping[str, Any], key: str) -> str:
+    """A text of a JSON object.
+
+    Raises:
+        FormatError: it is missing, no text, or a text that UTF-8 cannot express.
+    """
+    value = record.get(key)
+    if not isinstance(value, str):
+        has = f'a {type(value).__name__}' if key in record else f'missing among {sorted(record)}'
+        raise FormatError(f'`{key}` of a record is text, but is {has:.200}.')
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise FormatError(f'`{key}` of a record is text of Unicode, but has a lone surrogate: {error}.') from None
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Reads one file."""
+
+    root: Path
+    sample_of: Callable[[Mapping[str, Any]], dict[str, Any]]
+
+    def __call__(self, member: Member) -> Iterator[dict[str, Any] | BadRow]:
+        number = 0
+        try:
+            for line in lines_of(read_chunks(self.root / member.path), member.path):
+                number += 1
+                if line.isspace():
+                    continue
+                try:
+                    yield self._sample(line)
+                except (FormatError, ValueError, RecursionError) as error:
+                    yield BadRow(f'line {number}', error)
+        except FormatError as error:
+            yield BadRow(f'after line {number}', error)
+
+    def _sample(self, line: bytes) -> dict[str, Any]:
+        record = json.loads(line.decode('utf-8-sig'))
+        if not isinstance(record, dict):
+            raise FormatError(f'A line is an object of JSON, but is a {type(record).__name__}.')
+        return self.sample_of(cast('Mapping[str, Any]', record))
+
+
+def json_lines(
+    root: Path,
+    members: Sequence[Member],
+    sample_of: Callable[[Mapping[str, Any]], dict[str, Any]],
+    *,
+    kind: str,
+    columns: Mapping[str, str],
+    split: str,
+) -> RecordInputs[Member]:
+    """Files of JSON lines as inputs, one each.
+
+    A broken line is left out and reported. So is the rest of a file that cannot be unpacked further.
+
+    Args:
+        root: folder of the distribution.
+        members: the files.
+        sample_of: makes of an object the sample; a function at the top of a module. It raises FormatError.
+        kind: name of the dataset.
+        columns: the encoding of each column.
+        split: name of the split.
+    """
+    return RecordInputs(
+        _Read(root, sample_of),
+        members,
+        kind=kind,
+        columns=columns,
+        identity={'root': str(root), 'split': split},
+        label=_label,
+        sizes=[member.size * (_UNPACKED if algorithm_of(member.path) else 1) for member in members],
+        one_row=False,
+    )
+
+
+def _label(member: Member) -> str:
+    return member.label

@@ -1,0 +1,181 @@
+"""The converters of C4, the Pile and English Wikipedia, on originals with their owners' layout."""
+
+from __future__ import annotations
+
+import bz2
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_children import in_a_child
+from sources_to_convert import digests, rows_of
+from text_originals import Made, make_c4, make_enwiki, make_pile, page_xml
+
+from headrace.cli import main
+from headrace.convert.originals import Original
+from headrace.errors import ConfigError, ConversionError, ObjectNotFoundError
+from headrace.text.convert.c4 import ORIGINAL as C4
+from headrace.text.convert.c4 import main as main_c4
+from headrace.text.convert.enwiki import ORIGINAL as ENWIKI
+from headrace.text.convert.pile import ORIGINAL as PILE
+
+NAMES = ['c4', 'enwiki', 'pile']
+ORIGINALS: dict[str, tuple[Original, Callable[..., Made]]] = {
+    'c4': (C4, make_c4),
+    'enwiki': (ENWIKI, make_enwiki),
+    'pile': (PILE, make_pile),
+}
+
+
+@pytest.fixture(scope='module', params=NAMES)
+def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Original, Path, Made]:
+    if request.param == 'enwiki':
+        pytest.importorskip('mwparserfromhell')
+    described, make = ORIGINALS[request.param]
+    root = tmp_path_factory.mktemp(request.param) / 'in'
+    return described, root, make(root)
+
+
+def test_all_good_records_are_converted_and_broken_ones_are_listed(
+    original: tuple[Original, Path, Made], tmp_path: Path
+) -> None:
+    described, root, made = original
+    reports = described.convert(root, tmp_path / 'out', size_limit=1 << 13, progress_bar=False)
+    assert set(reports) == set(made.rows)
+    for split, rows in made.rows.items():
+        folder = tmp_path / 'out' / split
+        assert rows_of(folder) == rows
+        assert (reports[split].rows, reports[split].num_errors) == (len(rows), made.broken[split])
+        listed = folder / 'errors.jsonl'
+        assert len(listed.read_text().splitlines() if listed.exists() else []) == made.broken[split]
+        assert main(['verify', str(folder)]) == 0
+    assert sum(made.broken.values()) > 1
+
+
+def test_any_number_of_workers_writes_the_same_and_a_killed_run_goes_on(
+    original: tuple[Original, Path, Made], tmp_path: Path
+) -> None:
+    described, root, _ = original
+    settings: dict[str, Any] = {'size_limit': 1 << 12, 'progress_bar': False}
+    described.convert(root, tmp_path / 'one', **settings)
+    described.convert(root, tmp_path / 'four', workers=4, **settings)
+    expected = digests(tmp_path / 'one')
+    assert digests(tmp_path / 'four') == expected
+    out = tmp_path / 'killed'
+    _, steps = in_a_child(lambda: described.convert(root, out, **settings), 0, str(out))
+    assert digests(out) == expected
+    for path in sorted(out.rglob('*'), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    status, _ = in_a_child(lambda: described.convert(root, out, **settings), steps * 2 // 3, str(out))
+    assert status == 9
+    assert digests(out) != expected
+    described.convert(root, out, **settings)
+    assert digests(out) == expected
+
+
+def test_a_broken_member_stops_a_conversion_that_is_told_to(
+    original: tuple[Original, Path, Made], tmp_path: Path
+) -> None:
+    described, root, _ = original
+    with pytest.raises(ConversionError, match='cannot be converted'):
+        described.convert(root, tmp_path / 'out', on_error='stop', progress_bar=False)
+
+
+def test_the_command_and_mosaicmls_arguments_do_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    made = make_c4(tmp_path / 'in', broken=False)
+    (tmp_path / 'in' / 'en' / 'c4-train.00001-of-00003.json.gz').unlink()
+    with caplog.at_level(logging.WARNING):
+        assert main(['convert', 'c4', str(tmp_path / 'in'), str(tmp_path / 'a'), '--compression', 'zstd:7']) == 0
+    assert 'has 3 files' in caplog.text
+    assert 'train: Wrote 40 rows' in capsys.readouterr().out
+    # MosaicML's script downloads C4; ours takes it as `--in_root`.
+    arguments = ['--in_root', str(tmp_path / 'in'), '--out_root', str(tmp_path / 'b'), '--compression', 'zstd:7']
+    assert main_c4([*arguments, '--progress_bar', '0', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['val']['rows'] == len(made.rows['val'])
+    assert digests(tmp_path / 'a') == digests(tmp_path / 'b')
+
+
+def test_originals_that_are_not_there_or_twice_are_refused(tmp_path: Path) -> None:
+    (tmp_path / 'in').mkdir()
+    for described in (C4, PILE):
+        with pytest.raises(ObjectNotFoundError, match='holds no file'):
+            described.convert(tmp_path / 'in', tmp_path / 'out')
+    make_pile(tmp_path / 'in', broken=False)
+    (tmp_path / 'in' / 'train' / '00.jsonl').write_text('{"text": "a", "meta": {"pile_set_name": "b"}}\n')
+    with pytest.raises(ConfigError, match='packed or not'):
+        PILE.convert(tmp_path / 'in', tmp_path / 'out', splits=['train'])
+    made = make_c4(tmp_path / 'c4', broken=False)
+    (tmp_path / 'c4' / 'en' / 'c4-validation.00000-of-00001.json').write_text('{}')
+    with pytest.raises(ConfigError, match='some of them twice'):
+        C4.convert(tmp_path / 'c4', tmp_path / 'out', splits=['val'])
+    assert made.rows['val']
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.fixture
+def parser() -> None:
+    pytest.importorskip('mwparserfromhell')
+
+
+@pytest.mark.usefixtures('parser')
+@pytest.mark.parametrize('ending', ['.xml', '.xml.bz2', '.xml.gz'])
+def test_a_dump_of_one_stream_is_read_as_a_whole(tmp_path: Path, ending: str) -> None:
+    import gzip
+
+    xml = '<mediawiki>\n' + ''.join(page_xml(i, f'Title {i}', f'Text {i}') for i in range(1, 30)) + '</mediawiki>\n'
+    name = f'enwiki-20240101-pages-articles{ending}'
+    # A parallel bzip2 cuts streams at any byte.
+    streams = [bz2.compress(xml[i : i + 1500].encode()) for i in range(0, len(xml), 1500)]
+    data = {'.xml': xml.encode(), '.xml.bz2': b''.join(streams), '.xml.gz': gzip.compress(xml.encode())}[ending]
+    (tmp_path / name).write_bytes(data)
+    (tmp_path / 'neighbour.txt').write_text('no dump')
+    ENWIKI.convert(tmp_path / name, tmp_path.parent / f'out{ending}', progress_bar=False)
+    rows = rows_of(tmp_path.parent / f'out{ending}')
+    assert [(row['id'], row['title'], row['text']) for row in rows] == [
+        (i, f'Title {i}', f'Text {i}') for i in range(1, 30)
+    ]
+
+
+@pytest.mark.usefixtures('parser')
+def test_runs_of_a_multistream_dump_have_each_page_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_enwiki(tmp_path / 'in', broken=False)
+    from headrace.convert.protocol import BadRow
+    from headrace.text.convert.wikipedia_dump import is_multistream, pages, parse_page
+
+    for path in (tmp_path / 'in').glob('*multistream?.xml*'):
+        assert is_multistream(path)
+        size = path.stat().st_size
+        whole = list(pages(path, 0, size))
+        assert len(whole) == 30
+        for step in (1, 7, 100, 1000, size - 1):
+            parts = [page for begin in range(0, size, step) for page in pages(path, begin, min(begin + step, size))]
+            assert parts == whole
+        assert not any(isinstance(page, BadRow) for page in whole)
+        assert sum(parse_page(page) is not None for page in whole if isinstance(page, bytes)) == 24
+
+
+@pytest.mark.usefixtures('parser')
+def test_a_page_cannot_bring_entities_of_its_own(tmp_path: Path) -> None:
+    bomb = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><page><title>&b;</title></page>'
+    (tmp_path / 'enwiki-pages-articles.xml').write_text(bomb + page_xml(4, 'Good', 'good'))
+    report = ENWIKI.convert(tmp_path, tmp_path.parent / 'bomb', progress_bar=False)['']
+    assert report.rows == 1
+    assert 'undefined entity' in report.errors[0].error
+
+
+@pytest.mark.usefixtures('parser')
+def test_markup_becomes_words() -> None:
+    from headrace.text.convert.wikitext import plain_text
+
+    assert plain_text("''Two'' [[London|cities]] and [https://a.org a link].{{cite|x}}<ref name=a/>") == (
+        'Two cities and a link.'
+    )
+    assert plain_text('[[File:a.png|thumb|A [[cat]]]]Text<math>x^2</math>\n\n\n\n* one\n* two') == 'Text\n\none\ntwo'
+    assert plain_text('[[:Category:Cats]] [[Category:Cats]]') == ':Category:Cats'
+    assert plain_text('{{unclosed [[link') == '{{unclosed [[link'
+    assert plain_text('') == ''
