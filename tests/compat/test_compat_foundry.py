@@ -165,3 +165,11 @@ def test_a_loader_resumes_what_the_class_made(remote: str) -> None:
     second.load_state_dict(state)
 
     assert torch.equal(torch.stack([batch['input_ids'] for batch in second]), torch.stack(whole[1:]))
+
+
+def test_no_streams_beside_the_url_of_one(remote: str, tmp_path: Path) -> None:
+    """Foundry builds a list of streams from the YAML, which is empty where that has `remote` and `local` instead."""
+    dataset = text_dataset_class()(Tokenizer(), 12, streams=[], remote=remote, local=str(tmp_path / 'c'), split='val')
+
+    assert dataset.num_streams == 1
+    assert dataset.num_samples == 60

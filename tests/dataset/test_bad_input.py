@@ -297,7 +297,7 @@ def test_two_datasets_share_a_local_folder(make_dataset):
 
 
 BAD_ARGUMENTS = {
-    'streams and remote': (dict(streams=[], remote='x'), 'Give either `streams`'),
+    'streams and remote': (dict(streams=[Stream(remote='y')], remote='x'), 'Give either `streams`'),
     'no streams': (dict(streams=[]), 'at least one Stream'),
     'batch size 0': (dict(batch_size=0), '`batch_size` must be at least 1'),
     'predownload': (dict(predownload=-1), '`predownload` must not be negative'),

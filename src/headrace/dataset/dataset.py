@@ -68,7 +68,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
     position, or to a plain `torch.utils.data.DataLoader`.
 
     Args:
-        streams: the streams to mix. Or give one by `remote`, `local` and `split`.
+        streams: the streams to mix. Or give one by `remote`, `local` and `split`, and None or an empty list here.
         remote, local, split: see `Stream`; with `streams`, defaults for them.
         download_retry, download_timeout, validate_hash, keep_zip, endpoint_url, region, anonymous, requester_pays,
             store_options, on_changed_data: see `Stream`; defaults for all streams.
@@ -175,6 +175,8 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         on_changed_data: OnChangedData = 'refresh',
         format: str | None = None,  # noqa: A002 - the word for it
     ) -> None:
+        if not streams and (remote or local):
+            streams = None  # LLM Foundry passes an empty list beside the URL of the one stream
         if streams is not None and (remote or local):
             got = f'{len(streams)} streams, remote={remote!r}, local={local!r}'
             raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
