@@ -161,6 +161,26 @@ def test_a_module_runs_and_errors_show_its_line(tmp_path: Path) -> None:
     assert 'StreamError: A stream needs' in done.stderr
 
 
+def test_the_command_of_an_installed_package_runs(tmp_path: Path) -> None:
+    text = 'import sys, streaming\ndef main():\n    print(streaming.__doc__, sys.argv[1:])\n    return 3\n'
+    (tmp_path / 'trainer.py').write_text(text)
+    (tmp_path / 'trainer-1.0.dist-info').mkdir()
+    (tmp_path / 'trainer-1.0.dist-info' / 'METADATA').write_text('Metadata-Version: 2.1\nName: trainer\nVersion: 1.0\n')
+    (tmp_path / 'trainer-1.0.dist-info' / 'entry_points.txt').write_text(
+        '[console_scripts]\ntrain-all = trainer:main\n'
+    )
+    command = [sys.executable, '-m', 'headrace.cli', 'run']
+
+    done = run(*command, 'train-all', 'job.yaml', '--lr', '1', folder=tmp_path, path=str(tmp_path))
+    other = run(*command, 'train-some', folder=tmp_path, path=str(tmp_path))
+
+    assert done.returncode == 3, done.stderr
+    assert done.stdout.startswith('headrace in the place of `streaming`')
+    assert done.stdout.endswith("['job.yaml', '--lr', '1']\n")
+    assert other.returncode != 0
+    assert "but got 'train-some'" in other.stderr
+
+
 def test_orders_takeover_and_names_are_those_of_mosaicml_streaming(
     two_streams: Path,
     tmp_path: Path,

@@ -8,6 +8,7 @@ import runpy
 import signal
 import sys
 import threading
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from headrace.errors import ConfigError
@@ -23,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--path', action='store_true', help='print the folder that has the same effect in PYTHONPATH, and end'
     )
-    parser.add_argument('program', nargs='?', help='a Python file or a module')
+    parser.add_argument(
+        'program', nargs='?', help='a Python file, an installed command, or a module'
+    )
     parser.add_argument('arguments', nargs=argparse.REMAINDER, help="the program's arguments")
 
 
@@ -33,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     `PYTHONPATH` gets the alias' folder, so that processes that the program starts have the alias, too.
 
     Raises:
-        ConfigError: no program is given, or there is no such file.
+        ConfigError: no program is given, or there is neither such a file nor such a command.
     """
     from headrace.compat import FOLDER  # installs the alias
 
@@ -41,20 +44,26 @@ def run(arguments: argparse.Namespace) -> int:
         print(FOLDER)
         return 0
     program: str | None = arguments.program
-    if program is None or not (arguments.is_module or Path(program).exists()):
+    is_file = program is not None and not arguments.is_module and Path(program).exists()
+    command = None if program is None or arguments.is_module or is_file else _installed_command(program)
+    if program is None or not (arguments.is_module or is_file or command):
         raise ConfigError(
-            f'`headrace run` takes a Python file that exists, or a module after -m, but got {program!r}. Correct it.'
+            f'`headrace run` takes a Python file that exists, the command of a package that is installed beside '
+            f'headrace, or a module after -m, but got {program!r}. Correct it.'
         )
     before = os.environ.get('PYTHONPATH', '')
     if FOLDER not in before.split(os.pathsep):
         os.environ['PYTHONPATH'] = os.pathsep.join([FOLDER, before] if before else [FOLDER])
-    sys.argv[:] = [program, *arguments.arguments]
+    script = program if command is None else str(Path(sys.executable).with_name(program))
+    sys.argv[:] = [script, *arguments.arguments]
     if not getattr(sys.flags, 'safe_path', False):  # since Python 3.11
-        sys.path[0] = str(Path.cwd() if arguments.is_module else Path(program).resolve().parent)
+        sys.path[0] = str(Path.cwd() if arguments.is_module else Path(script).resolve().parent)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # signals are the program's own
     try:
-        if arguments.is_module:
+        if command is not None:
+            sys.exit(command.load()())
+        elif arguments.is_module:
             runpy.run_module(program, run_name='__main__', alter_sys=True)
         else:
             runpy.run_path(program, run_name='__main__')
@@ -62,3 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.excepthook(type(error), error, error.__traceback__)  # as `python` does, with the program's own hook
         return 1
     return 0
+
+
+def _installed_command(name: str) -> EntryPoint | None:
+    """The function that an installed package declares for a command; None: no package does."""
+    return next(iter(entry_points(group='console_scripts', name=name)), None)
