@@ -324,6 +324,7 @@ streams = st.builds(
     split=st.none() | texts,
     repeat=st.none() | st.floats(0, 1e6),
     keep_zip=st.none() | st.booleans(),
+    columns=st.none() | st.lists(texts, min_size=1, max_size=2).map(tuple),
     download_timeout=st.none() | st.floats(1e-3, 1e6),
 )
 loaders = st.builds(

@@ -76,8 +76,9 @@ def _given(config: Any) -> dict[str, Any]:
         value = getattr(config, field.name)
         if field.name == 'name' or value == field.default:
             continue
-        if isinstance(value, tuple) and not dataclasses.is_dataclass(cast('tuple[Any, ...]', value)[0]):
-            value = [list(item) for item in cast('tuple[tuple[Any, ...], ...]', value)]
+        if isinstance(value, tuple) and not any(map(dataclasses.is_dataclass, cast('tuple[Any, ...]', value))):
+            items = cast('tuple[Any, ...]', value)
+            value = [list(cast('tuple[Any, ...]', item)) if isinstance(item, tuple) else item for item in items]
         elif isinstance(value, tuple) and isinstance(value[0], SchedulePointConfig):
             value = [_given(point) for point in cast('tuple[SchedulePointConfig, ...]', value)]
         elif isinstance(value, tuple):
