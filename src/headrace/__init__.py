@@ -16,6 +16,7 @@ from headrace.dataset import (
     topology_of_mesh,
     without_padding,
 )
+from headrace.images import ImageTensor
 from headrace.lazy_names import lazy_names
 from headrace.order import Topology
 from headrace.selection import Where
@@ -23,6 +24,7 @@ from headrace.selection import Where
 if TYPE_CHECKING:
     from headrace.convert import merge_index
     from headrace.dataset import CSVWriter, JSONWriter, LocalDataset, MDSWriter, PositionTracker, TSVWriter, XSVWriter
+    from headrace.images.normalize import NormalizeImages
 
 __version__ = '0.1.0'
 
@@ -31,10 +33,12 @@ __all__ = [
     'PADDING',
     'STREAM',
     'CSVWriter',
+    'ImageTensor',
     'JSONWriter',
     'LoaderStats',
     'LocalDataset',
     'MDSWriter',
+    'NormalizeImages',
     'PositionTracker',
     'Stream',
     'StreamingDataLoader',
@@ -55,6 +59,7 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
         {
             **dict.fromkeys((name for name in __all__ if name not in globals()), 'headrace.dataset'),
             **dict.fromkeys(('convert', 'merge_index'), 'headrace.convert'),
+            'NormalizeImages': 'headrace.images.normalize',
             'sources': 'headrace.sources',
         },
     )

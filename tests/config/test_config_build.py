@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from headrace.dataset.dataset import StreamingDataset
 from headrace.errors import ConfigError, TopologyError
+from headrace.images import Decode, ImageTensor
 from headrace.mixing import LoaderConfig, StreamConfig, WorkerConfig, build_dataset, build_loader, load_config, to_yaml
 from headrace.order import Topology
 
@@ -321,6 +322,17 @@ def test_a_selection_of_a_file_is_that_of_the_constructor(data: Path) -> None:
     direct = StreamingDataset(local=str(data), batch_size=8, **keys)
     assert dataset.streams[0].fingerprint == direct.streams[0].fingerprint
     assert [dataset[i]['id'] for i in range(dataset.size)] == [direct[i]['id'] for i in range(direct.size)]
+
+
+def test_images_of_a_loader_and_of_a_stream() -> None:
+    image = {'size': 224, 'crop': 'random', 'flip': 0.5}
+    streams = {'plain': {'local': '/a'}, 'own': {'local': '/b', 'decode': {'picture': image}}}
+    loaded = load_config({'device_batch_size': 8, 'train': {'streams': streams, 'decode': 'tensor'}})
+    assert load_config(OmegaConf.create(to_yaml(loaded))) == loaded
+    assert loaded.train is not None
+    plain, own = recorded_streams(loaded.train)
+    assert plain.decode == Decode(ImageTensor())
+    assert own.decode == Decode(None, (('picture', ImageTensor(size=224, crop='random', flip=0.5)),))
 
 
 def test_the_page_s_examples_load() -> None:

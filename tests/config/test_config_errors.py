@@ -491,17 +491,28 @@ train:
     lang: [de, 5]
     size:
       at_leest: 5
+  decode:
+    image: {size: 0, crop: centre}
+    mask: pil
 """.lstrip()
     )
     fraction = 'must be [low, high] with 0 <= low < high <= 1, such as [0, 0.95]'
     subset = 'must begin after the range before, [0, 10]: ranges ascend and do not overlap'
     operators = 'must be one of equals, in, at_least, below, length, not; did you mean "at_least"?'
+    size = 'must be a number of pixels from 1 to 65536, or a height and a width'
+    decode = (
+        "must be 'tensor' or an ImageTensor for all columns of images, or a mapping from columns to these; a mapping "
+        'of the keys of ImageTensor stands for one'
+    )
     assert errors(path) == [
         f'{path}:4: train.fraction: got [0.95, 0.9]; {fraction}',
         f'{path}:5: train.fraction_seed: got -1; must be an integer of at least 0',
         f'{path}:8: train.subset[1]: got [5, 20]; {subset}',
         f"{path}:10: train.where.lang: got ['de', 5]; must be all text or all numbers",
         f'{path}:12: train.where.size.at_leest: got 5; unknown operator; {operators}',
+        f"{path}:14: train.decode.image.crop: got 'centre'; must be one of 'random', 'center'",
+        f'{path}:14: train.decode.image.size: got 0; {size}',
+        f"{path}:15: train.decode.mask: got 'pil'; {decode}",
     ]
 
 

@@ -17,6 +17,7 @@ from headrace.config.schema import Config, LoaderConfig
 from headrace.config.streams import SchedulePointConfig
 from headrace.config.validate import Validator
 from headrace.config.yaml_source import DIRECTIVES, YamlSource
+from headrace.images import Decode
 from headrace.selection import Conditions, Fraction, Subset
 
 __all__ = ['load_config', 'to_mapping', 'to_yaml']
@@ -85,7 +86,7 @@ def _given(config: Any) -> dict[str, Any]:
             named = {item.name: _given(item) for item in cast('tuple[Any, ...]', value)}
             single = list(named) == [field.name] and isinstance(value[0], LoaderConfig)
             value = named[field.name] if single else named
-        if isinstance(value, (Subset, Fraction, Conditions)):
+        if isinstance(value, (Subset, Fraction, Conditions, Decode)):
             given[field.name] = value.plain
             continue
         given[field.name] = _given(value) if dataclasses.is_dataclass(value) else value

@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 from headrace.config.constraints import AtLeast, BrokenRule, Count, MoreThan, OneOf, Parsed
 from headrace.format import get_hashes
+from headrace.images import Decode
 from headrace.redaction import redacted_repr
 from headrace.selection import Conditions, Fraction, Subset
 from headrace.sources.formats import FORMATS
@@ -77,6 +78,9 @@ class SelectionConfig(TransferConfig):
 
     columns: tuple[str, ...] | None = None
     """Columns to read, such as `[text, id]`; no other is decoded. Left out: all."""
+
+    decode: Annotated[Decode, Parsed(Decode.read, '`tensor`, or a mapping')] | None = None
+    """Columns of images to read as tensors, such as `{image: {size: 224, crop: random}}`; see `docs/images.md`."""
 
     format: Annotated[str, OneOf(FORMATS)] | None = None
     """Format of the data: `mds` for shards, else `docs/formats.md` says how it is read. Left out: found by looking."""

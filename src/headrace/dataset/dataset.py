@@ -35,6 +35,7 @@ from headrace.dataset.streams.stream import Stream
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError
 from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev_to_int
+from headrace.images import Decode, DecodeLike
 from headrace.order import (
     DEFAULT_SEED,
     BatchExplanation,
@@ -75,7 +76,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.
-        format: see `Stream`; a default for all streams.
+        format, decode: see `Stream`; a default for all streams.
         epoch_size: samples in an epoch, as a number or text ('1.5m'); needs proportions, or no weights at all.
         predownload: samples ahead of each worker whose shards are prefetched; None: 65,536, or 8 batches if those are
             more, and 512 MiB at most.
@@ -174,6 +175,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         topology: Topology | None = None,
         on_changed_data: OnChangedData = 'refresh',
         format: str | None = None,  # noqa: A002 - the word for it
+        decode: DecodeLike | None = None,
     ) -> None:
         if not streams and (remote or local):
             streams = None  # LLM Foundry passes an empty list beside the URL of the one stream
@@ -228,6 +230,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
             where=where,
             columns=read_columns(columns),
             format=check_format(format),
+            decode=Decode.of(decode),
             on_changed_data=parse_on_changed_data(on_changed_data),
         )
         if self.cache_limit is not None:

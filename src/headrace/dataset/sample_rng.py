@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 
-__all__ = ['drawing_for', 'drawing_for_batch', 'each_row', 'sample_rng']
+__all__ = ['drawing_for', 'drawing_for_batch', 'each_row', 'image_draws', 'sample_rng']
 
 _NO_SAMPLE = (
     'Random numbers of a sample are drawn while a batch is read: in `get_item` or `__getitem__` of a StreamingDataset '
@@ -22,14 +22,14 @@ class _Draws:
     """One sample's random numbers."""
 
     def __init__(self, *key: int) -> None:
-        self._key = key
+        self.key = key
         self._generator: np.random.Generator | None = None
 
     @property
     def generator(self) -> np.random.Generator:
         """Made on request, since that takes longer than reading a small sample."""
         if self._generator is None:
-            self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self._key)))
+            self._generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.key)))
         return self._generator
 
 
@@ -55,6 +55,18 @@ def sample_rng() -> np.random.Generator:
     if draws is None:
         raise ConfigError(_NO_SAMPLE)
     return draws.generator
+
+
+def image_draws(sample_id: int, count: int) -> list[float] | None:
+    """Random numbers for the images of a sample, from 0 to below 1; None: no pass is being read."""
+    draws, batch = _draws.get(), _batch.get()
+    if draws is not None:
+        seed, epoch = draws.key[:2]
+    elif batch is not None:
+        seed, epoch = batch[:2]
+    else:
+        return None
+    return _Draws(seed, epoch, sample_id, 2).generator.random(count).tolist()
 
 
 @contextlib.contextmanager

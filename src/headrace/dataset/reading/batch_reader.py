@@ -94,6 +94,12 @@ class BatchReader(Reader[BatchKey]):
     def _read(self, epoch: int, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         if not self._is_columnar:
             return self._collated(epoch, ids.tolist())
+        if not self._source.pool.has_images:
+            return self._columns(ids)
+        with drawing_for_batch(self._source.shuffle_seed, epoch, ids.tolist()):
+            return self._columns(ids)
+
+    def _columns(self, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         if self._skipping_reader is not None:
             return self._skipping_reader.batch(ids)
         return self._source.pool.batch(ids), None

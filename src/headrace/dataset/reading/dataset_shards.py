@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from headrace.dataset.reading.bad_shards import BadShards
+from headrace.dataset.streams.images import ImageColumn
 from headrace.dataset.streams.stream import Stream
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
@@ -76,10 +78,19 @@ class DatasetShards:
         info = stream.shards[local]
         try:
             source = f'{stream.title}: {info.files[0].raw.basename}'
+            images = stream.images_in(local)
+            if images is not None:
+                info = replace(info, schema=images.as_bytes)
             return open_shard(info, lease.buffers, source=source, columns=stream.columns)
         except BaseException:
             lease.release()
             raise
+
+    def images(self, shard: int) -> Sequence[ImageColumn]:
+        """The columns of a shard that `reader` gives as stored bytes, to be made into tensors."""
+        stream, local = self.place(shard)
+        images = stream.images_in(local)
+        return () if images is None else images.columns
 
     def waited(self, shard: int, nanoseconds: int) -> None:
         """Count the time for which a reader waited for a shard."""

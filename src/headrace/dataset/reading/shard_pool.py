@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Collection, Generator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,9 @@ from headrace.format import ColumnBatch, Columns, ShardReader
 from headrace.order import SampleMap
 from headrace.storage import FetchResult, Lease
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
+
+if TYPE_CHECKING:
+    from headrace.dataset.reading.image_rows import ImageRows
 
 __all__ = ['ShardPool', 'collate_columns']
 
@@ -56,6 +59,11 @@ class ShardPool:
         self._returns = None if cache_limit is None else self._leases.keep
         self._prefetcher: Prefetcher | None = None
         self._is_trying_once = False
+        self._images: ImageRows | None = None
+        if any(stream.decode is not None for stream in streams):
+            from headrace.dataset.reading.image_rows import ImageRows
+
+            self._images = ImageRows(self._shards, sample_map, self.describe)
         self.shared, is_all = gathered_columns(streams)
         """The columns that all shards hold and store alike."""
         self.columns = self.shared if is_all else None
@@ -170,6 +178,11 @@ class ShardPool:
             self._shards.waited(shard, waited)
         return lease, self._shards.reader(shard, lease)
 
+    @property
+    def has_images(self) -> bool:
+        """Whether images are read as tensors, whose crops take random numbers."""
+        return self._images is not None
+
     # -- samples ---------------------------------------------------------------------------------------------------
 
     def describe(self, sample_id: int) -> str:
@@ -184,10 +197,13 @@ class ShardPool:
         shard, row = self._sample_map.locate_one(sample_id)
         held = self._leases.take(shard) or self._acquire(shard)
         try:
-            return held.value.sample(row)
+            sample = held.value.sample(row)
         finally:
             if self._returns is not None:
                 self._returns(shard, held)
+        if self._images is not None:
+            self._images.decode_sample(sample, shard, sample_id)
+        return sample
 
     def batch(self, ids: npt.NDArray[np.int64]) -> dict[str, Any]:
         """The samples of `ids`, collated: what `default_collate` gives for them, read column by column."""
@@ -242,6 +258,8 @@ class ShardPool:
                 if failed is None or not is_bad_sample(error):
                     raise
                 self._gather_each(shard, row_list[begin:end], out_list[begin:end], columns, failed)
+        if self._images is not None:
+            self._images.decode_batch(columns, ids, failed)
         return columns
 
     def _gather_each(

@@ -6,8 +6,10 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from headrace.dataset.streams.images import column_kinds
 from headrace.errors import StreamError
 from headrace.format import Columns, Schema, ShardTable, do_stack
+from headrace.images import Decode
 
 if TYPE_CHECKING:
     from headrace.order import Mixture
@@ -33,6 +35,11 @@ class OpenedStream(Protocol):
     @property
     def columns(self) -> tuple[str, ...] | None:
         """The columns to read; None: all."""
+        ...
+
+    @property
+    def decode(self) -> Decode | None:
+        """The columns of images to read as tensors."""
         ...
 
 
@@ -72,12 +79,16 @@ def column_names(stream: OpenedStream) -> Iterator[Sequence[str]]:
         yield [name for name in schema.names if name in stream.columns]
 
 
-def columns_read(streams: Sequence[OpenedStream]) -> dict[tuple[Schema, tuple[str, ...] | None], OpenedStream]:
-    """The distinct schemas with their columns to read (None: all), and the first stream of each."""
-    found: dict[tuple[Schema, tuple[str, ...] | None], OpenedStream] = {}
+_Read = tuple[Schema, tuple[str, ...] | None, Decode | None]
+"""A schema, the columns to read (None: all), and those to read as tensors."""
+
+
+def columns_read(streams: Sequence[OpenedStream]) -> dict[_Read, OpenedStream]:
+    """The different ways to read shards, and the first stream of each."""
+    found: dict[_Read, OpenedStream] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
-            found.setdefault((schema, stream.columns), stream)
+            found.setdefault((schema, stream.columns, stream.decode), stream)
     return found
 
 
@@ -86,7 +97,7 @@ def gathered_columns(streams: Sequence[OpenedStream]) -> tuple[Columns, bool]:
 
     Batches of these columns can be gathered in the same way from any shard.
     """
-    every = [schema.gathered(names).arrays for schema, names in columns_read(streams)]
+    every = [schema.gathered(names).arrays for schema, names, _ in columns_read(streams)]
     first, *others = every or [{}]
     shared = {
         name: array for name, array in first.items() if all(name in other and other[name] == array for other in others)
@@ -110,15 +121,15 @@ def refuse_different_columns(streams: Sequence[OpenedStream], mixture: Mixture, 
         _refuse_different(columns_read(sharing))
 
 
-def _refuse_different(found: dict[tuple[Schema, tuple[str, ...] | None], OpenedStream]) -> None:
+def _refuse_different(found: dict[_Read, OpenedStream]) -> None:
     """Refuse schemas that differ in the columns to read."""
     (first, home), *others = found.items()
-    kinds, there = first[0].kinds(first[1]), _whose(home, first[0])
+    kinds, there = column_kinds(home, first[0]), _whose(home, first[0])
     # Compatible kinds, with the first place of each: a later kind may be more specific.
     known = {name: {kind: there} for name, kind in kinds.items()}
     differences = dict[str, str]()
-    for (schema, columns), stream in others:
-        theirs = schema.kinds(columns)
+    for (schema, _, _), stream in others:
+        theirs = column_kinds(stream, schema)
         if theirs == kinds:
             continue
         here = _whose(stream, schema)

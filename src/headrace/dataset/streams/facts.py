@@ -7,8 +7,10 @@ from typing import Protocol
 
 import numpy as np
 
+from headrace.dataset.streams.images import column_kinds
 from headrace.display import Facts, count_text, size_text
 from headrace.format import ShardTable
+from headrace.images import Decode
 from headrace.order import RowSelection
 from headrace.redaction import without_credentials
 
@@ -27,6 +29,12 @@ class ShownStream(Protocol):
     repeat: float | None
     choose: int | None
     columns: tuple[str, ...] | None
+    decode: Decode | None
+
+    @property
+    def title(self) -> str:
+        """Its name for messages."""
+        ...
 
     @property
     def url(self) -> str | None:
@@ -69,7 +77,7 @@ def columns_text(streams: list[ShownStream]) -> str:
     kinds: dict[str, str] = {}
     for stream in streams:
         for schema in stream.shards.schemas:
-            for name, kind in schema.kinds(stream.columns).items():
+            for name, kind in column_kinds(stream, schema).items():
                 kinds.setdefault(name, kind)
     text = ', '.join(f'{name}: {kind}' for name, kind in kinds.items())
     return text if len(text) <= _LONGEST else text[:_LONGEST] + '…'

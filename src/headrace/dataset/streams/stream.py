@@ -19,11 +19,13 @@ from headrace.dataset.streams.changed_data import OnChangedData, parse_on_change
 from headrace.dataset.streams.columns import column_names, read_columns
 from headrace.dataset.streams.facts import stream_facts
 from headrace.dataset.streams.folder_claim import claimed_folder
+from headrace.dataset.streams.images import ImageColumns, image_columns
 from headrace.dataset.streams.missing_index import in_its_place, missing_index
 from headrace.dataset.streams.store_options import store_options_of
 from headrace.display import Facts, FactsRepr
 from headrace.errors import FormatError, ObjectNotFoundError, StreamError
 from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
+from headrace.images import Decode, DecodeLike
 from headrace.order import RowSelection, StreamSize
 from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
 from headrace.sources.formats import check_format
@@ -84,12 +86,14 @@ class Stream(FactsRepr):
         columns: names of the columns to read, ``['text']``; no other is decoded. None: all.
         format: 'mds' for a folder with an index.json, or the name of another format, such as 'parquet';
             ``docs/formats.md`` lists them. None: found by looking.
+        decode: columns of images that are read as tensors of uint8: 'tensor' or an `ImageTensor` for all of them, or a
+            mapping from columns to these. None: images are read as Pillow's.
         on_changed_data: action if the remote's data have changed since they were cached. 'refresh' takes the new data,
             and removes cached shards that may differ; 'refuse' raises.
 
     Raises:
         StreamError: more than one weight, a negative weight, or neither `remote` nor `local`; or a malformed `subset`,
-            `fraction`, `where` or `columns`.
+            `fraction`, `where`, `columns` or `decode`.
     """
 
     @by_name
@@ -119,6 +123,7 @@ class Stream(FactsRepr):
         columns: Sequence[str] | None = None,
         on_changed_data: OnChangedData | None = None,
         format: str | None = None,  # noqa: A002 - the word for it
+        decode: DecodeLike | None = None,
     ) -> None:
         refuse_unused_overrides(type(self), Stream)
         weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
@@ -150,6 +155,8 @@ class Stream(FactsRepr):
         self.on_changed_data = parse_on_changed_data(on_changed_data)
         self._read_selection()
         self.columns = read_columns(columns)
+        self.decode = Decode.of(decode)
+        self._images: list[ImageColumns] = []  # by kind of shard; empty if no images are read as tensors
         self.format = check_format(format)
         self.shards = ShardTable.empty()
         self.kept: RowSelection | None = None  # which rows of the shards are offered; None: all
@@ -290,6 +297,7 @@ class Stream(FactsRepr):
             found.keep()
             self.shards, self.fingerprint = found.shards, found.fingerprint
             list(column_names(self))  # refuses columns that a shard lacks
+            self._images = image_columns(self)
             self.cache(limit)
             if selection is not None:
                 changed = index.stat().st_mtime_ns  # rewritten data can have the same index
@@ -398,6 +406,10 @@ class Stream(FactsRepr):
                 )
             )
         return CacheEntry(tuple(parts), id=self.first_shard + shard)
+
+    def images_in(self, shard: int) -> ImageColumns | None:
+        """The columns of images of a shard that are read as tensors; None: there are none."""
+        return self._images[self.shards.kind_of[shard]] if self._images else None
 
     def size(self) -> StreamSize:
         """The stream as the order sees it: numbers of samples that are offered, and a weight."""

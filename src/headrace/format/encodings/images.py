@@ -6,6 +6,7 @@ Pillow's limit on the number of pixels (``PIL.Image.MAX_IMAGE_PIXELS``) holds.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 from functools import cache
@@ -19,10 +20,10 @@ from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_ty
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
     from types import ModuleType
 
-__all__ = ['JPEG', 'PIL', 'PNG', 'JPEGArray', 'JPEGList', 'PILList', 'PNGList']
+__all__ = ['JPEG', 'PIL', 'PNG', 'JPEGArray', 'JPEGList', 'PILList', 'PNGList', 'open_image', 'reading_image']
 
 _PIL_HEAD: Final = struct.Struct('<III')  # width, height, length of the mode's text
 _MAX_EMPTY_SIDE: Final = 1 << 16  # Pillow keeps a pointer per row even for an image without pixels
@@ -47,16 +48,37 @@ def _safe_formats() -> tuple[str, ...]:
     return tuple(name for name in image.ID if name != 'EPS')
 
 
-def _open(name: str, data: Buffer) -> Any:
+def open_image(name: str, data: Buffer) -> Any:
+    """A PIL image whose size is known, and whose pixels are not decoded.
+
+    Args:
+        name: the encoding, for messages.
+        data: the bytes of a file of any format.
+
+    Raises:
+        FormatError: the bytes are no image, or one with more pixels than Pillow's limit.
+    """
     image = _pillow()
+    with reading_image(name, data):
+        return image.open(BytesIO(data), formats=_safe_formats())
+
+
+@contextlib.contextmanager
+def reading_image(name: str, data: Buffer) -> Generator[None]:
+    """Turn the errors of Pillow into FormatError; arguments as those of `open_image`."""
     try:
-        opened = image.open(BytesIO(data), formats=_safe_formats())
-        opened.load()
+        yield
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
         raise FormatError(
             f'A value of encoding `{name}` ({len(data)} bytes) cannot be read as an image: '
             f'{type(error).__name__}: {error}.'
         ) from error
+
+
+def _open(name: str, data: Buffer) -> Any:
+    opened = open_image(name, data)
+    with reading_image(name, data):
+        opened.load()
     return opened
 
 

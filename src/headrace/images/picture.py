@@ -1,0 +1,133 @@
+"""Pictures whose size is known before their pixels are decoded: JPEGs by libjpeg-turbo, all others by Pillow."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import FormatError, MissingDependencyError
+from headrace.format.encodings import get_mds_encoding
+from headrace.format.encodings.images import open_image, reading_image
+from headrace.images.image_tensor import Mode
+
+__all__ = ['Picture', 'Pixels', 'open_picture']
+
+Pixels = npt.NDArray[np.uint8]
+"""uint8[height, width, channels]"""
+
+_JPEG: Final = b'\xff\xd8'
+_EIGHT_BITS: Final = frozenset(
+    {'1', 'L', 'LA', 'La', 'P', 'PA', 'RGB', 'RGBA', 'RGBX', 'RGBa', 'CMYK', 'YCbCr', 'LAB', 'HSV'}
+)
+
+
+@cache
+def _simplejpeg() -> ModuleType:
+    try:
+        import simplejpeg
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Images as tensors need simplejpeg, which is not installed: pip install 'headrace[vision]'"
+        ) from error
+    return simplejpeg
+
+
+class Picture(NamedTuple):
+    """A stored picture."""
+
+    height: int
+    width: int
+    data: bytes
+    encoding: str
+    image: Any
+    """Pillow's image, not yet loaded; None: the JPEG is decoded by libjpeg-turbo."""
+
+    def pixels(self, mode: Mode, *, at_least: tuple[int, int] | None = None, out: Pixels | None = None) -> Pixels:
+        """The decoded pixels.
+
+        Args:
+            mode: channels of the result.
+            at_least: a height and a width. A JPEG may be decoded at a half, a quarter or an eighth of its size that is
+                not below. None: at its own size.
+            out: contiguous memory for the whole picture; `at_least` is then None. The result is `out`.
+
+        Raises:
+            FormatError: the picture is damaged.
+        """
+        if self.image is None:
+            height, width = at_least or (0, 0)
+            try:
+                return _simplejpeg().decode_jpeg(
+                    self.data,
+                    colorspace='RGB' if mode == 'RGB' else 'GRAY',
+                    min_height=height,
+                    min_width=width,
+                    min_factor=1 if at_least is None else 2,  # others take longer than the whole picture
+                    buffer=out,
+                )
+            except ValueError:
+                pass  # Pillow says whether it is damaged, or just unusual
+        image = open_image(self.encoding, self.data) if self.image is None else self.image
+        found = self._converted(image, mode)
+        if out is None:
+            return found
+        out[...] = found
+        return out
+
+    def _converted(self, image: Any, mode: Mode) -> Pixels:
+        """The pixels of an image of Pillow."""
+        if image.mode not in _EIGHT_BITS:
+            raise FormatError(
+                f'Tensors of images have 8 bits a channel, but this image has pixels of mode {image.mode!r}. Convert '
+                f'it when you write it, or read it as an image of Pillow.'
+            )
+        with reading_image(self.encoding, self.data):
+            image.load()
+            pixels = np.array(image if image.mode == mode else image.convert(mode))
+        return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def open_picture(data: bytes, encoding: str, max_pixels: int) -> Picture:
+    """A picture from its stored bytes; its pixels are not decoded.
+
+    Args:
+        data: the bytes.
+        encoding: of its column.
+        max_pixels: most pixels that it may have.
+
+    Raises:
+        FormatError: the bytes are no picture, or it has more pixels.
+        MissingDependencyError: simplejpeg or Pillow is not installed.
+    """
+    image: Any = None
+    if encoding == 'pil':
+        image = get_mds_encoding('pil').decode(data)  # as large as its bytes
+        width, height = image.size
+    else:
+        size = _jpeg_size(data) if data[:2] == _JPEG else None
+        if size is None:
+            image = open_image(encoding, data)
+            width, height = image.size
+        else:
+            height, width = size
+    if height * width > max_pixels:
+        raise FormatError(
+            f'An image may have `max_pixels`, {max_pixels:,}, but this one says {width} x {height}. If it is right, '
+            f'set `max_pixels` of its ImageTensor.'
+        )
+    if not height or not width:
+        raise FormatError(f'An image has pixels, but this one says {width} x {height}.')
+    return Picture(height, width, data, encoding, image)
+
+
+def _jpeg_size(data: bytes) -> tuple[int, int] | None:
+    """Height and width of a JPEG; None if libjpeg-turbo cannot decode it to RGB."""
+    try:
+        height, width, colors, _ = _simplejpeg().decode_jpeg_header(data)
+    except ValueError:
+        return None
+    return (height, width) if colors in ('YCbCr', 'RGB', 'Gray', 'GRAY') else None
