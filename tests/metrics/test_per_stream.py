@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from torchmetrics import CatMetric, MeanMetric
+from torchmetrics import CatMetric, MeanMetric, SumMetric
 from torchmetrics.classification import BinaryAccuracy
 
 from headrace.errors import ConfigError
@@ -167,3 +167,16 @@ def test_rows_of_bad_samples_are_left_out():
     assert each(values, streams=streams, **marks) == {'code': 3, 'prose': 5}
     for metric in (mean, each):
         assert [float(value) for value in metric.compute().values()][:2] == [3, 5]
+
+
+def test_packed_data_has_a_value_for_each_token():
+    draw = torch.Generator().manual_seed(4)
+    streams = torch.randint(-1, 2, (5, 6), generator=draw)  # -1 is padding
+    loss = torch.randint(0, 9, (5, 6), generator=draw).float()
+    mean, total = PerStreamMean(['code', 'prose']), PerStream(SumMetric(), ['code', 'prose'])
+    is_padding = torch.tensor([False] * 4 + [True])
+    mean.update(loss, streams, is_padding)
+    total.update(loss, streams=streams, is_padding=is_padding)
+    by_stream = [loss[:4][streams[:4] == number] for number in range(2)]
+    assert [value.item() for value in mean.compute().values()] == [values.mean().item() for values in by_stream]
+    assert [value.item() for value in total.compute().values()] == [values.sum().item() for values in by_stream]

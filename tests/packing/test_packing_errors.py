@@ -70,8 +70,6 @@ def test_datasets(folder, options, message):
 def test_loaders(folder):
     with pytest.raises(ConfigError, match='`collate_fn` is not to be had with packing'):
         next(iter(StreamingDataLoader(dataset(folder), batch_size=2, collate_fn=list)))
-    with pytest.raises(ConfigError, match='`mark_streams` is not to be had with packing'):
-        next(iter(StreamingDataLoader(dataset(folder), batch_size=2, mark_streams=True)))
     with pytest.raises(ConfigError, match='multiple of the 4 lanes, but is 6'):
         next(iter(StreamingDataLoader(dataset(folder, sequences_per_epoch=6), batch_size=4)))
     with pytest.raises(TopologyError, match='must divide the 4 lanes of the packing, got 3'):
@@ -163,7 +161,6 @@ def test_damaged_cuts_are_refused(folder, cuts):
         ({'packing': {'sequence_length': 8, 'method': 'bestfit'}}, 'must be one of best_fit, concatenate'),
         ({'packing': {'sequence_length': 8}, 'shuffle_algo': 'py1s'}, 'is `native` with packing'),
         ({'packing': {'sequence_length': 8}, 'on_mixture_change': 'continue'}, 'is `refuse` with packing'),
-        ({'packing': {'sequence_length': 8}, 'loader': {'mark_streams': True}}, '`mark_streams` is not to be had'),
         ({'packing': {'sequence_length': 8, 'lanes': 4, 'sequences_per_epoch': 6}}, 'multiple of the 4 `lanes`'),
     ],
     ids=str,

@@ -241,11 +241,8 @@ class LoaderConfig(DatasetConfig):
         if self.shuffle_algo in PERMUTATIONS:
             yield BrokenRule(('shuffle_algo', 'packing'), 'is `native` with packing; remove one of the two')
         if self.on_mixture_change != 'refuse':
-            rule = 'is `refuse` with packing, whose lanes are at different documents; remove it'
+            rule = 'is `refuse` with packing, whose lanes are at different documents; use a `schedule`'
             yield BrokenRule(('on_mixture_change', 'packing'), rule)
-        if self.loader.mark_streams:
-            rule = '`mark_streams` is not to be had with packing: a sequence may hold documents of several streams'
-            yield BrokenRule(('loader', 'packing'), rule, inner=('mark_streams',))
 
 
 @redacted_repr

@@ -402,6 +402,19 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         """
         return self._samples.explain(plan, k)
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether batches hold sequences packed from samples."""
+        return False
+
+    def promised_token_shares(self) -> npt.NDArray[np.float64]:
+        """The share of each stream in the tokens of packed batches that the mixture promises, float64[streams].
+
+        Raises:
+            TypeError: batches are not packed, so their tokens are not counted.
+        """
+        raise TypeError('A StreamingDataset knows no tokens; a PackedDataset does.')
+
     def place(self, shard: int) -> tuple[str, int, str]:
         """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
         return self._samples.place(shard)

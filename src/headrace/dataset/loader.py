@@ -189,8 +189,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
         """Handling of the samples after the last full global batch."""
         self._epoch_under_way: int | None = None
-        names = [stream.name or '' for stream in dataset.streams]
-        self._counters = LoaderCounters(dataset.stream_names, names, dataset.cache_counters)
+        self._counters = LoaderCounters(dataset.stream_names, dataset.cache_counters, is_packed=dataset.is_packed)
         self._mixture_counts = MixtureCounts()
 
     @property
@@ -312,6 +311,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
         For batches that are no dicts, which cannot hold the mark of `mark_streams`. Padding has the stream of the
         sample that it repeats. Numbers are those of `dataset.streams`.
+
+        Raises:
+            ConfigError: the data is packed, so that a row holds documents of several streams.
         """
         return self._counters.own_streams
 
@@ -338,8 +340,27 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
 
         Counts since this loader was made, without padding. They come from the order, which takes about a millisecond
         and asks no other rank.
+
+        With packing, the counts are tokens, and of this rank alone. The mixture promises shares of documents; they are
+        multiplied by the mean length of each stream's documents.
         """
-        return self._mixture_counts.counts()
+        tokens = self.stream_tokens
+        return self._mixture_counts.counts() if tokens is None else self.token_counts(tokens)
+
+    def token_counts(self, tokens: npt.NDArray[np.int64]) -> dict[str, StreamCount]:
+        """Tokens of packed batches by stream name, and as many tokens as the mixture promises.
+
+        Args:
+            tokens: of each stream, int64[streams].
+        """
+        promised = self.dataset.promised_token_shares() * tokens.sum()
+        counts = map(StreamCount, tokens.tolist(), promised.tolist())
+        return dict(zip(self.dataset.stream_names, counts, strict=True))
+
+    @property
+    def stream_tokens(self) -> npt.NDArray[np.int64] | None:
+        """Tokens of each stream that this rank's packed batches had so far, int64[streams]; None without packing."""
+        return self._counters.stream_tokens
 
     def next_pass(self) -> tuple[int, int]:
         """Epoch and first sample of the next pass."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from headrace.errors import ConfigError
 from headrace.order import BatchPlan, ExpectedCounts
 from headrace.storage import CacheCounters, CacheCounts, CountTable
 
@@ -52,6 +53,8 @@ class WorkerBatch(NamedTuple):
     """bool[rows], True where the sample could not be read; None: nowhere."""
     left_out: int = 0
     """Unreadable documents since the batch before; they are in no sequence."""
+    stream_tokens: npt.NDArray[np.int64] | None = None
+    """Tokens of each stream in a batch of packed sequences, int64[streams]; None: it is not packed."""
 
 
 class StreamStats(NamedTuple):
@@ -87,12 +90,12 @@ class LoaderStats:
     samples: int
     """Rows of these that are no padding."""
     stream_samples: Mapping[str, int]
-    """The same by stream. Of this rank alone: `StreamingDataLoader.mix` counts all ranks'."""
+    """The same by stream; with packing, tokens. Of this rank alone: `StreamingDataLoader.mix` counts all ranks'."""
     bad_samples: int
     """Rows that hold another sample because theirs could not be read; with packing, documents that were skipped. See
     `on_bad_sample`."""
     stream_bad_samples: Mapping[str, int]
-    """The same by stream; with packing, `PackedDataset.document_counts` has it."""
+    """The same by stream."""
     seconds_waiting: float
     """Time that the trainer has waited in `next` for batches, the first ones included."""
     stalls: int
@@ -167,10 +170,10 @@ class _ByStream(Mapping[str, StreamStats]):
 
 
 class StreamCount(NamedTuple):
-    """Samples of a stream, counted and expected."""
+    """Samples of a stream, counted and expected; of packed data, tokens."""
 
     samples: int
-    """Over all ranks, without padding."""
+    """Over all ranks, without padding; tokens of packed data are those of this rank."""
     promised: float
     """Expected for as many samples of all streams, by the proportions of the mixture or its schedule."""
 
@@ -178,20 +181,19 @@ class StreamCount(NamedTuple):
 class LoaderCounters:
     """The counters of one loader, in the process that iterates."""
 
-    def __init__(self, names: Sequence[str], read_names: Sequence[str], here: CacheCounters) -> None:
+    def __init__(self, names: Sequence[str], here: CacheCounters, *, is_packed: bool) -> None:
         """Take the streams' names.
 
         Args:
-            names: the streams of the batches' samples.
-            read_names: the streams that are read; with packing, those of the documents.
+            names: the streams.
             here: this process' counters of their reads.
+            is_packed: whether batches hold packed sequences.
         """
-        self._names, self._read_names = tuple(names), tuple(read_names)
-        self._packs = self._names != self._read_names
+        self._names, self._packs = tuple(names), is_packed
         self._here, self._before = here, here.table()
         self._read = np.zeros_like(self._before)
         self._of_process: dict[int, CountTable] = {}
-        self._documents = np.zeros((2, len(read_names)), np.int64)  # and those of them that are bad
+        self._documents = np.zeros((2, len(names)), np.int64)  # and those of them that are bad
         self._streams: npt.NDArray[np.int64] = np.zeros(len(names), np.int64)
         self._bad_streams = np.zeros_like(self._streams)
         self._batches = self._samples = self._left_out = self._stalls = 0
@@ -233,7 +235,7 @@ class LoaderCounters:
             self._read[streams] += counts - before[streams]
             before[streams] = counts
         if self._packs and received.streams is not None:
-            most = len(self._read_names)
+            most = len(self._names)
             self._documents[0] += np.bincount(received.streams, minlength=most)
             if received.bad_rows is not None:
                 self._documents[1] += np.bincount(received.streams[received.bad_rows], minlength=most)
@@ -248,7 +250,9 @@ class LoaderCounters:
         self._samples += own_samples
         self.own_samples = own_samples
         self._rows, self._own_streams = received.rows, received.streams
-        if received.streams is None:
+        if received.stream_tokens is not None:
+            self._streams += received.stream_tokens
+        elif received.streams is None:
             self._streams[0] += own_samples
         else:
             self._streams += np.bincount(received.streams[:own_samples], minlength=len(self._names))
@@ -267,8 +271,22 @@ class LoaderCounters:
         return 0.0
 
     @property
+    def stream_tokens(self) -> npt.NDArray[np.int64] | None:
+        """Tokens of each stream in the packed batches so far, int64[streams]; None: batches are not packed."""
+        return self._streams.copy() if self._packs else None
+
+    @property
     def own_streams(self) -> npt.NDArray[np.int64]:
-        """Stream number of each row of the last batch, int64[rows], padding included."""
+        """Stream number of each row of the last batch, int64[rows], padding included.
+
+        Raises:
+            ConfigError: batches are packed.
+        """
+        if self._packs:
+            raise ConfigError(
+                'A loader of packed data has no `own_streams`: a sequence holds documents of several streams. Pass '
+                '`mark_streams=True`, which marks each token.'
+            )
         return np.zeros(self._rows, np.int64) if self._own_streams is None else self._own_streams.astype(np.int64)
 
     @property
@@ -280,13 +298,14 @@ class LoaderCounters:
         """All counters; those of reads are this process', or the workers'."""
         table = self._here.table() - self._before if reads_here else self._read.copy()
         read = CacheCounts(*table.sum(axis=0).tolist())
-        samples = self._documents.copy() if self._packs else np.array([self._streams, self._bad_streams])
+        bad = self._documents[1] if self._packs else self._bad_streams
+        samples = self._documents.copy() if self._packs else np.array([self._streams, bad])
         return LoaderStats(
             batches=self._batches,
             samples=self._samples,
             stream_samples=dict(zip(self._names, self._streams.tolist(), strict=True)),
             bad_samples=int(self._bad_streams.sum()) + self._left_out,
-            stream_bad_samples=dict(zip(self._names, self._bad_streams.tolist(), strict=True)),
+            stream_bad_samples=dict(zip(self._names, bad.tolist(), strict=True)),
             seconds_waiting=self._seconds_waiting,
             stalls=self._stalls,
             seconds_to_first_batch=self._seconds_to_first_batch,
@@ -297,7 +316,7 @@ class LoaderCounters:
             cache_hits=read.hits,
             evictions=read.evictions,
             retries=read.retries,
-            streams=_ByStream(self._read_names, samples, table),
+            streams=_ByStream(self._names, samples, table),
         )
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
@@ -17,6 +19,9 @@ __all__ = ['DataMeter']
 _TEXT_STREAMS = 4  # Streams whose shares fit into a line.
 _LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
 _UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
+
+
+Tokens: TypeAlias = npt.NDArray[np.int64]
 
 
 class _Read(NamedTuple):
@@ -81,6 +86,16 @@ class _Followed:
     mix: MixtureCounts
     remote: dict[str, _StreamRead]
     """Remote streams, and their counters at that time."""
+    tokens_before: Tokens | None
+    """With packing, the tokens of each stream at that time."""
+    tokens: Tokens | None
+    """The same after the last trained step."""
+
+    def token_counts(self) -> dict[str, StreamCount]:
+        """Trained tokens of each stream since then, on this rank; empty without packing."""
+        if self.tokens is None or self.tokens_before is None:
+            return {}
+        return self.loader.token_counts(self.tokens - self.tokens_before)
 
 
 class DataMeter:
@@ -99,6 +114,8 @@ class DataMeter:
         self._past = _Read()  # of loaders that were replaced, and tokens
         self._past_streams: dict[str, _StreamRead] = {}  # of loaders that were replaced
         self._earlier: dict[str, StreamCount] = {}  # before a checkpoint
+        self._earlier_tokens: dict[str, StreamCount] = {}  # of packed loaders, on all ranks
+        self._earlier_sequences = 0  # of packed loaders
         self._tokens: int | Tensor = 0
         self._has_tokens = False
         self._paused: float | None = None
@@ -126,13 +143,18 @@ class DataMeter:
             names = [stream.name or '' for stream in loader.dataset.streams if not stream.is_local]
             mix = MixtureCounts() if old is None else old.mix
             remote = {stream: _StreamRead.of(stats.streams[stream]) for stream in names}
-            self._followed[name] = _Followed(loader, _Read.of(stats), mix, remote)
+            tokens = loader.stream_tokens
+            self._followed[name] = _Followed(loader, _Read.of(stats), mix, remote, tokens, tokens)
         for name in self._followed.keys() - loaders.keys():
             old = self._followed.pop(name)
             self._leave(name, old)
-            self._add_earlier(name, old.mix.counts())
+            if old.tokens is None:
+                _add_all(self._earlier, name, old.mix.counts())
+            else:
+                self._earlier_sequences += sum(count.samples for count in old.mix.counts().values())
 
     def _leave(self, label: str, old: _Followed) -> None:
+        _add_all(self._earlier_tokens, label, _of_all_ranks(old))
         stats = old.loader.stats()
         self._past = self._past.plus(_Read.of(stats).minus(old.before))
         for stream, before in old.remote.items():
@@ -156,6 +178,8 @@ class DataMeter:
             handed_out = followed.loader.handed_out
             if handed_out is not None:
                 followed.mix.reach(*handed_out, is_done=is_step)
+            if is_step:
+                followed.tokens = followed.loader.stream_tokens
         if tokens is not None:
             self._tokens += tokens
             self._has_tokens = True
@@ -187,7 +211,7 @@ class DataMeter:
             ranks: number of ranks.
             replicas: number of ranks that have different samples.
             sum_over_ranks: adds lists of numbers over all ranks; called once, on each of them. None: counters of reads
-                and waits are of this rank alone, and its tokens stand for every rank's.
+                and waits are of this rank alone, and its tokens stand for every rank's, those of streams included.
             per_stream: whether to give the figures of each of several streams.
             per_stream_reads: whether to include the reads of each remote stream; None: if there are at most 32.
 
@@ -200,8 +224,9 @@ class DataMeter:
             - ``data/stalls``, ``data/bytes_downloaded``, ``data/requests``, ``data/cache_hits``: since the start
             - ``data/bad_samples``: since the start, under ``on_bad_sample='skip'``
             - ``data/seconds_to_first_batch``: of the latest pass; the slowest loader's
-            - ``mix/<stream>/samples``, of the run
-            - ``mix/<stream>/share``, from 0 to 1, and the mixture's or schedule's share: ``mix/<stream>/promised``
+            - ``mix/<stream>/samples``, of the run; with packing ``mix/<stream>/tokens``
+            - ``mix/<stream>/share``, from 0 to 1, and the mixture's or schedule's share: ``mix/<stream>/promised``.
+              With packing, both are shares of tokens; see `StreamingDataLoader.mix`
             - ``data/<stream>/<name>``, since the start: ``bytes_downloaded``, ``requests``, ``cache_hits`` and the
               other fields of `headrace.dataset.StreamStats`
         """
@@ -213,13 +238,18 @@ class DataMeter:
         )
         if sum_over_ranks is not None:
             size = len(total)
-            numbers = sum_over_ranks([*total, *passed, *(number for read in reads.values() for number in read)])
+            own = self._own_tokens() if per_stream else {}
+            of_reads = [number for read in reads.values() for number in read]
+            numbers = sum_over_ranks([*total, *passed, *(count.samples for count in own.values()), *of_reads])
             summed, passed = _Read(*numbers[:size]), _Read(*numbers[size : 2 * size])
             rest = iter(numbers[2 * size :])
+            of_all = {name: round(next(rest) * replicas / ranks) for name in own}
+            token_counts = self._with_earlier_tokens(_with_samples(own, of_all))
             reads = {name: _StreamRead(*(next(rest) for _ in read)) for name, read in reads.items()}
             waiting, tokens = passed.seconds_waiting / ranks, passed.tokens * replicas / ranks
         else:
             summed, waiting, tokens = total, passed.seconds_waiting, passed.tokens * replicas
+            token_counts = self._token_counts()
         figures = {
             'data/samples_per_second': (samples - self._last_samples) / seconds,
             'data/wait_share': min(waiting / seconds, 1.0),
@@ -237,7 +267,8 @@ class DataMeter:
         if starts:
             figures['data/seconds_to_first_batch'] = max(starts)
         if per_stream:
-            figures.update(self._mix_figures())
+            figures.update(_mix_figures(self._sample_counts(), 'samples'))
+            figures.update(_mix_figures(token_counts, 'tokens'))
         for name, read in reads.items():
             figures.update({f'data/{name}/{what}': number for what, number in zip(read._fields, read, strict=True)})
         self._since, self._last, self._last_samples = now, total, samples
@@ -259,32 +290,38 @@ class DataMeter:
                 found[name] = past.plus(_StreamRead.of(streams[stream]).minus(before))
         return found
 
-    def _mix_figures(self) -> dict[str, float]:
-        counts = self.counts()
-        if len(counts) < 2:
-            return {}
-        figures: dict[str, float] = {}
-        shares = _shares(counts)
-        for name, count in counts.items():
-            share, promised = shares[name]
-            figures[f'mix/{name}/samples'] = count.samples
-            figures[f'mix/{name}/share'], figures[f'mix/{name}/promised'] = share, promised
-        return figures
-
     def counts(self) -> dict[str, StreamCount]:
         """Trained samples of each stream in the run, on all ranks, and the promised number.
 
-        With several loaders, the names of streams begin with the loader's, 'loader/stream'.
+        With several loaders, the names of streams begin with the loader's, 'loader/stream'. Streams of packed data have
+        tokens in place of samples, and this rank's stand for every rank's.
         """
+        return {**self._sample_counts(), **self._token_counts()}
+
+    def _sample_counts(self) -> dict[str, StreamCount]:
         counts = dict(self._earlier)
         for label, followed in self._followed.items():
-            for stream, count in followed.mix.counts().items():
-                _add(counts, f'{label}/{stream}' if label else stream, count)
+            if followed.tokens is None:
+                _add_all(counts, label, followed.mix.counts())
         return counts
 
-    def _add_earlier(self, label: str, counts: Mapping[str, StreamCount]) -> None:
-        for stream, count in counts.items():
-            _add(self._earlier, f'{label}/{stream}' if label else stream, count)
+    def _token_counts(self) -> dict[str, StreamCount]:
+        counts = dict(self._earlier_tokens)
+        for label, followed in self._followed.items():
+            _add_all(counts, label, _of_all_ranks(followed))
+        return counts
+
+    def _own_tokens(self) -> dict[str, StreamCount]:
+        """Tokens of the packed loaders that are read, on this rank; the same streams on every rank."""
+        counts: dict[str, StreamCount] = {}
+        for label, followed in self._followed.items():
+            _add_all(counts, label, followed.token_counts())
+        return counts
+
+    def _with_earlier_tokens(self, counts: Mapping[str, StreamCount]) -> dict[str, StreamCount]:
+        together = dict(self._earlier_tokens)
+        _add_all(together, '', counts)
+        return together
 
     def texts(self) -> dict[str, str]:
         """The state of the data for a progress bar: ``data`` 3.2 GB, ``stall`` 0.1%, ``mix`` 0.40/0.60.
@@ -315,25 +352,81 @@ class DataMeter:
         return total._replace(tokens=float(self._tokens), has_tokens=float(self._has_tokens))
 
     def _samples(self) -> int:
-        return sum(count.samples for count in self.counts().values())
+        """Samples, or packed sequences, of the run on all ranks."""
+        sequences = (
+            count.samples
+            for followed in self._followed.values()
+            if followed.tokens is not None
+            for count in followed.mix.counts().values()
+        )
+        return self._earlier_sequences + sum(sequences) + sum(count.samples for count in self._sample_counts().values())
 
     # -- across a resume -------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts of streams in the run, as ints and floats, the same on every rank."""
-        return {'streams': {name: [count.samples, count.promised] for name, count in self.counts().items()}}
+        """The counts of streams in the run, as ints and floats.
+
+        The same on every rank, except that tokens of packed streams are this rank's times the number of ranks.
+        """
+        state: dict[str, Any] = {'streams': _plain(self._sample_counts())}
+        tokens = self._token_counts()
+        if tokens:
+            state['tokens'] = _plain(tokens)
+            state['sequences'] = self._samples() - sum(count.samples for count in self._sample_counts().values())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts of a state."""
-        self._earlier = {name: StreamCount(int(n), float(m)) for name, (n, m) in state.get('streams', {}).items()}
+        self._earlier, self._earlier_tokens = _counts_of(state.get('streams', {})), _counts_of(state.get('tokens', {}))
+        self._earlier_sequences = int(state.get('sequences', 0))
+        is_packed = any(followed.tokens is not None for followed in self._followed.values())
+        if is_packed and 'tokens' not in state:  # of version 0.1.0, for which packed sequences were a stream
+            self._earlier_sequences = sum(count.samples for count in self._earlier.values())
+            self._earlier = {}
         for followed in self._followed.values():
             followed.mix = MixtureCounts()
+            followed.tokens_before = followed.tokens = followed.loader.stream_tokens
         self.begin()
 
 
-def _add(counts: dict[str, StreamCount], name: str, count: StreamCount) -> None:
-    had = counts.get(name, StreamCount(0, 0.0))
-    counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)
+def _plain(counts: Mapping[str, StreamCount]) -> dict[str, list[float]]:
+    return {name: [count.samples, count.promised] for name, count in counts.items()}
+
+
+def _counts_of(plain: Mapping[str, Sequence[float]]) -> dict[str, StreamCount]:
+    return {name: StreamCount(int(n), float(m)) for name, (n, m) in plain.items()}
+
+
+def _add_all(counts: dict[str, StreamCount], label: str, more: Mapping[str, StreamCount]) -> None:
+    for stream, count in more.items():
+        name = f'{label}/{stream}' if label else stream
+        had = counts.get(name, StreamCount(0, 0.0))
+        counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)
+
+
+def _of_all_ranks(followed: _Followed) -> dict[str, StreamCount]:
+    """Tokens of a packed loader, those of this rank for every rank's; empty without packing."""
+    replicas = followed.loader.dataset.topology.replicas
+    own = followed.token_counts()
+    return _with_samples(own, {name: count.samples * replicas for name, count in own.items()})
+
+
+def _with_samples(counts: Mapping[str, StreamCount], samples: Mapping[str, int]) -> dict[str, StreamCount]:
+    """Counts with other samples; as many are promised in all."""
+    factor = sum(samples.values()) / max(sum(count.samples for count in counts.values()), 1)
+    return {name: StreamCount(samples[name], count.promised * factor) for name, count in counts.items()}
+
+
+def _mix_figures(counts: Mapping[str, StreamCount], unit: str) -> dict[str, float]:
+    if len(counts) < 2:
+        return {}
+    figures: dict[str, float] = {}
+    shares = _shares(counts)
+    for name, count in counts.items():
+        share, promised = shares[name]
+        figures[f'mix/{name}/{unit}'] = count.samples
+        figures[f'mix/{name}/share'], figures[f'mix/{name}/promised'] = share, promised
+    return figures
 
 
 def _shares(counts: Mapping[str, StreamCount]) -> dict[str, tuple[float, float]]:

@@ -54,26 +54,26 @@ class PerStreamMean(Metric):
         """Count the values of a batch.
 
         Args:
-            values: float[rows], one for each row.
-            streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``.
+            values: float[rows], one for each row; of packed data float[rows, tokens], one for each token.
+            streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``; of packed data int64[rows,
+                tokens]. A negative number leaves a value out.
             is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
             is_bad_sample: the same: ``batch[headrace.BAD_SAMPLE]``.
 
         Raises:
-            ConfigError: there is not one value for each row.
+            ConfigError: there is not one value for each row, or token.
         """
-        if values.ndim != 1 or values.shape != streams.shape:
+        if not values.ndim or values.shape != streams.shape:
             raise ConfigError(
                 f'There must be one value for each row, but values have the shape {tuple(values.shape)} and streams '
-                f"{tuple(streams.shape)}. A loss comes by row with reduction='none', averaged over other dimensions."
+                f"{tuple(streams.shape)}. A loss comes by row with reduction='none', averaged over other dimensions; "
+                f'with packing, by token.'
             )
-        values = values.detach().to(self.total)
+        values = values.detach().to(self.total).flatten()
         streams = streams.to(self.total.device)
-        own = torch.ones_like(streams)
-        without = left_out(is_padding, is_bad_sample)
-        if without is not None:
-            without = without.to(self.total.device)
-            values, own = values.masked_fill(without, 0), own.masked_fill(without, 0)
+        without = _without(streams, left_out(is_padding, is_bad_sample)).flatten()
+        values, own = values.masked_fill(without, 0), (~without).to(torch.int64)
+        streams = streams.flatten().clamp(min=0)
         # Values are added up by batch first: single ones would be lost in a total of millions.
         self.total += torch.zeros_like(self.total).index_add_(0, streams, values)
         self.rows.index_add_(0, streams, own)
@@ -117,7 +117,8 @@ class PerStream(WrapperMetric):
 
         Args:
             args: the metric's arguments, each with a row for each sample: tensors, arrays, lists.
-            streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``.
+            streams: int64[rows], numbers of the rows' streams: ``batch[headrace.STREAM]``. Of packed data int64[rows,
+                tokens]; arguments are then tensors or arrays [rows, tokens, ...]. A negative number leaves out.
             is_padding: bool[rows], True for a row to leave out: ``batch[headrace.PADDING]``.
             is_bad_sample: the same: ``batch[headrace.BAD_SAMPLE]``.
             kwargs: as args; values without rows go to the metric unchanged.
@@ -148,7 +149,7 @@ class PerStream(WrapperMetric):
     def _parts(
         self, args: Sequence[Any], kwargs: dict[str, Any], streams: Tensor, without: Tensor | None
     ) -> Iterator[tuple[int, tuple[Any, ...], dict[str, Any]]]:
-        own = torch.ones_like(streams, dtype=torch.bool) if without is None else ~without.to(streams.device)
+        own = ~_without(streams, without)
         counts = Counter(streams[own].tolist())
         unknown = sorted(set(counts) - set(range(len(self.names))))
         if unknown:
@@ -204,3 +205,12 @@ def _checked(names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str) or not names or len(set(names)) != len(names):
         raise ConfigError(f'`names` must be a list of the different names of all streams, but is {names!r}.')
     return tuple(names)
+
+
+def _without(streams: Tensor, without: Tensor | None) -> Tensor:
+    """The values to leave out, a bool of the shape of `streams`: negative ones, and those of rows left out."""
+    negative = streams < 0
+    if without is None:
+        return negative
+    without = without.to(streams.device)
+    return negative | without.reshape(-1, *[1] * (streams.ndim - 1))

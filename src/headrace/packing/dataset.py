@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.dataset import StreamingDataset
 from headrace.dataset.streams.columns import column_names
@@ -18,9 +19,11 @@ from headrace.packing.reader import PackedReader
 from headrace.packing.replay import pieces_of
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
+from headrace.packing.token_shares import promised_shares
 from headrace.packing.tokenizers import fingerprint
 
 if TYPE_CHECKING:
+    from headrace.dataset.batch_keys.key import ReservedKey
     from headrace.dataset.reading.protocol import Collate, Pass
     from headrace.order import BatchExplanation, BatchPlan, SkipRange
     from headrace.packing.delivered import PieceTable
@@ -57,8 +60,9 @@ class PackedDataset(StreamingDataset):
     def __init__(self, *, packing: Packing, skip: Sequence[SkipRange] = (), **options: Any) -> None:
         if options.get('on_mixture_change', 'refuse') != 'refuse':
             raise ConfigError(
-                "`on_mixture_change` must be 'refuse' with packing, whose lanes are at different documents, but is "
-                f'{options["on_mixture_change"]!r}. Let weights change by a `schedule` from the beginning.'
+                f"`on_mixture_change` must be 'refuse' with packing, but is {options['on_mixture_change']!r}: a new "
+                f'mixture begins at one place of the documents, but lanes are at different places, and hold pieces of '
+                f'documents from before it. Let weights change by a `schedule` from the beginning.'
             )
         super().__init__(**options)
         if self.run.config(1, None).is_mosaicml:
@@ -83,9 +87,25 @@ class PackedDataset(StreamingDataset):
         self.skip = parse_skip(skip)
         documents: Run = self.run
         self.run = PackedRun(documents, packing, fingerprint(packing.tokenizer), self.skip)
-        self.stream_names = ('sequences',)
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
+
+    def check_columns(self, key: ReservedKey) -> None:
+        """No check: batches hold no columns of the data."""
+
+    @property
+    def is_packed(self) -> bool:
+        """True."""
+        return True
+
+    def promised_token_shares(self) -> npt.NDArray[np.float64]:
+        """The share of each stream in the tokens that the mixture promises, float64[streams].
+
+        The weights of streams count documents. Each is multiplied by the mean length of this rank's documents.
+        """
+        counts = [self.document_counts[name] for name in self.stream_names]
+        taken = self.run.lanes.documents_taken if self.run.lane_count is not None else (0, 0)
+        return promised_shares(self.run.documents.mixture, taken, counts)
 
     def require_equal_columns(self, *, joined: bool = False) -> None:
         """No check: only the documents' column is read."""
@@ -170,7 +190,7 @@ class PackedDataset(StreamingDataset):
             epoch=sequences.epoch,
             number=sequences.number,
             end=sequences.end,
-            stream_names=tuple(stream.name or '' for stream in self.streams),
+            stream_names=self.stream_names,
             topology=sequences.topology,
             ranks=sequences.ranks[places],
             rows=sequences.rows[places],
@@ -224,15 +244,14 @@ class PackedDataset(StreamingDataset):
         """Begin to read a pass in batches of sequences.
 
         Raises:
-            ConfigError: `collate_fn` or `mark_streams` is given.
+            ConfigError: `collate_fn` is given.
         """
-        if collate_fn is not None or mark_streams:
-            name = '`mark_streams`' if collate_fn is None else '`collate_fn`'
+        if collate_fn is not None:
             raise ConfigError(
-                f'{name} is not to be had with packing: its batches are tensors of packed sequences, whose documents '
-                f'may be of several streams. Leave it out.'
+                '`collate_fn` is not to be had with packing, whose batches are tensors of packed sequences. Leave it '
+                'out. A function as `tokenizer` makes `input_ids` and `labels` of documents.'
             )
-        return PackedReader(self, plan).begin(plan)
+        return PackedReader(self, plan).begin(plan, mark_streams=mark_streams)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add documents taken from streams, by stream number."""

@@ -50,6 +50,7 @@ class Lanes:
         self._live: dict[int, Lane] = {}
         self.delivered = DeliveredSequences()
         """The pieces of the latest sequences."""
+        self._first_document: int | None = None
 
     def copy_at(self, row: int) -> Lanes:
         """Lanes that can deliver sequences from `row` of the run on, and leave these alone."""
@@ -73,7 +74,15 @@ class Lanes:
                 self._remember(number, state)
             found[number] = lane
         self._live = found
+        if self._first_document is None:
+            self._first_document = min((lane.received for lane in found.values()), default=0)
         return found
+
+    @property
+    def documents_taken(self) -> tuple[int, int]:
+        """The documents of the run that live lanes took, about: the first, and the one after the last."""
+        last = max((lane.received for lane in self._live.values()), default=0)
+        return (self._first_document or 0) * self.count, last * self.count
 
     def _latest_state(self, number: int, row: int) -> LaneState:
         lane = self._live.get(number)

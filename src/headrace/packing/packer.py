@@ -1,4 +1,4 @@
-"""Chunks of tokenised documents become batches of sequences, in the process that trains."""
+"""Chunks of tokenised documents become sequences, in the process that trains."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.batch_keys.padding import marked
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import WorkerBatch
 from headrace.packing.lane import Document, Piece
-from headrace.packing.rows import batch_of
 
 if TYPE_CHECKING:
     from headrace.order import BatchPlan
@@ -67,7 +65,7 @@ class Chunk(NamedTuple):
 
 
 class Packer:
-    """Some lanes from one sequence of the run on: requests documents and delivers batches of sequences.
+    """Some lanes from one sequence of the run on: requests documents and delivers sequences.
 
     Args:
         row: the first sequence, counted through the run.
@@ -98,7 +96,7 @@ class Packer:
         self._supplies = {number: self._supply(number) for number in self._lanes}
         self._enough = len(own) * packing.sequence_length * (lanes.window + 1)
         self._received = 0  # tokens, for the batch under way
-        self._left_out = 0  # unreadable documents since the last batch
+        self._left_out = 0  # unreadable documents
 
     def keys(self) -> Iterator[ChunkKey]:
         """Chunks that lanes need; the lane that runs out first comes first."""
@@ -117,21 +115,6 @@ class Packer:
             self._asked[number] = first + count
             self._supplies[number] = self._supply(number)
             yield ChunkKey(self._row, number, tuple(range(first, first + count)))
-
-    def batches(self, plan: BatchPlan, chunks: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
-        """The batches of a pass, from chunks in the order of `keys`."""
-        packing, first = self._packing, first_sequence(plan)
-        for number in range(plan.num_batches):
-            numbers = plan.positions(number) + first
-            # A row that only pads the last batch belongs to another rank's lane; it has no tokens here.
-            own = plan.own_samples(number)
-            rows = self.sequences(numbers[:own].tolist(), chunks) + [[]] * (len(numbers) - own)
-            self._receive_ahead(len(numbers), chunks)
-            batch = batch_of(rows, packing.sequence_length, packing.pad_token_id)
-            if plan.remainder == 'exact':
-                batch = marked(batch, rows=len(rows), own_samples=own)
-            left_out, self._left_out = self._left_out, 0
-            yield WorkerBatch(batch, len(rows), None, left_out=left_out)
 
     def _supply(self, number: int) -> float:
         """Sequences that a lane will have once all requested documents have arrived."""
@@ -155,11 +138,16 @@ class Packer:
             self._supplies[number % self._count] = self._supply(number % self._count)
         return rows
 
-    def _receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
-        """Receive a little more than a batch needs, until lanes have enough."""
+    def receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
+        """Receive a little more than a batch of `rows` sequences needs, until lanes have enough."""
         wanted = _EAGERNESS * rows * self._packing.sequence_length
         while self._received < wanted and self._tokens_ahead() < self._enough:
             self._receive(next(chunks))
+
+    def take_left_out(self) -> int:
+        """The number of unreadable documents since the last call."""
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
     def _tokens_ahead(self) -> int:
         return sum(lane.tokens_ahead for lane in self._lanes.values())

@@ -18,6 +18,7 @@ from headrace.dataset.reading.sample_errors import naming_samples, read_each
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.statistics import WorkerBatch
 from headrace.notes import add_note
+from headrace.packing.batches import BatchMaker
 from headrace.packing.lane import Document
 from headrace.packing.lanes import place_of
 from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer, first_sequence
@@ -87,13 +88,15 @@ class PackedReader(Reader[ChunkKey]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_encode': None, '_orders': OrderedDict(), '_row': None}
 
-    def begin(self, plan: BatchPlan) -> Pass:
+    def begin(self, plan: BatchPlan, *, mark_streams: bool) -> Pass:
         """Begin a pass, in the process that iterates."""
         if not plan.num_batches:
             return Pass(self, iter(()))
         row = first_sequence(plan) + plan.start
-        packer = Packer(row, self._packed.packing, self._packed.run.lanes, self._own, self._packed.count)
-        return Pass(self, packer.keys(), partial(packer.batches, plan))
+        packing = self._packed.packing
+        packer = Packer(row, packing, self._packed.run.lanes, self._own, self._packed.count)
+        maker = BatchMaker(plan, packing, self._documents_run.mixture, mark_streams)
+        return Pass(self, packer.keys(), partial(maker.batches, packer))
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
         """Documents of one lane, tokenised."""

@@ -13,7 +13,9 @@ from headrace.dataset.batch_keys.key import ReservedKey
 __all__ = ['STREAM', 'STREAM_KEY', 'with_streams']
 
 STREAM: Final = 'stream_number'
-"""Key of the mark in a batch: int64[rows], the number of each row's stream, as in `StreamingDataset.streams`."""
+"""Key of the mark in a batch: int64[rows], the number of each row's stream, as in `StreamingDataset.streams`.
+
+Of packed data int64[rows, S], the number of each token's stream; -1 for padding."""
 
 
 STREAM_KEY: Final = ReservedKey(

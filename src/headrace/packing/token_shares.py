@@ -1,0 +1,39 @@
+"""The share of each stream in the tokens, as its proportion of the documents promises it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.order import ExpectedCounts
+
+if TYPE_CHECKING:
+    from headrace.order import Mixture
+    from headrace.packing.packer import DocumentCount
+
+__all__ = ['promised_shares']
+
+
+def promised_shares(
+    mixture: Mixture, taken: tuple[int, int], counts: Sequence[DocumentCount]
+) -> npt.NDArray[np.float64]:
+    """The share of each stream in the tokens, float64[streams].
+
+    A mixture promises shares of documents. Streams have documents of different lengths, so each share is multiplied by
+    the mean length of the stream's documents so far.
+
+    Args:
+        mixture: of the documents.
+        taken: positions of the documents in the run, for a schedule: begin and end.
+        counts: documents and tokens taken from each stream.
+    """
+    begin, end = taken if mixture.schedule is not None and taken[0] < taken[1] else (0, mixture.epoch_size)
+    documents = ExpectedCounts(mixture).between(0, begin, end)
+    all_documents = max(sum(count.documents for count in counts), 1)
+    mean = sum(count.tokens for count in counts) / all_documents
+    lengths = [count.tokens / count.documents if count.documents else mean for count in counts]
+    tokens = documents * np.array(lengths)
+    return tokens / max(float(tokens.sum()), 1e-9)
