@@ -12,10 +12,15 @@ if TYPE_CHECKING:
 __all__ = ['ORIGINALS', 'OriginalCommand']
 
 ORIGINALS: Final = {
+    'ade20k': 'headrace.vision.convert.ade20k',
     'c4': 'headrace.text.convert.c4',
+    'cifar10': 'headrace.vision.convert.cifar10',
+    'coco': 'headrace.vision.convert.coco',
     'enwiki': 'headrace.text.convert.enwiki',
     'imagenet': 'headrace.vision.convert.imagenet',
     'pile': 'headrace.text.convert.pile',
+    'webvid': 'headrace.multimodal.convert.webvid.crawl_webvid',
+    'webvid-outside': 'headrace.multimodal.convert.webvid.extract_webvid_videos',
 }
 """By name, the module whose `ORIGINAL` describes the dataset."""
 

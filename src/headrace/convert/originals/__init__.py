@@ -8,6 +8,6 @@ The descriptions are in `headrace.vision.convert`, `headrace.text.convert` and `
 """
 
 from headrace.convert.originals.command import add_arguments, run, run_module
-from headrace.convert.originals.original import Option, Original
+from headrace.convert.originals.original import Option, Original, flag
 
-__all__ = ['Option', 'Original', 'add_arguments', 'run', 'run_module']
+__all__ = ['Option', 'Original', 'add_arguments', 'flag', 'run', 'run_module']

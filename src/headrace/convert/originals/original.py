@@ -13,7 +13,18 @@ from headrace.convert.report import ConversionReport
 from headrace.errors import ArgumentError
 from headrace.storage import StoreOptions
 
-__all__ = ['Option', 'Original']
+__all__ = ['Option', 'Original', 'flag']
+
+
+def flag(text: str) -> bool:
+    """The value of an option that is 0 or 1.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text not in ('0', '1'):
+        raise ValueError(text)
+    return text == '1'
 
 
 @dataclass(frozen=True, slots=True)

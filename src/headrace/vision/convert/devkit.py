@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from headrace.errors import FormatError, MissingDependencyError
 
 __all__ = ['Devkit', 'open_devkit']
@@ -58,7 +60,11 @@ def _parse(meta: bytes, truth: bytes, path: Path) -> Devkit:
     try:
         synsets: Any = loadmat(io.BytesIO(meta), squeeze_me=True)['synsets']
         # A class has no children; a synset above the classes has.
-        names = {int(one['ILSVRC2012_ID']): str(one['WNID']) for one in synsets if not int(one['num_children'])}
+        names = {
+            int(one['ILSVRC2012_ID']): str(one['WNID'])
+            for one in np.atleast_1d(synsets)
+            if not int(one['num_children'])
+        }
         return Devkit(sorted(names.values()), [names[int(line)] for line in truth.split()])
     except Exception as error:  # loadmat raises whatever its bytes lead to
         raise FormatError(

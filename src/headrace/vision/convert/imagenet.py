@@ -141,9 +141,9 @@ def _numbered(
     if not members:
         return
     if devkit is None:
-        raise ObjectNotFoundError(
+        raise ConfigError(
             f'The images of {split!r} in {root} have no folders of classes, so their labels are in '
-            f'ILSVRC2012_devkit_t12.tar.gz. Put it there.'
+            f'ILSVRC2012_devkit_t12.tar.gz. Put it there, or convert the other split only.'
         )
     for member in members:
         text = Path(member.name or member.path).stem.rpartition('_')[2]

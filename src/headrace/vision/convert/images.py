@@ -8,20 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.convert.originals import Option
+from headrace.convert.originals import Option, flag
 from headrace.errors import ConfigError, FormatError, MissingDependencyError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ['QUALITY', 'RESIZE', 'SHUFFLE', 'VALIDATE', 'check_image', 'flag', 'require_pillow', 'shrink', 'shuffled']
-
-
-def flag(text: str) -> bool:
-    """The value of an option that is 0 or 1."""
-    if text not in ('0', '1'):
-        raise ValueError(text)
-    return text == '1'
+__all__ = ['QUALITY', 'RESIZE', 'SHUFFLE', 'VALIDATE', 'check_image', 'require_pillow', 'shrink', 'shuffled']
 
 
 def _side(text: str) -> int | None:
@@ -60,9 +53,11 @@ def check_image(data: bytes, *, kinds: tuple[str, ...] | None = None) -> tuple[i
             image.draft(None, (1, 1))
             image.load()
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
+        # The message of an unknown kind has the address of an object, and reports are the same in each run.
+        is_unknown = type(error).__name__ == 'UnidentifiedImageError'
+        reason = 'they are no image of this kind' if is_unknown else f'{type(error).__name__}: {error}'
         raise FormatError(
-            f'An image must be whole, but {len(data)} bytes that begin with {data[:8]!r} cannot be read: '
-            f'{type(error).__name__}: {error}.'
+            f'An image must be whole, but {len(data)} bytes that begin with {data[:8]!r} cannot be read: {reason}.'
         ) from error
     return size
 

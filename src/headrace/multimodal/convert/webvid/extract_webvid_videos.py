@@ -1,0 +1,98 @@
+"""WebVid with videos inside of the shards to WebVid with videos outside: ``headrace convert webvid-outside IN OUT``.
+
+IN is a folder of MDS shards with the column ``content``. Sample 1002 becomes the file ``001/002.mp4``, and the new
+shards have its path in the column ``content_path``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.convert.inputs.records import RecordInputs
+from headrace.convert.originals import Option, Original, run_module
+from headrace.dataset import LocalDataset
+from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.multimodal.convert.webvid.videos import put_video
+
+__all__ = ['ORIGINAL', 'main']
+
+_COLUMNS: Final = {
+    'videoid': 'str',
+    'name': 'str',
+    'page_idx': 'str',
+    'page_dir': 'str',
+    'duration': 'int',
+    'contentUrl': 'str',
+    'content_path': 'str',
+}
+_ROW_BYTES: Final = 400
+
+_Record = tuple[int, str]
+"""The number of a sample, and the time at which the index was written."""
+
+
+@cache
+def _dataset(folder: str) -> LocalDataset:
+    return LocalDataset(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Writes the video of one sample, and gives the rest of it."""
+
+    folder: str
+    out_mp4: str
+
+    def __call__(self, record: _Record) -> dict[str, Any]:
+        number = record[0]
+        sample = _dataset(self.folder)[number]
+        path = f'{number // 1000:03}/{number % 1000:03}.mp4'
+        put_video(self.out_mp4, path, sample['content'])
+        return {**{name: sample.get(name, '') for name in _COLUMNS}, 'content_path': path}
+
+
+def _records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[_Record]:
+    del split
+    if out_mp4 is None:
+        raise ConfigError('The videos go to a folder or URL, but none is given. Pass `out_mp4`.')
+    if not (folder / 'index.json').is_file():
+        raise ObjectNotFoundError(f'{folder} holds no index.json, so no MDS shards. Check the path.')
+    version = f'{(folder / "index.json").stat().st_mtime_ns:x}'
+    count = len(LocalDataset(str(folder)))
+    return RecordInputs(
+        _Read(str(folder), out_mp4),
+        [(number, version) for number in range(count)],
+        kind='webvid',
+        columns=_COLUMNS,
+        identity={'folder': str(folder), 'out_mp4': out_mp4},
+        label=_label,
+        sizes=[_ROW_BYTES] * count,
+    )
+
+
+def _label(record: _Record) -> str:
+    return f'sample {record[0]}'
+
+
+ORIGINAL = Original(
+    'webvid-outside',
+    'WebVid with videos inside of MDS shards: the same with videos as files outside',
+    _records,
+    options=(Option('out_mp4', str, None, 'folder or URL of the videos'),),
+    size_limit=1 << 25,
+)
+"""WebVid, videos moved out of the shards."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
+    return run_module(ORIGINAL, arguments)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Frames of videos, decoded by PyAV."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.errors import ConfigError, FormatError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ['check_frames', 'check_video', 'decode_frames', 'require_av']
+
+
+def decode_frames(video: bytes, count: int, *, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
+    """Frames of a video that are spread evenly over it: the middle ones of `count` equal parts.
+
+    Args:
+        video: the bytes of its file.
+        count: number of frames. A video with fewer repeats some.
+        size: height and width in pixels; None: those of the video.
+
+    Returns:
+        RGB, uint8 of (count, height, width, 3).
+
+    Raises:
+        FormatError: the bytes are no video, or are damaged before the last frame that is needed.
+        MissingDependencyError: PyAV is not installed.
+    """
+    check_frames(count, size)
+    av = require_av()
+    try:
+        total = _count_packets(av, video)
+        wanted = [(2 * part + 1) * total // (2 * count) for part in range(count)]
+        found: dict[int, npt.NDArray[np.uint8]] = {}
+        with av.open(BytesIO(video)) as container:
+            # Workers are the parallelism; threads of each would compete with them.
+            container.streams.video[0].codec_context.thread_count = 1
+            needed = set(wanted)
+            for number, frame in enumerate(container.decode(video=0)):
+                if number in needed:
+                    height, width = size or (frame.height, frame.width)
+                    found[number] = frame.to_ndarray(format='rgb24', width=width, height=height)
+                if number >= wanted[-1]:
+                    break
+        # Packets at the end may give no frame.
+        last = max(found)
+        return np.stack([found[number if number in found else last] for number in wanted])
+    except Exception as error:  # PyAV's errors, and those of a video without a stream or a frame
+        raise FormatError(_damaged(video, error)) from error
+
+
+def check_video(video: bytes) -> None:
+    """Read a video's packets through, and decode its first frame.
+
+    Raises:
+        FormatError: the bytes are no video, or end too early.
+        MissingDependencyError: PyAV is not installed.
+    """
+    av = require_av()
+    try:
+        with av.open(BytesIO(video)) as container:
+            stream = container.streams.video[0]
+            announced = stream.frames
+            next(container.decode(stream))
+        found = _count_packets(av, video)
+    except Exception as error:  # as above
+        raise FormatError(_damaged(video, error)) from error
+    if found < announced:
+        raise FormatError(f'A video must be whole, but this one announces {announced} frames and has {found}.')
+
+
+def _count_packets(av: ModuleType, video: bytes) -> int:
+    with av.open(BytesIO(video)) as container:
+        return sum(1 for packet in container.demux(container.streams.video[0]) if packet.size)
+
+
+def _damaged(video: bytes, error: Exception) -> str:
+    return (
+        f'A video must be whole, but {len(video)} bytes that begin with {video[:8]!r} cannot be read: '
+        f'{type(error).__name__}: {error}.'
+    )
+
+
+def check_frames(count: int, size: tuple[int, int] | None) -> None:
+    """Refuse numbers that cannot be.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+    if count < 1 or (size is not None and (len(size) != 2 or min(size) < 1)):
+        raise ConfigError(
+            f'`frames` is 1 or more, and `frame_size` is (height, width) in pixels, but got {count} and {size}.'
+        )
+
+
+def require_av() -> Any:
+    """PyAV's module.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    try:
+        import av
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Videos need PyAV, which is not installed: pip install 'headrace[video]'"
+        ) from error
+    return av

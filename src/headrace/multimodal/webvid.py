@@ -1,0 +1,177 @@
+"""WebVid: short videos with captions. The videos are in the shards, or are files beside them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final
+
+from torch.utils.data import get_worker_info
+
+from headrace.convert.record import get_bytes, put_bytes
+from headrace.dataset import StreamingDataset
+from headrace.dataset.reading.batch_reader import BatchKey, BatchReader
+from headrace.dataset.reading.protocol import Collate, Pass
+from headrace.dataset.statistics import WorkerBatch
+from headrace.errors import HeadraceError, ObjectNotFoundError
+from headrace.multimodal.video import check_frames, decode_frames
+from headrace.order import BatchPlan
+from headrace.storage import Retry, Store, StoreOptions, open_store
+
+__all__ = ['StreamingInsideWebVid', 'StreamingOutsideDTWebVid', 'StreamingOutsideGIWebVid']
+
+_FETCHES: Final = 8
+"""Videos that a worker fetches at the same time."""
+
+
+class _Videos(StreamingDataset):
+    """Samples with the bytes of a video in the column ``content``."""
+
+    def __init__(self, *, frames: int | None = None, frame_size: tuple[int, int] | None = None, **arguments: Any):
+        if frames is not None or frame_size is not None:
+            check_frames(frames or 0, frame_size)
+        super().__init__(**arguments)
+        self.frames, self.frame_size = frames, frame_size
+
+    def _decoded(self, sample: dict[str, Any]) -> dict[str, Any]:
+        """The sample with frames in the place of the video's bytes, if frames are asked for."""
+        if self.frames is None or 'content' not in sample:
+            return sample
+        frames = decode_frames(sample['content'], self.frames, size=self.frame_size)
+        return {**{name: value for name, value in sample.items() if name != 'content'}, 'frames': frames}
+
+
+class StreamingInsideWebVid(_Videos):
+    """Captions with their videos, which are inside of the shards.
+
+    A sample has ``videoid``, ``name`` (the caption), ``page_idx``, ``page_dir``, ``duration`` in seconds,
+    ``contentUrl``, and ``content``: the bytes of the video.
+
+    Args:
+        frames: number of frames to decode, spread evenly over the video. The sample then has ``frames``, uint8 of
+            (frames, height, width, 3), in the place of ``content``.
+        frame_size: height and width of the frames in pixels; None: those of the video, which then must be equal in
+            a batch.
+        arguments: those of `headrace.StreamingDataset`, by name.
+    """
+
+    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
+        """A caption with its video, or with frames."""
+        return self._decoded(super().get_item(sample_id, retry))
+
+
+class StreamingOutsideGIWebVid(_Videos):
+    """Captions with their videos, which are files outside of the shards. `get_item` fetches a video when it is read.
+
+    A sample is that of `StreamingInsideWebVid`, and has ``content_path``, the path of its video below `extra_remote`.
+    Without `extra_local` and `extra_remote` it has no video.
+
+    Args:
+        extra_local: folder in which fetched videos stay. Nothing removes them. None: videos are fetched each time.
+        extra_remote: folder or URL of the videos. None: they are in `extra_local`.
+        frames, frame_size: as `StreamingInsideWebVid`'s.
+        arguments: those of `headrace.StreamingDataset`, by name.
+    """
+
+    def __init__(self, *, extra_local: str | None = None, extra_remote: str | None = None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.extra_local, self.extra_remote = extra_local, extra_remote
+        self.download_timeout: float = arguments.get('download_timeout', 60)
+        self._retry = Retry(attempts=1 + arguments.get('download_retry', 2))
+        options = StoreOptions(
+            endpoint_url=arguments.get('endpoint_url'),
+            region=arguments.get('region'),
+            anonymous=bool(arguments.get('anonymous')),
+            requester_pays=bool(arguments.get('requester_pays')),
+            read_timeout=self.download_timeout,
+            extra=arguments.get('store_options') or {},
+        )
+        self._kept: Store | None = None if extra_local is None else open_store(extra_local, StoreOptions())
+        self._origin: Store | None = None if extra_remote is None else open_store(extra_remote, options)
+
+    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
+        """A caption with its video, or with frames.
+
+        Raises:
+            ObjectNotFoundError: there is no such video.
+            StorageError: a store failed.
+        """
+        sample = super().get_item(sample_id, retry)
+        if self._kept is not None or self._origin is not None:
+            sample = {**sample, 'content': self.video(sample['content_path'])}
+        return self._decoded(sample)
+
+    def video(self, path: str) -> bytes:
+        """The bytes of a video, by its ``content_path``; from `extra_local` if it is there. Threads may call it."""
+        if self._kept is not None:
+            try:
+                return get_bytes(self._kept, path, self._retry)
+            except ObjectNotFoundError:
+                if self._origin is None:
+                    raise
+        assert self._origin is not None
+        data = get_bytes(self._origin, path, self._retry)
+        if self._kept is not None:
+            # Whole or not at all: other workers may fetch and read it now.
+            put_bytes(self._kept, path, data, self._retry)
+        return data
+
+    def paths(self, sample_ids: Iterable[int]) -> list[str]:
+        """The ``content_path`` of samples."""
+        return [super(StreamingOutsideGIWebVid, self).get_item(one)['content_path'] for one in sample_ids]
+
+
+class StreamingOutsideDTWebVid(StreamingOutsideGIWebVid):
+    """As `StreamingOutsideGIWebVid`, with the videos of a worker's next batch fetched by threads, ahead of time.
+
+    This needs `extra_local`, and `headrace.StreamingDataLoader`. In a plain loader it is `StreamingOutsideGIWebVid`.
+    """
+
+    def read(self, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool, continues: bool) -> Pass:
+        """Begin to read a pass in batches."""
+        return _FetchingReader(self, plan, collate_fn, mark_streams=mark_streams).begin(plan, continues=continues)
+
+
+class _FetchingReader(BatchReader):
+    """Reads batches, and has the videos of this worker's next one fetched meanwhile."""
+
+    _source: StreamingOutsideDTWebVid
+
+    def __init__(
+        self, source: StreamingOutsideDTWebVid, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool
+    ) -> None:
+        super().__init__(source, plan, collate_fn, mark_streams=mark_streams)
+        self._threads: ThreadPoolExecutor | None = None
+        self._owner = 0
+        self._plan: BatchPlan | None = None
+        self._fetches: dict[int, list[Future[bytes]]] = {}
+
+    def __getitem__(self, key: BatchKey) -> WorkerBatch:
+        source = self._source
+        if source.extra_local is None or source.extra_remote is None:
+            return super().__getitem__(key)
+        if self._plan is None or (self._plan.order.epoch, self._plan.start) != key[:2]:
+            self._plan, self._fetches = source.run.plan(key.epoch, key.start, self._batches), {}
+        self._fetch(key.number)
+        for fetch in self._fetches.pop(key.number):
+            fetch.exception()  # whoever reads the sample tries again, and raises
+        worker = get_worker_info()
+        self._fetch(key.number + (1 if worker is None else worker.num_workers))
+        return super().__getitem__(key)
+
+    def _fetch(self, number: int) -> None:
+        """Begin to fetch the videos of a batch."""
+        assert self._plan is not None
+        if number in self._fetches or number >= self._plan.num_batches:
+            return
+        if self._threads is None or self._owner != os.getpid():
+            self._threads, self._owner = ThreadPoolExecutor(_FETCHES, 'headrace-webvid'), os.getpid()
+        try:
+            paths = self._source.paths(self._plan.ids(number).tolist())
+        except (HeadraceError, OSError):  # whoever reads the sample raises, or skips it
+            paths = []
+        self._fetches[number] = [self._threads.submit(self._source.video, path) for path in paths]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), '_threads': None, '_plan': None, '_fetches': {}}

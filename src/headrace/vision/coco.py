@@ -1,0 +1,41 @@
+"""COCO: photographs with boxes around objects of 80 kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset import StreamingDataset
+
+__all__ = ['StreamingCOCO']
+
+Detection: TypeAlias = tuple[Any, int, tuple[int, int], npt.NDArray[np.float32], npt.NDArray[np.int64]]
+
+
+class StreamingCOCO(StreamingDataset):
+    """Photographs with their boxes, in the form that SSD takes.
+
+    A sample is ``(image, image id, (height, width), boxes, labels)``: an RGB `PIL.Image.Image`; the id of the
+    annotations; the size in pixels; float32 of (boxes, 4) with left, top, right and bottom as parts of the width and
+    the height; int64 of (boxes,), from 1. ``classes.json`` beside the shards names the labels; 0 is the background.
+
+    Args:
+        transform: takes image, (height, width), boxes and labels, and returns the four. None: they stay.
+        arguments: those of `headrace.StreamingDataset`, by name.
+    """
+
+    def __init__(self, *, transform: Callable[..., tuple[Any, Any, Any, Any]] | None = None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.transform = transform
+
+    def get_item(self, sample_id: int, retry: int = 7) -> Detection:
+        """Image, id, size, boxes, and labels of a sample."""
+        sample = super().get_item(sample_id, retry)
+        image, size = sample['img'].convert('RGB'), (sample['htot'], sample['wtot'])
+        boxes, labels = sample['bbox_sizes'], sample['bbox_labels']
+        if self.transform is not None:
+            image, size, boxes, labels = self.transform(image, size, boxes, labels)
+        return image, sample['img_id'], size, boxes, labels
