@@ -34,7 +34,9 @@ def run_module(original: Original, arguments: Sequence[str] | None = None) -> in
     """The program of a module, with the names of MosaicML Streaming's arguments; returns the exit status."""
     parser = argparse.ArgumentParser(description=original.title, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument('--in_root', '--in', dest='source', required=True, help='folder or file of the distribution')
-    parser.add_argument('--out_root', '--out', dest='out', required=True, help='folder or URL of the new dataset')
+    parser.add_argument(
+        '--out_root', '--out', '--out_mds', dest='out', required=True, help='folder or URL of the new dataset'
+    )
     parser.add_argument('--leave', help='has no effect')
     _add_settings(parser, original)
     try:
@@ -48,7 +50,7 @@ def _add_settings(parser: argparse.ArgumentParser, original: Original) -> None:
     if original.splits:
         parser.add_argument('--splits', help=f'of {",".join(original.splits)}; by default all that IN holds')
     parser.add_argument(
-        '-j', '--workers', type=int, default=1, help='processes; the dataset is the same for any number'
+        '-j', '--workers', '--num_procs', type=int, default=1, help='processes; the dataset is the same for any number'
     )
     parser.add_argument('--compression', help='zstd, zstd:7, br, bz2, gz or snappy')
     parser.add_argument('--hashes', default='sha1,xxh64', help="hashes in the index; '' for none")
