@@ -88,8 +88,8 @@ def test_the_architecture_draws_the_folders() -> None:
     (tree,) = re.findall(r'^## Folders$.*?^```text$(.*?)^```$', ARCHITECTURE, re.MULTILINE | re.DOTALL)
     drawn: list[str] = []
     for indent, name in re.findall(r'^( *)(\w+) ', tree, re.MULTILINE):
-        parent = next(folder for folder in reversed(drawn) if '/' not in folder) + '/' if indent else ''
-        drawn.append(parent + name)
+        parents = drawn[-1].split('/')[: len(indent) // 2] if indent else []
+        drawn.append('/'.join([*parents, name]))
     modules = (module.relative_to(SOURCES).parent for module in SOURCES.rglob('*.py'))
     assert drawn == sorted({folder.as_posix() for folder in modules} - {'.'})
 
