@@ -11,7 +11,21 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import headrace
-from headrace.cli import config, convert, convert_config, cp, demo, explain, inspect, merge, reshard, run, skip, verify
+from headrace.cli import (
+    config,
+    convert,
+    convert_config,
+    cp,
+    demo,
+    doctor,
+    explain,
+    inspect,
+    merge,
+    reshard,
+    run,
+    skip,
+    verify,
+)
 from headrace.cli.originals import ORIGINALS, OriginalCommand
 from headrace.display import printable
 from headrace.errors import HeadraceError
@@ -43,6 +57,7 @@ COMMANDS: dict[str, Command] = {
     'convert-config': convert_config,
     'cp': cp,
     'demo': demo,
+    'doctor': doctor,
     'explain': explain,
     'inspect': inspect,
     'merge': merge,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.dataset.streams.stream import Stream
     from headrace.order.topology import Topology
 
-__all__ = ['build_dataset', 'build_loader', 'loader_options']
+__all__ = ['build_dataset', 'build_loader', 'build_streams', 'loader_options']
 
 _SOURCE = ('streams', 'remote', 'local', 'split')
 _OF_WORKERS = ('prefetch_factor', 'persistent_workers', 'timeout', 'multiprocessing_context')
@@ -68,7 +68,7 @@ def build_dataset(
         del arguments['shuffle_seed']  # the dataset's default is a number
     if config.packing is not None:
         arguments['packing'] = packing_of(config.packing)
-    dataset = make(streams=_streams(config), batch_size=batch_size, topology=topology, **arguments)
+    dataset = make(streams=build_streams(config), batch_size=batch_size, topology=topology, **arguments)
     if topology is None and replicas is not None:
         dataset.expect_replicas(replicas)
     return dataset
@@ -127,8 +127,8 @@ def _broken_rules(config: LoaderConfig) -> Iterator[str]:
         yield from (f'stream {stream.name}: {broken.rule}' for broken in stream.cross_field_errors())
 
 
-def _streams(config: LoaderConfig) -> list[Stream]:
-    """The streams, with the loader's defaults for transfers and selection."""
+def build_streams(config: LoaderConfig) -> list[Stream]:
+    """The streams of one loader's configuration, with its defaults for transfers and selection; none is opened."""
     from headrace.dataset.streams.stream import Stream
 
     single = StreamConfig(remote=config.remote, local=config.local, split=config.split)

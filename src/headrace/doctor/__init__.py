@@ -1,0 +1,8 @@
+"""Problems of a training run, found before it starts: this machine, the launcher, versions, stores, caches."""
+
+from headrace.doctor.data import Place, check_data, places_of
+from headrace.doctor.finding import Finding
+from headrace.doctor.machine import check_launcher, check_machine
+from headrace.doctor.versions import check_versions
+
+__all__ = ['Finding', 'Place', 'check_data', 'check_launcher', 'check_machine', 'check_versions', 'places_of']

@@ -1,0 +1,174 @@
+"""Stores and cache folders: reachable, quick, in time, and large enough."""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from statistics import median
+from typing import BinaryIO, Final, cast
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from headrace.config.build import build_streams
+from headrace.dataset.streams.store_options import store_options_of
+from headrace.display import size_text
+from headrace.doctor.finding import Finding
+from headrace.errors import HeadraceError
+from headrace.inspect.content import Content, open_content
+from headrace.mixing import Config
+from headrace.storage import StoreOptions, local_path, open_store
+
+__all__ = ['Place', 'check_data', 'places_of']
+
+PROBE: Final = 16 << 20
+"""The most bytes of a shard that are read to measure a rate."""
+_SERVERS: Final = {'s3': 'https://s3.amazonaws.com', 'gs': 'https://storage.googleapis.com'}
+_CLOCK_SECONDS: Final = 3.0  # for the answer of a server whose clock is compared
+_SKEW_NOTED, _SKEW_REFUSED = 60, 900  # seconds; S3 refuses requests that are signed 15 minutes off
+_NETWORK: Final = frozenset({'nfs', 'nfs4', 'cifs', 'smb3', 'lustre', 'ceph', 'fuse.gcsfuse', 'fuse.s3fs', 'beegfs'})
+
+
+@dataclass(frozen=True)
+class Place:
+    """Data, and the folder that they are cached in."""
+
+    name: str
+    url: str
+    """Of the folder that holds the index."""
+    folder: Path | None = None
+    """The cache; None: the data are read in place, or no cache is asked about."""
+    limit: int | None = None
+    """Bytes that the cache may take."""
+    options: StoreOptions = field(default_factory=StoreOptions)
+
+
+def places_of(config: Config) -> list[Place]:
+    """The streams of a configuration's loaders, each place once."""
+    train = () if config.train is None else (config.train,)
+    found: dict[tuple[str, Path | None], Place] = {}
+    for loader in (*train, *config.eval, *config.test, *config.predict):
+        for stream in build_streams(loader):
+            url, folder = stream.url or str(stream.folder), None if stream.is_local else stream.folder
+            name = stream.name or loader.name or 'train'
+            found.setdefault((url, folder), Place(name, url, folder, loader.cache_limit, store_options_of(stream)))
+    return list(found.values())
+
+
+def check_data(places: Iterable[Place], clock: Callable[[], float] = time.monotonic) -> Iterable[Finding]:
+    """Findings of each store and its cache, as they come."""
+    servers = set[str]()
+    for place in places:
+        try:
+            content = open_content(place.url, place.options)
+        except (HeadraceError, OSError) as error:
+            yield Finding('problem', place.name, f'{place.url} cannot be read: {error}')
+            continue
+        total = int(content.shards.raw_bytes().sum())
+        count = int(content.shards.samples.sum())
+        yield Finding(
+            'ok',
+            place.name,
+            f'{content.format}, {count:,} samples in {len(content.shards):,} shards, {size_text(total)}',
+        )
+        if place.folder is not None:
+            yield from _cache(place, place.folder, total)
+        if local_path(place.url) is None:
+            if not content.is_estimate:
+                yield _rate(place, content, clock)
+            server = place.options.endpoint_url or _SERVERS.get(urlsplit(place.url).scheme, '')
+            if server and server not in servers:
+                servers.add(server)
+                yield from _clock_of(server)
+
+
+def _rate(place: Place, content: Content, clock: Callable[[], float]) -> Finding:
+    """How quickly a request is answered, and bytes come, on one connection."""
+    store = open_store(place.url, place.options)
+    shards = content.shards
+    largest = int(np.argmax(shards.stored_bytes()))
+    stored = shards[largest].files[0]
+    file = stored.zip or stored.raw
+    key = file.basename if file else 'index.json'
+    waits: list[float] = []
+    try:
+        for _ in range(3):
+            begin = clock()
+            store.get(key, cast('BinaryIO', io.BytesIO()), offset=0, size=1)
+            waits.append(clock() - begin)
+        size = min(PROBE, file.bytes if file else 1)
+        begin = clock()
+        store.get(key, cast('BinaryIO', io.BytesIO()), offset=0, size=size)
+    except (HeadraceError, OSError) as error:
+        return Finding('problem', place.name, f'{key} of {place.url} cannot be read: {error}')
+    wait, seconds = median(waits), max(clock() - begin, 1e-6)
+    rate = size_text(int(size / seconds))
+    return Finding('ok', place.name, f'answers in {1000 * wait:.0f} ms, {rate}/s on one connection')
+
+
+def _clock_of(server: str) -> Iterable[Finding]:
+    """The difference between this machine's clock and a server's; nothing where it does not answer."""
+    parts = urlsplit(server)
+    connect = http.client.HTTPSConnection if parts.scheme == 'https' else http.client.HTTPConnection
+    connection = connect(parts.hostname or '', parts.port, timeout=_CLOCK_SECONDS)
+    try:
+        connection.request('HEAD', '/')
+        theirs = parsedate_to_datetime(connection.getresponse().getheader('Date') or '').timestamp()
+    except (OSError, ValueError, http.client.HTTPException):
+        return
+    finally:
+        connection.close()
+    skew = abs(time.time() - theirs)
+    if skew < _SKEW_NOTED:
+        yield Finding('ok', 'clock', f'as that of {parts.hostname}, within {_SKEW_NOTED} s')
+    else:
+        level = 'problem' if skew >= _SKEW_REFUSED else 'note'
+        fix = 'synchronise it (chrony, ntpd): stores refuse signed requests whose time is wrong'
+        yield Finding(level, 'clock', f'{skew:.0f} s away from that of {parts.hostname}', fix)
+
+
+def _cache(place: Place, wanted: Path, total: int) -> Iterable[Finding]:
+    """Room for the shards, and a file system that is quick."""
+    folder = wanted
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        yield Finding(
+            'problem', place.name, f'the cache {wanted} cannot be written', f'another `local`, or: chown {folder}'
+        )
+        return
+    free, need = shutil.disk_usage(folder).free, min(total, place.limit or total)
+    if need > free:
+        fix = 'another disk for `local`, or `cache_limit` below what is free'
+        text = f'the cache {wanted} needs {size_text(need)}, and {size_text(free)} are free'
+        yield Finding('problem', place.name, text, fix)
+    else:
+        yield Finding(
+            'ok', place.name, f'the cache {wanted} takes {size_text(need)} of {size_text(free)} that are free'
+        )
+    system = file_system(folder)
+    if system in _NETWORK:
+        fix = 'a local disk for `local`: the cache is read by random access'
+        yield Finding('note', place.name, f'the cache {wanted} is on {system}, a network file system', fix)
+
+
+def file_system(folder: Path) -> str:
+    """The kind of file system that holds a folder; empty where the system does not say."""
+    try:
+        lines = Path('/proc/self/mounts').read_text().splitlines()
+    except OSError:
+        return ''
+    here, best, kind = str(folder.resolve()), '', ''
+    for line in lines:
+        _, mounted, found, *_ = line.split(' ')
+        mounted = mounted.encode().decode('unicode_escape')
+        if (here + '/').startswith(mounted.rstrip('/') + '/') and len(mounted) >= len(best):
+            best, kind = mounted, found
+    return kind
