@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from headrace.dataset import StreamingDataset
 
@@ -34,7 +35,9 @@ class StreamingCOCO(StreamingDataset):
     def get_item(self, sample_id: int, retry: int = 7) -> Detection:
         """Image, id, size, boxes, and labels of a sample."""
         sample = super().get_item(sample_id, retry)
-        image, size = sample['img'].convert('RGB'), (sample['htot'], sample['wtot'])
+        image, size = sample['img'], (sample['htot'], sample['wtot'])
+        if not isinstance(image, torch.Tensor):  # `decode` of the dataset makes tensors
+            image = image.convert('RGB')
         boxes, labels = sample['bbox_sizes'], sample['bbox_labels']
         if self.transform is not None:
             image, size, boxes, labels = self.transform(image, size, boxes, labels)

@@ -70,7 +70,12 @@ class StreamingVisionDataset(StreamingDataset):
 
 
 def to_tensor(image: Any) -> torch.Tensor:
-    """A PIL image as a float32 tensor of (channels, height, width); 8-bit values become 0 to 1, others stay."""
+    """A PIL image as a float32 tensor of (channels, height, width); 8-bit values become 0 to 1, others stay.
+
+    A tensor, which `decode` of the dataset makes, stays as it is.
+    """
+    if isinstance(image, torch.Tensor):
+        return image
     pixels = np.array(image)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
