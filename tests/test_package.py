@@ -36,7 +36,7 @@ import json, os, sys, threading
 before = dict(os.environ)
 import torch
 threads, modules = threading.active_count(), set(sys.modules)
-import headrace
+from headrace import StreamingDataLoader, StreamingDataset
 import torch.distributed
 print(json.dumps({
     'modules': sorted(set(sys.modules) - modules),
@@ -46,6 +46,14 @@ print(json.dumps({
     'cuda': torch.cuda.is_initialized(),
 }))
 """
+
+
+def test_help_needs_neither_torch_nor_numpy() -> None:
+    program = "import sys; import headrace.cli; headrace.cli.main(['--help'])"
+    heavy = "import atexit, sys; atexit.register(lambda: print({'torch', 'numpy', 'omegaconf'} & set(sys.modules)));"
+    done = subprocess.run([sys.executable, '-c', heavy + program], capture_output=True, text=True, check=True)
+    assert 'usage: headrace' in done.stdout
+    assert done.stdout.splitlines()[-1] == 'set()'
 
 
 def test_importing_it_pulls_in_no_framework_and_no_sdk_and_starts_nothing() -> None:

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.dataset import (
-    BAD_SAMPLE,
-    PADDING,
-    STREAM,
-    LoaderStats,
-    Stream,
-    StreamingDataLoader,
-    StreamingDataset,
-    sample_rng,
-    topology_of_mesh,
-    without_padding,
-)
-from headrace.images import ImageTensor
 from headrace.lazy_names import lazy_names
-from headrace.order import Topology
-from headrace.selection import Where
 
 if TYPE_CHECKING:
     from headrace.convert import merge_index
-    from headrace.dataset import CSVWriter, JSONWriter, LocalDataset, MDSWriter, PositionTracker, TSVWriter, XSVWriter
+    from headrace.dataset import (
+        BAD_SAMPLE,
+        PADDING,
+        STREAM,
+        CSVWriter,
+        JSONWriter,
+        LoaderStats,
+        LocalDataset,
+        MDSWriter,
+        PositionTracker,
+        Stream,
+        StreamingDataLoader,
+        StreamingDataset,
+        TSVWriter,
+        XSVWriter,
+        sample_rng,
+        topology_of_mesh,
+        without_padding,
+    )
+    from headrace.images import ImageTensor
     from headrace.images.normalize import NormalizeImages
+    from headrace.order import Topology
+    from headrace.selection import Where
 
 __version__ = '0.1.0'
 
@@ -53,13 +59,22 @@ __all__ = [
     'without_padding',
 ]
 
+_PACKAGES = ('convert', 'dataset', 'format', 'images', 'order', 'selection', 'sources', 'storage')
+_ELSEWHERE = {
+    'ImageTensor': 'headrace.images',
+    'NormalizeImages': 'headrace.images.normalize',
+    'Topology': 'headrace.order',
+    'Where': 'headrace.selection',
+    'merge_index': 'headrace.convert',
+}
+
 if not TYPE_CHECKING:  # a type checker would take every name for one of this module
+    # At first use, so that the command line answers at once: torch takes seconds.
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            **dict.fromkeys((name for name in __all__ if name not in globals()), 'headrace.dataset'),
-            **dict.fromkeys(('convert', 'merge_index'), 'headrace.convert'),
-            'NormalizeImages': 'headrace.images.normalize',
-            'sources': 'headrace.sources',
+            **dict.fromkeys(__all__, 'headrace.dataset'),
+            **_ELSEWHERE,
+            **{package: f'headrace.{package}' for package in _PACKAGES},
         },
     )

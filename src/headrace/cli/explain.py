@@ -11,8 +11,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from headrace.cli.loaders import add_config_arguments, add_topology_arguments, open_loader
 from headrace.cli.states import read_state
 from headrace.errors import ConfigError
@@ -119,6 +117,8 @@ def _shares(explanation: BatchExplanation) -> str:
 
 
 def _print_next_use(loader: StreamingDataLoader, plan: BatchPlan, number: int, arguments: argparse.Namespace) -> int:
+    import numpy as np
+
     from headrace.order import next_use
     from headrace.packing import PackedDataset
 

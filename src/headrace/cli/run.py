@@ -8,10 +8,13 @@ import runpy
 import signal
 import sys
 import threading
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -24,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--path', action='store_true', help='print the folder that has the same effect in PYTHONPATH, and end'
     )
-    parser.add_argument(
-        'program', nargs='?', help='a Python file, an installed command, or a module'
-    )
+    parser.add_argument('program', nargs='?', help='a Python file, an installed command, or a module')
     parser.add_argument('arguments', nargs=argparse.REMAINDER, help="the program's arguments")
 
 
@@ -75,4 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _installed_command(name: str) -> EntryPoint | None:
     """The function that an installed package declares for a command; None: no package does."""
+    from importlib.metadata import entry_points
+
     return next(iter(entry_points(group='console_scripts', name=name)), None)

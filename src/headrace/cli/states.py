@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.errors import ResumeError
-from headrace.order import find_state
 
 __all__ = ['FoundState', 'read_state']
 
@@ -35,6 +34,8 @@ def read_state(path: Path) -> FoundState:
     Raises:
         ResumeError: the file cannot be read, or holds no position of one training loader.
     """
+    from headrace.order import find_state
+
     try:
         is_checkpoint = path.is_file() and zipfile.is_zipfile(path)
         document = _checkpoint(path) if is_checkpoint else json.loads(path.read_text(encoding='utf-8'))
