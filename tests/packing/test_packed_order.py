@@ -70,7 +70,7 @@ def sequences(loader: StreamingDataLoader, count: int | None = None) -> list[lis
 def expected(folder: str, lengths: list[int], rows: int, *, lanes: int = 4, method: str = 'best_fit'):
     """The first sequences of a run."""
     dataset = make(folder, lanes=lanes).dataset
-    dataset.freeze_defaults(lanes)
+    dataset.run.freeze_defaults(1, lanes)
 
     def passes() -> Iterator[list[int]]:
         for epoch in itertools.count():

@@ -79,6 +79,11 @@ class DatasetAttributes(SampleSequence):
             raise ConfigError(f'`next_epoch` must be at least 0, but is {epoch}.')
         self.progress.load(epoch, 0)
 
+    @property
+    def num_shards(self) -> int:
+        """Shards in all streams."""
+        return len(self.shards)
+
     @_Attribute
     def num_streams(self) -> int:
         """Number of streams."""
@@ -134,6 +139,14 @@ class DatasetAttributes(SampleSequence):
         """Bytes of the shards that are present, unpacked."""
         sizes = [sum(file.raw.bytes for file in shard.files) for shard in self.shards]
         return sum(size for number, size in enumerate(sizes) if self.pool.is_present(number))
+
+    def prepare_shard(self, shard: int, blocking: bool = True) -> None:  # noqa: ARG002 - as MosaicML Streaming's
+        """Have a shard fetched and unpacked now. It returns when the shard is there; `blocking` has no effect."""
+        self.pool.fetch(shard)
+
+    def evict_shard(self, shard: int) -> None:
+        """Remove a shard from the cache. One without a remote stays."""
+        self.pool.evict(shard)
 
     # -- settings of the order -------------------------------------------------------------------------------------
 

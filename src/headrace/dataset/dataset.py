@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -40,6 +39,7 @@ from headrace.order import (
     DEFAULT_SEED,
     BatchExplanation,
     BatchPlan,
+    BatchSpec,
     Exhaustion,
     Mixture,
     MixtureChange,
@@ -283,7 +283,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
             stream.choose, stream.proportion, stream.repeat = choose, weight, repeat
         if topology is not None or not self.run.needs_batch_size:
             self.order(0)  # refuses an unknown order now, before the first batch
-        self._warn_about_blocks()
+        self.run.config(1, None).warn_of_small_blocks(self.mixture)
         self.stream_names = tuple(stream.name or '' for stream in self.streams)
         """Names of the streams of batches' rows, by stream number."""
 
@@ -313,33 +313,17 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
             batching = 'random' if joined else self.run.config(1, None).batching
             refuse_different_columns(self.streams, self.mixture, batching)
 
-    def _warn_about_blocks(self) -> None:
-        """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share."""
-        config = self.run.config(1, None)
-        if not config.has_blocks or config.block_size is None:
-            return
-        # Other streams spread a stream's samples, too, unless batches are of one stream.
-        is_shared = config.batching == 'random' or (config.batching == 'stratified' and not config.is_mosaicml)
-        for stream, share in zip(self.mixture.streams, self.mixture.proportions, strict=True):
-            block = config.block_size if is_shared else int(config.block_size * share)
-            largest = int(stream.shard_sizes.max())
-            if share and block < largest < stream.size:
-                warn(
-                    f'Shuffle block size was smaller than shard size for some shards of stream {stream.name!r} '
-                    f'({block} < {largest} samples). Samples will stay close to their shard. Recommendation is to set '
-                    f'shuffle_block_size to {math.ceil(largest if is_shared else largest / share)} or more.',
-                    stacklevel=4,
-                )
-                return
-
-    def freeze_defaults(self, global_batch_size: int | None = None) -> None:
-        """As `SampleSequence.freeze_defaults`; warns of a `cache_limit` that is too low for the order."""
-        super().freeze_defaults(global_batch_size)
-        worker = get_worker_info()
-        speaks = not self.topology.rank and (worker is None or worker.id == 0)
+    def begin_pass(
+        self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0
+    ) -> BatchPlan:
+        """As `SampleSequence.begin_pass`; warns of a `cache_limit` that is too low for the order."""
+        plan = super().begin_pass(batches, place=place, worker=worker)
+        process = get_worker_info()
+        speaks = not self.topology.rank and (process is None or process.id == 0)
         if self.cache_limit is not None and speaks and not self._asked_for_room:
             self._asked_for_room = True
             warn_without_room(self.cache_limit, self.streams, *self.read_order(), self.topology.nodes)
+        return plan
 
     def read_order(self) -> tuple[Mixture, OrderConfig]:
         """The mixture and the order of the samples that are read; with packing, those of the documents."""
@@ -351,11 +335,6 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
     def num_samples(self) -> int:
         """Samples that all streams offer, in an epoch or not."""
         return len(self._samples)
-
-    @property
-    def num_shards(self) -> int:
-        """Shards in all streams."""
-        return len(self.shards)
 
     @property
     def size(self) -> int:
@@ -423,16 +402,19 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
         return self._samples.locate(ids)
 
-    def prepare_shard(self, shard: int, blocking: bool = True) -> None:  # noqa: ARG002 - as MosaicML Streaming's
-        """Have a shard fetched and unpacked now. It returns when the shard is there; `blocking` has no effect."""
-        self.pool.fetch(shard)
-
-    def evict_shard(self, shard: int) -> None:
-        """Remove a shard from the cache. One without a remote stays."""
-        self.pool.evict(shard)
-
-    def read(self, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool, continues: bool) -> Pass:
-        """Begin to read a pass in batches; arguments as those of `BatchReader` and `BatchReader.begin`."""
+    def begin_batches(
+        self,
+        batches: BatchSpec,
+        place: tuple[int, int],
+        collate_fn: Collate | None,
+        *,
+        mark_streams: bool,
+        continues: bool,
+    ) -> Pass:
+        """Begin a pass in batches; arguments as those of `begin_pass`, `BatchReader` and `BatchReader.begin`."""
+        plan = self.begin_pass(batches, place=place)
+        if collate_fn is None and plan.order.units > plan.topology.replicas:
+            self.require_equal_columns(joined=True)
         return BatchReader(self, plan, collate_fn, mark_streams=mark_streams).begin(plan, continues=continues)
 
     def __iter__(self) -> Iterator[Any]:

@@ -245,18 +245,18 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Batches of the next epoch, or of the rest of a loaded one. Nothing happens before the first `next`."""
         self._check_fixed_epoch()
-        self._cursor.begin = self.next_pass()
-        plan = self.dataset.begin_pass(self._batches, place=self._cursor.begin)
-        if self._collate is None and plan.order.units > plan.topology.replicas:
-            self.dataset.require_equal_columns(joined=True)
-        epoch = plan.order.epoch
+        epoch, _ = place = self._cursor.begin = self.next_pass()
+        plan, reader, keys, pack = self.dataset.begin_batches(
+            self._batches,
+            place,
+            self._collate,
+            mark_streams=self.mark_streams,
+            continues=self._continues_after(epoch),
+        )
         self._counters.begin_pass(new_processes=not self.persistent_workers)
         owner, last, source = os.getpid(), plan.num_batches - 1, None
         self._epoch_under_way = epoch
         try:
-            reader, keys, pack = self.dataset.read(
-                plan, self._collate, mark_streams=self.mark_streams, continues=self._continues_after(epoch)
-            )
             source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
             batches = self._counters.receive_all(each(source) if self.num_workers else source)
             if pack is not None:

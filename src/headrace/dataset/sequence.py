@@ -141,10 +141,6 @@ class SampleSequence:
         """Nodes that the run began on."""
         return self.run.initial_nodes(self.topology.nodes)
 
-    def freeze_defaults(self, global_batch_size: int | None = None) -> None:
-        """Fix the defaults that depend on the topology or the batch size, for the rest of the run."""
-        self.run.freeze_defaults(self.topology.nodes, *self._devices(global_batch_size)[1:])
-
     def order(self, epoch: int, global_batch_size: int | None = None) -> Order:
         """The global sequence of an epoch."""
         return self.run.order(epoch, *self._devices(global_batch_size))
@@ -189,11 +185,12 @@ class SampleSequence:
             place: the epoch and the position to begin at; by default the end of the last pass, or a state's position.
             worker: number of the worker process that begins it.
         """
-        self.freeze_defaults(None if batches is None else batches.global_batch_size)
-        rank = self.topology.rank
-        if place is not None and place != self._progress.next(rank=rank):
+        batches = batches or self.batch_spec()
+        topology = batches.topology
+        self.run.freeze_defaults(topology.nodes, batches.global_batch_size, topology.replicas)
+        if place is not None and place != self._progress.next(rank=topology.rank):
             self._progress.load(*place)
-        return self.run.plan(*self._progress.begin(rank=rank, worker=worker), batches or self.batch_spec())
+        return self.run.plan(*self._progress.begin(rank=topology.rank, worker=worker), batches)
 
     def plan(
         self,

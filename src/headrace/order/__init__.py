@@ -2,15 +2,15 @@
 
 1. `mixture`: sizes and weights of streams become the number of samples that an epoch draws from each stream.
    `mixture.schedule` changes them in the course of the run, and `mixture.takeover` at a resume.
-2. `order`: `make_order` gives the global sequence of an epoch, `Order.at(positions)`. `native` holds headrace's own
-   order; `mosaicml` and `shuffle` hold MosaicML Streaming's. `protocols` says what others need of any order and plan.
+2. `native`: headrace's own order, the global sequence of an epoch, `Order.at(positions)`. `mosaicml` and `shuffle` hold
+   MosaicML Streaming's. `protocols` says what others need of any order and plan.
 3. `plan`: a `BatchPlan` cuts the sequence into global batches and selects the rows of this rank (`topology`). `skip`
    leaves positions out.
 4. `sample_map`: a `SampleMap` finds shard and row of sample ids. `row_selection` holds the rows that a stream offers.
 5. `state`: a `ResumeState` is a position in a sequence, and describes the sequence. `resume` continues from it.
 6. `explain` lists the samples of a batch and finds the next use of a sample. `steps` finds the batch of a
    trainer's step.
-7. `run`: a `Run` holds all this for one dataset. `random` has the frozen random numbers.
+7. `run`: a `Run` makes all this for one dataset. `random` has the frozen random numbers.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from headrace.order.mixture.expected_counts import ExpectedCounts
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule, SchedulePoint
 from headrace.order.mosaicml.epoch_permutation import fill_permutation, permutation_key
-from headrace.order.order import make_order, make_plan
-from headrace.order.plan import Plan
+from headrace.order.plan import Plan, make_plan
 from headrace.order.protocols import BatchPlan, Order
 from headrace.order.resume import resolved_from_state
 from headrace.order.row_selection import (
@@ -37,7 +36,7 @@ from headrace.order.row_selection import (
     count_bits,
     each_selected_row,
 )
-from headrace.order.run import MixtureChange, Run
+from headrace.order.run import MixtureChange, Run, make_order
 from headrace.order.sample_map import SampleMap
 from headrace.order.skip import Skip, SkipRange, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError, UnknownNameError
 from headrace.order.shuffle import PERMUTATIONS
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
@@ -175,3 +176,25 @@ class OrderConfig:
             num_canonical_nodes=nodes,
             block_size=self.block_size or max(4_000_000 // nodes, 262_144),
         )
+
+    def warn_of_small_blocks(self, mixture: Mixture) -> None:
+        """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share.
+
+        Args:
+            mixture: the data, for which all defaults are filled in.
+        """
+        if not self.has_blocks or self.block_size is None:
+            return
+        # Other streams spread a stream's samples, too, unless batches are of one stream.
+        is_shared = self.batching == 'random' or (self.batching == 'stratified' and not self.is_mosaicml)
+        for stream, share in zip(mixture.streams, mixture.proportions, strict=True):
+            block = self.block_size if is_shared else int(self.block_size * share)
+            largest = int(stream.shard_sizes.max())
+            if share and block < largest < stream.size:
+                warn(
+                    f'Shuffle block size was smaller than shard size for some shards of stream {stream.name!r} '
+                    f'({block} < {largest} samples). Samples will stay close to their shard. Recommendation is to set '
+                    f'shuffle_block_size to {math.ceil(largest if is_shared else largest / share)} or more.',
+                    stacklevel=4,
+                )
+                return

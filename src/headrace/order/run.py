@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from headrace.errors import ConfigError, ResumeError
+from headrace.errors import ConfigError, ResumeError, UnknownNameError
 from headrace.order.config import DefaultSeed
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
-from headrace.order.order import left_out, make_order, make_plan
+from headrace.order.native.order import NativeOrder
+from headrace.order.plan import make_plan
 from headrace.order.resume import resolved_from_state, resume
-from headrace.order.skip import without
+from headrace.order.shuffle import ALGORITHMS
+from headrace.order.skip import left_out, without
 from headrace.order.state import ResumeState
 from headrace.redaction import warn
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.skip import Ranges, Skip
 
-__all__ = ['MixtureChange', 'Run']
+__all__ = ['MixtureChange', 'Run', 'make_order']
 
 MixtureChange: TypeAlias = Literal['refuse', 'continue']
 """The reaction to a checkpoint of another mixture: an error, or its streams continue in the new one."""
@@ -271,6 +273,33 @@ class Run:
         self._initial_nodes = state.initial_physical_nodes or nodes
         self._start = self._order = None
         return state.epoch, state.sample_in_epoch
+
+
+def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> Order:
+    """Return the sequence of one epoch.
+
+    Args:
+        mixture: the streams and what an epoch draws from each.
+        config: how to order; its defaults are filled in from the mixture.
+        epoch: 0, 1, …; streams go on in epoch e + 1 where epoch e left them.
+        load: where a compatible order gets its permutation from at the first `Order.at`; None: computed in memory.
+
+    Raises:
+        UnknownNameError: the algorithm, batching or partition is unknown.
+        ConfigError: the native order does not have that batching, or the epoch is negative.
+    """
+    config = config.resolve_defaults(mixture)
+    if epoch < 0:
+        raise ConfigError(f'epoch must be at least 0, got {epoch}.')
+    if config.is_mosaicml:
+        if mixture.schedule is not None or len(mixture.stages) > 1:
+            raise ConfigError(
+                f"a schedule, or when_exhausted 'drop_stream', needs the native order, got {config.algorithm!r}."
+            )
+        return MosaicMLOrder(mixture, config, epoch, load)
+    if config.algorithm != 'native':
+        raise UnknownNameError(f'shuffle_algo must be one of {sorted(ALGORITHMS)}, got {config.algorithm!r}.')
+    return NativeOrder(mixture, config, epoch)
 
 
 def _warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:

@@ -17,6 +17,8 @@ from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
+    from headrace.order.batch_spec import Remainder
+    from headrace.order.mixture.mixture import Mixture
 
 __all__ = [
     'Bound',
@@ -25,6 +27,7 @@ __all__ = [
     'Skip',
     'SkipRange',
     'in_whole_batches',
+    'left_out',
     'merged',
     'parse_skip',
     'read_range',
@@ -183,6 +186,29 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
         else:
             out.append((begin, end))
     return tuple(out)
+
+
+def left_out(
+    skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Remainder, batches: int | None = None
+) -> Ranges:
+    """Return the positions of the run that are left out; arguments as those of `headrace.order.plan.make_plan`.
+
+    ``batches``: batches of an epoch of which none is left out; None: as many as its samples make.
+
+    Raises:
+        ConfigError: a range is empty or reversed; or it counts batches, and epochs before had another size.
+    """
+    size, takeover = mixture.epoch_size, mixture.takeover
+    if takeover.begin != takeover.epoch * size and any(bound.unit == 'ba' for bounds in skip for bound in bounds):
+        ranges = ', '.join(f'[{begin}, {end}]' for begin, end in skip)
+        raise ConfigError(
+            f'ranges of skip must count samples after the epochs have changed their size, got {ranges}: epoch '
+            f'{takeover.epoch} begins at sample {takeover.begin} of the run, and has {size} samples.'
+        )
+    if batches is None:
+        whole, rest = divmod(size, global_batch_size)
+        batches = whole + (rest > 0 and remainder != 'drop')
+    return skipped_in_run(skip, epoch_size=size, global_batch_size=global_batch_size, batches=batches)
 
 
 def with_more(skip: Skip, ranges: Iterable[tuple[int, int]]) -> list[list[int | str]]:

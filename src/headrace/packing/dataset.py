@@ -25,7 +25,7 @@ from headrace.packing.tokenizers import fingerprint
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys.key import ReservedKey
     from headrace.dataset.reading.protocol import Collate, Pass
-    from headrace.order import BatchExplanation, BatchPlan, SkipRange
+    from headrace.order import BatchExplanation, BatchPlan, BatchSpec, SkipRange
     from headrace.packing.delivered import PieceTable
     from headrace.packing.lanes import Lanes
 
@@ -233,15 +233,16 @@ class PackedDataset(StreamingDataset):
         for tables in gather(delivered.of(np.concatenate(numbers).tolist())):
             delivered.update(tables)
 
-    def read(
+    def begin_batches(
         self,
-        plan: BatchPlan,
+        batches: BatchSpec,
+        place: tuple[int, int],
         collate_fn: Collate | None,
         *,
         mark_streams: bool,
         continues: bool,  # noqa: ARG002 - documents have no end
     ) -> Pass:
-        """Begin to read a pass in batches of sequences.
+        """Begin a pass that is read in batches of sequences; arguments as those of `StreamingDataset.begin_batches`.
 
         Raises:
             ConfigError: `collate_fn` is given.
@@ -251,6 +252,7 @@ class PackedDataset(StreamingDataset):
                 '`collate_fn` is not to be had with packing, whose batches are tensors of packed sequences. Leave it '
                 'out. A function as `tokenizer` makes `input_ids` and `labels` of documents.'
             )
+        plan = self.begin_pass(batches, place=place)
         return PackedReader(self, plan).begin(plan, mark_streams=mark_streams)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:

@@ -91,12 +91,12 @@ class PackedReader(Reader[ChunkKey]):
     def begin(self, plan: BatchPlan, *, mark_streams: bool) -> Pass:
         """Begin a pass, in the process that iterates."""
         if not plan.num_batches:
-            return Pass(self, iter(()))
+            return Pass(plan, self, iter(()))
         row = first_sequence(plan) + plan.start
         packing = self._packed.packing
         packer = Packer(row, packing, self._packed.run.lanes, self._own, self._packed.count)
         maker = BatchMaker(plan, packing, self._documents_run.mixture, mark_streams)
-        return Pass(self, packer.keys(), partial(maker.batches, packer))
+        return Pass(plan, self, packer.keys(), partial(maker.batches, packer))
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
         """Documents of one lane, tokenised."""

@@ -69,7 +69,7 @@ class BatchReader(Reader[BatchKey]):
             continues: whether the processes that read it read the next epoch, too.
         """
         epoch, start = plan.order.epoch, plan.start
-        return Pass(self, (BatchKey(epoch, start, number, continues) for number in range(plan.num_batches)))
+        return Pass(plan, self, (BatchKey(epoch, start, number, continues) for number in range(plan.num_batches)))
 
     def __getitem__(self, key: BatchKey) -> WorkerBatch:
         if self._pass != key[:2] or key.number <= self._last:

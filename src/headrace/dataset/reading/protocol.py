@@ -85,10 +85,14 @@ class SampleSource(Protocol):
 
 
 class Pass(NamedTuple):
-    """A pass over a dataset, in the process that iterates: its reader, the keys in order, and their packing."""
+    """A pass over a dataset, in the process that iterates."""
 
+    plan: BatchPlan
+    """Its batches, their size and remainder, and the topology."""
     reader: Reader[Any]
+    """Reads the data of the keys."""
     keys: Iterator[Any]
+    """In order."""
     pack: Callable[[Iterator[WorkerBatch]], Iterator[WorkerBatch]] | None = None
     """Packs what was read into batches; None: it is batches already."""
 
