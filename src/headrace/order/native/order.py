@@ -22,7 +22,6 @@ turn 2, and position 4, is sample 2. In pass 1 the cell is 9, 10, 8, 11, 2, 0.
 from __future__ import annotations
 
 import heapq
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,13 +31,10 @@ from headrace.order.mixture.mixture import StreamSize
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.cell_table import CellTable
 from headrace.order.native.fixed_subset import FixedSubset
-from headrace.order.native.interleave import Interleave, RandomInterleave, SequentialInterleave
-from headrace.order.native.node_quotas import DrawIndex, NodeQuotas
+from headrace.order.native.node_quotas import NodeQuotas
+from headrace.order.native.segment import Segment
 from headrace.order.native.shard_line import StreamLine
-from headrace.order.native.stratified import StratifiedInterleave
-from headrace.order.native.stratified_free import FreeStratifiedInterleave
 from headrace.order.native.stream_passes import StreamPasses
-from headrace.order.native.units import ListedInterleave, UnitInterleave
 from headrace.order.random.hashing import derive, hash_text
 
 if TYPE_CHECKING:
@@ -98,7 +94,7 @@ class NativeOrder:
         self._first_regular = np.array([stream.passes.first_regular for stream in self._streams])
         self._is_regular = not self._first_regular.any()
         self._segments = [
-            _Segment(node_quotas, epoch, i, config, turns, derive(key, _INTERLEAVE, epoch))
+            Segment(node_quotas, epoch, i, config, turns, derive(key, _INTERLEAVE, epoch))
             for i in range(len(node_quotas.segments(epoch)))
         ]
         self._begins = np.array([segment.begin for segment in self._segments])
@@ -143,7 +139,7 @@ class NativeOrder:
             ids[where] = self._in_segment(self._segments[number], positions[where])
         return ids
 
-    def _in_segment(self, segment: _Segment, positions: IntArray) -> IntArray:
+    def _in_segment(self, segment: Segment, positions: IntArray) -> IntArray:
         slots, nodes = positions - segment.begin, positions % self.num_canonical_nodes
         slots //= self.num_canonical_nodes
         streams, turns = segment.interleave.at(nodes, slots)
@@ -350,79 +346,6 @@ class NativeOrder:
             slot = max(-(-(position - segment.begin - first) // self.num_canonical_nodes), 0)
             before[:, node] += segment.interleave.turns_before(node, slot)
         return before
-
-
-class _Segment:
-    """A segment of the epoch, as far as it is needed to find a position's draw."""
-
-    def __init__(
-        self, node_quotas: NodeQuotas, epoch: int, number: int, config: OrderConfig, turns: IntArray, key: int
-    ) -> None:
-        """Take the streams' turns int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
-        self._segment = segment = node_quotas.segments(epoch)[number]
-        self.begin = segment.begin
-        self._node_quotas, self._epoch, self._number = node_quotas, epoch, number
-        self._num_nodes = node_quotas.num_nodes
-        self._config, self._key = config, derive(key, segment.begin)
-        self._turns = turns
-
-    @cached_property
-    def quotas(self) -> IntArray:
-        """int64[streams, nodes], turns in the segment."""
-        return self._node_quotas.quotas(self._epoch, self._number)
-
-    @cached_property
-    def turns(self) -> IntArray:
-        """int64[streams · nodes], turns before the segment, since the streams' first draws ever."""
-        return (self._node_quotas.before(self._epoch, self._number)[1] + self._turns).reshape(-1)
-
-    @cached_property
-    def _draws(self) -> IntArray:
-        return self._node_quotas.before(self._epoch, self._number)[0] + self._turns.sum(1)
-
-    @cached_property
-    def interleave(self) -> Interleave:
-        """How the streams share the slots."""
-        segment, config = self._segment, self._config
-        if np.count_nonzero(segment.counts) == 1:
-            return SequentialInterleave(self.quotas)
-        if segment.kind == 'stratified':
-            size = config.global_batch_size
-            assert size is not None
-            if size % self._num_nodes:
-                return FreeStratifiedInterleave(segment.counts, size, self._num_nodes, begin=self.begin, key=self._key)
-            return StratifiedInterleave(segment.counts, size, self._num_nodes, self._key)
-        if segment.kind == 'units':
-            assert config.global_batch_size is not None
-            return UnitInterleave(
-                segment.counts,
-                config.global_batch_size,
-                config.units,
-                self._num_nodes,
-                begin=self.begin,
-                key=self._key,
-            )
-        if segment.streams is not None:
-            return ListedInterleave(segment.streams, len(segment.counts), self._num_nodes, self.begin)
-        # A stratified epoch's last, smaller batch is mixed, too.
-        is_mixed = config.shuffle or config.batching == 'stratified'
-        return RandomInterleave(self.quotas, self._key) if is_mixed else SequentialInterleave(self.quotas)
-
-    @cached_property
-    def _draw_index(self) -> DrawIndex:
-        return DrawIndex(self.quotas)
-
-    def draws_of(self, streams: IntArray, nodes: IntArray, places: IntArray, turns: IntArray) -> IntArray:
-        """Return which of its streams' draws since the first ever turns of this segment are; int64[n] each."""
-        draw_index = self._draw_index
-        draws = turns * self._num_nodes
-        draws += nodes
-        if draw_index.excess.shape[1]:
-            level = turns - draw_index.least.take(streams)
-            where = (level >= 0).nonzero()[0]
-            draws[where] = draw_index.excess[places[where], level[where]]
-        draws += self._draws.take(streams)
-        return draws
 
 
 def _fixed_subsets(mixture: Mixture, config: OrderConfig, key: int) -> dict[int, FixedSubset]:
