@@ -5,25 +5,29 @@ Workers get keys, so any worker can read any batch. Prefetched batches that were
 
 from __future__ import annotations
 
+import gc
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import torch
 from torch.autograd import profiler
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from headrace.dataset.reading.protocol import Reader
-from headrace.dataset.statistics import WorkerBatch
+from headrace.dataset.statistics import ReadCounts, WorkerBatch
 from headrace.dataset.workers.copies import refusal
-from headrace.dataset.workers.counting_reader import CountingReader, PassKey
 from headrace.dataset.workers.fork_watchdog import worker_context
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
 from headrace.dataset.workers.pipe_queue import PipeQueue
 from headrace.dataset.workers.shutdown import end_at_once, end_with_parent
-from headrace.dataset.workers.slots import SlotRings, can_use_slots
+from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots
 from headrace.errors import ConfigError
+from headrace.storage import CountTable
 
 __all__ = ['WorkerPool', 'each']
 
@@ -39,7 +43,7 @@ class WorkerPool:
         self._passes = 0
         self._context = worker_context(like.multiprocessing_context)
         self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
-        self._reader = CountingReader(reader, prefetch_factor=like.prefetch_factor or 2)
+        self._reader = _WorkerReader(reader, prefetch_factor=like.prefetch_factor or 2)
         self._workers = like.num_workers
         self._loader = _Loader(
             self._reader,
@@ -60,7 +64,7 @@ class WorkerPool:
     def batches(self, keys: Iterator[Any]) -> Iterator[WorkerBatch]:
         """Begin a pass over these keys."""
         self._passes += 1
-        self._keys.keys = map(PassKey, itertools.repeat(self._passes), keys)
+        self._keys.keys = map(_PassKey, itertools.repeat(self._passes), keys)
         if self._passes == 1 or not self._loader.persistent_workers:  # new workers know of no slots in use
             self._reader.rings = SlotRings(self._workers) if can_use_slots() else None
         try:
@@ -139,3 +143,62 @@ class _Keys:
 
     def __iter__(self) -> Iterator[Any]:
         return self.keys
+
+
+class _PassKey(NamedTuple):
+    """A reader's key, and the pass of its loader."""
+
+    pass_number: int
+    """Counted from 1."""
+    key: Any
+
+
+class _WorkerReader(Dataset[Any]):
+    """The reader in a worker: adds to each batch the counters that have changed since the last one.
+
+    Most batches change none: a shard is opened once for many. Counters run from the start of the process, so a batch
+    that nobody takes, as at the end of an abandoned pass, loses nothing. The first batch of a pass repeats all of them.
+    """
+
+    def __init__(self, reader: Reader[Any], *, prefetch_factor: int) -> None:
+        """Take the reader, which is copied into workers, and the number of batches that each prefetches."""
+        self._reader = reader
+        self._prefetch_factor = prefetch_factor
+        self.rings: SlotRings | None = None
+        """Memory for the batches of the workers that start next."""
+        self._writer: SlotWriter | None = None
+        self._process = 0
+        self._before: CountTable | None = None  # a fork inherits its parent's counters
+        self._pass = -1
+        self._said: set[int] = set()
+
+    def __getitem__(self, asked: _PassKey) -> Any:
+        """A batch, in a form that the trainer's process turns into a `WorkerBatch`."""
+        received = self._read(asked)
+        worker = torch.utils.data.get_worker_info()
+        if self.rings is None or worker is None:
+            return received
+        if self._writer is None:
+            self._writer = self.rings.writer(worker.id, prefetched=self._prefetch_factor)
+        return self._writer.pack(received)
+
+    def _read(self, asked: _PassKey) -> WorkerBatch:
+        counters = self._reader.counters
+        if self._before is None:
+            # A garbage collection writes to every object that it visits, and so copies the memory that a fork shares
+            # with its parent. The parent's objects outlive the worker, so it need not visit them.
+            gc.freeze()
+            self._process, self._before = os.getpid(), counters.table()
+        received = self._reader[asked.key]
+        news = counters.update()
+        if self._pass != asked.pass_number:
+            self._pass = asked.pass_number
+            news = list(self._said.union(news))
+        if not news:
+            return received
+        self._said.update(news)
+        read = ReadCounts(self._process, np.array(news), counters.rows(news) - self._before[news])
+        return received._replace(read=read)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_before': None, '_pass': -1, '_said': set(), '_writer': None}
