@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from headrace.dataset.writing.columns import plain_columns
 from headrace.dataset.writing.writer import Out, Writer
 from headrace.errors import ConfigError
-from headrace.format import JSONEncoder, MDSEncoder, XSVEncoder, bytes_to_int
+from headrace.format import JSONEncoder, MDSEncoder, ShardEncoder, XSVEncoder, bytes_to_int
 
 __all__ = ['CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'XSVWriter']
 
@@ -41,11 +42,7 @@ class MDSWriter(Writer):
         size_limit: int | str | None = 1 << 26,
         **kwargs: Any,
     ) -> None:
-        limit = _checked(size_limit)
-
-        def encoder(columns: Mapping[str, Any]) -> MDSEncoder:
-            return MDSEncoder(columns, compression=compression, hashes=hashes, size_limit=limit)
-
+        encoder = partial(MDSEncoder, compression=compression, hashes=hashes, size_limit=_checked(size_limit))
         super().__init__(encoder, columns, out=out, keep_local=keep_local, **_known(type(self), kwargs))
 
 
@@ -71,13 +68,8 @@ class JSONWriter(Writer):
         **kwargs: Any,
     ) -> None:
         limit = _checked(size_limit)
-
-        def encoder(columns: Mapping[str, Any]) -> JSONEncoder:
-            return JSONEncoder(
-                plain_columns(columns), newline=newline, compression=compression, hashes=hashes, size_limit=limit
-            )
-
-        super().__init__(encoder, columns, out=out, keep_local=keep_local, **_known(type(self), kwargs))
+        encoder = partial(JSONEncoder, newline=newline, compression=compression, hashes=hashes, size_limit=limit)
+        super().__init__(_of_lines(encoder), columns, out=out, keep_local=keep_local, **_known(type(self), kwargs))
 
 
 class XSVWriter(Writer):
@@ -105,20 +97,16 @@ class XSVWriter(Writer):
         size_limit: int | str | None = 1 << 26,
         **kwargs: Any,
     ) -> None:
-        limit = _checked(size_limit)
-
-        def encoder(columns: Mapping[str, Any]) -> XSVEncoder:
-            return XSVEncoder(
-                plain_columns(columns),
-                shard_format=self._format,
-                separator=separator,
-                newline=newline,
-                compression=compression,
-                hashes=hashes,
-                size_limit=limit,
-            )
-
-        super().__init__(encoder, columns, out=out, keep_local=keep_local, **_known(type(self), kwargs))
+        encoder = partial(
+            XSVEncoder,
+            shard_format=self._format,
+            separator=separator,
+            newline=newline,
+            compression=compression,
+            hashes=hashes,
+            size_limit=_checked(size_limit),
+        )
+        super().__init__(_of_lines(encoder), columns, out=out, keep_local=keep_local, **_known(type(self), kwargs))
 
 
 class CSVWriter(XSVWriter):
@@ -152,6 +140,10 @@ def _known(writer: type[Writer], arguments: dict[str, Any], *refused: str) -> di
             f'{writer.__name__} got an Invalid Writer argument: {unknown[0]!r}. It takes {sorted(_ARGUMENTS)}.'
         )
     return arguments
+
+
+def _of_lines(encoder: Callable[[Mapping[str, Any]], ShardEncoder]) -> Callable[[Mapping[str, Any]], ShardEncoder]:
+    return lambda columns: encoder(plain_columns(columns))
 
 
 def _checked(size_limit: int | str | None) -> int | None:
