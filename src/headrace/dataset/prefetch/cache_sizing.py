@@ -12,7 +12,7 @@ from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig
 from headrace.redaction import warn
-from headrace.storage.cache.fetch import space_needed
+from headrace.storage.cache.entry import space_needed
 
 __all__ = ['bytes_side_by_side', 'fixed_bytes', 'require_room', 'warn_without_room']
 

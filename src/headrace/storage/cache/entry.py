@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LazyEntry']
+__all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LazyEntry', 'space_needed']
 
 OWN_NAMES: Final = '.headrace'
 """Prefix of the names of the cache's own files in its folder."""
@@ -161,3 +161,13 @@ class EntrySet:
             return entry.key in self._keys
         page, place = divmod(entry.id, _PAGE)
         return page in self._pages and bool(self._pages[page][place])
+
+
+def space_needed(folder: Path, parts: list[CachePart], *, keep_packed: bool) -> int:
+    """The most bytes that fetching these parts adds to the folder at one time."""
+    packed = [
+        part.packed_size or part.size
+        for part in parts
+        if part.packed_name is not None and not (folder / part.packed_name).exists()
+    ]
+    return sum(part.size for part in parts) + (sum(packed) if keep_packed else max(packed, default=0))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, DiskFullError, HeadraceError
-from headrace.storage.cache.fetch import space_needed
+from headrace.storage.cache.entry import space_needed
 from headrace.storage.cache.fetch_files import is_fetch_file
 from headrace.storage.cache.locks import NO_ROOM, cannot_write
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from headrace.errors import ChecksumError, FormatError
+from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.cache.entry import CacheEntry, CachePart, EntrySet
-from headrace.storage.cache.fetch import missing
 from headrace.storage.cache.mapped_file import delete_file, open_file
 from headrace.storage.stats import CacheStats
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ['PresentFiles']
+__all__ = ['PresentFiles', 'missing']
 
 
 class PresentFiles:
@@ -100,3 +99,11 @@ class PresentFiles:
                 f'{path} has {path.stat().st_size} bytes, the index gives {part.size}. Restore the file, or pass the '
                 f'`remote` that holds it.'
             )
+
+
+def missing(path: Path) -> CacheError:
+    """The error for a file that neither the folder nor a store has."""
+    return CacheError(
+        f'No `remote` provided, but local file {path} does not exist. Restore the file, or pass the `remote` that '
+        f'holds it.'
+    )

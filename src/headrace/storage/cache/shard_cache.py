@@ -25,23 +25,14 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import CacheError, DiskFullError
 from headrace.storage.cache.cached_index import CachedIndex, IndexRequest
 from headrace.storage.cache.entry import CacheEntry, CachePart
-from headrace.storage.cache.fetch import Fetcher, missing, same_folder, space_needed
+from headrace.storage.cache.fetch import Fetcher, FetchRoom, ShardFetch, same_folder
 from headrace.storage.cache.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
 from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
 from headrace.storage.cache.fetch_result import FetchResult, FetchStatus
 from headrace.storage.cache.lease_cache import release_leases
-from headrace.storage.cache.limit import (
-    CacheLimit,
-    LimitedFolder,
-    NextUse,
-    RoomRequest,
-    delete_entry,
-    evict,
-    publishing,
-)
-from headrace.storage.cache.locks import lock_file
-from headrace.storage.cache.mapped_file import Lease, MappedFile, delete_file, open_file, suspend_leases
-from headrace.storage.cache.presence import PresentFiles
+from headrace.storage.cache.limit import CacheLimit, LimitedFolder, NextUse, delete_entry, evict
+from headrace.storage.cache.mapped_file import Lease, MappedFile, open_file
+from headrace.storage.cache.presence import PresentFiles, missing
 from headrace.storage.cache.remote_marker import ORIGIN
 from headrace.storage.protocol import Store, check_key
 from headrace.storage.stats import CacheStats
@@ -104,16 +95,17 @@ class ShardCache:
         self._root = str(self.folder)
         self._reclaimed = 0  # by which process; a forked one may find what one before it left
         self._known: dict[str, CacheEntry] = {}
-        self._grown: dict[str, int] = {}  # bytes of entries that turned out larger than estimated
         since = self._since if self.verify_present else None
         self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
         self._limited: LimitedFolder | None = None
+        self._room: FetchRoom | None = None
         if self._limit is not None and self.store is not None:
             self._limited = LimitedFolder(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
             self._limit.join(self._limited)
+            self._room = FetchRoom(self._limit, self._limited, {})
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {'_root', '_reclaimed', '_known', '_grown', '_files', '_limited'}
+        own = {'_root', '_reclaimed', '_known', '_files', '_limited', '_room'}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -317,85 +309,8 @@ class ShardCache:
         wait: bool,
         how: Transfer,
     ) -> FetchResult:
-        """Fetch the absent parts of a shard, once there is room for them.
-
-        A reader's fetch under a limit (not ``ahead``) returns the first part, too. It was locked before it got its
-        final name, so that nobody evicts it before it is mapped.
-        """
         if self.store is None:
             self._files.require(entry)
-        if self._limited is not None:
-            suspend_leases()  # a waiting thread holds no lease
-
-        def attempt() -> FetchResult:
-            lock = self._fetch_lock(entry.key, ahead=ahead and not how.urgent)
-            try:
-                if not lock.acquire(wait=wait):
-                    return FetchResult(FetchStatus.ELSEWHERE)
-                with lock:
-                    return self._fetch_locked(entry, lock, next_use, ahead=ahead, how=how)
-            finally:
-                self.stats.add(seconds_waiting=lock.waited)
-
-        with disk_errors(self.folder, entry, keep_packed=self.keep_packed):
-            return despite_deletion(self.folder, entry.key, attempt)
-
-    def _fetch_locked(
-        self,
-        entry: CacheEntry,
-        lock: FetchLock,
-        next_use: NextUse | None,
-        *,
-        ahead: bool,
-        how: Transfer,
-    ) -> FetchResult:
-        absent = self._files.absent(entry)
-        if not absent:
-            return FetchResult(FetchStatus.PRESENT)
-        needed = space_needed(self.folder, absent, keep_packed=self.keep_packed)
-        if self._limit is not None and self._limited is not None:
-            for part in absent:  # of the wrong size, if it is there at all
-                delete_file(self.folder, part.name)
-            lock.clear()
-            needed = max(needed, self._grown.get(entry.key, 0))
-            refusal = self._limit.admit(RoomRequest(self._limited, entry, needed, lock, next_use, ahead))
-            if refusal is not None:
-                return refusal
-        self._index.require_same()
-        fetcher = self._fetcher(how)
-        made = fetcher.produce(absent, lock)
-        handle = None
-        if self._limit is None or self._limited is None:
-            with self._index.unchanged():
-                fetcher.publish(made, lock)
-        else:
-            size = sum(temporary.stat().st_size for temporary, _ in made)
-            if size > needed:  # it was an estimate; the files count already
-                self._grown[entry.key] = size
-                refusal = self._limit.admit(RoomRequest(self._limited, entry, 0, lock, next_use, ahead))
-                if refusal is not None:
-                    return refusal
-            handle = None if ahead else self._pin(entry, made)
-            try:
-                with self._index.unchanged(), publishing(self._limited, size):
-                    fetcher.publish(made, lock)
-            except BaseException:
-                if handle is not None:
-                    os.close(handle)
-                raise
-        self._files.verified(entry)
-        return FetchResult(FetchStatus.PRESENT, handle=handle)
-
-    def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
-        """Lock the entry's first part under its temporary name, if that is among what was made."""
-        final = self.folder / entry.key
-        for temporary, target in made:
-            if target == final:
-                handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    lock_file(handle, temporary, shared=True)
-                except BaseException:
-                    os.close(handle)
-                    raise
-                return handle
-        return None
+        fetch = ShardFetch(self._fetcher(how), self._files, self._index, self._room)
+        new_lock = partial(self._fetch_lock, entry.key, ahead=ahead and not how.urgent)
+        return fetch.run(entry, new_lock, next_use, ahead=ahead, wait=wait)
