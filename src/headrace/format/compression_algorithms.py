@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import os
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -32,6 +33,7 @@ CHUNK: Final = 1 << 18
 """Bytes read and written at a time."""
 _ZSTD_FEED: Final = 1 << 10
 """Compressed bytes given to Zstandard at a time. 4 of them can mean 128 KiB, and its output has no limit."""
+_ZSTD_THREADS: Final = min(4, os.cpu_count() or 1)
 
 
 class Compression(ABC):
@@ -247,7 +249,8 @@ class Zstandard(Compression):
         """See ``Compression.compress``."""
         import zstandard
 
-        return zstandard.ZstdCompressor(level=self.level or 3).compress(data)
+        # The bytes are the same for any number of threads from 1.
+        return zstandard.ZstdCompressor(level=self.level or 3, threads=_ZSTD_THREADS).compress(data)
 
     def stream(self, chunks: Iterator[bytes]) -> Iterator[bytes]:
         """See ``Compression.stream``."""

@@ -35,11 +35,12 @@ from headrace.errors import ConfigError
 from headrace.format.checksum import get_hash, is_hash
 from headrace.format.compression import compress, get_compression_extension
 from headrace.format.human_size import bytes_to_int
+from headrace.format.shard_memory import WAITING, Piece, ShardMemory, joined_rows
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.notes import add_note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 __all__ = ['CollectedShard', 'EncodedRows', 'EncodedShard', 'ShardEncoder', 'ShardPieces']
 
@@ -64,7 +65,7 @@ class ShardPieces:
 
     info: ShardInfo
     """Its entry in the index."""
-    files: tuple[tuple[str, Sequence[bytes]], ...]
+    files: tuple[tuple[str, Sequence[Piece]], ...]
     """Name and content of each file to store. The content is the pieces, one after another."""
 
 
@@ -91,8 +92,8 @@ class EncodedRows:
 
     sizes: np.ndarray[Any, np.dtype[np.int64]]
     """Bytes of each sample."""
-    join: Callable[[int, int], bytes]
-    """The bytes of samples from one row to before another."""
+    pieces: Callable[[int, int], Iterable[Piece]]
+    """The bytes of samples from one row to before another. The pieces are copied before anything changes them."""
 
 
 class ShardEncoder(ABC):
@@ -204,8 +205,8 @@ class ShardEncoder(ABC):
             data = self._encode_checked(sample)
         size = self._size + self._sample_overhead + len(data)
         full = None
-        if size > self._limit:
-            full = self._cut_before(len(data))
+        if size > self._stop:
+            full = self._make_room(len(data))
             size = self._size + self._sample_overhead + len(data)
         self._samples.append(data)
         self._sizes.append(len(data))
@@ -230,7 +231,7 @@ class ShardEncoder(ABC):
             if i and (full := self.cut()) is not None:
                 done.append(full)
             if stop > begin:
-                self._samples.append(rows.join(begin, stop))
+                self._add_pieces(rows.pieces(begin, stop))
                 self._sizes.frombytes(rows.sizes[begin:stop].astype(np.uint64).tobytes())
                 self._size += int(rows.sizes[begin:stop].sum()) + self._sample_overhead * (stop - begin)
             begin = stop
@@ -240,7 +241,7 @@ class ShardEncoder(ABC):
         """As `finish`, but the shard is not packed."""
         if not self._sizes:
             return None
-        pieces, sizes, number = self._samples, self._sizes, self._index
+        pieces, sizes, number = [*self._memory.pieces(), *self._samples], self._sizes, self._index
         self._index += 1
         self._samples_before += len(sizes)
         self._start_shard()
@@ -256,6 +257,28 @@ class ShardEncoder(ABC):
             self._refused += 1
             raise
 
+    def _make_room(self, size: int) -> CollectedShard | None:
+        """Copy the samples that wait; or cut the shard, if the next sample does not fit into it."""
+        if self._size + self._sample_overhead + size > self._limit:
+            return self._cut_before(size)
+        self._add_waiting()
+        return None
+
+    def _add_waiting(self) -> None:
+        self._memory.add_samples(self._samples)
+        self._samples.clear()
+        self._stop = min(self._limit, self._size + WAITING)
+
+    def _add_pieces(self, pieces: Iterable[Piece]) -> None:
+        """Add the bytes of many samples."""
+        for piece in pieces:
+            if len(piece) < WAITING // 2:
+                self._samples.append(bytes(piece))
+            else:
+                self._memory.add_samples(self._samples)
+                self._samples.clear()
+                self._memory.add(piece)
+
     def _cut_before(self, size: int) -> CollectedShard | None:
         """The shard that ends because a sample does not fit into it."""
         # A sample above the limit is alone in its shard; no empty shard precedes it.
@@ -267,14 +290,17 @@ class ShardEncoder(ABC):
         return self.cut()
 
     def _start_shard(self) -> None:
+        self._memory = ShardMemory()
         self._samples: list[bytes] = []
-        """The samples; a piece may hold several."""
+        """The samples behind those of the memory; a piece may hold several."""
         self._sizes: array[int] = array('Q')
         """Bytes of each sample."""
         self._size = self._empty_size
         """Bytes of the shard, as the limit counts them."""
+        self._stop = min(self._limit, self._size + WAITING)
+        """The size above which samples are copied to the memory, or the shard ends."""
 
-    def _pack_shard(self, number: int, pieces: Sequence[bytes], sizes: array[int]) -> ShardPieces:
+    def _pack_shard(self, number: int, pieces: Sequence[Piece], sizes: array[int]) -> ShardPieces:
         name = f'shard.{number:05}.{self.format}'
         packed = [self._pack(name + ending, data) for ending, data in self._files(pieces, sizes)]
         info = ShardInfo(
@@ -288,7 +314,7 @@ class ShardEncoder(ABC):
         )
         return ShardPieces(info, tuple(stored for _, stored in packed))
 
-    def _pack(self, name: str, pieces: Sequence[bytes]) -> tuple[ShardFile, tuple[str, Sequence[bytes]]]:
+    def _pack(self, name: str, pieces: Sequence[Piece]) -> tuple[ShardFile, tuple[str, Sequence[Piece]]]:
         """A file's entry in the index, and its name and bytes to store."""
         if self.compression is None and not self.hashes:
             return ShardFile(FileInfo(name, sum(map(len, pieces)), NO_HASHES), None), (name, pieces)
@@ -342,7 +368,8 @@ class ShardEncoder(ABC):
         except Exception as error:
             name_place(error, f'Sample {number + len(rows)}, column {self._column!r}')
             raise
-        return EncodedRows(np.fromiter(map(len, rows), np.int64, count), lambda a, b: b''.join(rows[a:b]))
+        sizes = np.fromiter(map(len, rows), np.int64, count)
+        return EncodedRows(sizes, joined_rows(rows, 1, sizes))
 
     @abstractmethod
     def _sizes_of_empty_shard(self) -> tuple[int, int]:
@@ -353,7 +380,7 @@ class ShardEncoder(ABC):
         """The sample's bytes in the data file. An error is about the column in `_column`, or a column is missing."""
 
     @abstractmethod
-    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, Sequence[bytes]]]:
+    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, Sequence[Piece]]]:
         """The files of samples: the suffix of each name, and the bytes in pieces. Any thread may call it.
 
         Args:

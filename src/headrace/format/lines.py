@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Collection, Sequence
 
+    from headrace.format.shard_memory import Piece
     from headrace.format.shards import ColumnBatch, ShardInfo
 
 __all__ = ['LineEncoder', 'LineReader']
@@ -119,6 +120,6 @@ class LineEncoder(ShardEncoder):
         """The data file's bytes before the first sample."""
         return b''
 
-    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, Sequence[bytes]]]:
+    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, Sequence[Piece]]]:
         header = self._header()
         return [('', [header, *pieces]), ('.meta', [offset_table(sizes, len(header)), self._config])]

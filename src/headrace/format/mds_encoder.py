@@ -21,17 +21,20 @@ from headrace.format.encodings.encoding import opaque
 from headrace.format.encodings.unknown import check_encodings
 from headrace.format.mds import Column, Layout
 from headrace.format.sample_code import compile_encoder
+from headrace.format.shard_memory import framed_rows, joined_rows
 from headrace.format.shards import Schema
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Sequence
 
+    from headrace.format.shard_memory import Piece
+
 __all__ = ['MDSEncoder']
 
 _SIZE: Final = np.dtype('<u4')
-_Encoded: TypeAlias = 'np.ndarray[Any, Any] | Sequence[bytes]'
-"""The encoded values of a column: opaque elements of an array if all have one size, else one by one."""
+_Encoded: TypeAlias = 'np.ndarray[Any, Any] | Sequence[bytes] | Sequence[str]'
+"""The encoded values of a column: opaque elements of an array if all have one size, else one by one, or ASCII text."""
 
 
 class MDSEncoder(ShardEncoder):
@@ -91,22 +94,29 @@ class MDSEncoder(ShardEncoder):
     def _encode_rows(self, columns: Mapping[str, Sequence[Any]], count: int, number: int) -> EncodedRows:
         layout = self._layout
         values = [self._encode_column(column, columns[column.name], number) for column in layout.columns]
-        variable = [found for column, found in zip(layout.columns, values, strict=True) if column.size is None]
-        sizes = [_lengths(found, count) for found in variable]
+        variable = [i for i, column in enumerate(layout.columns) if column.size is None]
+        sizes = [_lengths(values[i], count) for i in variable]
         lengths = sum(sizes, np.full(count, layout.least, np.int64))
         if sizes:
             heads = np.stack(sizes, axis=1).astype(_SIZE)
             values.insert(0, opaque(heads, layout.head.size))
         arrays = [found for found in values if isinstance(found, np.ndarray)]
         if len(arrays) == len(values):
-            rows = _side_by_side(arrays, count)
-            return EncodedRows(lengths, lambda a, b: rows[a:b].tobytes())
+            rows = np.ascontiguousarray(_side_by_side(arrays, count))
+            view, size = rows.view(np.uint8).data, rows.itemsize
+            return EncodedRows(lengths, lambda a, b: (view[a * size : b * size],))
         values = _merged(values, count)
+        texts = [found for found in values if not isinstance(found, np.ndarray)]
+        if len(variable) == 1 and len(texts) == 1:
+            before, after = values[0], values[2] if len(values) == 3 else None
+            assert isinstance(before, np.ndarray)
+            assert after is None or isinstance(after, np.ndarray)
+            return EncodedRows(lengths, framed_rows(texts[0], before, after, lengths))
         width = len(values)
         pieces: list[bytes] = [b''] * (width * count)
         for i, found in enumerate(values):
-            pieces[i::width] = found.tolist() if isinstance(found, np.ndarray) else found
-        return EncodedRows(lengths, lambda a, b: b''.join(pieces[a * width : b * width]))
+            pieces[i::width] = _as_bytes(found)
+        return EncodedRows(lengths, joined_rows(pieces, width, lengths))
 
     def _encode_column(self, column: Column, values: Sequence[Any], number: int) -> _Encoded:
         """The encoded values of a column; errors count samples from `number`."""
@@ -115,7 +125,8 @@ class MDSEncoder(ShardEncoder):
             return stored
         if column.is_text:
             with contextlib.suppress(TypeError, UnicodeError):
-                return list(map(str.encode, values))
+                texts = python_values(values)
+                return texts if all(map(str.isascii, texts)) else list(map(str.encode, texts))
         encode, size = column.encoding.encode, column.size
         done: list[bytes] = []
         try:
@@ -129,7 +140,7 @@ class MDSEncoder(ShardEncoder):
             raise
         return done
 
-    def _files(self, pieces: Sequence[bytes], sizes: array[int]) -> list[tuple[str, Sequence[bytes]]]:
+    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, Sequence[Piece]]]:
         start = 8 + 4 * len(sizes) + len(self._config)
         return [('', [offset_table(sizes, start), self._config, *pieces])]
 
@@ -145,6 +156,13 @@ def _lengths(values: _Encoded, count: int) -> np.ndarray[Any, np.dtype[np.int64]
     if isinstance(values, np.ndarray):
         return np.full(count, values.itemsize, np.int64)
     return np.fromiter(map(len, values), np.int64, count)
+
+
+def _as_bytes(values: _Encoded) -> Sequence[bytes]:
+    """The values one by one."""
+    if isinstance(values, np.ndarray):
+        return cast('list[bytes]', values.tolist())
+    return [value.encode() if isinstance(value, str) else value for value in values]
 
 
 def _merged(columns: Sequence[_Encoded], count: int) -> list[_Encoded]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import TypeVar
 
+    from headrace.format.shard_memory import Piece
     from headrace.storage import Retry, Store
 
     T = TypeVar('T')
@@ -75,7 +76,7 @@ class FolderPlace:
         """See `Place.write`."""
         self.write_pieces(name, [data])
 
-    def write_pieces(self, name: str, pieces: Sequence[bytes]) -> None:
+    def write_pieces(self, name: str, pieces: Sequence[Piece]) -> None:
         """As `write`, of bytes in pieces, which are joined a few at a time."""
         temporary, path = (os.path.join(self._path, ending) for ending in (f'{name}.tmp', name))  # noqa: PTH118
         try:
@@ -99,7 +100,7 @@ class FolderPlace:
             path.unlink(missing_ok=True)
 
 
-def _blocks(pieces: Sequence[bytes]) -> Iterator[bytes]:
+def _blocks(pieces: Sequence[Piece]) -> Iterator[Piece]:
     """The same bytes in pieces that are neither small, since each is a call, nor copies that leave the cache."""
     begin = size = 0
     for i, piece in enumerate(pieces):

@@ -1,0 +1,143 @@
+"""The bytes of a shard while its samples are collected, in few large blocks of memory.
+
+Small objects that stay need fresh memory, and the page faults cost several times the copy. So a sample's own bytes live
+shortly, in memory that is used again. Blocks are large enough for numpy to ask for huge pages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+__all__ = ['WAITING', 'Piece', 'ShardMemory', 'framed_rows', 'joined_rows']
+
+Piece: TypeAlias = bytes | memoryview
+"""Bytes of a shard; a view is of bytes, with one axis."""
+WAITING: Final = 96 << 10
+"""Bytes of samples that wait to be copied together: joined, less than malloc takes from the system for each use."""
+_BLOCK: Final = 16 << 20
+_PAGE: Final = 2 << 20
+"""Bytes of a huge page, at which blocks begin."""
+_KEPT: Final = 1 << 20
+_FEW: Final = 8
+
+
+class ShardMemory:
+    """The bytes of one shard, in order."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._block = memoryview(b'')
+        self._begin = self._end = 0
+        """The bytes of the block that are used, and in no piece."""
+
+    def add_samples(self, samples: Sequence[bytes]) -> None:
+        """Copy samples, of which only the last one may be large."""
+        if not samples:
+            return
+        few = samples if len(samples) <= _FEW else (b''.join(samples[:-1]), samples[-1])
+        for data in few:
+            self.add(data)
+
+    def add(self, data: Piece) -> None:
+        """Copy bytes; or keep them, if they are many and cannot change."""
+        if len(data) >= _KEPT and isinstance(data, bytes):
+            self._end_piece()
+            self._pieces.append(data)
+            return
+        rest = memoryview(data)
+        while rest:
+            if self._end == len(self._block):
+                self._end_piece()
+                self._block = _new_block()
+                self._begin = self._end = 0
+            size = min(len(rest), len(self._block) - self._end)
+            self._block[self._end : self._end + size] = rest[:size]
+            self._end += size
+            rest = rest[size:]
+
+    def pieces(self) -> list[Piece]:
+        """All bytes. Nothing may be added afterwards."""
+        self._end_piece()
+        return self._pieces
+
+    def _end_piece(self) -> None:
+        if self._begin < self._end:
+            self._pieces.append(self._block[self._begin : self._end])
+            self._begin = self._end
+
+
+def _new_block() -> memoryview:
+    block = np.empty(_BLOCK + _PAGE, np.uint8)
+    begin = -block.ctypes.data % _PAGE
+    return block[begin : begin + _BLOCK].data
+
+
+def joined_rows(
+    parts: Sequence[bytes], width: int, sizes: np.ndarray[Any, np.dtype[np.int64]]
+) -> Callable[[int, int], Iterator[Piece]]:
+    """The bytes of rows from one to before another, of which a few are joined at a time.
+
+    Args:
+        parts: `width` for each row, in order.
+        width: 1 or more.
+        sizes: bytes of each row.
+    """
+    step = _rows_at_a_time(sizes)
+
+    def pieces(begin: int, stop: int) -> Iterator[Piece]:
+        for first in range(begin, stop, step):
+            yield b''.join(parts[first * width : min(first + step, stop) * width])
+
+    return pieces
+
+
+def framed_rows(
+    values: Sequence[str] | Sequence[bytes],
+    before: np.ndarray[Any, Any],
+    after: np.ndarray[Any, Any] | None,
+    sizes: np.ndarray[Any, np.dtype[np.int64]],
+) -> Callable[[int, int], Iterator[Piece]]:
+    """As `joined_rows`, of rows with one value of any size between others of fixed size.
+
+    The values are joined with gaps, and the others are put into the gaps: nothing is done for each row in Python.
+
+    Args:
+        values: ASCII texts, or bytes.
+        before: opaque elements ``[rows]``, whose bytes come before the values.
+        after: the same behind them; None: nothing.
+        sizes: bytes of each row, all three parts.
+    """
+    head, tail = before.itemsize, 0 if after is None else after.itemsize
+    gap = bytes(head + tail)
+    step, ends = _rows_at_a_time(sizes), np.cumsum(sizes)
+
+    def pieces(begin: int, stop: int) -> Iterator[Piece]:
+        for first in range(begin, stop, step):
+            last = min(first + step, stop)
+            some: Any = values[first:last]
+            if isinstance(some[0], str):
+                joined = bytearray(gap.decode().join(['', *some, '']).encode())
+            else:
+                joined = bytearray(gap).join([b'', *some, b''])
+            found = memoryview(joined)[tail : len(joined) - head]
+            behind = ends[first:last] - int(ends[first] - sizes[first])
+            _windows(found, head)[behind - sizes[first:last]] = before[first:last]
+            if after is not None:
+                _windows(found, tail)[behind - tail] = after[first:last]
+            yield found
+
+    return pieces
+
+
+def _windows(data: memoryview, size: int) -> np.ndarray[Any, Any]:
+    """The opaque element of some size that begins at each byte."""
+    return np.ndarray((len(data) - size + 1,), f'V{size}', data, strides=(1,))
+
+
+def _rows_at_a_time(sizes: np.ndarray[Any, np.dtype[np.int64]]) -> int:
+    return max(1, len(sizes) * WAITING // max(1, int(sizes.sum())))
