@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-next test-pythons test-numpys durations contract faults lint format clean
+.PHONY: help setup demo check test test-all test-next test-pythons test-numpys durations contract faults lint format site clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
@@ -80,11 +80,14 @@ contract: .venv/.ready ## The contract's tests on every store, counted into docs
 faults: .venv/.ready ## What a training sees when its store fails, measured into docs/faults.md
 	PYTHONPATH=tests .venv/bin/python tests/dataset/fault_matrix.py docs/faults.md
 
+site: .venv/.ready ## The documentation as a site, in build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+
 clean: ## Remove all that is made here, environments and servers included
 	rm -rf .venv .venv-* .servers demo-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/.ready: pyproject.toml
-	@.ci/environment .venv '$(PYTHONS)' -e '.[dev,composer,recipes,peers,spark,ray]'
+	@.ci/environment .venv '$(PYTHONS)' -e '.[dev,composer,recipes,peers,spark,ray,site]'
 
 .venv-next/.ready: pyproject.toml
 	@.ci/environment .venv-next '3.11 3.12 3.13 3.10' --pip '$(NEXT_TORCH)' -e '.[dev]'

@@ -1,0 +1,77 @@
+"""What mkdocs adds to docs/ for the site: the README as its first page, benchmarks, linked files, and the API's page.
+
+The pages link to files of the repository by their paths, so that they read well there, too. The site holds a copy of
+each linked file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = (
+    'headrace', 'headrace.mixing', 'headrace.lightning', 'headrace.composer', 'headrace.metrics', 'headrace.packing',
+    'headrace.convert', 'headrace.inspect', 'headrace.vision', 'headrace.text', 'headrace.multimodal',
+    'headrace.format', 'headrace.storage', 'headrace.errors',
+)  # fmt: skip
+_LINK = re.compile(r'(\]\(|<img src=")(?!https?:|#|mailto:)([^)#" ]+)')
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages and files that are not in docs/."""
+    files.append(File.generated(config, 'index.md', content=_at_the_top('README.md')))
+    for name in ('CHANGELOG.md', 'CONTRIBUTING.md'):
+        files.append(File.generated(config, name, content=_at_the_top(name)))
+    files.append(File.generated(config, 'api.md', content=_api()))
+    files.append(File.generated(config, 'benchmarks/README.md', content=_benchmarks()))
+    for path in sorted(_linked_files(files)):
+        files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Have links to files of the repository lead to their copies."""
+    if '/' in page.file.src_uri or page.file.src_uri in {'index.md', 'CHANGELOG.md', 'CONTRIBUTING.md'}:
+        return markdown
+    return markdown.replace('](../README.md', '](index.md').replace('](../', '](')
+
+
+def _at_the_top(name: str) -> str:
+    """A page of the repository's top folder, whose pages in docs/ are beside it in the site."""
+    text = (ROOT / name).read_text()
+    return _LINK.sub(lambda link: link[1] + link[2].removeprefix('docs/'), text)
+
+
+def _benchmarks() -> str:
+    return (ROOT / 'benchmarks' / 'README.md').read_text().replace('](../docs/', '](../')
+
+
+def _linked_files(files: Files) -> set[str]:
+    """Files of the repository that pages link to, other than pages."""
+    found = set[str]()
+    texts = [re.sub(r'\]\((?!http)', '](../', (ROOT / name).read_text()) for name in ('README.md', 'CONTRIBUTING.md')]
+    texts += [
+        Path(file.abs_src_path).read_text() for file in files if file.is_documentation_page() and file.abs_src_path
+    ]
+    for text in texts:
+        for link in _LINK.finditer(text):
+            path = link[2].removeprefix('../')
+            if link[2].startswith('../') and not path.startswith('docs/') and (ROOT / path).is_file():
+                found.add(path)
+    found |= {str(path.relative_to(ROOT)) for path in (ROOT / 'benchmarks').glob('*.png')}
+    return {path for path in found if not path.endswith('.md')}
+
+
+def _api() -> str:
+    """A section for each public name of each package that users import."""
+    lines = ['# API', '', 'Every public name, by the package that users import it from.', '']
+    for package in PACKAGES:
+        lines += [f'## `{package}`', '']
+        for name in sorted(getattr(importlib.import_module(package), '__all__', ())):
+            lines += [f'::: {package}.{name}', '    options: {heading_level: 3}', '']
+    return '\n'.join(lines)
