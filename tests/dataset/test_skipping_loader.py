@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from torch.utils.data import DataLoader
 
 from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError
@@ -225,6 +226,67 @@ def test_a_dataset_alone_compares_what_it_knows_at_once_and_batches_at_the_first
     dataset = make(Topology(), 0).dataset
     dataset.load_state_dict(state)
     next(iter(dataset))
+
+
+def batches_of(dataset: StreamingDataset) -> list[list[int]]:
+    return [batch['id'].tolist() for batch in DataLoader(dataset, batch_size=GLOBAL_BATCH)]
+
+
+def some_batches(dataset: StreamingDataset, number: int) -> int:
+    """Read batches, and count their samples as a trainer does."""
+    batches = iter(DataLoader(dataset, batch_size=GLOBAL_BATCH))
+    return sum(len(next(batches)['id']) for _ in range(number))
+
+
+@pytest.mark.parametrize('algorithm', ['native', 'py1e'])
+def test_a_trainer_that_counts_what_it_had_resumes_behind_what_was_skipped(make, algorithm: str) -> None:
+    """Composer saves the dataset of a plain DataLoader by the number of samples that it trained in the epoch."""
+
+    def dataset(state: dict[str, Any] | None = None) -> StreamingDataset:
+        made = make(Topology(), 0, shuffle_algo=algorithm, skip=[['1ba', '3ba'], ['4ba', '5ba']]).dataset
+        if state is not None:
+            made.load_state_dict(state)
+        return made
+
+    whole = batches_of(dataset())
+    assert [len(batch) for batch in whole] == [8, 8, 8, 2]
+    for first in range(5):
+        count = some_batches(begun := dataset(), first)
+        state = begun.state_dict(count, from_beginning=True)
+        assert dataset(state).state_dict(count, from_beginning=True) == state
+        assert batches_of(dataset(state)) == whole[first:]
+        for second in range(4 - first):
+            more = some_batches(begun := dataset(state), second)
+            again = begun.state_dict(count + more, from_beginning=True)
+            assert begun.state_dict(more, from_beginning=False) == again
+            assert batches_of(dataset(again)) == whole[first + second :]
+
+
+def test_a_trainer_counts_on_where_samples_are_no_longer_skipped(make) -> None:
+    whole = batches_of(make(Topology(), 0, skip=()).dataset)
+    count = some_batches(begun := make(Topology(), 0, skip=[['1ba', '3ba']]).dataset, 2)
+    state = begun.state_dict(count, from_beginning=True)
+    for number in (5, 6):
+        dataset = make(Topology(), 0, skip=(), on_mixture_change='continue').dataset
+        dataset.load_state_dict(state)
+        count += some_batches(dataset, 1)
+        state = dataset.state_dict(count, from_beginning=True)
+        dataset.load_state_dict(state)
+        assert batches_of(dataset) == whole[number:]
+    assert dataset.state_dict(8, from_beginning=True)['sample_in_epoch'] == 8
+
+
+def test_a_range_before_the_position_is_not_counted_at_a_resumption(make) -> None:
+    """The run had these samples, before they were named."""
+    count = some_batches(begun := make(Topology(), 0, skip=()).dataset, 3)
+    state = begun.state_dict(count, from_beginning=True)
+    for number in range(3):
+        dataset = make(Topology(), 0, skip=[['0ba', '2ba'], ['5ba', '6ba']], on_mixture_change='continue').dataset
+        dataset.load_state_dict(state)
+        count += some_batches(dataset, 1)
+        state = dataset.state_dict(count, from_beginning=True)
+        assert state['sample_in_epoch'] == [32, 48, 50][number]
+    assert count == 24 + 8 + 8 + 2
 
 
 def test_a_state_from_before_states_knew_what_is_left_out_resumes(make) -> None:

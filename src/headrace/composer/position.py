@@ -29,8 +29,10 @@ _counted: WeakSet[DataLoader[Any]] = WeakSet()
 
 
 def knows_skips(loader: DataLoader[Any]) -> None:
-    """Record that a loader's `DataSpec` counts skipped samples, as Composer's position requires."""
+    """Record that a loader's `DataSpec` counts skipped samples, so that Composer's position includes them."""
     _counted.add(loader)
+    if isinstance(loader.dataset, StreamingDataset):
+        loader.dataset.counts_skipped = True
 
 
 def check_batches(loader: StreamingDataLoader) -> None:

@@ -49,6 +49,9 @@ class SampleSequence:
         self._topology = topology
         self._expected_replicas: int | None = None
         self._progress = Progress()
+        self._resumed = (0, 0, 0)  # epoch, position and trainer's count of the loaded state
+        self.counts_skipped = False
+        """Whether the trainer's number of samples, which `state_dict` is given, includes those that `skip` skips."""
 
     # -- sizes -----------------------------------------------------------------------------------------------------
 
@@ -277,15 +280,31 @@ class SampleSequence:
         """A checkpoint's entry for this dataset: fixed keys, int or str values, the same on every rank.
 
         Args:
-            num_samples: samples of the current epoch that all ranks together have had, with those that `skip` skips.
+            num_samples: samples of the current epoch that all ranks together have had. Those that `skip` skips count
+                only under `counts_skipped`, as with Composer and `streaming_data_spec`.
             from_beginning: whether they are counted from the epoch's start, or from the start of a resumed pass.
         """
         epoch, start = self._progress.current(rank=self.topology.rank)
         if num_samples == 0 and from_beginning and self._progress.ended(rank=self.topology.rank):
             # Composer saves an epoch's end with the number of the next epoch.
             epoch, start = self._progress.next(rank=self.topology.rank)
-        position = num_samples if from_beginning else start + num_samples
-        return self.resume_state(epoch, self.position_of(position)).to_dict()
+        counted = self._resumed[2] if self._resumed[:2] == (epoch, start) else start
+        if self.counts_skipped or not (self.skip or counted < start):
+            position = num_samples if from_beginning else start + num_samples
+            return self.resume_state(epoch, self.position_of(position)).to_dict()
+        if from_beginning and num_samples < counted:
+            start = counted = 0
+        handed_out = num_samples - counted if from_beginning else num_samples
+        state = self.resume_state(epoch, self._position_after(epoch, start, handed_out))
+        return state.with_count(counted + handed_out).to_dict()
+
+    def _position_after(self, epoch: int, start: int, handed_out: int) -> int:
+        """The position after samples of a pass that skips some; a batch of which some were handed out counts whole."""
+        if not handed_out:
+            return start
+        plan = self.run.plan(epoch, start, self.run.last_batches or self.batch_spec())
+        batches = min(-(-handed_out // plan.global_batch_size), plan.num_batches)
+        return plan.end(batches - 1) if batches else start
 
     def position_of(self, num_samples: int) -> int:
         """The position in an epoch after a trainer's number of samples.
@@ -306,4 +325,6 @@ class SampleSequence:
         """As `load_state_dict`, from the value itself."""
         if not state.is_stale:
             size = self._devices(global_batch_size)[1]
-            self._progress.load(*self.run.resume(state, self.topology.nodes, size, self.topology.replicas))
+            epoch, start = self.run.resume(state, self.topology.nodes, size, self.topology.replicas)
+            self._progress.load(epoch, start)
+            self._resumed = epoch, start, state.count if start == state.sample_in_epoch else start

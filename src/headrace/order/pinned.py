@@ -69,6 +69,7 @@ def broken_rules(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> I
         'shuffle': (isinstance(pinned.get('shuffle'), bool), 'true or false'),
     }
     optional: dict[str, tuple[bool, str]] = {
+        'count': (is_count(pinned.get('count')), 'a number of samples'),
         'device_batches': (is_count(pinned.get('device_batches'), 1, MAX_EPOCH_SIZE), 'a number of device batches'),
         'global_batch_size': (is_count(pinned.get('global_batch_size'), 1, MAX_EPOCH_SIZE), 'a number of samples'),
         'skip': (are_ranges(pinned.get('skip')), 'a list of ranges [begin, end]'),

@@ -32,6 +32,7 @@ _INTEGERS = {
     'num_canonical_nodes': (0, MAX_CANONICAL_NODES),
     'shuffle_seed': (0, MAX_SEED),
 }
+_NOT_COMPARED = ('streams', 'origin', 'skip', 'count', 'cuts', 'subset')  # of `config`: by themselves, or not at all
 _MAX_NODES = 1 << 20  # physical ones
 _MAX_RUN = 1 << 61  # samples: 64 bits hold sums of two positions of a run
 
@@ -94,6 +95,18 @@ class ResumeState:
         if pinned.get('sampling') == 'fixed' and pinned.get('algorithm') == 'native' and 'subset' not in pinned:
             pinned['sampling'] = 'balanced'  # which the native order was before it knew the other
         return pinned
+
+    @property
+    def count(self) -> int:
+        """Samples of the epoch as the trainer counted them; fewer than the position if some were skipped before it."""
+        return self.pinned.get('count', self.sample_in_epoch)
+
+    def with_count(self, count: int) -> ResumeState:
+        """The same state with the trainer's count of samples, recorded where it differs from the position."""
+        if count == self.sample_in_epoch or self.config is None:
+            return self
+        pinned = {**json.loads(self.config), 'count': count}
+        return replace(self, config=json.dumps(pinned, sort_keys=True, separators=(',', ':')))
 
     @property
     def takeover(self) -> Takeover:
@@ -341,7 +354,7 @@ def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:
 
 def _flat(pinned: Mapping[str, Any]) -> dict[str, Any]:
     """Each stream's fields as ``stream 'name' field``, and the streams' order."""
-    flat = {key: value for key, value in pinned.items() if key not in ('streams', 'origin', 'skip', 'cuts', 'subset')}
+    flat = {key: value for key, value in pinned.items() if key not in _NOT_COMPARED}
     streams = pinned.get('streams', [])
     flat['streams'] = [stream.get('name') for stream in streams]
     for stream in streams:
