@@ -18,6 +18,7 @@ ORIGINALS: Final = {
     'coco': 'headrace.vision.convert.coco',
     'enwiki': 'headrace.text.convert.enwiki',
     'imagenet': 'headrace.vision.convert.imagenet',
+    'laion400m': 'headrace.multimodal.convert.laion400m',
     'pile': 'headrace.text.convert.pile',
     'webvid': 'headrace.multimodal.convert.webvid.crawl_webvid',
     'webvid-outside': 'headrace.multimodal.convert.webvid.extract_webvid_videos',

@@ -1,0 +1,242 @@
+"""Many small files from servers of others: bounded in connections, time, bytes and redirects, and polite to hosts.
+
+The requests run in a thread with an event loop, and the results come in the order of the URLs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import ipaddress
+import socket
+import threading
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from types import ModuleType
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+from headrace.errors import ConfigError, ConversionError, MissingDependencyError
+
+__all__ = ['AnswerError', 'DownloadError', 'Limits', 'download_all', 'require_aiohttp']
+
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+_REFUSALS: Final = frozenset({'noai', 'noimageai', 'noindex', 'noimageindex', 'none'})
+"""Words of ``X-Robots-Tag`` by which an owner refuses to be in a dataset."""
+_PIECE: Final = 1 << 16
+
+
+class DownloadError(ConversionError):
+    """A file that cannot be had. If no server answers at all, the network may be down."""
+
+
+class AnswerError(DownloadError):
+    """A file that cannot be had, as the answer of a server says."""
+
+
+class _TryAgainError(Exception):
+    """A failure that may pass."""
+
+    def __init__(self, message: str, *, is_answer: bool = False, seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.is_answer, self.seconds = is_answer, seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Bounds of downloads; those on connections are for each process.
+
+    Raises:
+        ConfigError: a value is not above 0.
+    """
+
+    user_agent: str
+    """Tells servers who asks, and how to reach them."""
+    connections: int = 32
+    """Requests at the same time."""
+    per_host: int = 2
+    """Of them, to one host."""
+    seconds: float = 10.0
+    """For one request, from the connection to the last byte."""
+    max_bytes: int = 16 << 20
+    """Of a file."""
+    redirects: int = 4
+    """Of one URL."""
+    attempts: int = 2
+    """For failures that may pass."""
+    longest_wait: float = 10.0
+    """Seconds before another attempt, if the server names more."""
+    private_hosts: bool = False
+    """Whether addresses that are not public may be asked, such as those of this network."""
+
+    def __post_init__(self) -> None:
+        for name in ('connections', 'per_host', 'seconds', 'max_bytes', 'attempts'):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f'`{name}` of downloads is above 0, but is {getattr(self, name)!r}.')
+        if not self.user_agent.isprintable() or not self.user_agent.isascii() or not self.user_agent:
+            raise ConfigError(f'`user_agent` is a line of ASCII text, but is {self.user_agent!r:.80}.')
+
+
+def require_aiohttp() -> ModuleType:
+    """The module aiohttp.
+
+    Raises:
+        MissingDependencyError: it is not installed, or too old.
+    """
+    try:
+        import aiohttp
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Downloads need aiohttp, which is not installed: pip install 'headrace[downloads]'"
+        ) from error
+    return aiohttp
+
+
+def download_all(urls: Iterable[str], limits: Limits) -> Iterator[bytes | DownloadError]:
+    """The content of each URL, or why there is none, in order. Some are fetched ahead: two for each connection."""
+    require_aiohttp()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name='headrace-downloads', daemon=True)
+    thread.start()
+    fetches = _Fetches(limits)
+    try:
+        left = iter(urls)
+        ahead = deque(
+            asyncio.run_coroutine_threadsafe(fetches.fetch(url), loop) for url in islice(left, 2 * limits.connections)
+        )
+        while ahead:
+            yield ahead.popleft().result()
+            ahead.extend(asyncio.run_coroutine_threadsafe(fetches.fetch(url), loop) for url in islice(left, 1))
+    finally:
+        asyncio.run_coroutine_threadsafe(fetches.close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+class _Fetches:
+    """The requests of one event loop."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._session: Any = None
+        self._all = asyncio.Semaphore(limits.connections)
+        self._of_host: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(limits.per_host))
+
+    async def close(self) -> None:
+        """End all requests."""
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    async def fetch(self, url: str) -> bytes | DownloadError:
+        """The content of a URL, or why there is none."""
+        try:
+            for attempt in range(1, self._limits.attempts + 1):
+                try:
+                    return await self._follow(url)
+                except _TryAgainError as error:  # noqa: PERF203 - two attempts
+                    if attempt == self._limits.attempts:
+                        raise (AnswerError if error.is_answer else DownloadError)(str(error)) from None
+                    seconds = 1.0 if error.seconds is None else error.seconds
+                    await asyncio.sleep(min(seconds, self._limits.longest_wait))
+        except DownloadError as error:
+            return error
+        raise AssertionError  # the last attempt returns or raises
+
+    async def _follow(self, url: str) -> bytes:
+        for _ in range(self._limits.redirects + 1):
+            host = _host(url)
+            # A task that waits for its host holds no connection that others could use.
+            async with self._of_host[host], self._all:
+                try:
+                    found = await asyncio.wait_for(self._request(url), self._limits.seconds)
+                except asyncio.TimeoutError:
+                    raise _TryAgainError(f'{host} did not send it within {self._limits.seconds:g} s') from None
+            if isinstance(found, bytes):
+                return found
+            url = urljoin(url, found)
+        raise AnswerError(f'A URL is redirected at most {self._limits.redirects} times.')
+
+    async def _request(self, url: str) -> bytes | str:
+        """The content, or the URL of a redirect."""
+        import aiohttp
+
+        try:
+            async with self._opened().get(url, allow_redirects=False) as response:
+                if response.status in _REDIRECTS and 'Location' in response.headers:
+                    return response.headers['Location']
+                self._check(response)
+                pieces: list[bytes] = []
+                total = 0
+                async for piece in response.content.iter_chunked(_PIECE):
+                    pieces.append(piece)
+                    total += len(piece)
+                    self._check_size(total)
+                return b''.join(pieces)
+        except (aiohttp.InvalidURL, ValueError) as error:
+            raise DownloadError(f'This is no URL of the Web: {type(error).__name__}: {error}.') from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _TryAgainError(f'The request failed: {type(error).__name__}: {error}') from None
+
+    def _check(self, response: Any) -> None:
+        if response.status in _AGAIN:
+            wait = response.headers.get('Retry-After', '')
+            raise _TryAgainError(
+                f'The server answered {response.status}',
+                is_answer=True,
+                seconds=float(wait) if wait.isdecimal() else None,
+            )
+        if response.status != 200:
+            raise AnswerError(f'The server answered {response.status}.')
+        for tag in response.headers.getall('X-Robots-Tag', ()):
+            # A robot's name may come first: "otherbot: noai".
+            words = {word.rpartition(':')[2].strip().lower() for word in tag.split(',')}
+            if words & _REFUSALS:
+                raise AnswerError(f'Its owner refuses to have it in datasets: X-Robots-Tag {tag!r:.80}.')
+        if response.headers.get('Content-Encoding', 'identity').lower() != 'identity':
+            raise AnswerError('The server sent it compressed, though it was asked not to.')
+        if response.content_length is not None:
+            self._check_size(response.content_length)
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.max_bytes:
+            raise AnswerError(f'A file has at most {self._limits.max_bytes} bytes, but this one has more.')
+
+    def _opened(self) -> Any:
+        if self._session is None:
+            import aiohttp
+
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, socket_factory=self._socket),
+                headers={'User-Agent': self._limits.user_agent, 'Accept-Encoding': 'identity'},
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None),
+                auto_decompress=False,
+            )
+        return self._session
+
+    def _socket(self, address: Any) -> socket.socket:
+        """A socket for a resolved address, so that no name leads to another one."""
+        family, kind, protocol, _, place = address
+        if not self._limits.private_hosts and not ipaddress.ip_address(str(place[0]).partition('%')[0]).is_global:
+            raise OSError(errno.EACCES, f'{place[0]} is no public address')
+        opened = socket.socket(family, kind, protocol)
+        opened.setblocking(False)
+        return opened
+
+
+def _host(url: str) -> str:
+    parts = None
+    with suppress(ValueError):
+        parts = urlsplit(url)
+    if parts is None or parts.scheme.lower() not in ('http', 'https') or not parts.hostname:
+        raise DownloadError(f'A URL begins with http:// or https:// and a host, but this one is {url!r:.200}.')
+    return parts.hostname

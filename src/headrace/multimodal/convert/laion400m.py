@@ -1,0 +1,309 @@
+"""LAION-400M as MDS: ``headrace convert laion400m IN OUT --user-agent 'NAME (+https://... or a mail address)'``.
+
+IN is a folder of Parquet files with the columns ``URL`` and ``TEXT``, as LAION distributes them, or such a file. The
+images are downloaded from their hosts. Files of img2dataset that hold the images, in ``jpg``, need no download. If the
+files have a column ``md5`` or ``sha256``, an image with another hash is left out.
+
+A row without an image is left out and reported. The new dataset has the columns of MosaicML Streaming's script.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from headrace.convert.inputs.records import RecordInputs
+from headrace.convert.originals import Option, Original, run_module
+from headrace.convert.originals.members import files_of
+from headrace.convert.protocol import BadRow
+from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, TransferError
+from headrace.format.encodings.images import open_image, reading_image
+from headrace.multimodal.convert.downloads import AnswerError, DownloadError, Limits, download_all, require_aiohttp
+from headrace.sources.arrow_types import import_pyarrow
+
+__all__ = ['ORIGINAL', 'main']
+
+_COLUMNS: Final = {
+    'nsfw': 'str', 'similarity': 'float64', 'license': 'str', 'caption': 'str', 'url': 'str', 'key': 'str',
+    'status': 'str', 'error_message': 'str', 'width': 'int32', 'height': 'int32', 'original_width': 'int32',
+    'original_height': 'int32', 'exif': 'str', 'jpg': 'bytes',
+}  # fmt: skip
+_NAMES: Final = {
+    'url': ('URL', 'url'), 'caption': ('TEXT', 'caption'), 'nsfw': ('NSFW', 'nsfw'), 'license': ('LICENSE', 'license'),
+    'similarity': ('similarity',), 'md5': ('md5',), 'sha256': ('sha256',), 'jpg': ('jpg',), 'status': ('status',),
+    'error_message': ('error_message',), 'key': ('key',), 'exif': ('exif',),
+    'original_width': ('original_width',), 'original_height': ('original_height',),
+}  # fmt: skip
+"""Names in LAION's files and in those of img2dataset."""
+_ROWS: Final = 512
+"""Of a block, which one process reads at a time."""
+_ROW_BYTES: Final = 48 << 10
+"""Of a row with its image, about."""
+_ENOUGH: Final = 64
+"""Rows of a block that fail without one answer of a server, from which on the network counts as down."""
+_QUALITY: Final = 95
+
+
+class _Block(NamedTuple):
+    """Rows of a row group, as JSON."""
+
+    path: str
+    version: str
+    number: int
+    """Of the file, for keys."""
+    group: int
+    begin: int
+    """First row in the group."""
+    rows: int
+    first: int
+    """First row in the file."""
+
+
+@dataclass(slots=True)
+class _Read:
+    """Reads blocks; keeps the row group of the last one."""
+
+    root: Path
+    limits: Limits
+    resize: int | None
+    _held: tuple[str, int] | None = field(default=None)
+    _rows: Any = field(default=None)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.root, self.limits, self.resize
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.root, self.limits, self.resize = state
+        self._held = self._rows = None
+
+    def __call__(self, block: _Block) -> Iterator[dict[str, Any] | BadRow]:
+        rows = self._block(block)
+        has_images = bool(rows) and 'jpg' in rows[0]
+        found: Iterator[bytes | DownloadError]
+        if has_images:
+            found = (row['jpg'] or DownloadError(row.get('error_message') or 'There is no image') for row in rows)
+        else:
+            found = download_all([row['url'] or '' for row in rows], self.limits)
+        silent = 0
+        bad: list[BadRow] = []
+        for number, (row, data) in enumerate(zip(rows, found, strict=True)):
+            place = f'row {block.first + number} ({row["url"]})'
+            try:
+                if isinstance(data, DownloadError):
+                    silent += not isinstance(data, AnswerError)
+                    raise data
+                yield self._sample(row, data, f'{block.number:05}{block.first + number:08}')
+            except (DownloadError, FormatError) as error:
+                bad.append(BadRow(place, error))
+        if not has_images and silent == len(rows) >= _ENOUGH:
+            raise TransferError(
+                f'None of {len(rows)} requests in a row had an answer, so the network may be down. The first: '
+                f'{bad[0].error} Run the conversion again when it works: finished tasks are kept.'
+            )
+        yield from bad
+
+    def _block(self, block: _Block) -> list[dict[str, Any]]:
+        import pyarrow.parquet as pq
+
+        if self._held != (block.path, block.group):
+            with pq.ParquetFile(self.root / block.path) as file:
+                has = file.schema_arrow.names
+                names = {ours: name for ours, some in _NAMES.items() for name in some if name in has}
+                table = file.read_row_group(block.group, columns=list(names.values()))
+            self._rows = table.rename_columns([{v: k for k, v in names.items()}[name] for name in table.column_names])
+            self._held = (block.path, block.group)
+        return self._rows.slice(block.begin, block.rows).to_pylist()
+
+    def _sample(self, row: Mapping[str, Any], data: bytes, key: str) -> dict[str, Any]:
+        if 'jpg' not in row:  # else the hash is that of a file which img2dataset has made smaller
+            _check_hashes(row, data)
+        image = _open(data)
+        size = image.size
+        if self.resize is not None and min(size) > self.resize:
+            data, size_now = _shrunk(image, self.resize)
+        else:
+            size_now = size
+        similarity = row.get('similarity')
+        return {
+            'nsfw': _text(row, 'nsfw'),
+            'similarity': math.nan if similarity is None else float(similarity),
+            'license': _text(row, 'license'),
+            'caption': _text(row, 'caption'),
+            'url': _text(row, 'url'),
+            'key': _text(row, 'key') or key,
+            'status': 'success',
+            'error_message': '',
+            'width': size_now[0],
+            'height': size_now[1],
+            'original_width': row.get('original_width') or size[0],
+            'original_height': row.get('original_height') or size[1],
+            'exif': _text(row, 'exif') or _exif(image),
+            'jpg': data,
+        }
+
+
+def _check_hashes(row: Mapping[str, Any], data: bytes) -> None:
+    for name in ('md5', 'sha256'):
+        wanted = row.get(name)
+        if wanted and str(wanted).lower() != (found := hashlib.new(name, data, usedforsecurity=False).hexdigest()):
+            raise FormatError(f'The {name} of the file is {wanted!s:.80}, but what came has {found}.')
+
+
+def _text(row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    return '' if value is None else str(value)
+
+
+def _open(data: bytes) -> Any:
+    """A decoded image.
+
+    Raises:
+        FormatError: it is none, or has more pixels than Pillow's limit.
+    """
+    try:
+        image = open_image('bytes', data)
+        with reading_image('bytes', data):
+            image.load()
+    except FormatError as error:
+        # Pillow's message holds an address of memory, which differs from run to run.
+        kind = type(error.__cause__).__name__
+        raise FormatError(f'What came is no image: {len(data)} bytes, from {data[:16]!r} on ({kind}).') from None
+    return image
+
+
+def _shrunk(image: Any, side: int) -> tuple[bytes, tuple[int, int]]:
+    """A JPEG whose shorter side has `side` pixels."""
+    width, height = image.size
+    size = (max(side, round(width * side / min(image.size))), max(side, round(height * side / min(image.size))))
+    small = image.convert('RGB').resize(size)
+    file = io.BytesIO()
+    small.save(file, 'JPEG', quality=_QUALITY)
+    return file.getvalue(), size
+
+
+def _exif(image: Any) -> str:
+    """The EXIF tags by name, as JSON."""
+    from PIL.ExifTags import TAGS
+
+    try:
+        found = {TAGS.get(tag, str(tag)): str(value) for tag, value in image.getexif().items()}
+    except Exception:  # damaged tags do not spoil an image
+        return '{}'
+    return json.dumps(found)
+
+
+def _records(
+    source: Path,
+    split: None,
+    *,
+    user_agent: str | None,
+    resize: int | None,
+    connections: int,
+    per_host: int,
+    seconds: float,
+    max_bytes: int,
+    private_hosts: bool,
+) -> RecordInputs[_Block]:
+    del split
+    import_pyarrow('The files of LAION')
+    import pyarrow.parquet as pq
+
+    if resize is not None and resize < 1:
+        raise ConfigError(f'`resize` is pixels of the shorter side, 1 or more, but is {resize}.')
+    root = source if source.is_dir() else source.parent
+    files = [member for member in files_of(root, '.') if member.path.endswith('.parquet')]
+    files = [member for member in files if source.is_dir() or member.path == source.name]
+    if not files:
+        raise ObjectNotFoundError(f'{source} holds no Parquet file. Give the folder of the metadata of LAION-400M.')
+    blocks: list[_Block] = []
+    needs_download = False
+    for number, member in enumerate(files):
+        try:
+            with pq.ParquetFile(root / member.path) as file:
+                names, metadata = file.schema_arrow.names, file.metadata
+                groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        except (OSError, ValueError) as error:
+            raise FormatError(f'{root / member.path} is no Parquet file: {error}. Fetch it again.') from None
+        missing = [ours for ours in ('url', 'caption') if not set(_NAMES[ours]) & set(names)]
+        if missing:
+            raise FormatError(
+                f'A file of LAION has the columns URL and TEXT, but {root / member.path} has {", ".join(names)}.'
+            )
+        needs_download = needs_download or 'jpg' not in names
+        version, first = f'{member.size:x}-{member.version}', 0
+        for group, rows in enumerate(groups):
+            blocks += [
+                _Block(member.path, version, number, group, begin, min(_ROWS, rows - begin), first + begin)
+                for begin in range(0, rows, _ROWS)
+            ]
+            first += rows
+    if needs_download:
+        require_aiohttp()
+        if not user_agent:
+            raise ConfigError(
+                'Servers are told who downloads their images. Give `--user-agent` (`user_agent=` in Python), such as '
+                "'mylab-dataset/1.0 (+https://mylab.example/contact)'."
+            )
+    limits = Limits(
+        user_agent=user_agent or 'unused',
+        connections=connections,
+        per_host=per_host,
+        seconds=seconds,
+        max_bytes=max_bytes,
+        private_hosts=private_hosts,
+    )
+    return RecordInputs(
+        _Read(root, limits, resize),
+        blocks,
+        kind='laion400m',
+        columns=_COLUMNS,
+        identity={'source': str(source), 'resize': resize},
+        label=_label,
+        sizes=[block.rows * _ROW_BYTES for block in blocks],
+        one_row=False,
+    )
+
+
+def _label(block: _Block) -> str:
+    return f'{block.path}, rows {block.first} to {block.first + block.rows - 1}'
+
+
+def _yes(text: str) -> bool:
+    if text not in ('0', '1'):
+        raise ValueError(text)
+    return text == '1'
+
+
+ORIGINAL = Original(
+    'laion400m',
+    "LAION-400M: Parquet files with URL and TEXT, whose images are downloaded; or img2dataset's with the images",
+    _records,
+    options=(
+        Option('user_agent', str, None, 'tells servers who downloads, and how to reach them'),
+        Option(
+            'resize', int, None, 'pixels of the shorter side of larger images; by default files are kept as they are'
+        ),
+        Option('connections', int, 32, 'requests of each process at the same time'),
+        Option('per_host', int, 2, 'of them, to one host'),
+        Option('seconds', float, 10.0, 'for one request'),
+        Option('max_bytes', int, 16 << 20, 'bytes of an image file'),
+        Option('private_hosts', _yes, default=False, help='1 to ask addresses that are not public'),
+    ),
+)
+"""LAION-400M."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The program, with the names of MosaicML Streaming's arguments; returns the exit status."""
+    return run_module(ORIGINAL, arguments)
+
+
+if __name__ == '__main__':
+    sys.exit(main())
