@@ -35,4 +35,3 @@ def test_the_examples_run(make_dataset: Any) -> None:
         stream_name='labelled', stream_config={'label': 'a'}, local=str(make_dataset('data', 4)), batch_size=2
     )
     assert labelled.streams[0].label == 'a'
-    assert issubclass(names['Images'], names['StreamingDataset'])

@@ -73,7 +73,7 @@ def test_classes_are_those_of_headrace() -> None:
         ('from streaming.base.batching import generate_work', 'dataset.plan'),
         ('from streaming.base.shuffle.py1e import get_shuffle_py1e', "get_shuffle('py1e'"),
         ('from streaming.multimodal.convert.webvid import crawl_webvid_subsets', 'convert each table'),
-        ('import streaming.text.convert.c4', 'MosaicML Streaming'),
+        ('import streaming.text.convert.enwiki_text', 'headrace convert enwiki'),
     ],
 )
 def test_an_absent_name_says_what_to_use(line: str, hint: str) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from headrace.compat.names import Absent, Entry, Tables, absent, alias
+from headrace.compat.names import Absent, Entry, Tables, alias
 
 __all__ = ['ABSENT_MODULES', 'TABLES']
 
-_TEXT = (
-    'Use `StreamingDataset` on the same shards, and tokenize in `__getitem__` of a subclass, as docs/mosaicml.md shows.'
+_TOKENS = (
+    'Samples are arrays of int64, not lists in a `BatchEncoding`. `group_method` may also be `best_fit` or '
+    '`concatenate`, which pack.'
 )
-_SCRIPTS = 'Scripts that prepare these datasets stay with MosaicML Streaming; the shards that they write can be read.'
+_BERT = 'Unused places of masked tokens have no label; MosaicML Streaming gives token 0 the label 0 for them.'
+_ARTICLES = (
+    'Use `headrace convert enwiki`, which reads dumps of Wikipedia, or `headrace convert` for other texts. Shards that '
+    "MosaicML Streaming's scripts write can be read."
+)
 
 _NO_VISION_DATASET = "Not a subclass of torchvision's `VisionDataset`; torchvision need not be installed."
 _AHEAD = 'The videos of a next batch are fetched ahead under `StreamingDataLoader` only.'
@@ -22,9 +27,9 @@ _VISION: dict[str, dict[str, Entry]] = {
     'imagenet': alias('headrace.vision.imagenet', 'StreamingImageNet', difference=_NO_VISION_DATASET),
 }
 _TEXTS: dict[str, dict[str, Entry]] = {
-    'c4': absent(_TEXT, 'StreamingC4'),
-    'enwiki': absent(_TEXT, 'StreamingEnWiki'),
-    'pile': absent(_TEXT, 'StreamingPile'),
+    'c4': alias('headrace.text.c4', 'StreamingC4', difference=_TOKENS),
+    'enwiki': alias('headrace.text.enwiki', 'StreamingEnWiki', difference=_BERT),
+    'pile': alias('headrace.text.pile', 'StreamingPile', difference=_TOKENS),
 }
 _VIDEOS: dict[str, Entry] = {
     **alias('headrace.multimodal.webvid', 'StreamingInsideWebVid'),
@@ -45,6 +50,11 @@ TABLES: Tables = {
         **alias('headrace.vision.vision_dataset', 'StandardTransform'),
         **alias('headrace.vision.vision_dataset', 'StreamingVisionDataset', difference=_NO_VISION_DATASET),
     },
+    'streaming.text.convert': {},
+    **{
+        f'streaming.text.convert.{name}': alias(f'headrace.text.convert.{name}', 'main', difference=_MAIN)
+        for name in ('c4', 'pile')
+    },
     'streaming.vision.convert': {},
     **{
         f'streaming.vision.convert.{name}': alias(f'headrace.vision.convert.{name}', 'main', difference=_MAIN)
@@ -62,8 +72,9 @@ TABLES: Tables = {
 }
 
 ABSENT_MODULES = {
-    'streaming.text.convert': Absent('absent', _SCRIPTS),
-    'streaming.multimodal.convert.laion': Absent('absent', _SCRIPTS),
+    'streaming.text.convert.enwiki': Absent('absent', _ARTICLES),
+    'streaming.text.convert.enwiki_text': Absent('absent', _ARTICLES),
+    'streaming.multimodal.convert.laion': Absent('absent', 'Use `headrace convert laion400m`, which also downloads.'),
     'streaming.multimodal.convert.webvid.crawl_webvid_subsets': Absent(
         'absent', 'Write the rows of each subset to a table of its own, and convert each table.'
     ),
