@@ -1,15 +1,19 @@
 """Writing a dataset to a folder, beside MosaicML Streaming, litdata and WebDataset.
 
-    python benchmarks/write.py [ROUNDS] [--images 5000] [--quick] [--json OUT] [--cases tokens text ...]
+    python benchmarks/write.py [ROUNDS] [--images 5000] [--pixels 256] [--quick] [--json OUT] [--cases tokens text ...]
+        [--processes 1 2] [--zstd no yes] [--contenders mosaicml ...]
 
 - tokens: rows of 2,048 int32; text: an id and 30 to 90 words; images: JPEG files of a folder, read from their paths
 - each with zstd and without; litdata and WebDataset without only, as they have no comparable setting
+- with 2 processes each writes a half to a folder of its own, and one index is made of theirs; litdata has workers, and
+  WebDataset no index
 
 Contenders are `write` and `write_batch` (1,000 rows a call) of headrace, `MDSWriter` of mosaicml-streaming, litdata's
-`optimize` with one worker, and WebDataset's `ShardWriter`. Each run is a fresh process that writes samples from its
-memory once to a new folder; only the writing counts. Rounds are interleaved in a random order. "write is" is the median
-time of the contender over that of `write`: above 1 headrace is faster. CPU is the processor time of all threads and
-processes.
+`optimize`, and WebDataset's `ShardWriter`. "a plain file" is what the disk takes: the bytes of tokens and texts in
+files of 64 MiB, without a format. Each run is a fresh process that writes samples from its memory once to a new folder;
+only the writing counts. Its line is printed when it ends. Rounds are interleaved in a random order. "write is" is the
+median time of the contender over that of `write`: above 1 headrace is faster. CPU is the processor time of all threads
+and processes.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import random
 import resource
 import shutil
@@ -25,8 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +45,9 @@ COLUMNS = {
 }
 COUNTS = {'tokens': 32_000, 'text': 200_000}
 QUICK = 8
-ZSTD = {'': None, ' zstd': 'zstd'}
-CONTENDERS = ('headrace write', 'headrace write_batch', 'mosaicml', 'litdata', 'webdataset')
+CONTENDERS = ('headrace write', 'headrace write_batch', 'mosaicml', 'litdata', 'webdataset', 'a plain file')
+PLAIN_ONLY = CONTENDERS[3:]
+"""Contenders without compression."""
 
 
 def data_of(case: str, count: int, images: Path) -> dict[str, Any]:
@@ -62,15 +68,17 @@ def samples_of(columns: dict[str, Any]) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def make_images(folder: Path, count: int) -> None:
-    """JPEG files of about 20 KB."""
+def make_images(folder: Path, count: int, pixels: int) -> None:
+    """JPEG files: of about 20 KB with 256 pixels a side, and 2 KB with 64."""
     from PIL import Image
 
     dice = np.random.default_rng(0)
     noise = dice.integers(0, 256, (40, 40, 3), dtype=np.uint8)
     for i in range(count):
         turned = np.roll(noise, i, axis=(0, 1))
-        Image.fromarray(turned).resize((256, 256), Image.Resampling.BICUBIC).save(folder / f'{i:06}.jpg', quality=90)
+        Image.fromarray(turned).resize((pixels, pixels), Image.Resampling.BICUBIC).save(
+            folder / f'{i:06}.jpg', quality=90
+        )
 
 
 def write_mds(writer: Any, case: str, samples: list[dict[str, Any]], out: str, compression: str | None) -> None:
@@ -93,7 +101,35 @@ def write_batches(writer: Any, case: str, columns: dict[str, Any], out: str, com
             opened.write_batch({name: values[i : i + 1000] for name, values in columns.items()})
 
 
-def write_litdata(samples: list[dict[str, Any]], out: str) -> None:
+def write_plain(columns: dict[str, Any], out: str) -> None:
+    """The bytes of tokens or texts, in files of the size limit."""
+    Path(out).mkdir()
+    values = columns.get('tokens')
+    data = memoryview(''.join(columns['text']).encode() if values is None else values.reshape(-1)).cast('B')
+    for i in range(0, len(data), SIZE_LIMIT):
+        with open(f'{out}/{i}', 'wb', buffering=0) as file:
+            file.write(data[i : i + SIZE_LIMIT])
+
+
+def in_processes(count: int, write: Callable[[int], None]) -> None:
+    """Call `write` with the number of each process, in forked ones."""
+    children: list[int] = []
+    for number in range(count):
+        child = os.fork()
+        if not child:
+            try:
+                write(number)
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+        children.append(child)
+    codes = [os.waitpid(child, 0)[1] for child in children]
+    if any(codes):
+        raise SystemExit('A process failed.')
+
+
+def write_litdata(samples: list[dict[str, Any]], out: str, processes: int) -> None:
     """With litdata's `optimize`."""
     import litdata
 
@@ -102,7 +138,7 @@ def write_litdata(samples: list[dict[str, Any]], out: str) -> None:
         return {name: value.read_bytes() if isinstance(value, Path) else value for name, value in sample.items()}
 
     litdata.optimize(
-        fn=sample_of, inputs=list(range(len(samples))), output_dir=out, num_workers=1, chunk_bytes=SIZE_LIMIT,
+        fn=sample_of, inputs=list(range(len(samples))), output_dir=out, num_workers=processes, chunk_bytes=SIZE_LIMIT,
         start_method='fork', verbose=False,
     )  # fmt: skip
 
@@ -121,33 +157,50 @@ def write_webdataset(case: str, samples: list[dict[str, Any]], out: str) -> None
             writer.write({'__key__': f'{i:09}', name: value, **({'cls': sample['id']} if 'id' in sample else {})})
 
 
-def run(contender: str, case: str, compression: str | None, count: int, images: Path, out: str) -> dict[str, float]:
+def run(
+    contender: str, case: str, compression: str | None, count: int, images: Path, out: str, processes: int
+) -> dict[str, float]:
     """One run in this process: seconds and processor seconds."""
     columns = data_of(case, count, images)
     samples = samples_of(columns)
-    action: Callable[[], None]
-    if contender == 'headrace write':
-        from headrace import MDSWriter
+    writer: Any = None
+    merge: Callable[[str], object] | None = None
+    if contender.startswith('headrace'):
+        import headrace
+        from headrace.convert import merge_index as merge
 
-        action = partial(write_mds, MDSWriter, case, samples, out, compression)
-    elif contender == 'headrace write_batch':
-        from headrace import MDSWriter
-
-        action = partial(write_batches, MDSWriter, case, columns, out, compression)
+        writer = headrace.MDSWriter
     elif contender == 'mosaicml':
         import streaming
+        from streaming.base.util import merge_index as merge
 
-        action = partial(write_mds, streaming.MDSWriter, case, samples, out, compression)
+        writer = streaming.MDSWriter
     elif contender == 'litdata':
         import litdata  # noqa: F401 - its import does not count
-
-        action = partial(write_litdata, samples, out)
-    else:
+    elif contender == 'webdataset':
         import webdataset  # noqa: F401
 
-        action = partial(write_webdataset, case, samples, out)
+    def write(rows: slice, folder: str) -> None:
+        if contender == 'headrace write_batch':
+            write_batches(writer, case, {name: values[rows] for name, values in columns.items()}, folder, compression)
+        elif writer is not None:
+            write_mds(writer, case, samples[rows], folder, compression)
+        elif contender == 'litdata':
+            write_litdata(samples, out, processes)
+        elif contender == 'webdataset':
+            write_webdataset(case, samples[rows], folder)
+        else:
+            write_plain(columns, out)
+
     before, begin = cpu(), time.perf_counter()
-    action()
+    if processes == 1 or contender == 'litdata':
+        write(slice(None), out)
+    else:
+        Path(out).mkdir()
+        step = -(-len(samples) // processes)
+        in_processes(processes, lambda i: write(slice(i * step, (i + 1) * step), f'{out}/{i}'))
+        if merge is not None:
+            merge(out)
     seconds = time.perf_counter() - begin
     return {'seconds': seconds, 'cpu': cpu() - before, 'samples': len(samples)}
 
@@ -174,8 +227,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('rounds', nargs='?', type=int, default=5)
     parser.add_argument('--images', type=int, default=5000, help='files of the folder; 50000 is the full size')
+    parser.add_argument('--pixels', type=int, default=256, help='width and height of an image')
     parser.add_argument('--quick', action='store_true', help=f'a {QUICK}th of the tokens and texts')
     parser.add_argument('--cases', nargs='+', choices=COLUMNS, default=list(COLUMNS))
+    parser.add_argument('--processes', nargs='+', type=int, default=[1])
+    parser.add_argument('--zstd', nargs='+', choices=['no', 'yes'], default=['no', 'yes'])
+    parser.add_argument('--contenders', nargs='+', choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument('--json', type=Path)
     arguments = parser.parse_args()
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -183,28 +240,37 @@ def main() -> None:
         images = Path(root, 'images')
         images.mkdir()
         if 'images' in arguments.cases:
-            make_images(images, arguments.images)
+            make_images(images, arguments.images, arguments.pixels)
         counts = {name: count // (QUICK if arguments.quick else 1) for name, count in COUNTS.items()}
         runs = [
-            (case + ending, contender)
+            (case, compression, processes, contender)
             for case in arguments.cases
-            for ending in ZSTD
-            for contender in CONTENDERS
-            if not (ending and contender in ('litdata', 'webdataset'))
+            for compression in ('', 'zstd')
+            for processes in arguments.processes
+            for contender in arguments.contenders
+            if ('yes' if compression else 'no') in arguments.zstd
+            and not (compression and contender in PLAIN_ONLY)
+            and not (contender == 'a plain file' and (case == 'images' or processes > 1))
         ]
-        for _ in range(arguments.rounds):
-            for name, contender in random.sample(runs, len(runs)):
-                case, _, compression = name.partition(' ')
+        for number in range(arguments.rounds):
+            for case, compression, processes, contender in random.sample(runs, len(runs)):
                 out = f'{root}/out'
                 count = counts.get(case, arguments.images)
-                result = in_a_process([contender, case, compression, str(count), str(images), out])
+                result = in_a_process([contender, case, compression, str(count), str(images), out, str(processes)])
                 shutil.rmtree(out, ignore_errors=True)
-                if result is not None:
-                    found.setdefault((name, contender), []).append(result)
+                if result is None:
+                    continue
+                name = ' '.join([case, *filter(None, [compression]), *([f'-j {processes}'] if processes > 1 else [])])
+                found.setdefault((name, contender), []).append(result)
+                print(
+                    f'round {number}: {name}, {contender}: {result["seconds"]:.3f} s, {result["cpu"]:.3f} CPU s',
+                    file=sys.stderr,
+                    flush=True,
+                )
+                if arguments.json:
+                    rows = [{'case': name, 'contender': who, 'runs': runs} for (name, who), runs in found.items()]
+                    arguments.json.write_text(json.dumps(rows, indent=1))
     report(found)
-    if arguments.json:
-        rows = [{'case': name, 'contender': who, 'runs': runs} for (name, who), runs in found.items()]
-        arguments.json.write_text(json.dumps(rows, indent=1))
 
 
 def report(found: dict[tuple[str, str], list[dict[str, float]]]) -> None:
@@ -217,7 +283,7 @@ def report(found: dict[tuple[str, str], list[dict[str, float]]]) -> None:
         runs = found.get((name, contender), [])
         return statistics.median(run[what] for run in runs) if runs else float('nan')
 
-    for name in dict.fromkeys(name for name, _ in found):
+    for name in sorted({name for name, _ in found}):
         for contender in CONTENDERS:
             if (name, contender) not in found:
                 continue
@@ -232,7 +298,7 @@ def report(found: dict[tuple[str, str], list[dict[str, float]]]) -> None:
 
 if __name__ == '__main__':
     if sys.argv[1:2] == ['--run']:
-        chosen, case_, compression_, count_, images_, out_ = sys.argv[2:]
-        print(json.dumps(run(chosen, case_, compression_ or None, int(count_), Path(images_), out_)))
+        chosen, case_, compression_, count_, images_, out_, processes_ = sys.argv[2:]
+        print(json.dumps(run(chosen, case_, compression_ or None, int(count_), Path(images_), out_, int(processes_))))
     else:
         main()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import fnmatch
 import io
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +16,11 @@ from hypothesis import strategies as st
 
 from headrace.errors import ChecksumError, EmptyDatasetError, FormatError, StorageError, StreamError
 from headrace.sources.formats import choose_split
+from headrace.sources.ranges import ByteRange, read_range
 from headrace.sources.source_index import SourceIndex
-from headrace.sources.source_store import SourceStore, has_glob
-from headrace.storage import ObjectInfo, StoreOptions
+from headrace.sources.source_store import SourceStore, glob_pattern, has_glob
+from headrace.storage import ObjectInfo, StoreOptions, register_store
+from headrace.storage.stores.local import LocalStore
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')
@@ -61,11 +66,9 @@ def test_globs_choose_names(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from([*'ab.-', '*', '?', '[ab]', '[!a]', '[a-b]']), max_size=6), st.text('ab.-', max_size=6))
 def test_globs_of_one_folder_match_as_python_s(parts: list[str], name: str) -> None:
-    from headrace.sources import source_store
-
     glob = ''.join(parts)
     if '**' not in glob:
-        assert bool(source_store._pattern(glob).fullmatch(name)) == fnmatch.fnmatchcase(name, glob)
+        assert bool(glob_pattern(glob).fullmatch(name)) == fnmatch.fnmatchcase(name, glob)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,35 @@ def test_an_object_of_the_same_size_that_was_replaced_is_an_error(tmp_path: Path
     os.utime(tmp_path / 'a.parquet', (1, 1))
     with pytest.raises(ChecksumError, match='a.parquet has changed since it was indexed'):
         store.get('a.parquet.0.part', io.BytesIO())
+
+
+class EtagStore(LocalStore):
+    """A folder whose objects have no version besides their etag, as on S3, and that counts its requests."""
+
+    requests = 0
+
+    def get(self, *args: Any, **kwargs: Any) -> str:
+        type(self).requests += 1
+        return super().get(*args, **kwargs)
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        return (replace(info, version='') for info in super().list(prefix))
+
+
+@pytest.mark.usefixtures('own_stores')
+def test_a_replaced_object_is_not_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EtagStore, 'requests', 0)
+    register_store('etag', lambda url, options: EtagStore(url.removeprefix('etag://')))
+    store = store_of(f'etag://{write(tmp_path, "a.parquet")}')
+    index(store)
+    wanted = ByteRange('a.parquet', 0, 4, next(EtagStore(tmp_path).list('')).etag)
+    os.utime(tmp_path / 'a.parquet', (1, 1))
+    EtagStore.requests = 0
+    with pytest.raises(ChecksumError, match='a.parquet has changed since it was indexed'):
+        store.get('a.parquet.0.part', io.BytesIO())
+    with pytest.raises(ChecksumError, match='a.parquet was replaced'):
+        read_range(EtagStore(tmp_path), wanted)
+    assert EtagStore.requests == 2
 
 
 def test_the_version_of_the_index_tells_of_changed_objects(tmp_path: Path) -> None:

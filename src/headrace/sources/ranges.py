@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.errors import ChecksumError, ConfigError
 from headrace.storage import Retry
+from headrace.storage.transfer.retry import BrokenTransferError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,7 +57,7 @@ def read_ranges(
         window: bytes that are read ahead of the caller, at most, or one range.
 
     Raises:
-        ChecksumError: an object is shorter than its range.
+        ChecksumError: an object is shorter than its range, or was replaced.
         StorageError: the store failed, `TransferError` after all attempts.
     """
     waiting: deque[tuple[int, Future[bytes]]] = deque()
@@ -86,7 +87,12 @@ def read_range(store: Store, wanted: ByteRange, *, retry: Retry = PATIENT) -> by
 
     def attempt() -> bytes:
         out = io.BytesIO()
-        store.get(wanted.key, out, offset=wanted.offset, size=wanted.size, etag=wanted.etag or None)
+        try:
+            store.get(wanted.key, out, offset=wanted.offset, size=wanted.size, etag=wanted.etag or None)
+        except BrokenTransferError as error:
+            if not (error.changed and wanted.etag):
+                raise
+            raise ChecksumError(f'{url} was replaced after it was listed or indexed. Start again.') from error
         return out.getvalue()
 
     try:

@@ -18,6 +18,7 @@ from headrace.redaction import without_credentials
 from headrace.sources.formats import choose_split, find_format, format_of
 from headrace.sources.source_index import SourceIndex, index_name
 from headrace.storage import ObjectInfo, open_store, split_url
+from headrace.storage.transfer.retry import BrokenTransferError
 
 if TYPE_CHECKING:
     from headrace.sources.protocol import SourceFormat
@@ -173,12 +174,19 @@ class SourceStore:
         """An object as this mount of its store names it, if it is the version that was indexed."""
         found = self._store.head(info.key)
         if (found.size, found.version) != (info.size, info.version):
-            raise ChecksumError(f'{self._store.url.rstrip("/")}/{info.key} has changed since it was indexed.')
+            raise self._has_changed(info)
         return found
+
+    def _has_changed(self, info: ObjectInfo) -> ChecksumError:
+        return ChecksumError(f'{self.root_url}/{info.key} has changed since it was indexed.')
 
     def _read(self, info: ObjectInfo, out: BinaryIO, offset: int, size: int, etag: str) -> str:
         try:
             return self._store.get(info.key, out, offset=offset, size=size, etag=etag or None)
+        except BrokenTransferError as error:
+            if not error.changed:
+                raise
+            raise self._has_changed(info) from error  # to ask again is of no use
         except ConfigError as error:
             # The store refused the range: the object has become shorter, unless it is the caller who errs.
             found = self._store.head(info.key).size
