@@ -1,4 +1,7 @@
-"""``headrace skip``: the samples of a trainer's step, and the configuration that skips them. Reads no data."""
+"""``headrace skip``: the samples of a trainer's step, and the configuration that skips them.
+
+It reads indexes; with packing, it also reads and tokenises documents.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--step', type=int, required=True, help='global batch of the run, counted from 0')
     parser.add_argument('--before', type=int, default=0, help='global batches before it that are left out, too')
     parser.add_argument('--after', type=int, default=0, help='global batches after it that are left out, too')
+    parser.add_argument(
+        '--documents',
+        action='store_true',
+        help='of packed data: leave out the documents of the batches, wherever they are, in place of the sequences',
+    )
     add_topology_arguments(parser)
     parser.add_argument('--state', type=Path, help='checkpoint from before the step, or JSON of its state')
     parser.add_argument(
@@ -52,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         after=arguments.after,
         place=loader.next_pass(),
         first_step=first_step,
+        documents=arguments.documents,
     )
     if arguments.json:
         print(report_text({'step': report.step, **report.to_json()}), end='')

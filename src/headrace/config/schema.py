@@ -109,7 +109,8 @@ class DatasetConfig(SelectionConfig):
 
     skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
     """Ranges of the run's global sequence to skip, such as `[[4096, 8192], [1200ba, 1250ba]]`: samples from the run's
-    beginning, or global batches of the present size. The end is exclusive."""
+    beginning, or global batches of the present size. The end is exclusive. `[17doc, 20doc]`: documents of packed data,
+    by sample id."""
 
     on_bad_sample: Literal['raise', 'skip'] = 'raise'
     """A sample that cannot be read: an error, or log it, replace its row by another sample, and mark the row as
@@ -236,6 +237,8 @@ class LoaderConfig(DatasetConfig):
             yield BrokenRule(('remainder', 'loader'), rule, inner=('drop_last',))
         if self.packing is not None:
             yield from self._broken_packing_rules()
+        elif any(isinstance(begin, str) and begin.endswith('doc') for begin, _ in self.skip):
+            yield BrokenRule(('skip',), "counts documents, as '17doc', only with `packing`")
 
     def _broken_packing_rules(self) -> Iterator[BrokenRule]:
         if self.shuffle_algo in PERMUTATIONS:

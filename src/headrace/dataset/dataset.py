@@ -52,6 +52,7 @@ from headrace.order import (
     Topology,
     parse_skip,
 )
+from headrace.order.skip import refuse_documents
 from headrace.redaction import warn
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.sources.formats import check_format
@@ -195,7 +196,7 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
                 stacklevel=3,
             )
         refuse_unused_overrides(type(self), StreamingDataset)
-        ranges = parse_skip(skip)
+        ranges = refuse_documents(parse_skip(skip))
         self.on_bad_sample = parse_policy(on_bad_sample)
         self.predownload = predownload
         self.cache_limit = None if cache_limit is None else bytes_to_int(cache_limit)

@@ -12,7 +12,7 @@ from headrace.order import BatchSpec, ResumeState
 
 if TYPE_CHECKING:
     from headrace.order import BatchPlan, Mixture, Order, OrderConfig, Remainder, Run, Topology
-    from headrace.order.skip import Skip
+    from headrace.order.skip import Ranges, Skip
 
 __all__ = ['SampleSequence']
 
@@ -133,6 +133,11 @@ class SampleSequence:
     def has_length(self) -> bool:
         """Whether an epoch ends."""
         return True
+
+    @property
+    def skipped_documents(self) -> Ranges:
+        """Ranges of ids of documents that `skip` leaves out; only packed data has documents."""
+        return ()
 
     @property
     def skip_unit(self) -> int:

@@ -7,9 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from headrace.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
-from headrace.order import BatchExplanation, BatchPlan, batches_after, batches_before, find_batch, run_range, with_more
+from headrace.order import (
+    BatchExplanation,
+    BatchPlan,
+    batches_after,
+    batches_before,
+    documents_skip,
+    find_batch,
+    run_range,
+    with_more,
+)
 
 __all__ = ['Report', 'StepReport', 'explain_batches', 'explain_step', 'report_text']
 
@@ -64,6 +74,7 @@ def explain_step(
     after: int = 0,
     place: tuple[int, int] = (0, 0),
     first_step: int = 0,
+    documents: bool = False,
 ) -> StepReport:
     """Explain a trainer's step from the plan alone: its samples, and the `skip` that omits them.
 
@@ -76,6 +87,7 @@ def explain_step(
         after: batches after it to skip too.
         place: epoch and position from which batches are counted, such as `loader.next_pass()` after `load_state_dict`.
         first_step: the number of the batch there.
+        documents: as `explain_batches`'.
 
     Raises:
         ConfigError: a number is negative; the step lies before the place; or no epoch has batches.
@@ -89,7 +101,7 @@ def explain_step(
         )
     epoch, start = place
     plan, k = find_batch(loader.plan, step - first_step, epoch=epoch, start=start, skip=loader.dataset.skip)
-    return explain_batches(loader, plan, k, step=step, before=before, after=after)
+    return explain_batches(loader, plan, k, step=step, before=before, after=after, documents=documents)
 
 
 def explain_batches(
@@ -102,6 +114,7 @@ def explain_batches(
     after: int = 0,
     left_out: Sequence[tuple[int, int]] = (),
     reads_data: bool = True,
+    documents: bool = False,
 ) -> StepReport:
     """Explain batch k of a plan as a step of a run.
 
@@ -115,10 +128,17 @@ def explain_batches(
         left_out: more samples of the run to skip.
         reads_data: with packing, whether to read and tokenise documents to name those of sequences that this process
             did not pack lately. Without, the documents of such sequences are left out of the report.
+        documents: with packing, whether `skip` omits the documents of the batches, in all sequences, in place of the
+            sequences.
 
     Raises:
-        ConfigError: the batch is older than the loader's present mixture.
+        ConfigError: the batch is older than the loader's present mixture; or `documents` is given without packing.
     """
+    if documents and not loader.dataset.is_packed:
+        raise ConfigError(
+            'skip takes documents in place of places of the sequence only with `packing`, but the data is not packed. '
+            'Leave out --documents.'
+        )
     first = plan.order.first
     if plan.spans(k, k + 1)[0][0] < first:
         raise ConfigError(
@@ -130,14 +150,24 @@ def explain_batches(
     ranges = tuple(run_range(*batch) for batch in around)
     unit = loader.dataset.skip_unit
     whole = [(begin // unit * unit, -(-end // unit) * unit) for begin, end in ranges]
+    batches = tuple(loader.dataset.explain(*batch, reads_data=reads_data) for batch in around)
     return StepReport(
         step=step,
         steps=tuple(range(step - len(earlier), step - len(earlier) + len(around))),
         numbers=tuple(plan.batches_before + k for plan, k in around),
-        batches=tuple(loader.dataset.explain(*batch, reads_data=reads_data) for batch in around),
+        batches=batches,
         ranges=ranges,
-        skip=with_more(loader.dataset.skip, [*left_out, *whole]),
+        skip=_skip(loader.dataset, [*left_out, *whole], batches if documents else ()),
     )
+
+
+def _skip(
+    dataset: StreamingDataset, ranges: Sequence[tuple[int, int]], named: Sequence[BatchExplanation]
+) -> list[list[int | str]]:
+    """The dataset's `skip`, with more ranges of its sequence, or with the documents of batches in their place."""
+    ids = (sample_id for batch in named for sample_id in batch.ids.tolist())
+    documents = [*dataset.skipped_documents, *((sample_id, sample_id + 1) for sample_id in ids)]
+    return [*with_more(dataset.skip, () if named else ranges), *documents_skip(documents)]
 
 
 Report: TypeAlias = Mapping[str, Any] | Sequence[Any]

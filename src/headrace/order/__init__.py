@@ -38,7 +38,7 @@ from headrace.order.row_selection import (
 )
 from headrace.order.run import MixtureChange, Run, make_order
 from headrace.order.sample_map import SampleMap
-from headrace.order.skip import Skip, SkipRange, parse_skip, with_more
+from headrace.order.skip import Skip, SkipRange, documents_skip, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state
 from headrace.order.steps import PlanOf, batches_after, batches_before, find_batch, run_range
 from headrace.order.topology import Topology
@@ -79,6 +79,7 @@ __all__ = [
     'batches_after',
     'batches_before',
     'count_bits',
+    'documents_skip',
     'each_selected_row',
     'explain_batch',
     'fill_permutation',

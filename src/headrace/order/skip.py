@@ -26,13 +26,16 @@ __all__ = [
     'Ranges',
     'Skip',
     'SkipRange',
+    'documents_skip',
     'in_whole_batches',
     'left_out',
     'merged',
     'parse_skip',
     'read_range',
+    'refuse_documents',
     'skipped_in_epoch',
     'skipped_in_run',
+    'split_documents',
     'with_more',
     'without',
 ]
@@ -42,7 +45,7 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 
 SkipRange: TypeAlias = Sequence[int | str]
 """A range as configured: begin, inclusive, and end, exclusive. A number or ``'4096sp'``: samples; ``'1200ba'``: global
-batches."""
+batches; ``'17doc'``: documents of packed data, by sample id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,10 @@ class Bound:
     """A place in a run's sequence."""
 
     count: int
-    unit: Literal['sp', 'ba']
+    unit: Literal['sp', 'ba', 'doc']
     """``sp``: samples from the run's beginning. ``ba``: global batches from there, as a trainer counts its steps that
-    leaves nothing out and keeps one global batch size; a smaller last batch of an epoch counts, a dropped one not."""
+    leaves nothing out and keeps one global batch size; a smaller last batch of an epoch counts, a dropped one not.
+    ``doc``: ids of documents; such a range is no part of the run's sequence."""
 
     def __str__(self) -> str:
         return f'{self.count}{self.unit}'
@@ -100,8 +104,10 @@ def read_range(given: object) -> tuple[Bound, Bound] | str:
     if begin is None or end is None:
         return (
             "must have bounds that are numbers of samples of at least 0 and below 10^18, or text such as '4096sp' "
-            "(samples) or '1200ba' (global batches)"
+            "(samples), '1200ba' (global batches) or '17doc' (ids of packed documents)"
         )
+    if (begin.unit == 'doc') != (end.unit == 'doc'):
+        return "must have two bounds of documents or none, such as ['17doc', '18doc']"
     return _EMPTY if begin.unit == end.unit and begin.count >= end.count else (begin, end)
 
 
@@ -114,8 +120,29 @@ _END = 10**18  # of the samples of a run: 64 bits hold a position and a batch be
 def _bound(given: int | str) -> Bound | None:
     if isinstance(given, int) and not isinstance(given, bool) and 0 <= given < _END:
         return Bound(given, 'sp')
-    found = re.fullmatch(r'(\d{1,18})(sp|ba)', given.strip(), re.ASCII) if isinstance(given, str) else None
-    return None if found is None else Bound(int(found[1]), 'sp' if found[2] == 'sp' else 'ba')
+    found = re.fullmatch(r'(\d{1,18})(sp|ba|doc)', given.strip(), re.ASCII) if isinstance(given, str) else None
+    return None if found is None else Bound(int(found[1]), cast("Literal['sp', 'ba', 'doc']", found[2]))
+
+
+def refuse_documents(skip: Skip) -> Skip:
+    """The ranges, if none counts documents.
+
+    Raises:
+        ConfigError: one does.
+    """
+    for begin, end in skip:
+        if begin.unit == 'doc':
+            raise ConfigError(
+                f"a range of skip counts documents only with packing, got ['{begin}', '{end}']. Skip places of the "
+                f'sequence, or choose samples by `where` or `subset` before the run.'
+            )
+    return skip
+
+
+def split_documents(skip: Skip) -> tuple[Skip, Ranges]:
+    """The ranges of the run's sequence, and those of documents' ids."""
+    documents = merged((begin.count, end.count) for begin, end in skip if begin.unit == 'doc')
+    return tuple(bounds for bounds in skip if bounds[0].unit != 'doc'), documents
 
 
 def skipped_in_run(skip: Skip, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
@@ -209,6 +236,11 @@ def left_out(
         whole, rest = divmod(size, global_batch_size)
         batches = whole + (rest > 0 and remainder != 'drop')
     return skipped_in_run(skip, epoch_size=size, global_batch_size=global_batch_size, batches=batches)
+
+
+def documents_skip(ids: Iterable[tuple[int, int]]) -> list[list[int | str]]:
+    """Ranges as users write them, of documents with ids in these ranges."""
+    return [[f'{begin}doc', f'{end}doc'] for begin, end in merged(ids)]
 
 
 def with_more(skip: Skip, ranges: Iterable[tuple[int, int]]) -> list[list[int | str]]:

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from headrace.dataset import StreamingDataset
 from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
-from headrace.order import Mixture, OrderConfig, Run, parse_skip
+from headrace.order import Mixture, OrderConfig, Run, documents_skip, parse_skip
+from headrace.order.skip import split_documents
 from headrace.packing.explanation import PackedExplanation, joined
 from headrace.packing.lanes import place_of
 from headrace.packing.packer import DocumentCount, first_sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.dataset.batch_keys.key import ReservedKey
     from headrace.dataset.reading.protocol import Collate, Pass
     from headrace.order import BatchExplanation, BatchPlan, BatchSpec, SkipRange
+    from headrace.order.skip import Ranges
     from headrace.packing.delivered import PieceTable
     from headrace.packing.lanes import Lanes
 
@@ -45,7 +47,9 @@ class PackedDataset(StreamingDataset):
 
     Args:
         packing: how documents are packed.
-        skip: ranges of sequences to leave out; see `StreamingDataset`.
+        skip: ranges of sequences to leave out; see `StreamingDataset`. ``['17doc', '20doc']`` leaves out the documents
+            with these sample ids: padding takes the place of their tokens, in any sequence from the resume on. No other
+            document moves.
         **options: as `StreamingDataset`'s. `epoch_size` and the streams' weights count documents, in a pass over them.
             Under ``on_bad_sample='skip'`` a document that cannot be read has no tokens; no row stands for it, so none
             is marked.
@@ -84,9 +88,14 @@ class PackedDataset(StreamingDataset):
                         f'Packing takes documents from column {packing.document_column!r}, but {stream.title} has '
                         f'{", ".join(names)}. {fix}.'
                     )
-        self.skip = parse_skip(skip)
+        self.skip, skipped_documents = split_documents(parse_skip(skip))
+        if skipped_documents and skipped_documents[-1][1] > self.num_samples:
+            raise ConfigError(
+                f'a range of skip has ids of documents below {self.num_samples}, the number of samples, but got '
+                f'{documents_skip(skipped_documents)[-1]}. `headrace explain` prints ids.'
+            )
         documents: Run = self.run
-        self.run = PackedRun(documents, packing, fingerprint(packing.tokenizer), self.skip)
+        self.run = PackedRun(documents, packing, fingerprint(packing.tokenizer), self.skip, skipped_documents)
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
 
@@ -134,6 +143,11 @@ class PackedDataset(StreamingDataset):
         """The documents, and their order."""
         documents = self.run.documents
         return documents.mixture, documents.config(self.topology.nodes, self.run.lane_count)
+
+    @property
+    def skipped_documents(self) -> Ranges:
+        """Ranges of ids of documents that `skip` leaves out of all sequences."""
+        return self.run.skipped_documents
 
     @property
     def skip_unit(self) -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.errors import ResumeError
 from headrace.order.pinned import short
 from headrace.packing.delivered import DeliveredSequences
-from headrace.packing.lane import START, Lane, LaneState
+from headrace.packing.lane import START, Lane, LaneState, Piece
 from headrace.packing.settings import Packing
+
+if TYPE_CHECKING:
+    from headrace.order.skip import Ranges
 
 __all__ = ['Lanes', 'place_of', 'share']
 
@@ -38,11 +42,14 @@ class Lanes:
         packing: how lanes pack.
         count: number of lanes.
         documents: samples in a pass over the data.
+        skipped: ranges of ids of documents whose tokens are left out of sequences.
     """
 
-    def __init__(self, packing: Packing, count: int, documents: int) -> None:
+    def __init__(self, packing: Packing, count: int, documents: int, skipped: Ranges = ()) -> None:
         self._packing = packing
         self._documents = documents
+        self._skipped = skipped
+        self._skip_begins = [begin for begin, _ in skipped]
         self.count = count
         self.window = max(min(packing.rows_per_window, documents // count), 1)
         """Sequences that a lane fills at a time, at most its documents in a pass."""
@@ -54,7 +61,7 @@ class Lanes:
 
     def copy_at(self, row: int) -> Lanes:
         """Lanes that can deliver sequences from `row` of the run on, and leave these alone."""
-        copied = Lanes(self._packing, self.count, self._documents)
+        copied = Lanes(self._packing, self.count, self._documents, self._skipped)
         for number in self._numbers():
             copied._remember(number, self._latest_state(number, share(number, self.count, row)))
         return copied
@@ -77,6 +84,14 @@ class Lanes:
         if self._first_document is None:
             self._first_document = min((lane.received for lane in found.values()), default=0)
         return found
+
+    def without_skipped(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces of documents that are not left out."""
+        return [piece for piece in pieces if not self._is_skipped(piece.sample_id)] if self._skipped else pieces
+
+    def _is_skipped(self, sample_id: int) -> bool:
+        place = bisect_right(self._skip_begins, sample_id) - 1
+        return place >= 0 and sample_id < self._skipped[place][1]
 
     @property
     def documents_taken(self) -> tuple[int, int]:

@@ -87,7 +87,7 @@ class Packer:
         self._add = count
         self._row = row
         self._count = lanes.count
-        self._delivered = lanes.delivered
+        self._all_lanes = lanes
         self._lanes = lanes.resume_at(own, row)
         self._window = lanes.window
         self._asked = {number: lane.received for number, lane in self._lanes.items()}
@@ -133,8 +133,8 @@ class Packer:
             lane, row = self._lanes[number % self._count], number // self._count
             while not lane.has(row):
                 self._receive(next(chunks))
-            rows.append(lane.take(row))
-            self._delivered.add(number, rows[-1])
+            rows.append(self._all_lanes.without_skipped(lane.take(row)))
+            self._all_lanes.delivered.add(number, rows[-1])
             self._supplies[number % self._count] = self._supply(number % self._count)
         return rows
 

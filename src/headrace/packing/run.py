@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.errors import ConfigError, ResumeError, TopologyError
-from headrace.order import OrderConfig, ResumeState, Run, StreamSize
-from headrace.order.pinned import is_count, short
+from headrace.order import OrderConfig, ResumeState, Run, StreamSize, documents_skip
+from headrace.order.pinned import are_ranges, is_count, short
+from headrace.order.skip import merged, without
 from headrace.packing.lanes import Lanes
 from headrace.packing.settings import Packing, lanes_rule
 
 if TYPE_CHECKING:
     from headrace.order import BatchPlan, BatchSpec
-    from headrace.order.skip import Skip
+    from headrace.order.skip import Ranges, Skip
 
 __all__ = ['PackedRun']
 
@@ -33,12 +34,16 @@ class PackedRun(Run):
         packing: how they are packed.
         tokenizer: the tokenizer's fingerprint.
         skip: ranges of sequences to skip.
+        skipped_documents: ranges of ids of documents to leave out of sequences.
     """
 
-    def __init__(self, documents: Run, packing: Packing, tokenizer: str, skip: Skip) -> None:
+    def __init__(
+        self, documents: Run, packing: Packing, tokenizer: str, skip: Skip, skipped_documents: Ranges = ()
+    ) -> None:
         self.documents = documents
         self.packing = packing
         self._tokenizer = tokenizer
+        self.skipped_documents = skipped_documents
         self._num_documents = documents.mixture.epoch_size
         self._lanes: Lanes | None = None if packing.lanes is None else self._make_lanes(packing.lanes)
         size = packing.sequences_per_epoch or _ENDLESS
@@ -76,7 +81,7 @@ class PackedRun(Run):
         size = self.packing.sequences_per_epoch
         if size is not None and size % count:
             raise ConfigError(f'Packing breaks its rules: {lanes_rule(size, count)}.')
-        return Lanes(self.packing, count, self._num_documents)
+        return Lanes(self.packing, count, self._num_documents, self.skipped_documents)
 
     def freeze_defaults(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> None:
         """As `Run.freeze_defaults`; also fixes the number of lanes."""
@@ -130,10 +135,25 @@ class PackedRun(Run):
         pinned = {**documents.pinned, 'packing': self._pinned(count), 'documents': documents.epoch_size}
         if 'skip' in rows.pinned:
             pinned['skip'] = rows.pinned['skip']
+        if self.skipped_documents:
+            pinned['skipped_documents'] = self.skipped_documents
         if self._lanes is not None:
             pinned['cuts'] = self._lanes.states_at(self._row(epoch, sample))
         text = json.dumps(pinned, sort_keys=True, separators=(',', ':'))
         return replace(documents, epoch=epoch, sample_in_epoch=sample, epoch_size=rows.epoch_size, config=text)
+
+    def _check_skipped_documents(self, then: Any) -> None:
+        """Check that this run leaves out every document that the checkpoint's run leaves out."""
+        if not are_ranges(then):
+            raise ResumeError(
+                f'skipped_documents of a packed run are pairs of ids, got {short(then)}. The checkpoint is damaged.'
+            )
+        back = without(merged((begin, end) for begin, end in then), self.skipped_documents)
+        if back:
+            raise ResumeError(
+                f'the run of the checkpoint leaves documents out that this one does not: {documents_skip(back)}. Put '
+                f'them into skip.'
+            )
 
     def _row(self, epoch: int, sample: int) -> int:
         """Number of an epoch's sequence, counted through the run."""
@@ -164,6 +184,7 @@ class PackedRun(Run):
                 'that were not packed. Remove `packing`, or start a new run.'
             )
         cuts, skip, size = pinned.pop('cuts', {}), pinned.pop('skip', ()), pinned.pop('documents', None)
+        self._check_skipped_documents(pinned.pop('skipped_documents', []))
         count = then.get('lanes')
         if not (count is None or is_count(count, 1, _ENDLESS)) or not is_count(size, 1, _ENDLESS):
             raise ResumeError(
