@@ -146,5 +146,5 @@ def test_the_command_names_documents(folder, tmp_path, capsys):
     assert 'sequences 8 to 12 of the run' in printed
     for name in LENGTHS:
         ids = sorted({d['id'] for row in rows for d in row['documents'] if d['stream'] == name})
-        documents = f'{tokens[name]} tokens of {len(ids)} documents: {", ".join(map(str, ids))}'
+        documents = f'{tokens[name]} tokens of {len(ids)} document{"s" * (len(ids) != 1)}: {", ".join(map(str, ids))}'
         assert f'#   {name} {documents}\n' in printed

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({**shown.to_json(), 'skip': skip}))
         return 0
-    print(_heading(explanation, plan))
+    print(_heading(explanation, plan, has_length=loader.dataset.has_length))
     if arguments.rank is not None:
         print(f'Rank {arguments.rank}: {_shares(shown)}')
     print(f'What leaves it out: skip: [{skip}]')
@@ -94,15 +94,19 @@ def _check_mixture(plan: BatchPlan, number: int) -> None:
         )
 
 
-def _heading(explanation: BatchExplanation, plan: BatchPlan) -> str:
+def _heading(explanation: BatchExplanation, plan: BatchPlan, *, has_length: bool) -> str:
     topology, number = plan.topology, explanation.number
-    place = f'of {plan.total_batches}' if not plan.start else f'after position {plan.start}'
+    place, of_all = f'of {plan.total_batches}', f' of {len(plan.order)}'
+    if not has_length:
+        place, of_all = 'which does not end', ''
+    if plan.start:
+        place = f'after position {plan.start}'
     ranks, nodes = (
         f'{n} {what}{"s" * (n > 1)}' for n, what in ((topology.world_size, 'rank'), (topology.num_nodes, 'node'))
     )
     return (
         f'Global batch {number} of epoch {explanation.epoch}, {place}, on {ranks} and {nodes}; the position after it '
-        f'is {explanation.end} of {len(plan.order)}.\nStreams{_unit(explanation)}: {_shares(explanation)}'
+        f'is {explanation.end}{of_all}.\nStreams{_unit(explanation)}: {_shares(explanation)}'
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.display import count_text
 from headrace.order import BatchExplanation
 
 if TYPE_CHECKING:
@@ -122,10 +123,10 @@ class PackedExplanation(BatchExplanation):
             ids = np.unique(self.ids[self.streams == number]).tolist()
             if ids:
                 named = f': {", ".join(map(str, ids))}' if len(ids) <= _NAMED_DOCUMENTS else ''
-                lines.append(f'{name} {tokens} tokens of {len(ids)} documents{named}')
+                lines.append(f'{name} {tokens} tokens of {count_text(len(ids), "document")}{named}')
         unknown = int((~self.is_known).sum())
         if unknown:
-            lines.append(f'{unknown} sequences of other ranks, whose documents `headrace explain` names')
+            lines.append(f'{count_text(unknown, "sequence")} of other ranks, whose documents `headrace explain` names')
         return lines
 
 
