@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from headrace.config.constraints import AtLeast, BrokenRule, Count
+from headrace.config.constraints import AtLeast, BrokenRule, Parsed
+from headrace.errors import ConfigError
+from headrace.format import number_abbrev_to_int
+from headrace.selection import Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,6 +18,23 @@ if TYPE_CHECKING:
     from headrace.packing import Packing
 
 __all__ = ['PackingConfig', 'TokenizerConfig', 'packing_of']
+
+
+def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
+    """Read a number of sequences, or `all`, for `Parsed`."""
+    number = value
+    if value == 'all':
+        return 'all'
+    if isinstance(value, str):
+        with contextlib.suppress(ConfigError):
+            number = number_abbrev_to_int(value)
+    # YAML reads 1e6 as a float.
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        mistakes.append(Mistake((), value, "must be an integer of at least 1, text like '64k', or `all`"))
+        return 'all'
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +86,11 @@ class PackingConfig:
     """Lanes that are packed side by side; ranks must divide their number. Left out: the sequences of a global batch
     when the run begins."""
 
-    sequences_per_epoch: Annotated[int, Count()] | None = None
-    """Sequences that make an epoch, a multiple of the lanes, such as `64k`. Left out: it does not end."""
+    sequences_per_epoch: Annotated[int | str, Parsed(_read_sequences, "a number, text like '64k', or `all`")] | None = (
+        None
+    )
+    """Sequences that make an epoch, a multiple of the lanes, such as `64k`. `all`: for evaluation, the documents of a
+    pass, once; they are counted first. Left out: the epoch does not end."""
 
     window: Annotated[int, AtLeast(1)] = 32
     """Sequences that `best_fit` fills at a time in a lane."""
@@ -75,7 +99,9 @@ class PackingConfig:
         """The rules between these keys that do not hold."""
         if self.sequence_length is None:
             yield BrokenRule((), 'needs `sequence_length`, the tokens of a sequence')
-        if self.lanes and self.sequences_per_epoch and self.sequences_per_epoch % self.lanes:
+        if self.lanes and self.sequences_per_epoch == 'all':
+            yield BrokenRule(('lanes', 'sequences_per_epoch'), 'must be left out with `sequences_per_epoch: all`')
+        elif self.lanes and isinstance(self.sequences_per_epoch, int) and self.sequences_per_epoch % self.lanes:
             yield BrokenRule(('sequences_per_epoch', 'lanes'), f'must be a multiple of the {self.lanes} `lanes`')
 
 

@@ -377,7 +377,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         if self.fixed_epoch is not None and not self.dataset.has_length:
             raise ConfigError(
                 'A loader for evaluation gives the same epoch in every pass, but the epoch of its dataset does not '
-                'end. Set `sequences_per_epoch` in its `packing`.'
+                'end. Set `sequences_per_epoch` in its `packing`; `all` has each document once.'
             )
 
     def _pinned(self, batches: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:

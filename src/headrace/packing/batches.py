@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,13 +19,28 @@ if TYPE_CHECKING:
 
     from headrace.order import BatchPlan, Mixture
     from headrace.packing.lane import Piece
-    from headrace.packing.packer import Packer
     from headrace.packing.settings import Packing
 
 __all__ = ['BatchMaker']
 
 _NO_STREAM = -1
 """The mark of padding."""
+
+
+class SequenceSource(Protocol):
+    """Delivers sequences, from chunks of documents."""
+
+    def sequences(self, numbers: Sequence[int], chunks: Iterator[WorkerBatch]) -> list[list[Piece]]:
+        """Sequences of the run, by their rising numbers."""
+        ...
+
+    def receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
+        """Receive a little more than a batch of `rows` sequences needs."""
+        ...
+
+    def take_left_out(self) -> int:
+        """The number of unreadable documents since the last call."""
+        ...
 
 
 class BatchMaker(NamedTuple):
@@ -38,7 +53,7 @@ class BatchMaker(NamedTuple):
     mark_streams: bool
     """Whether to mark the stream of each token."""
 
-    def batches(self, packer: Packer, chunks: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
+    def batches(self, packer: SequenceSource, chunks: Iterator[WorkerBatch]) -> Iterator[WorkerBatch]:
         """The batches, from chunks in the order of the packer's keys."""
         plan, first = self.plan, first_sequence(self.plan)
         for number in range(plan.num_batches):

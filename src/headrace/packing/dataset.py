@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.dataset import StreamingDataset
 from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
-from headrace.order import Mixture, OrderConfig, Run, documents_skip, parse_skip
+from headrace.order import BatchSpec, Mixture, OrderConfig, Run, Topology, documents_skip, parse_skip
 from headrace.order.skip import split_documents
 from headrace.packing.explanation import PackedExplanation, joined
 from headrace.packing.lanes import place_of
@@ -22,11 +22,12 @@ from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
 from headrace.packing.token_shares import promised_shares
 from headrace.packing.tokenizers import fingerprint
+from headrace.packing.whole import WholePass, count_tokens_of
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys.key import ReservedKey
     from headrace.dataset.reading.protocol import Collate, Pass
-    from headrace.order import BatchExplanation, BatchPlan, BatchSpec, SkipRange
+    from headrace.order import BatchExplanation, BatchPlan, SkipRange
     from headrace.order.skip import Ranges
     from headrace.packing.delivered import PieceTable
     from headrace.packing.lanes import Lanes
@@ -95,9 +96,21 @@ class PackedDataset(StreamingDataset):
                 f'{documents_skip(skipped_documents)[-1]}. `headrace explain` prints ids.'
             )
         documents: Run = self.run
-        self.run = PackedRun(documents, packing, fingerprint(packing.tokenizer), self.skip, skipped_documents)
+        arguments = documents, packing, fingerprint(packing.tokenizer), self.skip, skipped_documents
+        self.run = PackedRun(*arguments)
+        if packing.sequences_per_epoch == 'all':
+            self.run = PackedRun(*arguments, whole=WholePass(packing, self._count_tokens(documents)))
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
+
+    def _count_tokens(self, documents: Run) -> npt.NDArray[np.int32]:
+        """Tokens of each document of the first pass."""
+        size = documents.mixture.epoch_size
+        reader = PackedReader(self, documents.plan(0, 0, BatchSpec(1, Topology(), 'repeat')), self.run.lanes_for(1))
+        try:
+            return count_tokens_of(reader, size)
+        finally:
+            self.pool.pause()
 
     def check_columns(self, key: ReservedKey) -> None:
         """No check: batches hold no columns of the data."""
@@ -171,13 +184,20 @@ class PackedDataset(StreamingDataset):
         """
         sequences, lanes = plan.explain(k), self.run.lanes_for(plan.global_batch_size)
         numbers = (sequences.positions + first_sequence(plan)).tolist()
-        known = lanes.delivered.of(numbers)
+        known = self._known_pieces(numbers, lanes)
         if reads_data:
             own = zip(numbers, sequences.is_padding.tolist(), strict=True)
             known |= self._read_pieces(
                 plan, lanes, {number for number, is_padding in own if not is_padding and number not in known}
             )
         return self._explanation(sequences, numbers, known, lanes.count)
+
+    def _known_pieces(self, numbers: list[int], lanes: Lanes) -> dict[int, PieceTable]:
+        whole, documents = self.run.whole, self.run.documents
+        if whole is None:
+            return lanes.delivered.of(numbers)
+        order = documents.order(0, self.topology.nodes, lanes.count)
+        return whole.tables(order.at(np.arange(documents.mixture.epoch_size)), numbers, lanes)
 
     def _read_pieces(self, plan: BatchPlan, lanes: Lanes, numbers: set[int]) -> dict[int, PieceTable]:
         reader = PackedReader(self, plan, lanes)

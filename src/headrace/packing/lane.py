@@ -182,6 +182,15 @@ class Lane:
             references = tuple((piece.document, piece.begin) for piece in leftover)
             self.states.append(LaneState(self._made, self._taken, references))
 
+    def finish(self) -> list[list[Piece]]:
+        """The sequences of all documents that no other sequence holds, at the end of the data; the last has room."""
+        rows = list(self._rows)
+        lengths = [len(piece.tokens) for piece in self._pieces]
+        if self._packing.method == 'best_fit':
+            bins = best_fit(lengths, self._packing.sequence_length)
+            return [*rows, *([self._pieces[number] for number in found] for found in bins)]
+        return [*rows, list(self._pieces)] if self._pieces else rows
+
     def has(self, row: int) -> bool:
         """Whether a sequence is made. Earlier ones are dropped; a delivered one never comes again."""
         assert row >= self._next_row

@@ -87,9 +87,10 @@ class Lanes:
 
     def without_skipped(self, pieces: list[Piece]) -> list[Piece]:
         """The pieces of documents that are not left out."""
-        return [piece for piece in pieces if not self._is_skipped(piece.sample_id)] if self._skipped else pieces
+        return [piece for piece in pieces if not self.is_skipped(piece.sample_id)] if self._skipped else pieces
 
-    def _is_skipped(self, sample_id: int) -> bool:
+    def is_skipped(self, sample_id: int) -> bool:
+        """Whether a document is left out."""
         place = bisect_right(self._skip_begins, sample_id) - 1
         return place >= 0 and sample_id < self._skipped[place][1]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headrace.packing.lanes import Lanes
     from headrace.packing.settings import Packing
 
-__all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer', 'first_sequence']
+__all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer', 'count_documents', 'first_sequence']
 
 _MOST_DOCUMENTS = 512  # of a chunk
 _EAGERNESS = 1.5  # tokens received for each one delivered, while lanes are below their target
@@ -159,17 +159,22 @@ class Packer:
         self._documents += len(chunk.lengths)
         self._tokens += tokens
         self._supplies[chunk.key.lane] = self._supply(chunk.key.lane)
-        assert received.streams is not None
-        bad = np.zeros(len(chunk.lengths), np.bool_) if chunk.bad is None else chunk.bad
-        self._left_out += int(bad.sum())
-        self._add(
-            {
-                stream: DocumentCount(int(is_of.sum()), int(chunk.lengths[is_of].sum()), int((is_of & bad).sum()))
-                for stream in np.unique(received.streams).tolist()
-                for is_of in [received.streams == stream]
-            }
-        )
+        counts = count_documents(received)
+        self._left_out += sum(count.left_out for count in counts.values())
+        self._add(counts)
         self._received += tokens
+
+
+def count_documents(received: WorkerBatch) -> dict[int, DocumentCount]:
+    """The documents of a chunk, by stream number."""
+    chunk: Chunk = received.batch
+    assert received.streams is not None
+    bad = np.zeros(len(chunk.lengths), np.bool_) if chunk.bad is None else chunk.bad
+    return {
+        stream: DocumentCount(int(is_of.sum()), int(chunk.lengths[is_of].sum()), int((is_of & bad).sum()))
+        for stream in np.unique(received.streams).tolist()
+        for is_of in [received.streams == stream]
+    }
 
 
 def first_sequence(plan: BatchPlan) -> int:

@@ -25,6 +25,7 @@ from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer, firs
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import Encoder, encoder_of
+from headrace.packing.whole import WholePacker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,9 +76,12 @@ class PackedReader(Reader[ChunkKey]):
         self._number_type = np.min_scalar_type(len(self._documents_run.mixture.streams) - 1)
         lanes, topology = lanes or source.run.lanes, plan.topology
         self._count = lanes.count  # for workers, which have no lanes
-        first = topology.node + topology.nodes * topology.local_replica
-        self._own = range(first, lanes.count, topology.replicas)
-        self._of_node = range(topology.node, lanes.count, topology.nodes)
+        if lanes.count == 1:  # of a whole pass, or of the only rank
+            self._own = self._of_node = range(1)
+        else:
+            first = topology.node + topology.nodes * topology.local_replica
+            self._own = range(first, lanes.count, topology.replicas)
+            self._of_node = range(topology.node, lanes.count, topology.nodes)
         self._encode: Encoder | None = None
         self._orders: OrderedDict[int, Order] = OrderedDict()
         self._row: int | None = None
@@ -92,9 +96,12 @@ class PackedReader(Reader[ChunkKey]):
         """Begin a pass, in the process that iterates."""
         if not plan.num_batches:
             return Pass(plan, self, iter(()))
-        row = first_sequence(plan) + plan.start
+        row, run = first_sequence(plan) + plan.start, self._packed.run
         packing = self._packed.packing
-        packer = Packer(row, packing, self._packed.run.lanes, self._own, self._packed.count)
+        if run.whole is None:
+            packer = Packer(row, packing, run.lanes, self._own, self._packed.count)
+        else:
+            packer = WholePacker(run.whole, plan, run.lanes, self._packed.count)
         maker = BatchMaker(plan, packing, self._documents_run.mixture, mark_streams)
         return Pass(plan, self, packer.keys(), partial(maker.batches, packer))
 

@@ -18,6 +18,7 @@ from headrace.packing.settings import Packing, lanes_rule
 if TYPE_CHECKING:
     from headrace.order import BatchPlan, BatchSpec
     from headrace.order.skip import Ranges, Skip
+    from headrace.packing.whole import WholePass
 
 __all__ = ['PackedRun']
 
@@ -35,18 +36,27 @@ class PackedRun(Run):
         tokenizer: the tokenizer's fingerprint.
         skip: ranges of sequences to skip.
         skipped_documents: ranges of ids of documents to leave out of sequences.
+        whole: the sequences of the only pass, if it is packed whole.
     """
 
     def __init__(
-        self, documents: Run, packing: Packing, tokenizer: str, skip: Skip, skipped_documents: Ranges = ()
+        self,
+        documents: Run,
+        packing: Packing,
+        tokenizer: str,
+        skip: Skip,
+        skipped_documents: Ranges = (),
+        whole: WholePass | None = None,
     ) -> None:
         self.documents = documents
         self.packing = packing
         self._tokenizer = tokenizer
         self.skipped_documents = skipped_documents
+        self.whole = whole
         self._num_documents = documents.mixture.epoch_size
-        self._lanes: Lanes | None = None if packing.lanes is None else self._make_lanes(packing.lanes)
-        size = packing.sequences_per_epoch or _ENDLESS
+        count = packing.lanes if whole is None else 1
+        self._lanes: Lanes | None = None if count is None else self._make_lanes(count)
+        size = (packing.sequence_count or _ENDLESS) if whole is None else len(whole)
         super().__init__(
             [StreamSize(name='sequences', shard_sizes=np.array([size]))],
             OrderConfig(algorithm='native', shuffle=False, num_canonical_nodes=1),
@@ -78,7 +88,7 @@ class PackedRun(Run):
                 f'{self._num_documents} samples. Set `lanes` to a divisor of {count} that is no greater, but a '
                 f'multiple of the ranks.'
             )
-        size = self.packing.sequences_per_epoch
+        size = self.packing.sequence_count
         if size is not None and size % count:
             raise ConfigError(f'Packing breaks its rules: {lanes_rule(size, count)}.')
         return Lanes(self.packing, count, self._num_documents, self.skipped_documents)
@@ -105,7 +115,7 @@ class PackedRun(Run):
         plan = super().plan(epoch, start, batches)
         lanes = self.lanes_for(batches.global_batch_size)
         replicas = batches.topology.replicas
-        if lanes.count % replicas:
+        if self.whole is None and lanes.count % replicas:
             raise TopologyError(
                 f'the ranks that share a global batch must divide the {lanes.count} lanes of the packing, got '
                 f'{replicas}. The lanes are those that the run began with; go on with another number of ranks.'
@@ -166,6 +176,7 @@ class PackedRun(Run):
             'column': self.packing.document_column,
             'tokenizer': self._tokenizer,
             'lanes': lanes,
+            **({} if self.whole is None else {'whole': True}),
         }
 
     def resume(
@@ -210,6 +221,6 @@ class PackedRun(Run):
         )
         epoch, sample = super().resume(replace(rows, epoch_size=state.epoch_size), 1, global_batch_size, replicas)
         self._lanes = None if count is None else self._make_lanes(count)
-        if self._lanes is not None:
+        if self._lanes is not None and self.whole is None:
             self._lanes.load(cuts if isinstance(cuts, dict) else {'': cuts}, self._row(epoch, sample))
         return epoch, sample

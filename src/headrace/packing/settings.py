@@ -43,10 +43,12 @@ class Packing:
     lanes: int | None = None
     """Number of lanes packed side by side. Lane l takes the documents whose position is l modulo the lanes. The number
     is fixed for a run, and its ranks must divide it. None: the sequences of a global batch when the run begins."""
-    sequences_per_epoch: int | None = None
+    sequences_per_epoch: int | Literal['all'] | None = None
     """Sequences of an epoch for the trainer, a multiple of the lanes. An epoch need not be a pass over the documents,
     because their number of sequences is not known before tokenising. None: the epoch does not end, and the loader has
-    no length."""
+    no length. 'all': for evaluation, the epoch has each document of a pass once, in as many sequences as they need. The
+    documents are read and tokenised once to count them, on each rank, when the dataset is made. Any number of ranks may
+    share the sequences, and `lanes` must be left out."""
     window: int = 32
     """Sequences that `best_fit` fills at a time in each lane. A larger window pads less, but tokenises more before the
     first batch."""
@@ -57,16 +59,25 @@ class Packing:
         broken = [
             f'`{name}` must be at least {bound}, but is {getattr(self, name)}'
             for name, bound in least.items()
-            if getattr(self, name) is not None and getattr(self, name) < bound
+            if isinstance(getattr(self, name), int) and getattr(self, name) < bound
         ]
+        if isinstance(self.sequences_per_epoch, str) and self.sequences_per_epoch != 'all':
+            broken.append(f"`sequences_per_epoch` must be a number or 'all', but is {self.sequences_per_epoch!r}")
+        if self.lanes and self.sequences_per_epoch == 'all':
+            broken.append(f"`lanes` must be left out with sequences_per_epoch 'all', but is {self.lanes}")
         if self.method not in get_args(Method):
             broken.append(f'`method` must be one of {list(get_args(Method))}, but is {self.method!r}')
         if self.token_dtype is not None and self.token_dtype not in TOKEN_DTYPES:
             broken.append(f'`token_dtype` must be one of {list(TOKEN_DTYPES)}, but is {self.token_dtype!r}')
-        if self.lanes and self.sequences_per_epoch and self.sequences_per_epoch % self.lanes:
-            broken.append(lanes_rule(self.sequences_per_epoch, self.lanes))
+        if self.lanes and self.sequence_count and self.sequence_count % self.lanes:
+            broken.append(lanes_rule(self.sequence_count, self.lanes))
         if broken:
             raise ConfigError(f'Packing breaks its rules: {"; ".join(broken)}.')
+
+    @property
+    def sequence_count(self) -> int | None:
+        """Sequences of an epoch, where they are given as a number."""
+        return self.sequences_per_epoch if isinstance(self.sequences_per_epoch, int) else None
 
     @property
     def document_column(self) -> str:
