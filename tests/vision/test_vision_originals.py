@@ -87,7 +87,7 @@ def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_goes
     reports = described.convert(root, out, **settings)
     assert visible(out) == expected
     assert reports['train'].tasks_done_before
-    # What is finished is kept, and reported as before.
+    # Finished splits are kept, and reported as before.
     again = described.convert(root, out, **settings)
     assert [(one.rows, one.shards, one.raw_bytes, one.errors) for one in again.values()] == [
         (one.rows, one.shards, one.raw_bytes, one.errors) for one in reports.values()

@@ -32,7 +32,7 @@ CIFAR_CLASSES = ['airplane', 'automobile', 'bird', 'cat', 'deer', 'dog', 'frog',
 
 @dataclass
 class Made:
-    """What a conversion of an original finds."""
+    """The result of a conversion of an original."""
 
     rows: dict[str, int] = field(default_factory=dict)
     """Good records, by split."""
@@ -62,14 +62,16 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def make_imagenet(root: Path, *, train: int = 12, val: int = 6, classes: int = 3, broken: bool = True) -> Made:
+def make_imagenet(
+    root: Path, *, train: int = 12, val: int = 6, classes: int = 3, broken: bool = True, **size: int
+) -> Made:
     """``train/n00000001/n00000001_1.JPEG`` and so on."""
     made = Made()
     for split, count in (('train', train), ('val', val)):
         made.rows[split], made.broken[split], made.files[split] = 0, [], []
         for number in range(count):
             name = f'n{number % classes + 1:08}'
-            data = jpeg(1000 * (split == 'val') + number)
+            data = jpeg(1000 * (split == 'val') + number, **size)
             made.files[split].append(data)
             made.rows[split] += 1
             write(root / split / name / f'{name}_{number}.JPEG', data)
@@ -95,13 +97,15 @@ def tar_of(members: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def make_imagenet_tars(root: Path, *, train: int = 12, val: int = 6, classes: int = 3, broken: bool = True) -> Made:
+def make_imagenet_tars(
+    root: Path, *, train: int = 12, val: int = 6, classes: int = 3, broken: bool = True, **size: int
+) -> Made:
     """The tar of tars, the tar of the validation images, and the devkit with their labels."""
     made = Made({'train': train, 'val': val}, {'train': [], 'val': []}, {'train': [], 'val': []})
     tars: dict[str, bytes] = {}
     for place in range(classes):
         name = f'n{place + 1:08}'
-        images = {f'{name}_{number}.JPEG': jpeg(number) for number in range(place, train, classes)}
+        images = {f'{name}_{number}.JPEG': jpeg(number, **size) for number in range(place, train, classes)}
         made.files['train'] += images.values()
         tars[f'{name}.tar'] = tar_of(images)
     if broken:
@@ -112,7 +116,7 @@ def make_imagenet_tars(root: Path, *, train: int = 12, val: int = 6, classes: in
         made.rows['train'] += 1
         made.broken['train'] = [f'ILSVRC2012_img_train.tar:{name}' for name in ('n00000009.tar', 'n00000009_1.JPEG')]
     write(root / 'ILSVRC2012_img_train.tar', tar_of(tars))
-    images = {f'ILSVRC2012_val_{number + 1:08}.JPEG': jpeg(1000 + number) for number in range(val)}
+    images = {f'ILSVRC2012_val_{number + 1:08}.JPEG': jpeg(1000 + number, **size) for number in range(val)}
     made.files['val'] += images.values()
     if broken:
         images[f'ILSVRC2012_val_{val + 1:08}.JPEG'] = jpeg(5)
@@ -201,30 +205,32 @@ def make_cifar10_archive(root: Path) -> Made:
     return made
 
 
-def make_coco(root: Path, *, train: int = 12, val: int = 6, broken: bool = True) -> Made:
+def make_coco(
+    root: Path, *, train: int = 12, val: int = 6, broken: bool = True, width: int = 24, height: int = 20
+) -> Made:
     """``annotations/instances_train2017.json``, and the images in ``train2017``; the same for val."""
     made = Made({'train': train, 'val': val}, {'train': [], 'val': []}, {'train': [], 'val': []})
     for split, count in (('train', train), ('val', val)):
         images: list[dict[str, Any]] = []
         boxes: list[Any] = []
         for number in range(count):
-            data = jpeg(number)
+            data = jpeg(number, width=width, height=height)
             made.files[split].append(data)
             name = f'{number:012}.jpg'
             write(root / f'{split}2017' / name, data)
-            images.append({'id': 500 + number, 'file_name': name, 'height': 20, 'width': 24, 'license': 1})
+            images.append({'id': 500 + number, 'file_name': name, 'height': height, 'width': width, 'license': 1})
             for box in range(number % 3 + 1):
                 boxes.append({
                     'id': len(boxes), 'image_id': 500 + number, 'category_id': 1 + 89 * (box % 2),
                     'bbox': [1.5, 2.25, 6 + box, 8.125], 'iscrowd': 0, 'area': 9.0, 'segmentation': [],
                 })  # fmt: skip
-        images.append({'id': 900, 'file_name': 'no-box.jpg', 'height': 20, 'width': 24})
+        images.append({'id': 900, 'file_name': 'no-box.jpg', 'height': height, 'width': width})
         if broken and split == 'train':
-            cut = {'id': 901, 'file_name': 'cut.jpg', 'height': 20, 'width': 24}
+            cut = {'id': 901, 'file_name': 'cut.jpg', 'height': height, 'width': width}
             gone, odd = {**cut, 'id': 902, 'file_name': 'gone.jpg'}, {**cut, 'id': 903, 'file_name': 'odd.jpg'}
             outside = {**cut, 'id': 904, 'file_name': '../annotations/secret.jpg'}
-            write(root / 'train2017' / 'cut.jpg', jpeg(3)[:-100])
-            write(root / 'train2017' / 'odd.jpg', jpeg(3, width=25))
+            write(root / 'train2017' / 'cut.jpg', jpeg(3, width=width, height=height)[:-100])
+            write(root / 'train2017' / 'odd.jpg', jpeg(3, width=width + 1, height=height))
             write(root / 'annotations' / 'secret.jpg', jpeg(4))
             bad = [cut, gone, odd, outside]
             images += [*bad, {**cut, 'height': 'tall'}]
@@ -242,7 +248,7 @@ def make_coco(root: Path, *, train: int = 12, val: int = 6, broken: bool = True)
     return made
 
 
-def make_ade20k(root: Path, *, train: int = 12, val: int = 6, broken: bool = True) -> Made:
+def make_ade20k(root: Path, *, train: int = 12, val: int = 6, broken: bool = True, **size: int) -> Made:
     """``ADEChallengeData2016/images/training/ADE_train_00000001.jpg`` with its annotation, and so on."""
     base = root / 'ADEChallengeData2016'
     made = Made({'train': train, 'val': val}, {'train': [], 'val': []}, {'train': [], 'val': []})
@@ -255,7 +261,7 @@ def make_ade20k(root: Path, *, train: int = 12, val: int = 6, broken: bool = Tru
 
     for split, count in (('train', train), ('val', val)):
         for number in range(count):
-            scene, annotation = jpeg(number), png(number)
+            scene, annotation = jpeg(number, **size), png(number, **size)
             made.files[split] += [scene, annotation]
             put(split, f'{number + 1:08}', scene, annotation)
     if broken:

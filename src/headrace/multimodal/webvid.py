@@ -45,8 +45,8 @@ class _Videos(StreamingDataset):
 class StreamingInsideWebVid(_Videos):
     """Captions with their videos, which are inside of the shards.
 
-    A sample has ``videoid``, ``name`` (the caption), ``page_idx``, ``page_dir``, ``duration`` in seconds,
-    ``contentUrl``, and ``content``: the bytes of the video.
+    A sample has the columns of WebVid's table: ``name`` is the caption, and ``duration`` is in seconds. The column
+    ``content`` has the bytes of the video.
 
     Args:
         frames: number of frames to decode, spread evenly over the video. The sample then has ``frames``, uint8 of
@@ -155,7 +155,7 @@ class _FetchingReader(BatchReader):
             self._plan, self._fetches = source.run.plan(key.epoch, key.start, self._batches), {}
         self._fetch(key.number)
         for fetch in self._fetches.pop(key.number):
-            fetch.exception()  # whoever reads the sample tries again, and raises
+            fetch.exception()  # the read of the sample tries again, and raises
         worker = get_worker_info()
         self._fetch(key.number + (1 if worker is None else worker.num_workers))
         return super().__getitem__(key)
@@ -169,7 +169,7 @@ class _FetchingReader(BatchReader):
             self._threads, self._owner = ThreadPoolExecutor(_FETCHES, 'headrace-webvid'), os.getpid()
         try:
             paths = self._source.paths(self._plan.ids(number).tolist())
-        except (HeadraceError, OSError):  # whoever reads the sample raises, or skips it
+        except (HeadraceError, OSError):  # the read of the sample raises, or skips it
             paths = []
         self._fetches[number] = [self._threads.submit(self._source.video, path) for path in paths]
 

@@ -19,9 +19,13 @@ Detection: TypeAlias = tuple[Any, int, tuple[int, int], npt.NDArray[np.float32],
 class StreamingCOCO(StreamingDataset):
     """Photographs with their boxes, in the form that SSD takes.
 
-    A sample is ``(image, image id, (height, width), boxes, labels)``: an RGB `PIL.Image.Image`; the id of the
-    annotations; the size in pixels; float32 of (boxes, 4) with left, top, right and bottom as parts of the width and
-    the height; int64 of (boxes,), from 1. ``classes.json`` beside the shards names the labels; 0 is the background.
+    A sample is a tuple of
+
+    - the image, an RGB `PIL.Image.Image`;
+    - its id in the annotations;
+    - its height and width in pixels;
+    - its boxes, float32 of (boxes, 4): left, top, right and bottom, as parts of the width and the height;
+    - their labels, int64 of (boxes,), from 1. ``classes.json`` beside the shards names them; 0 is the background.
 
     Args:
         transform: takes image, (height, width), boxes and labels, and returns the four. None: they stay.

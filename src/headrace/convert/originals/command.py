@@ -106,7 +106,8 @@ def run(original: Original, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({split: dataclasses.asdict(report) for split, report in reports.items()}))
     else:
-        print('\n'.join(line for split, report in reports.items() for line in _lines(split, report)))
+        print('\n'.join(line for split, report in reports.items() for line in _lines(original, split, report)))
+        print(_how_to_read(original, arguments.out, next(iter(reports))))
     return int(any(not report.rows for report in reports.values()))
 
 
@@ -119,6 +120,15 @@ def _split_names(text: str | None) -> list[str] | None:
     return names
 
 
-def _lines(split: str, report: ConversionReport) -> list[str]:
-    prefix = f'{split}: ' if split else ''
-    return [prefix + line for line in report_lines(report)]
+def _lines(original: Original, split: str, report: ConversionReport) -> list[str]:
+    lines = report_lines(report)[:-1]
+    if report.tasks_done_before and not report.seconds:
+        # Nothing was left to do.
+        lines[:3] = [f'Kept {report.rows:,} rows of {original.name}, which an earlier call has written.']
+    return [f'{split}: {line}' if split else line for line in lines]
+
+
+def _how_to_read(original: Original, out: str, split: str) -> str:
+    of_split = f', split={split!r}' if split else ''
+    place = 'remote' if '://' in out else 'local'
+    return f'Read it with {original.reader}({place}={out!r}{of_split}, batch_size=32, shuffle=True).'

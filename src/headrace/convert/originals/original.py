@@ -55,6 +55,8 @@ class Original:
     options: tuple[Option, ...] = ()
     size_limit: int = 1 << 26
     """Bytes of a shard, by default."""
+    reader: str = 'StreamingDataset'
+    """Name of the class that reads the new dataset, for the report."""
 
     def convert(
         self,

@@ -96,6 +96,7 @@ ORIGINAL = Original(
     splits=('train', 'val'),
     options=(VALIDATE, SHUFFLE),
     size_limit=1 << 22,
+    reader='StreamingADE20K',
 )
 """ADE20K."""
 

@@ -142,6 +142,7 @@ ORIGINAL = Original(
     _records,
     splits=('train', 'val'),
     size_limit=1 << 20,
+    reader='StreamingCIFAR10',
 )
 """CIFAR-10."""
 

@@ -3,10 +3,13 @@
 IN holds ``annotations/instances_train2017.json`` and the images in ``train2017``; for the split 'val' likewise. Images
 without a box are left out, as in MosaicML Streaming.
 
-The columns are ``img``, the file as it is; ``img_id``; ``htot`` and ``wtot``, height and width in pixels;
-``bbox_sizes``, float32 of (boxes, 4), with left, top, right and bottom as parts of the width and the height; and
-``bbox_labels``, int64 of (boxes,), from 1 in the order of the categories. ``classes.json`` beside the shards has
-their names.
+The columns are
+
+- ``img``, the file as it is, and ``img_id``;
+- ``htot`` and ``wtot``, height and width in pixels;
+- ``bbox_sizes``, float32 of (boxes, 4): left, top, right and bottom, as parts of the width and the height;
+- ``bbox_labels``, int64 of (boxes,), from 1 in the order of the categories. ``classes.json`` beside the shards has
+  their names.
 """
 
 from __future__ import annotations
@@ -169,6 +172,7 @@ ORIGINAL = Original(
     splits=('train', 'val'),
     options=(VALIDATE, SHUFFLE, Option('year', int, 2017, 'year in the names of folders and annotations')),
     size_limit=1 << 25,
+    reader='StreamingCOCO',
 )
 """COCO."""
 

@@ -130,7 +130,7 @@ def _inner(root: Path, tar: Member) -> Iterator[tuple[Member, str, str]]:
         for member in tar_members(root, tar.path, tar.begin, tar.size):
             yield member, name, ''
     except FormatError as error:
-        # What follows the damage is lost; what comes before it is not.
+        # Only the images behind the damage are lost.
         yield tar, name, str(error)
 
 
@@ -168,6 +168,7 @@ ORIGINAL = Original(
     _records,
     splits=('train', 'val'),
     options=(VALIDATE, RESIZE, QUALITY, SHUFFLE),
+    reader='StreamingImageNet',
 )
 """ImageNet (ILSVRC 2012)."""
 

@@ -53,7 +53,7 @@ def check_image(data: bytes, *, kinds: tuple[str, ...] | None = None) -> tuple[i
             image.draft(None, (1, 1))
             image.load()
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
-        # The message of an unknown kind has the address of an object, and reports are the same in each run.
+        # Pillow's message of an unknown kind has the address of an object. A report is the same in each run.
         is_unknown = type(error).__name__ == 'UnidentifiedImageError'
         reason = 'they are no image of this kind' if is_unknown else f'{type(error).__name__}: {error}'
         raise FormatError(

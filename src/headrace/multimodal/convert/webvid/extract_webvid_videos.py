@@ -85,6 +85,7 @@ ORIGINAL = Original(
     _records,
     options=(Option('out_mp4', str, None, 'folder or URL of the videos'),),
     size_limit=1 << 25,
+    reader='StreamingOutsideGIWebVid',
 )
 """WebVid, videos moved out of the shards."""
 
