@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from torch.utils.data import get_worker_info
+from typing_extensions import override
 
 from headrace.convert.record import get_bytes, put_bytes
 from headrace.dataset import StreamingDataset
@@ -16,7 +17,7 @@ from headrace.dataset.reading.protocol import Collate, Pass
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import HeadraceError, ObjectNotFoundError
 from headrace.multimodal.video import check_frames, decode_frames
-from headrace.order import BatchPlan
+from headrace.order import BatchPlan, BatchSpec
 from headrace.storage import Retry, Store, StoreOptions, open_store
 
 __all__ = ['StreamingInsideWebVid', 'StreamingOutsideDTWebVid', 'StreamingOutsideGIWebVid']
@@ -128,8 +129,18 @@ class StreamingOutsideDTWebVid(StreamingOutsideGIWebVid):
     This needs `extra_local`, and `headrace.StreamingDataLoader`. In a plain loader it is `StreamingOutsideGIWebVid`.
     """
 
-    def read(self, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool, continues: bool) -> Pass:
-        """Begin to read a pass in batches."""
+    @override
+    def begin_batches(
+        self,
+        batches: BatchSpec,
+        place: tuple[int, int],
+        collate_fn: Collate | None,
+        *,
+        mark_streams: bool,
+        continues: bool,
+    ) -> Pass:
+        """As `StreamingDataset.begin_batches`, with a reader that fetches videos ahead."""
+        plan = super().begin_batches(batches, place, collate_fn, mark_streams=mark_streams, continues=continues).plan
         return _FetchingReader(self, plan, collate_fn, mark_streams=mark_streams).begin(plan, continues=continues)
 
 
