@@ -317,14 +317,24 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
     def begin_pass(
         self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0
     ) -> BatchPlan:
-        """As `SampleSequence.begin_pass`; warns of a `cache_limit` that is too low for the order."""
-        plan = super().begin_pass(batches, place=place, worker=worker)
+        """Begin a pass, and freeze the defaults for the rest of the run.
+
+        Args:
+            batches: how the sequence is cut; by default `batch_spec()`.
+            place: the epoch and the position to begin at; by default the end of the last pass, or a state's position.
+            worker: number of the worker process that begins it.
+        """
+        batches = batches or self.batch_spec()
+        topology, progress = batches.topology, self.progress
+        self.run.freeze_defaults(topology.nodes, batches.global_batch_size, topology.replicas)
         process = get_worker_info()
-        speaks = not self.topology.rank and (process is None or process.id == 0)
+        speaks = not topology.rank and (process is None or process.id == 0)
         if self.cache_limit is not None and speaks and not self._asked_for_room:
             self._asked_for_room = True
-            warn_without_room(self.cache_limit, self.streams, *self.read_order(), self.topology.nodes)
-        return plan
+            warn_without_room(self.cache_limit, self.streams, *self.read_order(), topology.nodes)
+        if place is not None and place != progress.next(rank=topology.rank):
+            progress.load(*place)
+        return self.run.plan(*progress.begin(rank=topology.rank, worker=worker), batches)
 
     def read_order(self) -> tuple[Mixture, OrderConfig]:
         """The mixture and the order of the samples that are read; with packing, those of the documents."""

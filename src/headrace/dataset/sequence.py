@@ -183,23 +183,6 @@ class SampleSequence:
             global_batch_size = batch_size * topology.replicas
         return BatchSpec(global_batch_size, topology, remainder or self.remainder or 'repeat')
 
-    def begin_pass(
-        self, batches: BatchSpec | None = None, *, place: tuple[int, int] | None = None, worker: int = 0
-    ) -> BatchPlan:
-        """Begin a pass, and freeze the defaults for the rest of the run.
-
-        Args:
-            batches: how the sequence is cut; by default `batch_spec()`.
-            place: the epoch and the position to begin at; by default the end of the last pass, or a state's position.
-            worker: number of the worker process that begins it.
-        """
-        batches = batches or self.batch_spec()
-        topology = batches.topology
-        self.run.freeze_defaults(topology.nodes, batches.global_batch_size, topology.replicas)
-        if place is not None and place != self._progress.next(rank=topology.rank):
-            self._progress.load(*place)
-        return self.run.plan(*self._progress.begin(rank=topology.rank, worker=worker), batches)
-
     def plan(
         self,
         *,
