@@ -282,8 +282,10 @@ def test_what_was_taken_is_counted_by_stream(tmp_path):
     assert [count.tokens for count in counts.values()] == [10 * count.documents for count in counts.values()]
     assert counts['code'].documents / counts['prose'].documents == pytest.approx(3, rel=0.1)
     assert sum(map(len, rows)) <= sum(count.tokens for count in counts.values()) < sum(map(len, rows)) + 300
-    assert loader.stats().stream_samples == {'sequences': 400}
-    assert loader.mix() == {'sequences': (400, 400.0)}
+    tokens = loader.stats().stream_samples
+    assert sum(tokens.values()) == sum(map(len, rows))
+    assert all(0 < tokens[name] <= counts[name].tokens for name in ('code', 'prose'))
+    assert {name: count.samples for name, count in loader.mix().items()} == tokens
 
 
 def test_rows_that_fill_up_the_last_batch_are_empty(data):
