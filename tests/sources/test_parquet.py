@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from example_counts import scaled
+from headrace import StreamingDataset
 from headrace.errors import FormatError, HeadraceError, StreamError
 from headrace.sources import parquet
 from headrace.sources.parquet_footers import read_footers
@@ -159,6 +160,25 @@ def test_files_with_other_units_of_time_are_refused(tmp_path: Path) -> None:
     assert index(tmp_path, ['a']).columns == {'a': 'int64'}
     with pytest.raises(FormatError, match=r"'at' is `json of ms` .*0.parquet, and `json of us` .*columns=\['a'\]"):
         index(tmp_path)
+
+
+def test_files_with_bools_and_with_bytes_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({'a': [[True]]}), tmp_path / '0.parquet')
+    assert index(tmp_path).columns == {'a': 'ndarray:uint8'}
+    pq.write_table(pa.table({'a': pa.array([[7]], pa.list_(pa.uint8()))}), tmp_path / '1.parquet')
+    with pytest.raises(FormatError, match=r'`ndarray:uint8 of bool` .*0.parquet, and `ndarray:uint8`'):
+        index(tmp_path)
+
+
+def test_names_too_long_for_the_cache_are_refused_when_the_stream_is_opened(tmp_path: Path) -> None:
+    data = tmp_path / 'data'
+    (data / ('d' * 200)).mkdir(parents=True)
+    name = 'x' * (255 - len('.parquet.0.part')) + '.parquet'
+    pq.write_table(pa.table({'a': [1]}), data / ('d' * 200) / name)
+    assert StreamingDataset(remote=str(data), local=str(tmp_path / 'cache'), batch_size=1)[0]['a'] == 1
+    (data / ('d' * 200) / name).rename(data / f'x{name}')
+    with pytest.raises(FormatError, match='at most 255 bytes, but xx.* has 256'):
+        StreamingDataset(remote=str(data), local=str(tmp_path / 'other'), batch_size=1)
 
 
 def test_nulls_of_any_file_make_the_column_json(tmp_path: Path) -> None:

@@ -202,6 +202,12 @@ def test_damaged_files(name, data, message):
         index(kind, {name: data})
 
 
+def test_objects_without_keys_are_no_rows():
+    with pytest.raises(FormatError, match=r'all rows of .* are empty, such as the first one of b.jsonl'):
+        index(JSONL, {'a.jsonl': b'', 'b.jsonl': b'{}\n{}\n'})
+    assert index(JSONL, {'a.jsonl': b'{}\n{"x": 1}\n'}).columns == {'x': 'json'}
+
+
 def test_many_keys_are_refused():
     with pytest.raises(FormatError, match='at most 10000 different keys'):
         index(JSONL, {'a.jsonl': jsonl([{f'k{n}': 1} for n in range(10_002)])})

@@ -34,6 +34,7 @@ import numpy as np
 from headrace.errors import ConfigError
 from headrace.format.checksum import get_hash, is_hash
 from headrace.format.compression import compress, get_compression_extension
+from headrace.format.encodings.arrays import unmasked
 from headrace.format.human_size import bytes_to_int
 from headrace.format.shard_memory import WAITING, Piece, ShardMemory, joined_rows
 from headrace.format.shards import NO_HASHES, FileInfo, Schema, ShardFile, ShardInfo
@@ -217,7 +218,7 @@ class ShardEncoder(ABC):
         """As `add_batch`, but the full shards are not packed."""
         number = self._number
         self._check_names(columns, number)
-        values = {name: as_sequence(columns[name]) for name in self.schema.names}
+        values = {name: as_sequence(name, columns[name]) for name in self.schema.names}
         count = common_length(values)
         try:
             rows = self._encode_rows(values, count, number)
@@ -425,8 +426,18 @@ def _too_large(number: int, size: int) -> ValueError:
     )
 
 
-def as_sequence(values: Any) -> Sequence[Any]:
-    """The values of a column as a list or an array; tensors and the like say how they become arrays."""
+def as_sequence(name: str, values: Any) -> Sequence[Any]:
+    """The values of a column as a list or an array; tensors and the like say how they become arrays.
+
+    Raises:
+        ValueError: they are an array with masked values.
+    """
+    if isinstance(values, np.ma.MaskedArray):
+        try:
+            return cast('Sequence[Any]', unmasked(values))
+        except ValueError as error:
+            name_place(error, f'Column {name!r}')
+            raise
     if isinstance(values, list | tuple | np.ndarray):
         return cast('Sequence[Any]', values)
     if hasattr(values, '__array__'):

@@ -118,10 +118,13 @@ def arrow_columns(
 
 
 def with_units(encodings: Mapping[str, str], schema: pa.Schema) -> dict[str, str]:
-    """The encodings, with the units of times: numbers of different units must not be mixed."""
+    """The encodings, with the units of times, and with bools: numbers of different meanings must not be mixed."""
     found: dict[str, str] = {}
     for name, encoding in encodings.items():
-        units = _UNIT.findall(str(schema.field(name).type))
+        kind = str(schema.field(name).type)
+        units = _UNIT.findall(kind)
+        if 'uint8' in encoding and 'bool' in kind:
+            units = ['bool']
         found[name] = f'{encoding} of {", ".join(units)}' if units else encoding
     return found
 

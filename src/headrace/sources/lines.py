@@ -88,6 +88,11 @@ class LineFormat:
         pieces = _Pieces(store, objects)
         parts = [part for info in objects for part in _parts(reader, info, pieces.of(info))]
         found = reader.encodings()
+        if parts and not found:
+            raise FormatError(
+                f'A row of {self.NAME} has a value for each of its columns, but all rows of {store.url} are empty, '
+                f'such as the first one of {parts[0].key}. Choose other files with a glob in `remote`.'
+            )
         chosen = choose_columns(list(found), columns, source=f'the {self.NAME} data')
         return LineSource(
             self, {name: found[name] for name in chosen}, PartTable.of(parts), reader.headers, reader.header_of

@@ -118,6 +118,46 @@ def test_values_without_an_encoding_are_refused_at_once(tmp_path, samples, messa
         writer.write(bad)
 
 
+@pytest.mark.parametrize(
+    ('values', 'encoding', 'expected'),
+    [
+        ([1, np.int64(2)], 'int64', [1, 2]),
+        ([1, np.int32(2), np.uint8(3)], 'int64', [1, 2, 3]),
+        ([np.int8(1), np.uint8(255)], 'int16', [1, 255]),
+        ([1.5, np.float32(0.5)], 'float64', [1.5, 0.5]),
+        ([np.float32(0.5), np.float16(0.5)], 'float32', [0.5, 0.5]),
+        ([1, np.float32(0.5)], 'float64', [1, 0.5]),
+    ],
+)
+def test_numbers_of_several_types_get_the_one_that_holds_them(tmp_path, values, encoding, expected):
+    with MDSWriter(out=str(tmp_path / 'data')) as writer:
+        for value in values:
+            writer.write({'a': value})
+    assert writer.get_config()['column_encodings'] == [encoding]
+    assert [sample['a'] for sample in StreamingDataset(local=str(tmp_path / 'data'))[:]] == expected
+
+
+def test_numbers_that_no_type_holds_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match='would be int, uint64'), MDSWriter(out=str(tmp_path / 'data')) as writer:
+        writer.write_batch({'a': [1, np.uint64(2**64 - 1)]})
+
+
+@pytest.mark.parametrize('columns', [None, {'a': 'int64', 'n': 'ndarray:int32:2'}])
+def test_masked_values_are_refused(tmp_path, columns):
+    numbers, arrays = np.ma.array([1, 2]), np.ma.array([[1, 2], [3, 4]], np.int32)
+    bad = np.ma.array(arrays, mask=[[False, True], [False, False]])
+    with MDSWriter(columns=columns, out=str(tmp_path / 'data')) as writer:
+        with pytest.raises(ValueError, match="Column 'a': .*masked values: 1 of 2"):
+            writer.write_batch({'a': np.ma.array([1, 2], mask=[False, True]), 'n': arrays})
+        with pytest.raises(ValueError, match="Column 'n': .*masked values: 1 of 4"):
+            writer.write_batch({'a': numbers, 'n': bad})
+        writer.write_batch({'a': numbers, 'n': arrays})
+        with pytest.raises(ValueError, match="column 'n': .*masked values: 1 of 2"):
+            writer.write({'a': 7, 'n': bad[0]})
+    found = StreamingDataset(local=str(tmp_path / 'data'))[:]
+    assert [(sample['a'], sample['n'].tolist()) for sample in found] == [(1, [1, 2]), (2, [3, 4])]
+
+
 class Point(Encoding):
     """Two small numbers."""
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from headrace.dataset.cache_files.index_table import INDEX
 from headrace.errors import FormatError, StorageError
@@ -21,6 +22,9 @@ from headrace.storage import CachePart, StoreOptions
 __all__ = ['SourceData', 'SourceFinder']
 
 _log = logger_of(__name__)
+_LONGEST_NAME: Final = 255
+"""Bytes of a file's name."""
+_SURELY_SHORT: Final = 200
 
 
 class SourceData:
@@ -42,7 +46,8 @@ class SourceData:
         """Read an index at this path.
 
         Raises:
-            FormatError: it is damaged, of another version of headrace, or has columns that run code.
+            FormatError: it is damaged, of another version of headrace, or has columns that run code; or the name of an
+                object is too long for the cache.
         """
         index = SourceIndex.from_bytes(path.read_bytes())
         unsafe = [name for name, encoding in index.source.columns.items() if not is_mds_encoding_safe(encoding)]
@@ -51,7 +56,9 @@ class SourceData:
             raise FormatError(
                 f'The columns {unsafe} of {path} can run code. Set `allow_unsafe_types` if you trust them.'
             )
-        self.store.index, self.shards, self.fingerprint = index, index.shards(), index.fingerprint
+        shards = index.shards()
+        _check_lengths(index.objects, shards)
+        self.store.index, self.shards, self.fingerprint = index, shards, index.fingerprint
 
     def unproven(self, cached: Path) -> Iterator[str]:
         """Files whose content may differ between a cached index and the last one read; see `IndexFile.unproven`."""
@@ -142,3 +149,22 @@ class SourceFinder:
             ),
             allow_unsafe_types=self.allow_unsafe_types,
         )
+
+
+def _check_lengths(keys: Collection[str], shards: ShardTable) -> None:
+    """Refuse objects whose parts get names that file systems do not take."""
+    if all(_name_bytes(key) <= _SURELY_SHORT for key in keys):
+        return
+    for shard in shards:
+        for stored in (shard.files[0].raw, shard.files[0].zip):
+            if stored is not None and _name_bytes(stored.basename) > _LONGEST_NAME:
+                name = stored.basename.rpartition('/')[2]
+                raise FormatError(
+                    f'The cache keeps a part of an object in a file of its name, which has at most {_LONGEST_NAME} '
+                    f'bytes, but {name} has {_name_bytes(name)}. Rename the object, or convert the data: '
+                    f'`headrace convert`.'
+                )
+
+
+def _name_bytes(key: str) -> int:
+    return len(key.rpartition('/')[2].encode('utf-8', 'surrogateescape'))

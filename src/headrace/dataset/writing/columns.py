@@ -92,8 +92,10 @@ def _encoding_of(name: str, values: Sequence[Any]) -> str:
     if all(kind is not None and kind.startswith('ndarray') for kind in found):
         dtypes = {str(kind).split(':')[1] for kind in found}
         return f'ndarray:{dtypes.pop()}' if len(dtypes) == 1 else 'ndarray'
-    if set(found) <= {'int', 'float64'}:
-        return 'float64'
+    if set(found) <= {'int', *DTYPES}:
+        common = np.result_type(*('int64' if kind == 'int' else str(kind) for kind in found))
+        if common.kind != 'f' or any(str(kind).startswith('float') for kind in found):
+            return common.name
     if set(found) <= {'jpeg', 'png'}:
         return 'png' if 'jpeg' not in found else 'jpeg'
     number = next((i for i, value in enumerate(values) if _kind(value) is None), None)

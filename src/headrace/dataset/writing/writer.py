@@ -193,7 +193,7 @@ class Writer:
         self._pipeline.check()
         self._check_open()
         if self._first is not None:
-            columns = {name: as_sequence(values) for name, values in columns.items()}
+            columns = {name: as_sequence(name, values) for name, values in columns.items()}
             if not common_length(columns):
                 return
             self._first.add_rows(columns)

@@ -18,7 +18,7 @@ from headrace.format.encodings.encoding import ArrayKind, Buffer, Encoding, name
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ['DTYPES', 'NDArray']
+__all__ = ['DTYPES', 'NDArray', 'unmasked']
 
 # Numbers on disk: never change one, never reuse one.
 _DTYPE_OF_CODE: Final[dict[int, np.dtype[Any]]] = {
@@ -109,7 +109,8 @@ class NDArray(Encoding):
 
         Raises:
             AttributeError: not a numpy array.
-            ValueError: 0-d, empty, of an unsupported dtype, or of another dtype or shape than the column's.
+            ValueError: 0-d, empty, with masked values, of an unsupported dtype, or of another dtype or shape than the
+                column's.
         """
         if isinstance(obj, np.generic):
             raise ValueError(_scalar_message(obj))  # noqa: TRY004 - as for an array of shape ()
@@ -117,7 +118,7 @@ class NDArray(Encoding):
             obj = np.asarray(obj)
         if not isinstance(obj, np.ndarray):
             raise wrong_type(self.name, 'numpy arrays', obj)
-        array: np.ndarray[Any, np.dtype[Any]] = obj
+        array: np.ndarray[Any, np.dtype[Any]] = unmasked(obj) if isinstance(obj, np.ma.MaskedArray) else obj
         if array.ndim == 0:
             raise ValueError(_scalar_message(array))
         if array.size == 0:
@@ -192,6 +193,21 @@ class NDArray(Encoding):
         except ValueError as error:  # more axes than this numpy supports
             raise FormatError(f'A value of encoding `{self.name}` cannot be an array: {error}.') from None
         return array.copy() if dtype.isnative else array.astype(dtype.newbyteorder('='))
+
+
+def unmasked(array: np.ma.MaskedArray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """The values of a masked array.
+
+    Raises:
+        ValueError: some are masked, which no encoding can store.
+    """
+    masked = int(np.ma.count_masked(array))
+    if masked:
+        raise ValueError(
+            f'Shards hold values, not masks, but got an array with masked values: {masked} of {array.size}. Fill them '
+            f'with `.filled(value)`, store the mask as a column of its own, or leave these samples out.'
+        )
+    return np.asarray(array.data)
 
 
 def _scalar_message(obj: Any) -> str:
