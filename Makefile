@@ -1,12 +1,14 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-all test-next test-pythons test-numpys durations contract faults lint format site clean
+.PHONY: help setup demo check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
+	site clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
 OTHER_PYTHONS := 3.10 3.13
 NEXT_TORCH := torch==2.13.0
+FOUNDRY := llm-foundry==0.22.0
 
 STORE := local
 OUT := demo-output
@@ -26,6 +28,9 @@ setup: .venv/.ready ## The environment of the other commands, in .venv
 
 demo: .venv/.ready ## Text to shards to two trainers, a kill -9, a resume, the proof; STORE=s3 for a loopback S3 server
 	.venv/bin/headrace demo --store $(STORE) --out $(OUT)
+
+foundry: .venv-foundry/.ready ## LLM Foundry, unmodified, on headrace and on MosaicML Streaming, killed and resumed: the proof
+	.venv-foundry/bin/python examples/foundry/prove.py build/foundry
 
 check: .venv/.ready ## The quickest tests of everything, and ruff on what changed: after each save
 	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files -o --exclude-standard -- '*.py'); \
@@ -91,6 +96,10 @@ clean: ## Remove all that is made here, environments and servers included
 
 .venv-next/.ready: pyproject.toml
 	@.ci/environment .venv-next '3.11 3.12 3.13 3.10' --pip '$(NEXT_TORCH)' -e '.[dev]'
+
+# LLM Foundry fixes torch, Composer and transformers, and brings MosaicML Streaming 0.12.
+.venv-foundry/.ready: pyproject.toml
+	@.ci/environment .venv-foundry '3.11 3.12 3.10' '$(FOUNDRY)' -e .
 
 .venv-%/.ready: pyproject.toml
 	@.ci/environment .venv-$* '$*' -e '.[dev]'

@@ -250,7 +250,14 @@ STREAMING: dict[str, Any] = {
     'validate_hash': 'sha1',
     'keep_zip': True,
 }
-OF_A_STREAM: dict[str, Any] = {**STREAMING, 'proportion': 0.5, 'repeat': 2, 'choose': 100}
+OF_HEADRACE: dict[str, Any] = {
+    'endpoint_url': 'http://127.0.0.1:9000',
+    'subset': [[0, 100]],
+    'where': {'lang': ['de']},
+    'columns': ['text'],
+    'on_changed_data': 'refuse',
+}
+OF_A_STREAM: dict[str, Any] = {**STREAMING, **OF_HEADRACE, 'proportion': 0.5, 'repeat': 2, 'choose': 100}
 OF_A_DATASET: dict[str, Any] = {
     **STREAMING,
     'epoch_size': 1000,
@@ -267,6 +274,11 @@ OF_A_DATASET: dict[str, Any] = {
     'batching_method': 'per_stream',
     'allow_unsafe_types': True,
     'replication': 2,
+    **OF_HEADRACE,
+    'skip': [[64, 96], ['20ba', '22ba']],
+    'on_mixture_change': 'continue',
+    'when_exhausted': 'stop',
+    'on_bad_sample': 'skip',
 }
 OF_WORKERS: dict[str, Any] = {
     'drop_last': True,
@@ -485,15 +497,15 @@ def test_evaluation_loaders_have_their_labels() -> None:
             id='some proportions',
         ),
         pytest.param(
-            foundry({'local': '/x', 'shuffle_algo': 'native', 'epoch_size': -1}),
+            foundry({'local': '/x', 'shuffle_algo': 'py9', 'epoch_size': -1}),
             [
                 (
                     "train_loader.dataset.epoch_size: got -1; must be an integer of at least 1, or text like '100k', "
                     "'64m', '1.5b'"
                 ),
                 (
-                    "train_loader.dataset.shuffle_algo: got 'native'; must be one of naive, py1b, py1br, py1e, py1s, "
-                    'py2s; did you mean "naive"?'
+                    "train_loader.dataset.shuffle_algo: got 'py9'; must be one of native, naive, py1b, py1br, py1e, "
+                    'py1s, py2s'
                 ),
             ],
             id='values',

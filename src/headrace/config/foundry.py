@@ -13,14 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
-from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
+from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, Named, OneOf, Parsed, read_skip
 from headrace.config.problems import Path, Problem, dotted, shown
 from headrace.config.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
-from headrace.config.streams import StreamConfig
+from headrace.config.streams import SchedulePointConfig, SelectionConfig, StreamConfig
 from headrace.config.validate import Validator, field_types, unwrap
 from headrace.config.yaml_source import YamlSource
-from headrace.format import get_hashes
-from headrace.order.shuffle import PERMUTATIONS
+from headrace.order.shuffle import ALGORITHMS
 from headrace.redaction import warn
 from headrace.selection import Mistake
 
@@ -127,16 +126,8 @@ class _BatchSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Transfer:
-    download_retry: Annotated[int, AtLeast(0)] | None = None
-    download_timeout: Annotated[float, MoreThan(0)] | None = None
-    validate_hash: Annotated[str, OneOf(tuple(sorted(get_hashes())))] | None = None
-    keep_zip: bool | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Stream(_Transfer):
-    """One of ``streams``."""
+class _Stream(SelectionConfig):
+    """One of ``streams``. It may have headrace's own keys, which Foundry hands on to `Stream`."""
 
     name: str = ''
     remote: str | None = None
@@ -158,8 +149,11 @@ class _Stream(_Transfer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Dataset(_Transfer):
-    """The section ``dataset``. Defaults other than None are Foundry's, and do not follow ours."""
+class _Dataset(SelectionConfig):
+    """The section ``dataset``. Defaults other than None are Foundry's, and do not follow ours.
+
+    It may have headrace's own keys: Foundry hands all arguments of `StreamingDataset` on to it.
+    """
 
     streams: Annotated[tuple[_Stream, ...], Named('stream')] = ()
     remote: str | None = None
@@ -173,12 +167,17 @@ class _Dataset(_Transfer):
     partition_algo: Literal['orig', 'relaxed'] = 'relaxed'
     num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
     shuffle: bool = False
-    shuffle_algo: Annotated[str, OneOf(tuple(PERMUTATIONS))] = 'py1e'
+    shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] = 'py1e'
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
     shuffle_block_size: Annotated[float, AtLeast(1)] | None = None
     batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
     allow_unsafe_types: bool = False
     replication: Annotated[int, AtLeast(1)] | None = None
+    schedule: tuple[SchedulePointConfig, ...] = ()
+    when_exhausted: Literal['repeat', 'stop', 'drop_stream'] = 'repeat'
+    on_mixture_change: Literal['refuse', 'continue'] = 'refuse'
+    skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
+    on_bad_sample: Literal['raise', 'skip'] = 'raise'
 
     max_seq_len: Annotated[object, _WITHOUT_EFFECT] = None
     decoder_only_format: Annotated[object, _WITHOUT_EFFECT] = None
