@@ -138,7 +138,7 @@ class DatasetAttributes(SampleSequence):
     def cache_usage(self) -> int:
         """Bytes of the shards that are present, unpacked."""
         sizes = [sum(file.raw.bytes for file in shard.files) for shard in self.shards]
-        return sum(size for number, size in enumerate(sizes) if self.pool.is_present(number))
+        return sum(size for number, size in enumerate(sizes) if self.pool.shards.is_present(number))
 
     def prepare_shard(self, shard: int, blocking: bool = True) -> None:  # noqa: ARG002 - as MosaicML Streaming's
         """Have a shard fetched and unpacked now. It returns when the shard is there; `blocking` has no effect."""

@@ -30,7 +30,7 @@ class BadSampleLog:
         self._rows += 1
         stream, local, row = self._samples.stream_of(sample_id)
         shard = stream.first_shard + local
-        of_shard = shard in self._samples.pool.bad_shards
+        of_shard = shard in self._samples.pool.shards.bad
         key = ('shard', shard) if of_shard else ('sample', sample_id)
         if key in self._named:
             return

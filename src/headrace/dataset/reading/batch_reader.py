@@ -17,6 +17,7 @@ from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import Upcoming, upcoming_batches
 from headrace.dataset.reading.protocol import Collate, Pass, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import collated, read_each
+from headrace.dataset.reading.shard_pool import ShardPool
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.sample_rng import drawing_for_batch
 from headrace.dataset.statistics import WorkerBatch
@@ -75,10 +76,11 @@ class BatchReader(Reader[BatchKey]):
         if self._pass != key[:2] or key.number <= self._last:
             self._begin(key)
         self._last = key.number
-        self._source.pool.advance(key.number)
+        pool = self._source.pool
+        pool.advance(key.number)
         assert self._ids is not None
         ids = self._ids.of(key.number)
-        batch, bad_rows = self._read(key.epoch, ids)
+        batch, bad_rows = self._read(pool, key.epoch, ids)
         if self._batches.remainder == 'exact':
             batch = marked(batch, rows=len(ids), own_samples=self._ids.plan.own_samples(key.number))
         streams = None
@@ -91,18 +93,18 @@ class BatchReader(Reader[BatchKey]):
             batch = BAD_SAMPLE_KEY.put(batch, mark)
         return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
 
-    def _read(self, epoch: int, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
+    def _read(self, pool: ShardPool, epoch: int, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         if not self._is_columnar:
             return self._collated(epoch, ids.tolist())
-        if not self._source.pool.has_images:
-            return self._columns(ids)
+        if not pool.has_images:
+            return self._columns(pool, ids)
         with drawing_for_batch(self._source.shuffle_seed, epoch, ids.tolist()):
-            return self._columns(ids)
+            return self._columns(pool, ids)
 
-    def _columns(self, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
+    def _columns(self, pool: ShardPool, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         if self._skipping_reader is not None:
             return self._skipping_reader.batch(ids)
-        return self._source.pool.batch(ids), None
+        return pool.batch(ids), None
 
     def _collated(self, epoch: int, ids: list[int]) -> tuple[Any, BadRows | None]:
         read, bad_rows, describe = partial(self._sample, epoch), None, self._source.pool.describe

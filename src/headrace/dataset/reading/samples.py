@@ -88,7 +88,7 @@ class Samples:
     def stream_of(self, sample_id: int) -> tuple[Stream, int, int]:
         """The stream of a sample, the number of its shard there, and its row in the shard."""
         shard, row = self._map.locate_one(sample_id)
-        stream, local = self.pool.place(shard)
+        stream, local = self.pool.shards.place(shard)
         return stream, local, row
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:

@@ -20,7 +20,6 @@ from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
 from headrace.dataset.progress import Progress
-from headrace.dataset.reading.bad_shards import BadShards
 from headrace.dataset.reading.dataset_shards import DatasetShards
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit
 from headrace.dataset.streams.columns import gathered_columns
@@ -48,7 +47,8 @@ class ShardPool:
     """
 
     def __init__(self, streams: Sequence[Stream], sample_map: SampleMap, *, cache_limit: int | None) -> None:
-        self._shards = DatasetShards(streams)
+        self.shards = DatasetShards(streams)
+        """The shards in their caches, by number."""
         self._sample_map = sample_map
         limit = math.inf if cache_limit is None else cache_limit
         self._room = partial(_room, streams, limit)
@@ -63,7 +63,9 @@ class ShardPool:
         if any(stream.decode is not None for stream in streams):
             from headrace.dataset.reading.image_rows import ImageRows
 
-            self._images = ImageRows(self._shards, sample_map, self.describe)
+            self._images = ImageRows(self.shards, sample_map, self.describe)
+        self.has_images = self._images is not None
+        """Whether images are read as tensors, whose crops take random numbers."""
         self.shared, is_all = gathered_columns(streams)
         """The columns that all shards hold and store alike."""
         self.columns = self.shared if is_all else None
@@ -71,27 +73,14 @@ class ShardPool:
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
-    @property
-    def bad_shards(self) -> BadShards:
-        """Shards that are not tried again; filled while `trying_once`."""
-        return self._shards.bad
-
-    def place(self, shard: int) -> tuple[Stream, int]:
-        """The stream of a shard, and the shard's number in it."""
-        return self._shards.place(shard)
-
     def fetch(self, shard: int) -> FetchResult:
         """Make a shard present in its cache."""
-        return self._shards.fetch(shard, next_use=self._next_use)
-
-    def is_present(self, shard: int) -> bool:
-        """Whether a shard needs no fetching."""
-        return self._shards.is_present(shard)
+        return self.shards.fetch(shard, next_use=self._next_use)
 
     def evict(self, shard: int) -> bool:
         """Remove a shard from its cache; False if it stays."""
         self._leases.drop([shard])
-        return self._shards.evict(shard)
+        return self.shards.evict(shard)
 
     def _next_use(self, shard: int) -> float:
         return math.inf if self._prefetcher is None else self._prefetcher.next_use(shard)
@@ -105,10 +94,10 @@ class ShardPool:
             ahead: the look-ahead.
             progress: has the time that the trainer has waited; None: unknown.
         """
-        if self._shards.are_local:
+        if self.shards.are_local:
             return
         if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._shards, ahead, room=self._room())
+            self._prefetcher = Prefetcher(self.shards, ahead, room=self._room())
         starved = None if progress is None else lambda: progress.seconds_stalled
         self._prefetcher.follow(upcoming, first=first, starved=starved)
 
@@ -148,7 +137,7 @@ class ShardPool:
         return held
 
     def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
-        self.bad_shards.check(shard)
+        self.shards.bad.check(shard)
         try:
             return self._open(shard)
         except Exception as error:
@@ -156,13 +145,13 @@ class ShardPool:
                 raise
             # The size is right, but the content is not: the cached file may be damaged, and the object intact.
             if not self.evict(shard):
-                self.bad_shards.add(shard, error)
+                self.shards.bad.add(shard, error)
                 raise
         try:
             return self._open(shard)
         except Exception as error:
             if is_bad_sample(error):
-                self.bad_shards.add(shard, error)
+                self.shards.bad.add(shard, error)
             raise
 
     def _open(self, shard: int) -> tuple[Lease, ShardReader]:
@@ -170,25 +159,20 @@ class ShardPool:
         if self._prefetcher is not None:
             self._prefetcher.wait(shard)
         try:
-            lease = self._shards.acquire(shard, next_use=self._next_use)
+            lease = self.shards.acquire(shard, next_use=self._next_use)
         finally:
             if self._prefetcher is not None:
                 self._prefetcher.has_shard()
         if (waited := time.perf_counter_ns() - begin) > _SHORTEST_WAIT:
-            self._shards.waited(shard, waited)
-        return lease, self._shards.reader(shard, lease)
-
-    @property
-    def has_images(self) -> bool:
-        """Whether images are read as tensors, whose crops take random numbers."""
-        return self._images is not None
+            self.shards.waited(shard, waited)
+        return lease, self.shards.reader(shard, lease)
 
     # -- samples ---------------------------------------------------------------------------------------------------
 
     def describe(self, sample_id: int) -> str:
         """Where a sample lies, for messages."""
         shard, row = self._sample_map.locate_one(sample_id)
-        stream, local = self.place(shard)
+        stream, local = self.shards.place(shard)
         file = stream.shards[local].files[0].raw.basename
         return f'stream {stream.name!r}, shard {file!r}, row {row}, sample id {sample_id}'
 

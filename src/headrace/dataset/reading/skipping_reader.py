@@ -49,7 +49,7 @@ class SkippingReader:
 
     def begin_pass(self) -> None:
         """Forget the bad shards, so that they are tried again."""
-        self._samples.pool.bad_shards.clear()
+        self._samples.pool.shards.bad.clear()
 
     def batch(self, ids: npt.NDArray[np.int64]) -> tuple[dict[str, Any], BadRows | None]:
         """The samples of `ids`, collated, and the bad rows; None: there are none."""
