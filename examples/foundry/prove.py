@@ -36,7 +36,9 @@ READERS = {
 PAUSE = 33
 """The batch before which a run is killed: the tenth of the second epoch, three after the checkpoint."""
 SKIPPED = range(15, 18)
-PAUSE_BEHIND_SKIPPED = 20
+PAUSE_BEHIND_SKIPPED = 22
+"""The first epoch then has 21 batches; the checkpoint is of 20."""
+TRANSCRIPT = 'transcript.txt'
 PATIENCE = 1200
 """Seconds for a training, on a busy machine."""
 
@@ -93,7 +95,7 @@ class Proof:
     def say(self, text: str = '') -> None:
         """Print, and keep."""
         print(text, flush=True)
-        with (self._folder / 'transcript.txt').open('a') as out:
+        with (self._folder / TRANSCRIPT).open('a') as out:
             out.write(f'{text}\n')
 
     def verify_source(self, *names: str) -> None:
@@ -360,8 +362,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', type=Path, help='a folder to write; it is emptied first')
     folder = parser.parse_args().folder.resolve()
+    if folder.exists() and any(folder.iterdir()) and not (folder / TRANSCRIPT).exists():
+        parser.error(f'{folder} holds other files, and no {TRANSCRIPT} of an earlier proof. Choose another folder.')
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    (folder / TRANSCRIPT).touch()
     proof = Proof(folder)
     try:
         proof.run()

@@ -162,6 +162,7 @@ def test_a_module_runs_and_errors_show_its_line(tmp_path: Path) -> None:
 
 
 def test_the_command_of_an_installed_package_runs(tmp_path: Path) -> None:
+    (tmp_path / 'train-all').mkdir()  # as in a checkout of LLM Foundry, whose package has its command's name
     text = 'import sys, streaming\ndef main():\n    print(streaming.__doc__, sys.argv[1:])\n    return 3\n'
     (tmp_path / 'trainer.py').write_text(text)
     (tmp_path / 'trainer-1.0.dist-info').mkdir()

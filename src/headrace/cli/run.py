@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(FOLDER)
         return 0
     program: str | None = arguments.program
-    is_file = program is not None and not arguments.is_module and Path(program).exists()
+    is_file = program is not None and not arguments.is_module and _is_program(Path(program))
     command = None if program is None or arguments.is_module or is_file else _installed_command(program)
     if program is None or not (arguments.is_module or is_file or command):
         raise ConfigError(
@@ -72,6 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
         sys.excepthook(type(error), error, error.__traceback__)  # as `python` does, with the program's own hook
         return 1
     return 0
+
+
+def _is_program(path: Path) -> bool:
+    """Whether `python PATH` would run it. A folder of a package is none, so that its command may have its name."""
+    return path.is_file() or (path / '__main__.py').is_file()
 
 
 def _installed_command(name: str) -> EntryPoint | None:
