@@ -83,6 +83,10 @@ def test_an_attack_in_a_batch_is_a_broken_member(tmp_path: Path) -> None:
         b'(dU\1a(i__builtin__\nobject\ns.',
         b'\x80\2}U\1acnumpy\nndarray\n)\x81s.',
         b'\x80\2}U\1aPsomewhere\ns.',
+        # Tuples of one another, of which a hash would take years; and the same, hidden from the memo.
+        b'\x80\2})q\0' + b''.join(b'h%ch%c\x86q%c' % (k, k, k + 1) for k in range(60)) + b'K\1s.',
+        b'\x80\2}K\1K\2\x86N0q\0h\0h\0\x86N0q\1K\1s.',
+        b'\x80\2}K\1K\1s.',
     ],
 )
 def test_damaged_and_odd_pickles_are_refused(data: bytes) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from killed_children import in_a_child
+from PIL import Image
 from sources_to_convert import digests, rows_of
 from vision_originals import (
     CIFAR_CLASSES,
@@ -25,6 +27,7 @@ from vision_originals import (
 
 from headrace.cli import main
 from headrace.convert.originals import Original
+from headrace.convert.originals.members import Member
 from headrace.errors import ArgumentError, ConfigError, ConversionError, FormatError, ObjectNotFoundError
 from headrace.vision import StreamingADE20K, StreamingCIFAR10, StreamingCOCO, StreamingImageNet
 from headrace.vision.convert.ade20k import ORIGINAL as ADE20K
@@ -130,10 +133,6 @@ def test_imagenet_has_labels_of_sorted_classes(tmp_path: Path, layout: str) -> N
 
 
 def image_key(data: bytes) -> bytes:
-    from io import BytesIO
-
-    from PIL import Image
-
     return pixels_key(Image.open(BytesIO(data)))
 
 
@@ -153,6 +152,34 @@ def test_larger_images_become_smaller_ones_if_asked_to(tmp_path: Path) -> None:
     assert jpeg(2) in b''.join(path.read_bytes() for path in (tmp_path / 'out' / 'train').glob('*.mds'))
     with pytest.raises(ConfigError, match='`quality` is 1 to 100'):
         IMAGENET.convert(tmp_path / 'in', tmp_path / 'other', quality=0)
+
+
+def test_files_that_pillow_would_run_a_program_for_and_forged_sizes_are_broken(tmp_path: Path) -> None:
+    folder = tmp_path / 'in' / 'train' / 'n1'
+    folder.mkdir(parents=True)
+    (folder / 'good.JPEG').write_bytes(jpeg(1))
+    (folder / 'program.JPEG').write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n')
+    (report,) = IMAGENET.convert(tmp_path / 'in', tmp_path / 'out', progress_bar=False).values()
+    assert [error.input for error in report.errors] == ['train/n1/program.JPEG']
+    assert 'no image of this kind' in report.errors[0].error
+
+    (tmp_path / 'file').write_bytes(b'12345678')
+    for begin, size in ((0, 1 << 60), (4, 5), (0, -1)):
+        with pytest.raises(FormatError, match='lies within its file'):
+            Member('file', begin, size, '', '').read(tmp_path)
+    assert Member('file', 4, 4, '', '').read(tmp_path) == b'5678'
+
+
+def test_photographs_in_grey_become_rgb(tmp_path: Path) -> None:
+    folder = tmp_path / 'in' / 'val' / 'n1'
+    folder.mkdir(parents=True)
+    Image.new('L', (9, 8), 51).save(folder / 'grey.JPEG')
+    IMAGENET.convert(tmp_path / 'in', tmp_path / 'out', progress_bar=False)
+    dataset = {'local': str(tmp_path / 'out'), 'split': 'val', 'batch_size': 1}
+    image, _ = StreamingImageNet(**dataset)[0]
+    assert (tuple(image.shape), image.unique().tolist()) == ((3, 8, 9), [pytest.approx(0.2)])
+    decoded, _ = StreamingImageNet(**dataset, decode={'x': 'tensor'})[0]
+    assert str(decoded.dtype) == 'torch.uint8'
 
 
 def test_the_commands_of_headrace_and_of_mosaicml_do_the_same(
@@ -190,6 +217,11 @@ def test_originals_that_cannot_be_right_are_refused_before_the_work(tmp_path: Pa
     (tmp_path / 'in' / 'val' / 'n7' / 'a.JPEG').write_bytes(jpeg(1))
     with pytest.raises(ConfigError, match="has 'n7', which is not among the 3 others"):
         IMAGENET.convert(tmp_path / 'in', out, splits=['val'])
+    # The number in the name of an image to train must not choose a label of the validation images.
+    (tmp_path / 'trained' / 'train').mkdir(parents=True)
+    (tmp_path / 'trained' / 'train' / 'n00000001_1.JPEG').write_bytes(jpeg(1))
+    with pytest.raises(ConfigError, match='outside of one'):
+        IMAGENET.convert(tmp_path / 'trained', out)
     (tmp_path / 'flat' / 'val').mkdir(parents=True)
     (tmp_path / 'flat' / 'val' / 'ILSVRC2012_val_00000001.JPEG').write_bytes(jpeg(1))
     with pytest.raises(ConfigError, match='devkit_t12'):

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 
+from headrace.cli.originals import ORIGINALS
 from headrace.errors import ConfigError, ConversionError
 
 __all__ = ['HELP', 'add_arguments', 'run']
@@ -16,7 +17,7 @@ HELP = 'convert folders of images, Parquet, WebDataset, litdata, JSONL or CSV to
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare source, output, and settings."""
-    parser.add_argument('source', help='folder or URL of the data')
+    parser.add_argument('source', help=f'folder or URL of the data; or one of {", ".join(ORIGINALS)}, then IN and OUT')
     parser.add_argument('out', help='folder or URL of the new dataset')
     parser.add_argument(
         '-j', '--workers', type=int, default=1, help='processes; the dataset is the same for any number'

@@ -31,7 +31,7 @@ class OriginalCommand:
 
     def __init__(self, name: str) -> None:
         self._original: Original = importlib.import_module(ORIGINALS[name]).ORIGINAL
-        self.HELP = self._original.title
+        self.HELP = f'{self._original.title}. For a folder of yours named {name}, write ./{name}.'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare IN, OUT, and settings."""

@@ -66,7 +66,11 @@ class StreamingVisionDataset(StreamingDataset):
     def get_item(self, sample_id: int, retry: int = 7) -> tuple[Any, Any]:
         """The transformed image and target of a sample."""
         sample = super().get_item(sample_id, retry)
-        return self.transforms(sample['x'], sample['y'])
+        return self.transforms(self._image(sample['x']), sample['y'])
+
+    def _image(self, image: Any) -> Any:
+        """The image that the transforms get."""
+        return image
 
 
 def to_tensor(image: Any) -> torch.Tensor:

@@ -42,6 +42,13 @@ class Member(NamedTuple):
             OSError: the file cannot be read.
         """
         with open(root / self.path, 'rb', buffering=0) as file:
+            there = os.fstat(file.fileno()).st_size
+            if not 0 <= self.size <= there - self.begin:
+                # The sizes in a tar are not to be trusted with memory.
+                raise FormatError(
+                    f'A member lies within its file, but has {self.size} bytes from byte {self.begin}, and the file '
+                    f'has {there}. Fetch it again.'
+                )
             file.seek(self.begin)
             data = file.read(self.size)
             while len(data) < self.size and (more := file.read(self.size - len(data))):

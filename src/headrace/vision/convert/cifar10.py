@@ -65,7 +65,8 @@ class _Read:
         make = require_pillow().fromarray
         for row, label in enumerate(cast('list[Any]', labels)):
             if not isinstance(label, int) or not 0 <= label < _CLASSES:
-                error = FormatError(f'A label is 0 to {_CLASSES - 1}, but is {label!r:.40}.')
+                shown = label if isinstance(label, int) else f'of type {type(label).__name__}'
+                error = FormatError(f'A label is 0 to {_CLASSES - 1}, but is {shown}.')
                 yield BadRow(f'row {row}', error)
                 continue
             yield {'i': number * _ROWS + row, 'x': make(np.ascontiguousarray(images[row])), 'y': label}

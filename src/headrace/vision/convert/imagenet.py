@@ -13,6 +13,7 @@ are ``i``, the place of the image in the distribution; ``x``, its file as it is;
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ _COLUMNS: Final = {'i': 'int', 'x': 'jpeg', 'y': 'int'}
 _ROW_BYTES: Final = 24
 """Bytes of a row besides its image: two integers, a size, an offset."""
 _TARS: Final = {'train': 'ILSVRC2012_img_train.tar', 'val': 'ILSVRC2012_img_val.tar'}
+
+_VAL_NAME: Final = re.compile(r'ILSVRC2012_val_(\d{8})\.JPEG')
 
 _Record = tuple[int, Member, int, str]
 """Place in the distribution, member, label, and what is wrong with it, if anything."""
@@ -140,16 +143,25 @@ def _numbered(
     """Images without folders of classes: ``ILSVRC2012_val_00000001.JPEG`` has the first label of the devkit."""
     if not members:
         return
+    if split != 'val':
+        raise ConfigError(
+            f'The images of {split!r} have a folder for each class, but {root} has {members[0].label} outside of one. '
+            f'Move it into the folder of its class.'
+        )
     if devkit is None:
         raise ConfigError(
             f'The images of {split!r} in {root} have no folders of classes, so their labels are in '
             f'ILSVRC2012_devkit_t12.tar.gz. Put it there, or convert the other split only.'
         )
     for member in members:
-        text = Path(member.name or member.path).stem.rpartition('_')[2]
-        number = int(text) if text.isascii() and text.isdecimal() else 0
+        found = _VAL_NAME.fullmatch(Path(member.name or member.path).name)
+        number = int(found[1]) if found else 0
         known = 1 <= number <= len(devkit.truth)
-        problem = '' if known else f'The devkit has labels of the images 1 to {len(devkit.truth)}, not of {text!r}.'
+        problem = (
+            ''
+            if known
+            else f'The devkit has labels of ILSVRC2012_val_00000001.JPEG to image {len(devkit.truth)}, not of this.'
+        )
         yield member, devkit.truth[number - 1] if known else devkit.classes[0], problem
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,12 +33,16 @@ def shuffled(count: int, *, shuffle: bool) -> npt.NDArray[np.int64]:
     return np.random.default_rng(0).permutation(count) if shuffle else np.arange(count)
 
 
-def check_image(data: bytes, *, kinds: tuple[str, ...] | None = None) -> tuple[int, int]:
+_KINDS: Final = ('JPEG', 'PNG')
+"""Formats that are tried: for some others, Pillow runs a program on the file."""
+
+
+def check_image(data: bytes, *, kinds: tuple[str, ...] = _KINDS) -> tuple[int, int]:
     """Read an image through; a JPEG at an eighth of its size, which finds the same damage in half the time.
 
     Args:
         data: of the file.
-        kinds: formats that it may have, as Pillow names them; None: all.
+        kinds: formats that it may have, as Pillow names them.
 
     Returns:
         Its width and height in pixels.
@@ -65,14 +69,16 @@ def check_image(data: bytes, *, kinds: tuple[str, ...] | None = None) -> tuple[i
 def shrink(data: bytes, side: int, quality: int) -> bytes:
     """The image with a shorter side of at most `side` pixels, as a JPEG; the same bytes if it is not larger."""
     pillow = require_pillow()
-    with pillow.open(BytesIO(data)) as image:
+    with pillow.open(BytesIO(data), formats=_KINDS) as image:
         if min(image.size) <= side:
             return data
         scale = side / min(image.size)
         size = tuple(max(1, round(length * scale)) for length in image.size)
         smaller: Any = image.convert('RGB').resize(size, pillow.Resampling.BICUBIC)
+        # It says how a camera was held.
+        exif = image.info.get('exif', b'')
     out = BytesIO()
-    smaller.save(out, format='JPEG', quality=quality)
+    smaller.save(out, format='JPEG', quality=quality, exif=exif)
     return out.getvalue()
 
 

@@ -22,7 +22,7 @@ from headrace.errors import FormatError
 __all__ = ['read_inert_pickle']
 
 _OPCODES: Final = (
-    'PROTO FRAME STOP MARK POP POP_MARK DUP NONE NEWTRUE NEWFALSE BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET PUT '
+    'PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET PUT '
     'GET INT BININT BININT1 BININT2 LONG LONG1 BINFLOAT FLOAT STRING BINSTRING SHORT_BINSTRING UNICODE BINUNICODE '
     'SHORT_BINUNICODE BINBYTES SHORT_BINBYTES EMPTY_DICT DICT SETITEM SETITEMS EMPTY_LIST LIST APPEND APPENDS '
     'EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 GLOBAL STACK_GLOBAL REDUCE BUILD'
@@ -30,6 +30,7 @@ _OPCODES: Final = (
 """Instructions that build these values. Others make objects of further kinds, or refer to outside of the pickle."""
 _ALLOWED: Final = frozenset(_OPCODES.split())
 _PUTS: Final = frozenset({'PUT', 'BINPUT', 'LONG_BINPUT'})
+_GETS: Final = frozenset({'GET', 'BINGET', 'LONG_BINGET'})
 
 
 class _Array:
@@ -55,7 +56,7 @@ class _DType:
 
     def __init__(self, name: str | bytes, *_: object) -> None:
         if name not in ('u1', b'u1'):
-            raise FormatError(f'Arrays of the pickle have the dtype u1, but one has {name!r:.40}.')
+            raise FormatError('Arrays of the pickle have the dtype u1, but one has another.')
 
     def __setstate__(self, state: object) -> None:
         """The byte order and such, of which bytes have none."""
@@ -86,7 +87,7 @@ class _Encode(_Function):
 
     def __call__(self, text: str, encoding: str) -> bytes:
         if encoding not in ('latin1', 'latin-1'):
-            raise FormatError(f'Bytes of the pickle are in latin1, but some are in {encoding!r:.40}.')
+            raise FormatError('Bytes of the pickle are in latin1, but some are in another encoding.')
         return text.encode('latin-1')
 
 
@@ -110,6 +111,25 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
+def _check_instructions(data: bytes) -> None:
+    """Refuse instructions that these data do not need, and with which few bytes take much time or memory."""
+    memo: dict[int, str] = {}
+    last = ''
+    for opcode, argument, _ in pickletools.genops(data):
+        name = opcode.name
+        # A memo with a huge number allocates all numbers before it. Tuples of one another take forever to hash.
+        is_huge = name in _PUTS and cast('int', argument) > len(data)
+        is_tuple_again = name in _GETS and 'TUPLE' in memo.get(cast('int', argument), '')
+        if name not in _ALLOWED or is_huge or is_tuple_again:
+            raise FormatError(f'The pickle has the instruction {name}, which no data of this kind need at this place.')
+        if name in _PUTS:
+            memo[cast('int', argument)] = last
+        elif name == 'MEMOIZE':
+            memo[len(memo)] = last
+        else:
+            last = name
+
+
 def read_inert_pickle(data: bytes) -> dict[str, Any]:
     """The dict in a pickle: keys are texts, arrays are uint8, and texts of Python 2 are bytes.
 
@@ -117,17 +137,17 @@ def read_inert_pickle(data: bytes) -> dict[str, Any]:
         FormatError: the bytes are no such pickle, or name code.
     """
     try:
-        for opcode, argument, _ in pickletools.genops(data):
-            # A memo with a huge number would allocate all numbers before it.
-            if opcode.name not in _ALLOWED or (opcode.name in _PUTS and cast('int', argument) > len(data)):
-                raise FormatError(f'The pickle has the instruction {opcode.name}, which no data of this kind need.')
+        _check_instructions(data)
         found: Any = _Unpickler(io.BytesIO(data), encoding='bytes').load()
         if not isinstance(found, dict):
             raise FormatError(f'The pickle holds a dict, but this one has {type(found).__name__}.')
-        content = {
-            key.decode() if isinstance(key, bytes) else str(key): value.content if isinstance(value, _Array) else value
-            for key, value in cast('dict[Any, Any]', found).items()
-        }
+        content: dict[str, Any] = {}
+        for key, value in cast('dict[Any, Any]', found).items():
+            if not isinstance(key, bytes | str):
+                raise FormatError(f'The keys of the pickle are texts, but one is {type(key).__name__}.')
+            content[key.decode() if isinstance(key, bytes) else key] = (
+                value.content if isinstance(value, _Array) else value
+            )
     except FormatError:
         raise
     except Exception as error:  # a damaged pickle raises errors of many classes
