@@ -178,6 +178,25 @@ def test_wrong_settings_are_refused_when_the_dataset_is_made(folder):
         Stream(local=folder, decode='pil')
 
 
+# -- the memory of workers -----------------------------------------------------------------------------------------
+
+
+def test_large_batches_of_workers_are_those_of_the_main_process(damaged):
+    """They are decoded into the workers' slots, also behind bad images, and never change while they are kept."""
+    decode = ImageTensor(size=100, crop='random')
+
+    def batches(workers):
+        dataset = StreamingDataset(local=damaged, batch_size=4, decode=decode, on_bad_sample='skip')
+        loader = StreamingDataLoader(dataset, num_workers=workers, persistent_workers=workers > 0)
+        return [batch for _ in range(4) for batch in loader]
+
+    kept, expected = batches(1), batches(0)
+    assert len(kept) == 16
+    for one, other in zip(kept, expected, strict=True):
+        assert torch.equal(one['image'], other['image'])
+        assert torch.equal(one['id'], other['id'])
+
+
 # -- errors --------------------------------------------------------------------------------------------------------
 
 

@@ -76,13 +76,26 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return not (tensor.is_nested or tensor.is_quantized or tensor.requires_grad)
 
 
+def is_gapless(tensor: torch.Tensor) -> bool:
+    """Whether the values fill a range of memory, in any order of the dimensions."""
+    if tensor.is_contiguous():
+        return True
+    step = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != step:
+                return False
+            step *= size
+    return True
+
+
 def _is_shared_by_name() -> bool:
     return torch.multiprocessing.get_sharing_strategy() != 'file_descriptor'
 
 
 def dense_bytes(tensor: torch.Tensor) -> tuple[torch.Tensor, memoryview]:
     """The tensor, or a copy without gaps, and its bytes."""
-    dense = tensor if tensor.is_contiguous() else tensor.clone()  # channels last stay last
+    dense = tensor if is_gapless(tensor) else tensor.clone()
     return dense, dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy().data
 
 

@@ -21,7 +21,6 @@ descriptor, no connection and no fresh pages, as it does in PyTorch's way (`memf
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import mmap
 import multiprocessing
@@ -34,24 +33,19 @@ from multiprocessing.reduction import DupFd, ForkingPickler
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from headrace.dataset.workers.memfd import dense_bytes, is_dense
+from headrace.dataset.workers.slot_content import Bytes, Packer, aligned, unpacked
 from headrace.errors import CollateError
 
 __all__ = ['SlotRings', 'SlotWriter', 'can_use_slots']
 
-_ALIGNMENT: Final = 64  # bytes: a cache line
 _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _INLINE: Final = 2048  # bytes; smaller batches travel in their message
 _MOST_SLOTS: Final = 64
 _MOST_GENERATIONS: Final = 256
 _FREE: Final = struct.Struct('<BB')  # generation and slot
 _SPARE: Final = 4  # slots beyond those of prefetched batches: for the batches that a trainer holds
-_LEAST_ARRAY: Final = 1024  # bytes; smaller numpy arrays are pickled
-
-Bytes = npt.NDArray[np.uint8]
+_REST: Final = 1 << 16  # bytes for the rest of a batch, beside an array that is made in its slot
 
 
 def can_use_slots() -> bool:
@@ -198,7 +192,7 @@ class SlotRings:
         place, first = (message.generation, message.slot), message.slot * message.size
         count = 0
         try:
-            value, arrays = _unpacked(ring.map(message), first, first + message.begin, first + message.end)
+            value, arrays = unpacked(ring.map(message), first, first + message.begin, first + message.end)
             for array in arrays:
                 weakref.finalize(array, ring.release, place).atexit = False
             count = len(arrays)
@@ -232,8 +226,31 @@ class SlotWriter:
         self._slots: list[Bytes] = []
         self._backed: list[int] = []  # bytes of each slot that have memory
         self._free: list[int] = []
+        self._held: int | None = None  # the slot of the next batch, if arrays have been made in it
+        self._used = 0  # bytes of these arrays
         self.not_in_slots = 0
         """Batches that had no slot, or that slots cannot hold."""
+
+    def array(self, size: int) -> Bytes | None:
+        """Memory for `size` bytes of the next batch, in its slot; None if there is none.
+
+        `pack` then copies these bytes nowhere. They are arbitrary, and belong to that batch only.
+        """
+        begin, end = self._used, self._used + size
+        if self._held is None:
+            self._held = self._take(end + _REST)
+        elif not self._back(self._held, end + _REST):
+            return None
+        if self._held is None:
+            return None
+        self._used = aligned(end)
+        return self._slots[self._held][begin:end]
+
+    def drop(self) -> None:
+        """Give the arrays of the next batch up: it could not be read."""
+        if self._held is not None:
+            self._free.append(self._held)
+        self._held, self._used = None, 0
 
     def pack(self, value: Any) -> _Message:
         """A small message for the trainer, which is `value` when it is unpickled there.
@@ -241,7 +258,25 @@ class SlotWriter:
         Raises:
             CollateError: the value cannot be pickled.
         """
-        packer = _Packer()
+        held, generation = self._held, self._generation
+        message = None if held is None else self._packed_there(held, value)
+        self._held, self._used = None, 0
+        if message is not None:
+            return message
+        message = self._copied(value)  # which may read from the slot that was held
+        if held is not None and generation == self._generation:
+            self._free.append(held)
+        return message
+
+    def _packed_there(self, slot: int, value: Any) -> _Slot | None:
+        """The message of a value with arrays that are in a slot already; None if the rest does not fit."""
+        packer = Packer(self._slots[slot], self._used)
+        if not packer.takes(value) or not self._back(slot, packer.size + packer.out.tell()):
+            return None
+        return self._filled(slot, packer)
+
+    def _copied(self, value: Any) -> _Message:
+        packer = Packer()
         if not packer.takes(value):
             return self._pickled(value)
         pickled = packer.out.getbuffer()
@@ -253,9 +288,12 @@ class SlotWriter:
             memory[begin:] = pickled
             return _Inline(bytes(memory), begin)
         slot = self._take(end)
-        if slot is None:
-            return self._pickled(value)
-        memory = self._slots[slot]
+        return self._pickled(value) if slot is None else self._filled(slot, packer)
+
+    def _filled(self, slot: int, packer: Packer) -> _Slot:
+        """Copy a value into a slot that has room for it."""
+        pickled, memory = packer.out.getbuffer(), self._slots[slot]
+        begin, end = packer.size, packer.size + len(pickled)
         packer.fill(memory)
         memory[begin:end] = pickled
         return _Slot(
@@ -285,13 +323,21 @@ class SlotWriter:
                 self._backed.append(0)
             if not self._free:
                 return None
-            slot = self._free[-1]
-            if size > self._backed[slot]:
-                os.posix_fallocate(self._ring.memory, self._offset + slot * self._size, size)
-                self._backed[slot] = size
         except (OSError, ValueError):  # no memory
             return None
-        return self._free.pop()
+        return self._free.pop() if self._back(self._free[-1], size) else None
+
+    def _back(self, slot: int, size: int) -> bool:
+        """Give memory to the first bytes of a slot; False if it has no room for them, or the machine has none."""
+        if size > self._backed[slot]:
+            if size > self._size:
+                return False
+            try:
+                os.posix_fallocate(self._ring.memory, self._offset + slot * self._size, size)
+            except OSError:
+                return False
+            self._backed[slot] = size
+        return True
 
     def _begin_generation(self, size: int) -> None:
         """Map slots of `size` bytes or some more; later batches are often a little larger."""
@@ -349,7 +395,7 @@ _Message = _Pickled | _Inline | _Slot
 
 
 def _from_bytes(data: bytes, begin: int) -> Any:
-    return _unpacked(bytearray(data), 0, begin, len(data))[0]  # tensors are writable
+    return unpacked(bytearray(data), 0, begin, len(data))[0]  # tensors are writable
 
 
 def _from_slot(*fields: int) -> Any:
@@ -357,106 +403,3 @@ def _from_slot(*fields: int) -> Any:
     rings = _known.get((os.getpid(), message.token))
     # Nobody waits for a batch of workers that are gone, but a thread of PyTorch's may still read it.
     return None if rings is None else rings.receive(message)
-
-
-class _Arriving(threading.local):
-    """What the functions below, which pickle calls, have to know."""
-
-    memory: Any = None
-    first = 0
-    arrays: list[npt.NDArray[Any]]
-
-
-_arriving: Final = _Arriving()
-
-
-def _unpacked(memory: Any, first: int, begin: int, end: int) -> tuple[Any, list[npt.NDArray[Any]]]:
-    """A value whose pickle is at [begin, end) of memory, and its arrays, which view the memory from `first` on."""
-    _arriving.memory, _arriving.first, _arriving.arrays = memory, first, []
-    try:
-        return pickle.loads(memoryview(memory)[begin:end]), _arriving.arrays  # noqa: S301 - from this process' worker
-    finally:
-        _arriving.memory, _arriving.arrays = None, []
-
-
-def _array(at: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> npt.NDArray[Any]:
-    array = np.ndarray(shape, dtype, _arriving.memory, _arriving.first + at, strides)
-    _arriving.arrays.append(array)
-    return array
-
-
-def _tensor(at: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> torch.Tensor:
-    return torch.from_numpy(_array(at, dtype, shape, strides))
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device='cpu')  # the default device may be another one
-
-
-def _other_tensor(at: int, size: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Any:
-    """A tensor of a type that numpy lacks, or of another layout."""
-    flat = torch.from_numpy(_array(at, np.dtype(np.uint8), (size,), None))
-    return flat.view(dtype).as_strided(shape, stride)
-
-
-class _OtherTensorError(Exception):
-    """A tensor that slots do not hold."""
-
-
-_NUMPY: Final = {
-    torch.from_numpy(np.zeros(0, dtype)).dtype: np.dtype(dtype)
-    for dtype in ('?', 'u1', 'i1', 'i2', 'i4', 'i8', 'f2', 'f4', 'f8', 'c8', 'c16')
-}
-
-
-class _Packer(pickle.Pickler):
-    """Pickles a value without the bytes of its tensors and arrays, which `fill` copies."""
-
-    def __init__(self) -> None:
-        self.out = io.BytesIO()
-        super().__init__(self.out, pickle.HIGHEST_PROTOCOL)
-        self.size = 0
-        self._arrays: list[tuple[int, Bytes]] = []
-
-    def takes(self, value: Any) -> bool:
-        """Pickle a value, unless slots cannot hold it."""
-        try:
-            self.dump(value)
-        except Exception:  # tensors of other kinds, and objects that only multiprocessing's pickler knows
-            return False
-        return True
-
-    def fill(self, memory: Bytes) -> None:
-        """Copy the bytes into memory of `size` bytes or more."""
-        for at, array in self._arrays:
-            memory[at : at + len(array)] = array
-
-    def reducer_override(self, obj: Any) -> Any:
-        """How to pickle an object; called for all but Python's own simple types."""
-        kind = type(obj)
-        if kind is torch.Tensor:
-            return self._reduce_tensor(obj)
-        if kind is np.ndarray and obj.nbytes >= _LEAST_ARRAY and obj.flags.c_contiguous and obj.dtype.kind in 'biufc':
-            return _array, (self._place(obj.reshape(-1).view(np.uint8)), obj.dtype, obj.shape, None)
-        if issubclass(kind, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage)):
-            raise _OtherTensorError
-        return NotImplemented
-
-    def _reduce_tensor(self, tensor: torch.Tensor) -> tuple[Any, ...]:
-        if not is_dense(tensor) or tensor.is_conj() or tensor.is_neg() or tensor.untyped_storage().is_shared():
-            raise _OtherTensorError
-        if not tensor.numel():
-            return _empty, (tuple(tensor.shape), tensor.dtype)
-        dtype = _NUMPY.get(tensor.dtype)
-        if dtype is not None and tensor.is_contiguous():
-            array = tensor.numpy()
-            return _tensor, (self._place(array.reshape(-1).view(np.uint8)), dtype, array.shape, None)
-        dense, content = dense_bytes(tensor)
-        array = np.frombuffer(content, np.uint8)
-        return _other_tensor, (self._place(array), len(array), tensor.dtype, tuple(dense.shape), dense.stride())
-
-    def _place(self, array: Bytes) -> int:
-        at = self.size
-        self._arrays.append((at, array))
-        self.size = -(-(at + len(array)) // _ALIGNMENT) * _ALIGNMENT
-        return at

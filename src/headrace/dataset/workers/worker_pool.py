@@ -18,6 +18,7 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
+from headrace.dataset.reading.batch_memory import batch_memory
 from headrace.dataset.reading.protocol import Reader
 from headrace.dataset.statistics import ReadCounts, WorkerBatch
 from headrace.dataset.workers.copies import refusal
@@ -174,12 +175,17 @@ class _WorkerReader(Dataset[Any]):
 
     def __getitem__(self, asked: _PassKey) -> Any:
         """A batch, in a form that the trainer's process turns into a `WorkerBatch`."""
-        received = self._read(asked)
         worker = torch.utils.data.get_worker_info()
         if self.rings is None or worker is None:
-            return received
+            return self._read(asked)
         if self._writer is None:
             self._writer = self.rings.writer(worker.id, prefetched=self._prefetch_factor)
+        try:
+            with batch_memory(self._writer.array):
+                received = self._read(asked)
+        except BaseException:
+            self._writer.drop()
+            raise
         return self._writer.pack(received)
 
     def _read(self, asked: _PassKey) -> WorkerBatch:
