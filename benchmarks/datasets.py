@@ -12,6 +12,7 @@ The originals have the layout of their owners, and images of 224 pixels. For eac
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import shutil
@@ -27,7 +28,9 @@ sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in ('convert', 'vision'
 
 import text_originals as text  # noqa: E402
 import vision_originals as vision  # noqa: E402
+from image_server import image_server  # noqa: E402
 from killed_children import in_a_child  # noqa: E402
+from laion_originals import make_laion  # noqa: E402
 from sources_to_convert import digests  # noqa: E402
 from webvid_originals import make_webvid  # noqa: E402
 
@@ -46,6 +49,17 @@ def make_tars(root: Path, records: int) -> None:
     vision.make_imagenet_tars(root, train=records, val=records // 10, classes=20, **SIZE)
 
 
+SERVERS = contextlib.ExitStack()
+"""They end with this process."""
+
+
+def make_laion_here(root: Path, records: int) -> None:
+    make_laion(root, SERVERS.enter_context(image_server()), records)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    'laion400m': {'user_agent': 'headrace-benchmark/1', 'private_hosts': True, 'per_host': 16}
+}
 MAKERS: dict[str, tuple[str, Make, str]] = {
     'ImageNet, folders': (
         'imagenet',
@@ -61,6 +75,8 @@ MAKERS: dict[str, tuple[str, Make, str]] = {
         '',
     ),
     'WebVid': ('webvid', lambda root, records: make_webvid(root, rows=records), 'results_2M_train.csv'),
+    'LAION-400M': ('laion400m', make_laion_here, ''),
+    'English Wikipedia': ('enwiki', lambda root, records: text.make_enwiki(root, articles=records * 5 // 4), ''),
     'C4': ('c4', lambda root, records: text.make_c4(root, train=records, val=records // 10), ''),
     'the Pile': ('pile', lambda root, records: text.make_pile(root, train=records, other=records // 10), ''),
 }
@@ -77,7 +93,9 @@ def measure(title: str, records: int, rounds: int) -> dict[str, Any]:
         source = root / 'in' / within
 
         def convert(out: str, workers: int = 1) -> dict[str, ConversionReport]:
-            return original.convert(source, root / out, workers=workers, size_limit=1 << 20, progress_bar=False)
+            return original.convert(
+                source, root / out, workers=workers, size_limit=1 << 20, progress_bar=False, **OPTIONS.get(name, {})
+            )
 
         reports = convert('first')
         expected = digests(root / 'first')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import signal
@@ -15,6 +14,7 @@ import pytest
 import torch
 from image_server import ImageServer, image_server, jpeg
 from killed_children import in_a_child
+from laion_originals import make_laion, of_laion, write
 from PIL import Image
 from sources_to_convert import digests, rows_of
 
@@ -25,14 +25,12 @@ from headrace.multimodal import StreamingLAION
 from headrace.multimodal.convert.laion400m import ORIGINAL
 
 pytest.importorskip('aiohttp')
-pa = pytest.importorskip('pyarrow')
+pytest.importorskip('pyarrow')
 
 
 SETTINGS: dict[str, Any] = {
     'user_agent': 'headrace-tests/1', 'private_hosts': True, 'per_host': 8, 'progress_bar': False,
 }  # fmt: skip
-BAD = dict.fromkeys(('/status/404', '/page/', '/circle/0', '/refused/noai', '/cut/')) | {'/image/5': '0' * 32}
-"""Paths that give no image, with their hash."""
 
 
 @pytest.fixture(scope='module')
@@ -41,34 +39,11 @@ def server() -> Iterator[ImageServer]:
         yield server
 
 
-def write(path: Path, rows: list[dict[str, Any]], group: int = 40) -> None:
-    from pyarrow import parquet
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pa.Table.from_pylist(rows), path, row_group_size=group)
-
-
-def of_laion(server: ImageServer, number: int, path: str | None = None) -> dict[str, Any]:
-    data = jpeg(number)
-    return {
-        'SAMPLE_ID': float(number), 'URL': f'{server.url}{path or f"/image/{number}"}', 'TEXT': f'caption {number}',
-        'HEIGHT': 9, 'WIDTH': 12, 'LICENSE': '?', 'NSFW': 'UNLIKELY' if number % 2 else None,
-        'similarity': 0.3 + number / 1000, 'md5': hashlib.md5(data).hexdigest() if path is None else BAD.get(path),
-    }  # fmt: skip
-
-
 @pytest.fixture(scope='module')
 def originals(server: ImageServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Two files, and the rows whose images can be had."""
     root = tmp_path_factory.mktemp('laion') / 'in'
-    rows = [of_laion(server, i) for i in range(100)]
-    for place, path in zip((3, 30, 41, 55, 80, 99), BAD, strict=True):
-        rows[place] = of_laion(server, place, path)
-    write(root / 'part-00000.snappy.parquet', rows[:60])
-    write(root / 'part-00001.snappy.parquet', rows[60:])
-    return root, [
-        row for row in rows if not any(row['URL'].endswith(path) for path in BAD) or row['TEXT'] == 'caption 5'
-    ]
+    return root, make_laion(root, server, 100)
 
 
 def test_images_are_downloaded_and_broken_links_are_listed(

@@ -9,8 +9,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+from image_server import jpeg
+from text_originals import make_c4, make_enwiki, make_pile
+from text_tokenizer import make_tokenizer
 from vision_originals import make_ade20k, make_cifar10, make_coco, make_imagenet
 
+from headrace import MDSWriter
 from headrace.cli import main
 
 PAGE = (Path(__file__).parents[2] / 'docs' / 'datasets.md').read_text()
@@ -24,15 +28,21 @@ def without_figures(text: str) -> str:
 
 
 def test_commands_and_programs_print_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip('av')
+    for package in ('av', 'mwparserfromhell', 'transformers'):
+        pytest.importorskip(package)
     from webvid_originals import make_webvid
 
     makers = {'imagenet': make_imagenet, 'cifar': make_cifar10, 'coco': make_coco, 'ade': make_ade20k}
-    for name, make in {**makers, 'webvid': make_webvid}.items():
+    texts = {'c4': make_c4, 'pile': make_pile, 'enwiki': make_enwiki}
+    for name, make in {**makers, 'webvid': make_webvid, **texts}.items():
         make(tmp_path / name)
+    make_tokenizer(tmp_path / 'tokenizer')
+    with MDSWriter(out=str(tmp_path / 'laion-mds'), columns={'jpg': 'bytes', 'caption': 'str'}) as writer:
+        for number in range(4):
+            writer.write({'jpg': jpeg(number, 256, 256), 'caption': f'caption {number}'})
     monkeypatch.chdir(tmp_path)
     blocks = BLOCK.findall(PAGE)
-    assert len(blocks) == 10
+    assert len(blocks) == PAGE.count('```console') + PAGE.count('```python') == 17
     for command, said, program, printed in blocks:
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):

@@ -296,6 +296,7 @@ ORIGINAL = Original(
         Option('max_bytes', int, 16 << 20, 'bytes of an image file'),
         Option('private_hosts', _yes, default=False, help='1 to ask addresses that are not public'),
     ),
+    reader='StreamingLAION',
 )
 """LAION-400M."""
 

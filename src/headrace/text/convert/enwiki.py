@@ -38,11 +38,12 @@ class _Read:
     root: Path
 
     def __call__(self, member: Member) -> Iterator[dict[str, Any] | BadRow]:
-        for xml in pages(self.root / member.path, member.begin, member.begin + member.size):
+        found = pages(self.root / member.path, member.begin, member.begin + member.size)
+        for number, xml in enumerate(found, 1):
             if isinstance(xml, BadRow):
                 yield xml
                 continue
-            place = 'a page'
+            place = f'page {number} there'
             try:
                 page = parse_page(xml)
                 if page is None:
@@ -96,7 +97,10 @@ def _label(member: Member) -> str:
 
 
 ORIGINAL = Original(
-    'enwiki', 'English Wikipedia: a dump enwiki-*-pages-articles*.xml.bz2', _records, size_limit=1 << 26
+    'enwiki',
+    'English Wikipedia: a dump enwiki-*-pages-articles*.xml.bz2',
+    _records,
+    reader='StreamingEnWiki',
 )
 """English Wikipedia."""
 

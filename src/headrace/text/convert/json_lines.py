@@ -68,13 +68,16 @@ class _Read:
                     continue
                 try:
                     yield self._sample(line)
-                except (FormatError, ValueError, RecursionError) as error:
+                except FormatError as error:
                     yield BadRow(f'line {number}', error)
         except FormatError as error:
             yield BadRow(f'after line {number}', error)
 
     def _sample(self, line: bytes) -> dict[str, Any]:
-        record = json.loads(line.decode('utf-8-sig'))
+        try:
+            record = json.loads(line.decode('utf-8-sig'))
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f'A line is JSON, but this one is not: {error}.') from None
         if not isinstance(record, dict):
             raise FormatError(f'A line is an object of JSON, but is a {type(record).__name__}.')
         return self.sample_of(cast('Mapping[str, Any]', record))
