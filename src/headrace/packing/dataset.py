@@ -108,7 +108,7 @@ class PackedDataset(StreamingDataset):
         size = documents.mixture.epoch_size
         reader = PackedReader(self, documents.plan(0, 0, BatchSpec(1, Topology(), 'repeat')), self.run.lanes_for(1))
         try:
-            return count_tokens_of(reader, size)
+            return count_tokens_of(reader.__getitem__, size)
         finally:
             self.pool.pause()
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from headrace.order import BatchPlan
     from headrace.packing.delivered import PieceTable
     from headrace.packing.lanes import Lanes
-    from headrace.packing.reader import PackedReader
     from headrace.packing.settings import Packing
 
 __all__ = ['WholePacker', 'WholePass', 'count_tokens_of']
@@ -25,10 +24,10 @@ __all__ = ['WholePacker', 'WholePass', 'count_tokens_of']
 _AT_ONCE = 512  # documents
 
 
-def count_tokens_of(reader: PackedReader, documents: int) -> npt.NDArray[np.int32]:
+def count_tokens_of(read: Callable[[ChunkKey], WorkerBatch], documents: int) -> npt.NDArray[np.int32]:
     """Read and tokenise documents 0 to `documents` of the first pass, and count their tokens, int32[documents]."""
     lengths = [
-        reader[ChunkKey(0, 0, tuple(range(first, min(first + _AT_ONCE, documents))))].batch.lengths
+        read(ChunkKey(0, 0, tuple(range(first, min(first + _AT_ONCE, documents))))).batch.lengths
         for first in range(0, documents, _AT_ONCE)
     ]
     return np.concatenate(lengths)
