@@ -13,13 +13,13 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from killed_step import in_a_child
 
 from headrace import MDSWriter, StreamingDataset
 from headrace.errors import StorageError, TransferError
 from headrace.storage import open_store, register_store
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.servers.s3 import moto_server
+from killed_children import in_a_child
 
 MARK = '.headrace-writing'
 

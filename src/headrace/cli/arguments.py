@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Final
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
     from headrace.storage import StoreOptions
 
-__all__ = ['STATUS', 'add_store_arguments', 'count', 'show_examples', 'store_options']
+__all__ = [
+    'STATUS',
+    'add_store_arguments',
+    'add_two_stores',
+    'count',
+    'show_examples',
+    'shown_progress',
+    'store_options',
+]
 
 STATUS: Final = 'Exit status: 0, done; 1, an error, in one line on stderr; 2, wrong arguments.'
 
@@ -39,6 +51,27 @@ def add_store_arguments(parser: argparse.ArgumentParser, prefix: str = '', of: s
         metavar='KEY=VALUE',
         help=f'an option of this kind of store for {of}, such as profile=x; may be repeated',
     )
+
+
+def add_two_stores(parser: argparse.ArgumentParser, *, to: str) -> None:
+    """Declare how to reach the source and, with the prefix ``to-``, another store; and ``--json``."""
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    add_store_arguments(parser, of='the source')
+    add_store_arguments(parser, 'to-', of=to)
+
+
+@contextlib.contextmanager
+def shown_progress(what: str, **unit: Any) -> Generator[Callable[[int, int], None]]:
+    """A bar on stderr, if that is a terminal. Gives a function of what is done and of the whole."""
+    from tqdm import tqdm
+
+    with tqdm(desc=what, disable=not sys.stderr.isatty(), **unit) as bar:
+
+        def show(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        yield show
 
 
 def store_options(arguments: argparse.Namespace, prefix: str = '') -> StoreOptions:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
-from headrace.cli.arguments import add_store_arguments, count, show_examples, store_options
+from headrace.cli.arguments import add_two_stores, count, show_examples, shown_progress, store_options
 from headrace.display import printable, size_text
 
 __all__ = ['HELP', 'add_arguments', 'run']
@@ -22,9 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '-j', '--jobs', type=count, default=8, metavar='N', help='concurrent files (default: %(default)s)'
     )
-    parser.add_argument('--json', action='store_true', help='print JSON')
-    add_store_arguments(parser, of='the source')
-    add_store_arguments(parser, 'to-', of='the destination')
+    add_two_stores(parser, to='the destination')
     show_examples(
         parser,
         'headrace cp ./data s3://bucket/data',
@@ -35,16 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Copy, and print what was done."""
-    from tqdm import tqdm
-
     from headrace.convert import copy_dataset
 
-    with tqdm(desc='copy', unit='B', unit_scale=True, unit_divisor=1024, disable=not sys.stderr.isatty()) as bar:
-
-        def show(there: int, total: int) -> None:
-            bar.total = total
-            bar.update(there - bar.n)
-
+    with shown_progress('copy', unit='B', unit_scale=True, unit_divisor=1024) as show:
         report = copy_dataset(
             arguments.source,
             arguments.destination,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
-from headrace.cli.arguments import add_store_arguments, show_examples, store_options
+from headrace.cli.arguments import add_two_stores, show_examples, shown_progress, store_options
 from headrace.display import printable
 
 __all__ = ['HELP', 'add_arguments', 'run']
@@ -32,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--seed', type=int, default=0, help='of the shuffle (default: %(default)s)')
     parser.add_argument('--overwrite', action='store_true', help='empty OUT if it holds something')
     parser.add_argument('--resume', action='store_true', help='continue a killed call with the same arguments')
-    parser.add_argument('--json', action='store_true', help='print JSON')
-    add_store_arguments(parser, of='the source')
-    add_store_arguments(parser, 'to-', of='the output')
+    add_two_stores(parser, to='the output')
     show_examples(
         parser,
         'headrace reshard s3://bucket/data ./data --size-limit 32mb --compression zstd:3',
@@ -44,16 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write, and print what was written."""
-    from tqdm import tqdm
-
     from headrace.convert import reshard
 
-    with tqdm(desc='reshard', unit=' samples', disable=not sys.stderr.isatty()) as bar:
-
-        def show(written: int, total: int) -> None:
-            bar.total = total
-            bar.update(written - bar.n)
-
+    with shown_progress('reshard', unit=' samples') as show:
         report = reshard(
             arguments.source,
             arguments.out,

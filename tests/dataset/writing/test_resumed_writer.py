@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from killed_step import in_a_child
 
 from headrace import JSONWriter, MDSWriter, StreamingDataset
 from headrace.convert import merge_index
@@ -21,6 +20,7 @@ from headrace.errors import ConfigError
 from headrace.storage import open_store, register_store
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.servers.s3 import moto_server
+from killed_children import in_a_child
 from waiting import until
 
 N = 120
