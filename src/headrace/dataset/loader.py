@@ -279,7 +279,9 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
     def _hand_out(self, plan: BatchPlan, number: int, received: WorkerBatch, own_samples: int) -> Any:
         self._cursor.begin, self._cursor.handed_out = None, (plan, number)
         self._mixture_counts.reach(plan, number)
-        self.dataset.progress.seconds_stalled += self._counters.hand_out(received, own_samples)
+        stalled = self._counters.hand_out(received, own_samples)
+        if stalled:
+            self.dataset.progress.seconds_stalled += stalled
         return received.batch
 
     def _end_pass(self, epoch: int, source: Iterator[WorkerBatch] | None) -> None:

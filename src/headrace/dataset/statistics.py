@@ -196,7 +196,7 @@ class LoaderCounters:
         self._documents = np.zeros((2, len(names)), np.int64)  # and those of them that are bad
         self._streams: npt.NDArray[np.int64] = np.zeros(len(names), np.int64)
         self._bad_streams = np.zeros_like(self._streams)
-        self._batches = self._samples = self._left_out = self._stalls = 0
+        self._batches = self._samples = self._of_first_stream = self._left_out = self._stalls = 0
         self._seconds_waiting = 0.0
         self._seconds_to_first_batch: float | None = None
         self._asked = self._handed_out = 0.0
@@ -246,23 +246,24 @@ class LoaderCounters:
         Returns:
             Seconds that the trainer waited for it, if they count as a stall.
         """
+        self._handed_out = now = time.perf_counter()
+        waited = now - self._asked
+        self._seconds_waiting += waited
         self._batches += 1
         self._samples += own_samples
         self.own_samples = own_samples
-        self._rows, self._own_streams = received.rows, received.streams
-        if received.stream_tokens is not None:
-            self._streams += received.stream_tokens
-        elif received.streams is None:
-            self._streams[0] += own_samples
+        _, self._rows, self._own_streams, _, self._bad_rows, left_out, stream_tokens = received
+        if stream_tokens is not None:
+            self._streams += stream_tokens
+        elif self._own_streams is not None:
+            self._streams += np.bincount(self._own_streams[:own_samples], minlength=len(self._names))
         else:
-            self._streams += np.bincount(received.streams[:own_samples], minlength=len(self._names))
-        self._bad_rows, self._left_out = received.bad_rows, self._left_out + received.left_out
-        if received.bad_rows is not None:
-            bad = np.flatnonzero(received.bad_rows[:own_samples])
+            self._of_first_stream += own_samples
+        if self._bad_rows is not None:
+            bad = np.flatnonzero(self._bad_rows[:own_samples])
             self._bad_streams += np.bincount(self.own_streams[bad], minlength=len(self._names))
-        self._handed_out = time.perf_counter()
-        waited = self._handed_out - self._asked
-        self._seconds_waiting += waited
+        if left_out:
+            self._left_out += left_out
         if self._seconds_to_first_batch is None:
             self._seconds_to_first_batch = waited
         elif waited > _SHORTEST_STALL and waited > _STALL_SHARE * sorted(self._busy)[len(self._busy) // 2]:
@@ -271,9 +272,16 @@ class LoaderCounters:
         return 0.0
 
     @property
+    def _stream_samples(self) -> npt.NDArray[np.int64]:
+        """Samples of each stream, with those of batches that name no streams because there is only one."""
+        samples = self._streams.copy()
+        samples[0] += self._of_first_stream
+        return samples
+
+    @property
     def stream_tokens(self) -> npt.NDArray[np.int64] | None:
         """Tokens of each stream in the packed batches so far, int64[streams]; None: batches are not packed."""
-        return self._streams.copy() if self._packs else None
+        return self._stream_samples if self._packs else None
 
     @property
     def own_streams(self) -> npt.NDArray[np.int64]:
@@ -298,12 +306,12 @@ class LoaderCounters:
         """All counters; those of reads are this process', or the workers'."""
         table = self._here.table() - self._before if reads_here else self._read.copy()
         read = CacheCounts(*table.sum(axis=0).tolist())
-        bad = self._documents[1] if self._packs else self._bad_streams
-        samples = self._documents.copy() if self._packs else np.array([self._streams, bad])
+        of_streams, bad = self._stream_samples, self._documents[1] if self._packs else self._bad_streams
+        samples = self._documents.copy() if self._packs else np.array([of_streams, bad])
         return LoaderStats(
             batches=self._batches,
             samples=self._samples,
-            stream_samples=dict(zip(self._names, self._streams.tolist(), strict=True)),
+            stream_samples=dict(zip(self._names, of_streams.tolist(), strict=True)),
             bad_samples=int(self._bad_streams.sum()) + self._left_out,
             stream_bad_samples=dict(zip(self._names, bad.tolist(), strict=True)),
             seconds_waiting=self._seconds_waiting,
@@ -330,7 +338,7 @@ class MixtureCounts:
         self._counts: dict[str, StreamCount] = {}
         self._plan: BatchPlan | None = None
         self._expected: ExpectedCounts | None = None
-        self._counted = self._reached = self._seen = 0
+        self._counted = self._reached = self._seen = self._most_uncounted = 0
         self._pending: list[tuple[BatchPlan, int, int]] = []  # batches of earlier plans that are not done
 
     def reach(self, plan: BatchPlan, number: int, *, is_done: bool = True) -> None:
@@ -340,13 +348,15 @@ class MixtureCounts:
             if self._plan is not None and self._reached < self._seen:
                 self._pending.append((self._plan, self._reached, self._seen))
             self._plan, self._counted, self._reached = plan, number, number
+            self._most_uncounted = -(-_MOST_UNCOUNTED // plan.global_batch_size)
         self._seen = number + 1
         if is_done:
-            for earlier in self._pending:
-                self._count(*earlier)
-            self._pending.clear()
+            if self._pending:
+                for earlier in self._pending:
+                    self._count(*earlier)
+                self._pending.clear()
             self._reached = number + 1
-            if (self._reached - self._counted) * plan.global_batch_size >= _MOST_UNCOUNTED:
+            if self._reached - self._counted >= self._most_uncounted:
                 self._settle()
 
     def _settle(self) -> None:

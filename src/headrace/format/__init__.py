@@ -36,7 +36,7 @@ from headrace.format.encodings import (
 )
 from headrace.format.human_size import bytes_to_int, number_abbrev_to_int
 from headrace.format.index import dump_index, parse_index
-from headrace.format.mds import MDSReader
+from headrace.format.mds import FixedLayout, FixedRows, MDSReader
 from headrace.format.reader import ShardReader, open_shard
 from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
 from headrace.format.table import JoinedShards, ShardTable
@@ -57,6 +57,8 @@ __all__ = [
     'EncodedShard',
     'Encoding',
     'FileInfo',
+    'FixedLayout',
+    'FixedRows',
     'IndexKey',
     'JSONEncoder',
     'JSONReader',

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Collection, Sequence
 
+    from headrace.format.mds import FixedRows
     from headrace.format.shard_memory import Piece
     from headrace.format.shards import ColumnBatch, ShardInfo
 
@@ -33,6 +34,7 @@ class LineReader:
     ) -> None:
         data, meta = buffers
         self.num_samples = info.samples
+        self.fixed_rows: FixedRows | None = None
         self._schema = info.schema
         self._wanted: Collection[str] = info.schema.names if columns is None else columns
         self._newline = info.schema.newline.encode('utf-8')

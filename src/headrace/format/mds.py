@@ -10,7 +10,7 @@ batch is one copy per column. Otherwise the sizes at the samples' heads give the
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,9 @@ from headrace.format.encodings import Encoding, Int, Str, get_mds_encoding
 from headrace.format.shards import ColumnBatch, Schema, ShardInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-__all__ = ['Column', 'Layout', 'MDSReader']
+__all__ = ['Column', 'FixedLayout', 'FixedRows', 'Layout', 'MDSReader']
 
 _UNPACK_PAIR: Final = struct.Struct('<II').unpack_from
 _SIZE: Final = np.dtype('<u4')
@@ -51,10 +51,39 @@ class Column:
             self.raw_type = np.dtype(f'V{size}') if self.shape else self.value_type
 
 
+class FixedLayout(NamedTuple):
+    """Places of values in samples of one size; shards of one schema share the object."""
+
+    size: int
+    """Bytes of a sample."""
+    columns: Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]
+    """By column, first byte in a sample, number of bytes, dtype (little-endian) and shape of its value."""
+
+    @classmethod
+    def of(cls, columns: Iterable[Column], size: int) -> FixedLayout:
+        """The layout of columns that all have a dtype."""
+        places: dict[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]] = {}
+        at = 0
+        for column in columns:
+            assert column.size is not None
+            assert column.value_type is not None
+            places[column.name] = at, column.size, column.value_type, column.shape
+            at += column.size
+        return cls(size, places)
+
+
+class FixedRows(NamedTuple):
+    """The samples of a shard whose samples have one size."""
+
+    samples: memoryview
+    """All samples, one after another; it keeps the shard mapped."""
+    layout: FixedLayout
+
+
 class Layout:
     """The layout of a schema's samples."""
 
-    __slots__ = ('all_arrays', 'columns', 'head', 'head_type', 'least', 'steps', 'unpack_head', 'variable')
+    __slots__ = ('all_arrays', 'columns', 'fixed', 'head', 'head_type', 'least', 'steps', 'unpack_head', 'variable')
 
     def __init__(self, schema: Schema) -> None:
         parts = zip(schema.names, schema.encodings, schema.sizes, schema.arrays, strict=True)
@@ -71,6 +100,8 @@ class Layout:
         """Each column with the attributes that reading a row needs, for speed."""
         self.least = self.head.size + sum(column.size or 0 for column in self.columns)
         """Bytes of a sample whose variable-size values are all empty."""
+        self.fixed = FixedLayout.of(self.columns, self.least) if self.all_arrays else None
+        """Places of the values in each sample, if they are the same in all."""
 
 
 def _layout_of(schema: Schema) -> Layout:
@@ -97,6 +128,9 @@ class MDSReader:
         self._at_byte: dict[np.dtype[Any], np.ndarray[Any, Any]] = {}
         self._fixed = self._fixed_columns() if self._layout.all_arrays and info.samples else None
         self._raws = () if self._fixed is None else tuple((column.name, raw) for column, _, raw in self._fixed)
+        fixed = None if self._fixed is None else self._layout.fixed
+        self.fixed_rows = None if fixed is None else FixedRows(view[int(self._offsets[0]) :], fixed)
+        """See ``ShardReader.fixed_rows``."""
 
     def _check_table(self, file_size: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
         """The checked offsets, int64 ``[n + 1]``; without a file size from the index, the last one tells it."""

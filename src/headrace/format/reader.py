@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.format.mds import MDSReader
+from headrace.format.mds import FixedRows, MDSReader
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -25,6 +25,8 @@ class ShardReader(Protocol):
 
     num_samples: int
     """Number of samples."""
+    fixed_rows: FixedRows | None
+    """The bytes of all samples, if every sample has the same size; else None."""
 
     def sample(self, i: int) -> dict[str, Any]:
         """Sample ``i`` of 0 to ``num_samples - 1``: its selected columns, in the schema's order.

@@ -25,8 +25,9 @@ from headrace.order import BatchPlan
 
 __all__ = ['BatchKey', 'BatchReader']
 
-_CHUNK = 64  # batches whose ids are worked out together
-_FEWEST_CHUNKS = 4
+_CHUNK = 4096  # samples whose ids are worked out together, about
+_FEWEST_BATCHES, _MOST_BATCHES = 16, 256  # in a chunk
+_LEAST_HELD = 256  # batches whose ids are kept beside those of the look-ahead
 
 
 class BatchKey(NamedTuple):
@@ -55,6 +56,7 @@ class BatchReader(Reader[BatchKey]):
     ) -> None:
         super().__init__(source, plan, collate_fn)
         self._mark_streams = mark_streams
+        self._is_plain = self._is_columnar and self._skipping_reader is None
         self._num_streams = len(source.run.mixture.streams)
         self._number_type = np.min_scalar_type(self._num_streams - 1)  # of stream numbers sent between processes
         self._pass: tuple[int, int] | None = None
@@ -75,14 +77,19 @@ class BatchReader(Reader[BatchKey]):
     def __getitem__(self, key: BatchKey) -> WorkerBatch:
         if self._pass != key[:2] or key.number <= self._last:
             self._begin(key)
-        self._last = key.number
+        number = self._last = key.number
         pool = self._source.pool
-        pool.advance(key.number)
+        pool.advance(number)
         assert self._ids is not None
-        ids = self._ids.of(key.number)
-        batch, bad_rows = self._read(pool, key.epoch, ids)
+        chunk, at = self._ids.place(number)
+        ids, bad_rows, batch = chunk.ids[at], None, None
+        if self._is_plain and pool.joined is not None:
+            shards = chunk.shards or chunk.located(self._source)
+            batch = pool.joined.batch(shards[at], chunk.rows[at])
+        if batch is None:
+            batch, bad_rows = self._read(pool, key.epoch, ids)
         if self._batches.remainder == 'exact':
-            batch = marked(batch, rows=len(ids), own_samples=self._ids.plan.own_samples(key.number))
+            batch = marked(batch, rows=len(ids), own_samples=self._ids.plan.own_samples(number))
         streams = None
         if self._num_streams > 1:
             streams = self._source.run.mixture.streams_of(ids).astype(self._number_type)
@@ -146,25 +153,48 @@ class BatchReader(Reader[BatchKey]):
         return {**self.__dict__, '_pass': None, '_last': -1, '_ids': None, '_next_ids': None}
 
 
+class _Chunk:
+    """The samples of consecutive batches."""
+
+    __slots__ = ('ids', 'rows', 'shards')
+
+    def __init__(self, ids: npt.NDArray[np.int64]) -> None:
+        self.ids = self.rows = ids
+        self.shards: list[int] | None = None
+        """The shard of each, once the first of these batches is read; `rows` are then the rows there."""
+
+    def located(self, source: SampleSource) -> list[int]:
+        """Work out `shards` and `rows`, and return the shards."""
+        of_rows, self.rows = source.locate(self.ids)
+        shards: list[int] = of_rows.tolist()
+        self.shards = shards
+        return shards
+
+
 class _BatchIds:
-    """The sample ids of one rank's batches, for its reader and its prefetch."""
+    """The sample ids of one rank's batches, for its reader and its prefetch. Those of many are worked out together."""
 
     def __init__(self, plan: BatchPlan, ahead: int) -> None:
         """Take a plan, and the number of batches to look ahead."""
         self.plan = plan
         self._rows = plan.batch_size
-        self._most_chunks = _FEWEST_CHUNKS + ahead // _CHUNK
-        self._chunks: OrderedDict[int, npt.NDArray[np.int64]] = OrderedDict()
+        self._batches = min(max(_CHUNK // self._rows, _FEWEST_BATCHES), _MOST_BATCHES)
+        # The reader takes the look-ahead's chunks from here later; older ones have no use.
+        self._most_chunks = 2 + (_LEAST_HELD + ahead) // self._batches
+        self._chunks: OrderedDict[int, _Chunk] = OrderedDict()
 
     def of(self, number: int) -> npt.NDArray[np.int64]:
         """Ids of a batch; int64[rows], the epoch's last one may be shorter."""
-        chunk, place = divmod(number, _CHUNK)
-        ids = self._chunks.get(chunk)
-        if ids is None:
-            batches = range(chunk * _CHUNK, self.plan.num_batches)[:_CHUNK]
-            ids = self.plan.order.at(self.plan.positions_of(batches))
-            self._chunks[chunk] = ids
-            # The reader takes the look-ahead's chunks from here later; older ones have no use.
+        chunk, at = self.place(number)
+        return chunk.ids[at]
+
+    def place(self, number: int) -> tuple[_Chunk, slice]:
+        """The chunk that has a batch, and the batch's samples in it."""
+        place, batch = divmod(number, self._batches)
+        chunk = self._chunks.get(place)
+        if chunk is None:
+            batches = range(place * self._batches, self.plan.num_batches)[: self._batches]
+            chunk = self._chunks[place] = _Chunk(self.plan.order.at(self.plan.positions_of(batches)))
             while len(self._chunks) > self._most_chunks:
                 self._chunks.popitem(last=False)
-        return ids[place * self._rows : (place + 1) * self._rows]
+        return chunk, slice(batch * self._rows, (batch + 1) * self._rows)

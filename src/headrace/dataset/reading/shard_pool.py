@@ -21,6 +21,7 @@ from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading.dataset_shards import DatasetShards
+from headrace.dataset.reading.joined_rows import JoinedRows
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit
 from headrace.dataset.streams.columns import gathered_columns
 from headrace.dataset.streams.stream import Stream
@@ -70,6 +71,11 @@ class ShardPool:
         """The columns that all shards hold and store alike."""
         self.columns = self.shared if is_all else None
         """The columns of a batch; None if shards store their columns differently."""
+        self.joined: JoinedRows | None = None
+        """Reads batches of fixed-size values; None: shards are leased while they are read, or hold other values."""
+        is_plain = isinstance(self._leases, MapCache) and self._images is None
+        if is_plain and self.columns is not None and JoinedRows.can_join(self.columns):
+            self.joined = JoinedRows(self.columns, self._leases.take, self._acquire)
 
     # -- shards ----------------------------------------------------------------------------------------------------
 
