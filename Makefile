@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
+.PHONY: help setup demo bench check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
 	site clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
@@ -31,6 +31,9 @@ demo: .venv/.ready ## Text to shards to two trainers, a kill -9, a resume, the p
 
 foundry: .venv-foundry/.ready ## LLM Foundry, unmodified, on headrace and on MosaicML Streaming, killed and resumed: the proof
 	.venv-foundry/bin/python examples/foundry/prove.py build/foundry
+
+bench: .venv/.ready ## The loaders of headrace and others side by side, with a picture: 1 hour on a quiet machine
+	.venv/bin/python -m benchmarks.loading --json bench.json --picture bench.png
 
 check: .venv/.ready ## The quickest tests of everything, and ruff on what changed: after each save
 	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files -o --exclude-standard -- '*.py'); \
