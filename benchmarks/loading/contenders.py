@@ -20,7 +20,7 @@ BATCH = {'tokens': 16, 'text': 64}
 
 
 class Settings(NamedTuple):
-    """What a reader is asked for."""
+    """The arguments of a reader."""
 
     workload: str
     folder: Path
