@@ -46,6 +46,10 @@ MAKERS: dict[str, tuple[Original, Callable[[Path], Made]]] = {
 }
 
 
+QUICK = {'imagenet_tars', 'cifar10', 'ade20k'}
+"""Those that are converted by many processes, and killed, in each run of the tests."""
+
+
 @pytest.fixture(scope='module', params=MAKERS)
 def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Original, Path, Made]:
     if request.param == 'imagenet_tars':
@@ -71,6 +75,11 @@ def test_good_records_are_kept_and_broken_ones_are_named(original: tuple[Origina
         assert main(['verify', str(folder)]) == 0
 
 
+@pytest.mark.parametrize(
+    'original',
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS],
+    indirect=True,
+)
 def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_goes_on(
     original: tuple[Original, Path, Made], tmp_path: Path
 ) -> None:
