@@ -74,6 +74,10 @@ class Handler(BaseHTTPRequestHandler):
             self.send(302, b'', {'Location': f'/image/{rest}'})
         elif kind == 'circle':
             self.send(301, b'', {'Location': '/circle/1'})
+        elif kind == 'nowhere':
+            self.send(302, b'', {'Location': 'http://[x'})
+        elif kind == 'nonsense':
+            self.wfile.write(b'no HTTP\r\n\r\n')
         elif kind == 'file':
             self.send(302, b'', {'Location': 'file:///etc/passwd'})
         elif kind == 'refused':

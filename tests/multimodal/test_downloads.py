@@ -14,7 +14,7 @@ pytest.importorskip('aiohttp')
 from headrace.errors import ConfigError
 from headrace.multimodal.convert.downloads import AnswerError, DownloadError, Limits, download_all
 
-LIMITS = Limits(user_agent='headrace-tests/1 (+https://example.org)', private_hosts=True, max_bytes=50_000)
+LIMITS = Limits(user_agent='headrace-tests/1 (+https://example.org)', private_hosts=True, max_bytes=50_000, seconds=60)
 
 
 @pytest.fixture
@@ -45,6 +45,8 @@ def test_a_host_gets_no_more_requests_at_a_time_than_it_may(server: ImageServer)
         ('/status/500', 'answered 500', True),
         ('/circle/0', 'redirected at most 4 times', True),
         ('/file/', r"begins with http:// or https:// and a host, but this one is 'file:", False),
+        ('/nowhere/', 'The request failed: ValueError', False),
+        ('/nonsense/', 'The request failed', False),
         ('/refused/noai', "X-Robots-Tag 'noai'", True),
         ('/refused/otherbot:%20noimageai,%20nofollow', 'refuses to have it', True),
         ('/packed/', 'compressed', True),

@@ -29,7 +29,7 @@ pytest.importorskip('pyarrow')
 
 
 SETTINGS: dict[str, Any] = {
-    'user_agent': 'headrace-tests/1', 'private_hosts': True, 'per_host': 8, 'progress_bar': False,
+    'user_agent': 'headrace-tests/1', 'private_hosts': True, 'per_host': 8, 'seconds': 60.0, 'progress_bar': False,
 }  # fmt: skip
 
 
