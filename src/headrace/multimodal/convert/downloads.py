@@ -149,7 +149,7 @@ class _Fetches:
                     await asyncio.sleep(min(seconds, self._limits.longest_wait))
         except DownloadError as error:
             return error
-        except Exception as error:  # what one server sends must cost one file, whatever it is
+        except Exception as error:  # a strange answer costs its own file only
             return DownloadError(f'The request failed: {type(error).__name__}: {error}')
         raise AssertionError  # the last attempt returns or raises
 

@@ -47,7 +47,7 @@ def plain_text(markup: str) -> str:
         code = parser.parse(markup, skip_style_tags=True)
         for link in code.filter_wikilinks():
             if str(link.title).partition(':')[0].strip().lower() in _NOT_TEXT and ':' in link.title:
-                with contextlib.suppress(ValueError):  # it went with what was around it
+                with contextlib.suppress(ValueError):  # removed with an outer node already
                     code.remove(link)
         for tag in code.filter_tags(matches=lambda node: str(node.tag).strip().lower() in _TAGS):
             with contextlib.suppress(ValueError):
