@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from image_server import ImageServer, image_server, jpeg
-from killed_children import in_a_child
 from laion_originals import make_laion, of_laion, write
 from PIL import Image
 from sources_to_convert import digests, rows_of
@@ -23,6 +22,7 @@ from headrace.cli import main
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, TransferError
 from headrace.multimodal import StreamingLAION
 from headrace.multimodal.convert.laion400m import ORIGINAL
+from killed_children import in_a_child
 
 pytest.importorskip('aiohttp')
 pytest.importorskip('pyarrow')

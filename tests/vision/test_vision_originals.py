@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killed_children import in_a_child
 from PIL import Image
 from sources_to_convert import digests, rows_of
 from vision_originals import (
@@ -35,6 +34,7 @@ from headrace.vision.convert.cifar10 import ORIGINAL as CIFAR10
 from headrace.vision.convert.coco import ORIGINAL as COCO
 from headrace.vision.convert.imagenet import ORIGINAL as IMAGENET
 from headrace.vision.convert.imagenet import main as main_imagenet
+from killed_children import in_a_child
 
 MAKERS: dict[str, tuple[Original, Callable[[Path], Made]]] = {
     'imagenet': (IMAGENET, make_imagenet),
