@@ -283,9 +283,11 @@ def test_what_was_taken_is_counted_by_stream(tmp_path):
     assert counts['code'].documents / counts['prose'].documents == pytest.approx(3, rel=0.1)
     assert sum(map(len, rows)) <= sum(count.tokens for count in counts.values()) < sum(map(len, rows)) + 300
     tokens = loader.stats().stream_samples
-    assert sum(tokens.values()) == sum(map(len, rows))
-    assert all(0 < tokens[name] <= counts[name].tokens for name in ('code', 'prose'))
+    assert sum(tokens.values()) == sum(map(len, rows)) == 400 * SIZE
+    assert all(0 <= counts[name].tokens - tokens[name] < 300 for name in tokens)
     assert {name: count.samples for name, count in loader.mix().items()} == tokens
+    # All documents are equally long.
+    assert [count.promised for count in loader.mix().values()] == pytest.approx([300 * SIZE, 100 * SIZE])
 
 
 def test_rows_that_fill_up_the_last_batch_are_empty(data):

@@ -1,33 +1,39 @@
 """Documents become sequences of tokens of one length, in an order that resumes on any topology.
 
-1. `tokenizers`: any library turns values of a column into documents, which are arrays of tokens.
+1. `tokenizers`: any library turns values of a column into documents, which are arrays of tokens. `chat` does so with
+   conversations.
 2. `lane`: lanes take documents in turn. A `Lane` packs its own, window by window, with `bin_packing`. It keeps states
    from which packing can restart.
 3. `lanes`: all lanes of a run, as far as this rank knows them.
 4. `run`: a `PackedRun` counts positions in sequences, and saves lane states in checkpoints.
 5. `reader`: workers read and tokenise chunks of documents. The training process packs them, and `rows` builds batches.
-6. `dataset`: a `StreamingDataLoader` reads a `PackedDataset` like any other. `exchange` shares lane states among ranks.
-7. `explanation`: the documents of a batch. `delivered` remembers the latest ones, and `replay` packs any others again.
+6. `batches`: batches of a pass. `whole` packs an evaluation set once and whole.
+7. `dataset`: a `StreamingDataLoader` reads a `PackedDataset` like any other. `exchange` shares lane states among ranks.
+8. `explanation`: the documents of a batch. `delivered` remembers the latest ones, and `replay` packs any others again.
 """
 
 from __future__ import annotations
 
+from headrace.packing.chat import ChatTokenizer
 from headrace.packing.dataset import PackedDataset
 from headrace.packing.exchange import exchange_now_and_then, gather_of_ranks
 from headrace.packing.explanation import PackedExplanation
 from headrace.packing.packer import DocumentCount
-from headrace.packing.rows import batch_of, flat_cu_seqlens
+from headrace.packing.rows import attention_mask, batch_of, flat_cu_seqlens, segment_ids
 from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import load_tokenizer
 
 __all__ = [
+    'ChatTokenizer',
     'DocumentCount',
     'PackedDataset',
     'PackedExplanation',
     'Packing',
+    'attention_mask',
     'batch_of',
     'exchange_now_and_then',
     'flat_cu_seqlens',
     'gather_of_ranks',
     'load_tokenizer',
+    'segment_ids',
 ]

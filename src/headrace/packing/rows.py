@@ -10,7 +10,7 @@ import torch
 
 from headrace.packing.lane import Piece
 
-__all__ = ['IGNORED', 'batch_of', 'flat_cu_seqlens']
+__all__ = ['IGNORED', 'attention_mask', 'batch_of', 'flat_cu_seqlens', 'segment_ids']
 
 IGNORED = -100
 """The label that PyTorch's and Hugging Face's losses ignore."""
@@ -83,3 +83,34 @@ def flat_cu_seqlens(cu_seqlens: torch.Tensor) -> tuple[torch.Tensor, int]:
     begins = (cu_seqlens[:, :-1] + starts)[cu_seqlens[:, :-1] < length]
     flat = torch.cat([begins, begins.new_tensor([len(cu_seqlens) * length])])
     return flat, int(flat.diff().max())
+
+
+def segment_ids(cu_seqlens: torch.Tensor, sequence_length: int) -> torch.Tensor:
+    """The number of the piece that each token belongs to, for masks of attention such as FlexAttention's.
+
+    Args:
+        cu_seqlens: int32[rows, n], as in a batch, on any device.
+        sequence_length: tokens of a sequence; S below.
+
+    Returns:
+        int64[rows, S], from 0 in each row. The padding of a row is its last piece.
+    """
+    places = torch.arange(sequence_length, device=cu_seqlens.device)
+    return torch.searchsorted(cu_seqlens.long(), places.expand(len(cu_seqlens), -1).contiguous(), right=True) - 1
+
+
+def attention_mask(cu_seqlens: torch.Tensor, sequence_length: int) -> torch.Tensor:
+    """Where tokens may attend: to earlier tokens of their own piece, and to themselves.
+
+    It is the `attn_mask` of ``torch.nn.functional.scaled_dot_product_attention``. Its memory grows with the square of
+    the sequence length; for long sequences, prefer FlexAttention with `segment_ids`, or `flat_cu_seqlens`.
+
+    Args:
+        cu_seqlens: int32[rows, n], as in a batch, on any device.
+        sequence_length: tokens of a sequence; S below.
+
+    Returns:
+        bool[rows, 1, S, S], True where the token of the third dimension may attend to that of the fourth.
+    """
+    segments = segment_ids(cu_seqlens, sequence_length)
+    return ((segments[:, :, None] == segments[:, None, :]).tril())[:, None]

@@ -82,9 +82,11 @@ def encoder_of(packing: Packing) -> Encoder:
 
 
 def fingerprint(tokenizer: Any) -> str:
-    """A text that identifies a tokenizer on any machine: a hash of its content, or else its name."""
+    """A text that identifies a tokenizer on any machine: its `fingerprint`, a hash of its content, or else its name."""
     if tokenizer is None:
         return 'none'
+    if isinstance(own := getattr(tokenizer, 'fingerprint', None), str):
+        return own
     library = _library(tokenizer)
     if library == 'transformers':
         tokenizer = getattr(tokenizer, 'backend_tokenizer', None) or tokenizer
