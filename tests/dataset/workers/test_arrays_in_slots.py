@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from headrace.dataset.workers.slots import SlotRings
+from headrace.errors import CollateError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
 
@@ -80,8 +81,12 @@ def test_batches_that_could_not_be_read_cost_no_slot():
     for _ in range(100):
         assert sender.writer.array(100_000) is not None
         sender.writer.drop()
+        sender.writer.array(100_000)
+        with pytest.raises(CollateError):
+            sender.writer.pack(lambda: 0)
+    before = sender.writer.not_in_slots
     assert sender(torch.ones(100_000)).eq(1).all()
-    assert sender.writer.not_in_slots == 0
+    assert sender.writer.not_in_slots == before
 
 
 def test_a_trainer_that_keeps_all_batches_gets_copies():

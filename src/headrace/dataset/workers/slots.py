@@ -263,10 +263,11 @@ class SlotWriter:
         self._held, self._used = None, 0
         if message is not None:
             return message
-        message = self._copied(value)  # which may read from the slot that was held
-        if held is not None and generation == self._generation:
-            self._free.append(held)
-        return message
+        try:
+            return self._copied(value)  # which may read from the slot that was held
+        finally:
+            if held is not None and generation == self._generation:
+                self._free.append(held)
 
     def _packed_there(self, slot: int, value: Any) -> _Slot | None:
         """The message of a value with arrays that are in a slot already; None if the rest does not fit."""
