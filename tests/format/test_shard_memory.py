@@ -92,12 +92,12 @@ def test_shards_hold_their_samples(columns: dict[str, str], kind: str, way: str,
 
 
 def test_bytes_of_every_size_in_order() -> None:
-    """Blocks end within pieces. Large bytes are not copied."""
+    """Blocks end within bytes. Large ones are not copied."""
     memory, given = ShardMemory(), []
     large = b'l' * (3 << 20)
     for number, size in enumerate([0, 1, WAITING, 15 << 20, 900_000, 5, 17 << 20]):
         given.append(bytes([65 + number]) * size)
-        memory.add(memoryview(given[-1]) if number % 2 else given[-1])
+        (memory.keep if number % 2 else memory.add)(given[-1])
     memory.add(large)
     memory.add_samples([])
     memory.add_samples([b'x'] * 20)

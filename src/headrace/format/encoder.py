@@ -94,7 +94,7 @@ class EncodedRows:
     sizes: np.ndarray[Any, np.dtype[np.int64]]
     """Bytes of each sample."""
     pieces: Callable[[int, int], Iterable[Piece]]
-    """The bytes of samples from one row to before another. The pieces are copied before anything changes them."""
+    """The bytes of samples from one row to before another. Nothing changes a piece any more."""
 
 
 class ShardEncoder(ABC):
@@ -278,7 +278,7 @@ class ShardEncoder(ABC):
             else:
                 self._memory.add_samples(self._samples)
                 self._samples.clear()
-                self._memory.add(piece)
+                self._memory.keep(piece)
 
     def _cut_before(self, size: int) -> CollectedShard | None:
         """The shard that ends because a sample does not fit into it."""

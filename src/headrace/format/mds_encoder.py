@@ -104,7 +104,7 @@ class MDSEncoder(ShardEncoder):
         if len(arrays) == len(values):
             rows = np.ascontiguousarray(_side_by_side(arrays, count))
             view, size = rows.view(np.uint8).data, rows.itemsize
-            return EncodedRows(lengths, lambda a, b: (view[a * size : b * size],))
+            return EncodedRows(lengths, lambda a, b: (bytes(view[a * size : b * size]),))
         values = _merged(values, count)
         texts = [found for found in values if not isinstance(found, np.ndarray)]
         if len(variable) == 1 and len(texts) == 1:

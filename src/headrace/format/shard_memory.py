@@ -1,7 +1,7 @@
-"""The bytes of a shard while its samples are collected, in few large blocks of memory.
+"""The bytes of a shard while its samples are collected, in few blocks of memory.
 
 Small objects that stay need fresh memory, and the page faults cost several times the copy. So a sample's own bytes live
-shortly, in memory that is used again. Blocks are large enough for numpy to ask for huge pages.
+shortly, in memory that is used again.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ Piece: TypeAlias = bytes | memoryview
 """Bytes of a shard; a view is of bytes, with one axis."""
 WAITING: Final = 96 << 10
 """Bytes of samples that wait to be copied together: joined, less than malloc takes from the system for each use."""
-_BLOCK: Final = 16 << 20
-_PAGE: Final = 2 << 20
-"""Bytes of a huge page, at which blocks begin."""
+_BLOCK: Final = 2 << 20
+"""Small enough that numpy asks for no huge pages: to find some can take longer than all copies on a busy machine."""
 _KEPT: Final = 1 << 20
 _FEW: Final = 8
 
@@ -43,17 +42,21 @@ class ShardMemory:
         for data in few:
             self.add(data)
 
-    def add(self, data: Piece) -> None:
-        """Copy bytes; or keep them, if they are many and cannot change."""
-        if len(data) >= _KEPT and isinstance(data, bytes):
-            self._end_piece()
-            self._pieces.append(data)
+    def keep(self, data: Piece) -> None:
+        """Add bytes that nothing changes any more, without a copy."""
+        self._end_piece()
+        self._pieces.append(data)
+
+    def add(self, data: bytes) -> None:
+        """Copy bytes; or keep them, if they are many."""
+        if len(data) >= _KEPT:
+            self.keep(data)
             return
         rest = memoryview(data)
         while rest:
             if self._end == len(self._block):
                 self._end_piece()
-                self._block = _new_block()
+                self._block = np.empty(_BLOCK, np.uint8).data
                 self._begin = self._end = 0
             size = min(len(rest), len(self._block) - self._end)
             self._block[self._end : self._end + size] = rest[:size]
@@ -69,12 +72,6 @@ class ShardMemory:
         if self._begin < self._end:
             self._pieces.append(self._block[self._begin : self._end])
             self._begin = self._end
-
-
-def _new_block() -> memoryview:
-    block = np.empty(_BLOCK + _PAGE, np.uint8)
-    begin = -block.ctypes.data % _PAGE
-    return block[begin : begin + _BLOCK].data
 
 
 def joined_rows(
