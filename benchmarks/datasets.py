@@ -29,7 +29,6 @@ sys.path[:0] = [str(TESTS), *(str(TESTS / name) for name in ('convert', 'vision'
 import text_originals as text  # noqa: E402
 import vision_originals as vision  # noqa: E402
 from image_server import image_server  # noqa: E402
-from killed_children import in_a_child  # noqa: E402
 from laion_originals import make_laion  # noqa: E402
 from sources_to_convert import digests  # noqa: E402
 from webvid_originals import make_webvid  # noqa: E402
@@ -38,6 +37,7 @@ from headrace.cli.originals import ORIGINALS  # noqa: E402
 from headrace.convert import ConversionReport  # noqa: E402
 from headrace.convert.originals import Original  # noqa: E402
 from headrace.inspect import verify  # noqa: E402
+from killed_children import in_a_child  # noqa: E402
 
 SIZE = {'width': 224, 'height': 224}
 WORKERS = (1, 4)

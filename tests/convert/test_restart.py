@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from killed_children import in_a_child
 from sources_to_convert import digests, make_images, rows_of
 
 from headrace.convert import convert as convert_with_bar
 from headrace.errors import ConfigError, ConversionError
 from headrace.storage import open_store
 from headrace.testing.servers.s3 import moto_server
+from killed_children import in_a_child
 
 convert = partial(convert_with_bar, progress_bar=False)
 SETTINGS = {'size_limit': 1500, 'hashes': ['xxh64']}

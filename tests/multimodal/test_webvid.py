@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from killed_children import in_a_child
 from sources_to_convert import digests, rows_of
 
 from headrace import StreamingDataLoader
@@ -22,6 +21,7 @@ from headrace.multimodal import (
 )
 from headrace.multimodal.convert.webvid.crawl_webvid import ORIGINAL as WEBVID
 from headrace.multimodal.convert.webvid.extract_webvid_videos import main as extract
+from killed_children import in_a_child
 from waiting import until
 
 pytest.importorskip('av')

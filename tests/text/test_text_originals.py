@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_children import in_a_child
 from sources_to_convert import digests, rows_of
 from text_originals import Made, make_c4, make_enwiki, make_pile, page_xml
 
@@ -21,6 +20,7 @@ from headrace.text.convert.c4 import ORIGINAL as C4
 from headrace.text.convert.c4 import main as main_c4
 from headrace.text.convert.enwiki import ORIGINAL as ENWIKI
 from headrace.text.convert.pile import ORIGINAL as PILE
+from killed_children import in_a_child
 
 NAMES = ['c4', 'enwiki', 'pile']
 ORIGINALS: dict[str, tuple[Original, Callable[..., Made]]] = {
