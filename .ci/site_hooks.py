@@ -16,7 +16,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
     'headrace', 'headrace.mixing', 'headrace.lightning', 'headrace.composer', 'headrace.metrics', 'headrace.packing',
-    'headrace.convert', 'headrace.inspect', 'headrace.vision', 'headrace.text', 'headrace.multimodal',
+    'headrace.convert', 'headrace.inspect', 'headrace.simulate', 'headrace.doctor', 'headrace.vision', 'headrace.text', 'headrace.multimodal',
     'headrace.format', 'headrace.storage', 'headrace.errors',
 )  # fmt: skip
 _LINK = re.compile(r'(\]\(|<img src=")(?!https?:|#|mailto:)([^)#" ]+)')

@@ -23,6 +23,7 @@ from headrace.cli import (
     merge,
     reshard,
     run,
+    simulate,
     skip,
     verify,
 )
@@ -63,6 +64,7 @@ COMMANDS: dict[str, Command] = {
     'merge': merge,
     'reshard': reshard,
     'run': run,
+    'simulate': simulate,
     'skip': skip,
     'verify': verify,
 }

@@ -1,0 +1,11 @@
+"""A run in simulated time: from the true plan and the true prefetch, without data, GPUs or a network.
+
+`simulate` is the public function. `world` has the clock and the link, `node` a machine's cache and its fetches.
+`reader` has the processes that make batches. `result` has the figures, and `page` draws them.
+"""
+
+from headrace.simulate.conditions import Conditions
+from headrace.simulate.result import SimulatedRun
+from headrace.simulate.run import simulate
+
+__all__ = ['Conditions', 'SimulatedRun', 'simulate']

@@ -1,0 +1,178 @@
+"""A machine: the shards in its cache, and the transfers of its processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.prefetch.prefetcher import Prefetcher
+from headrace.dataset.prefetch.schedule import Fetch
+from headrace.simulate.conditions import Conditions
+from headrace.simulate.world import Event, Link, World
+from headrace.storage import FetchResult, FetchStatus, Transfer
+from headrace.storage.transfer.download import RANGE, REQUESTS
+
+__all__ = ['Node']
+
+_THREADS = 8  # of a process' prefetch
+_PRESENT, _ELSEWHERE, _NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchStatus.ELSEWHERE, FetchStatus.NO_ROOM))
+
+
+class Node:
+    """The shards of one machine. The prefetchers of its processes ask it as they ask the real cache.
+
+    Args:
+        world: the clock.
+        conditions: the network.
+        stored: bytes of each shard in the store; int64[shards].
+        raw: bytes of each shard, unpacked; int64[shards].
+        limit: bytes that the cache may take; None: any number.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        conditions: Conditions,
+        stored: npt.NDArray[np.int64],
+        raw: npt.NDArray[np.int64],
+        limit: int | None,
+    ) -> None:
+        self._world, self._stored, self._raw, self._limit = world, stored, raw, limit
+        self._unpack_rate = conditions.unpack_rate
+        self.link = Link(
+            world,
+            bandwidth=conditions.bandwidth,
+            connection_bandwidth=conditions.connection_bandwidth,
+            latency=conditions.latency,
+        )
+        self.prefetchers: list[Prefetcher] = []
+        self._running: dict[Prefetcher, int] = {}
+        self._present = set[int]()
+        self._fetching: dict[int, Event] = {}
+        self._leased: dict[int, int] = {}
+        self.fetched = 0
+        """Shards that were fetched so far; one that comes again counts again."""
+        self.cached = 0
+        """Bytes in the cache."""
+        self.most_cached = 0
+
+    # -- what a prefetcher asks ------------------------------------------------------------------------------------
+
+    def is_ready(self, shard: int) -> bool:
+        """Whether a shard needs no fetching."""
+        return shard in self._present
+
+    def size_of(self, shard: int) -> int:
+        """Bytes that a shard takes in the cache."""
+        return int(self._raw[shard])
+
+    def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
+        """Nobody calls it: no thread fetches in a simulation."""
+        raise NotImplementedError
+
+    # -- the processes ---------------------------------------------------------------------------------------------
+
+    def lease(self, shard: int) -> None:
+        """Keep a shard from eviction while a batch is read from it."""
+        self._leased[shard] = self._leased.get(shard, 0) + 1
+
+    def release(self, shard: int) -> None:
+        """End a lease."""
+        self._leased[shard] -= 1
+        if not self._leased[shard]:
+            del self._leased[shard]
+
+    def coming(self, shard: int) -> Event | None:
+        """The end of a running fetch of a shard; None: nobody fetches it."""
+        return self._fetching.get(shard)
+
+    def fetch_now(self, shard: int) -> Event:
+        """Fetch a shard for a reader that waits for it."""
+        self._make_room(shard, math.inf)
+        return self._fetch(shard, lambda: None, lambda: None)
+
+    def settle(self) -> None:
+        """Begin each prefetch that may begin."""
+        while sum(self._begin(prefetcher) for prefetcher in self.prefetchers):
+            pass
+
+    def _begin(self, prefetcher: Prefetcher) -> bool:
+        if self._running.get(prefetcher, 0) >= _THREADS:
+            return False
+        fetch = prefetcher.take(wait=False)
+        if fetch is None:
+            return False
+        if fetch.shard in self._present:
+            prefetcher.ended(fetch, _PRESENT)
+        elif fetch.shard in self._fetching:
+            prefetcher.ended(fetch, _ELSEWHERE)
+        elif not self._make_room(fetch.shard, -self._next_use(fetch.shard)):
+            prefetcher.ended(fetch, _NO_ROOM)
+        else:
+            self._running[prefetcher] = self._running.get(prefetcher, 0) + 1
+            self._fetch(
+                fetch.shard,
+                lambda: self._almost_done(prefetcher, fetch.shard),
+                lambda: self._ended(prefetcher, fetch),
+            )
+        return True
+
+    def _almost_done(self, prefetcher: Prefetcher, shard: int) -> None:
+        prefetcher.almost_done(shard)
+        self.settle()
+
+    def _ended(self, prefetcher: Prefetcher, fetch: Fetch) -> None:
+        self._running[prefetcher] -= 1
+        prefetcher.ended(fetch, _PRESENT, came=True)
+
+    def _fetch(self, shard: int, almost: Callable[[], None], ended: Callable[[], None]) -> Event:
+        event = self._fetching[shard] = Event()
+        self.fetched += 1
+        size, raw = int(self._stored[shard]), int(self._raw[shard])
+        self.cached += raw
+        self.most_cached = max(self.most_cached, self.cached)
+
+        def arrive() -> None:
+            del self._fetching[shard]
+            self._present.add(shard)
+            ended()
+            self._world.happens(event)
+            self.settle()
+
+        def unpack() -> None:
+            self._world.after(0 if size == raw else raw / self._unpack_rate, arrive)
+
+        connections = 1 if size < 2 * RANGE else min(REQUESTS, -(-size // RANGE))
+        self.link.fetch(size, connections, almost, unpack)
+        return event
+
+    # -- the limit -------------------------------------------------------------------------------------------------
+
+    def _next_use(self, shard: int) -> float:
+        return min((prefetcher.next_use(shard) for prefetcher in self.prefetchers), default=math.inf)
+
+    def _make_room(self, shard: int, urgency: float) -> bool:
+        """Evict shards that are needed last; False if all of them are needed before this one.
+
+        Args:
+            shard: the one that comes.
+            urgency: minus the number of the batch that uses it; inf for a reader that waits.
+        """
+        if self._limit is None:
+            return True
+        over = self.cached + int(self._raw[shard]) - self._limit
+        if over <= 0:
+            return True
+        evictable = sorted(self._present - self._leased.keys(), key=self._next_use)
+        victims: list[int] = []
+        while over > 0 and evictable and -self._next_use(evictable[-1]) < urgency:
+            victims.append(evictable.pop())
+            over -= int(self._raw[victims[-1]])
+        if over > 0 and urgency < math.inf:
+            return False
+        self._present -= set(victims)
+        self.cached -= sum(int(self._raw[victim]) for victim in victims)
+        return True

@@ -1,0 +1,146 @@
+"""The figures of a simulated run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from headrace.display import size_text, text_table
+from headrace.simulate.conditions import Conditions
+
+__all__ = ['SimulatedRun', 'Step']
+
+_STALL_SECONDS, _STALL_SHARE = 0.001, 0.05  # as `LoaderStats.stalls` counts them
+
+
+class Step(NamedTuple):
+    """A simulated training step."""
+
+    epoch: int
+    number: int
+    end: float
+    """Seconds since the begin of the run."""
+    wait: float
+    """Seconds that the slowest rank waited for its batch."""
+    fetched: float
+    """Bytes that a node has fetched so far."""
+    cached: int
+    """Bytes in the cache of a node, of the fullest one."""
+
+
+@dataclass(frozen=True)
+class SimulatedRun:
+    """A simulated run. Bytes are of one node, on average over the nodes."""
+
+    conditions: Conditions
+    steps: tuple[Step, ...]
+    epoch_batches: int
+    """Global batches of a whole epoch."""
+    global_batch_size: int
+    dataset_bytes: int
+    """In the store."""
+    dataset_shards: int
+    planned_bytes: int
+    """Of the shards that a node reads in an epoch."""
+    has_limit: bool
+    """Whether the cache has a limit, so that shards may be fetched again."""
+    fetched_bytes: int
+    """In the simulated steps."""
+    fetched_shards: int
+    cache_bytes: int
+    """The most that the cache held."""
+
+    @property
+    def first_batch_seconds(self) -> float:
+        """From the begin to the first batch."""
+        return self.steps[0].wait if self.steps else 0.0
+
+    @cached_property
+    def stalls(self) -> int:
+        """Steps that waited noticeably, the first of each epoch excepted."""
+        least = max(_STALL_SECONDS, _STALL_SHARE * self.conditions.step_seconds)
+        return sum(step.wait > least for step in self.steps if step.number)
+
+    @property
+    def waiting_seconds(self) -> float:
+        """Of all simulated steps."""
+        return sum(step.wait for step in self.steps)
+
+    @cached_property
+    def seconds_per_step(self) -> float:
+        """In the second half of the simulated steps of the last epoch."""
+        last = [step for step in self.steps if step.epoch == self.steps[-1].epoch]
+        half = last[len(last) // 2 :]
+        return fmean(step.wait + self.conditions.step_seconds for step in half)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Of all ranks, at `seconds_per_step`."""
+        return self.global_batch_size / self.seconds_per_step if self.seconds_per_step else math.inf
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether whole epochs were simulated."""
+        return bool(self.steps) and self.steps[-1].number + 1 == self.epoch_batches
+
+    @property
+    def epoch_seconds(self) -> float:
+        """Of a whole epoch, like the last one; beyond the simulated steps an estimate."""
+        last = [step for step in self.steps if step.epoch == self.steps[-1].epoch]
+        done = sum(step.wait + self.conditions.step_seconds for step in last)
+        return done + (self.epoch_batches - len(last)) * self.seconds_per_step
+
+    @property
+    def epoch_fetched_bytes(self) -> int:
+        """Bytes that a node fetches in an epoch like the last one; beyond the simulated steps an estimate."""
+        last = [step for step in self.steps if step.epoch == self.steps[-1].epoch]
+        before = self.steps[-len(last) - 1].fetched if len(last) < len(self.steps) else 0.0
+        if self.is_whole:
+            return int(last[-1].fetched - before)
+        if not self.has_limit:
+            return self.planned_bytes
+        half = last[len(last) // 2 :]
+        per_step = (half[-1].fetched - half[0].fetched) / max(1, len(half) - 1)
+        return max(self.planned_bytes, int(last[-1].fetched - before + per_step * (self.epoch_batches - len(last))))
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures as plain values; `steps` as a list for each."""
+        names = ('conditions', 'steps')
+        figures = {name: value for name, value in vars(self).items() if name not in names and not name.startswith('_')}
+        derived = (
+            'first_batch_seconds', 'stalls', 'waiting_seconds', 'seconds_per_step', 'samples_per_second',
+            'epoch_seconds', 'epoch_fetched_bytes', 'is_whole',
+        )  # fmt: skip
+        conditions = {
+            name: None if isinstance(value, float) and math.isinf(value) else value
+            for name, value in vars(self.conditions).items()
+        }
+        return {
+            'conditions': conditions,
+            **figures,
+            **{name: getattr(self, name) for name in derived},
+            'steps': [list(step) for step in self.steps],
+        }
+
+    def __str__(self) -> str:
+        steps, share = len(self.steps), self.waiting_seconds / (self.steps[-1].end or 1)
+        of = 'simulated' if self.is_whole else f'estimated from {steps:,} steps'
+        fetched, whole = size_text(self.epoch_fetched_bytes), size_text(self.dataset_bytes)
+        rows = [
+            ('first batch', f'{self.first_batch_seconds:.2f} s'),
+            ('throughput', f'{self.samples_per_second:,.0f} samples/s, {1 / self.seconds_per_step:.2f} steps/s'),
+            ('waiting', f'{100 * share:.1f} % of the time, {self.stalls:,} of {steps:,} steps'),
+            ('an epoch', f'{_duration(self.epoch_seconds)}, {self.epoch_batches:,} steps ({of})'),
+            ('fetched', f'{fetched} by each node in an epoch, of {whole} in {self.dataset_shards:,} shards'),
+            ('cache', f'{size_text(self.cache_bytes)} at most in {steps:,} steps'),
+        ]
+        return '\n'.join(text_table(rows))
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(seconds, 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f'{hours} h {minutes:02} min' if hours else f'{minutes} min {rest:02.0f} s' if minutes else f'{rest:.1f} s'

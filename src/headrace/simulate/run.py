@@ -1,0 +1,136 @@
+"""A simulated run: ranks on nodes that step together."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.config.build import build_dataset
+from headrace.dataset.dataset import StreamingDataset
+from headrace.errors import ConfigError
+from headrace.mixing import LoaderConfig
+from headrace.order import BatchPlan, Topology
+from headrace.simulate.conditions import Conditions
+from headrace.simulate.node import Node
+from headrace.simulate.reader import Rank
+from headrace.simulate.result import SimulatedRun, Step
+from headrace.simulate.world import Event, Process, World
+
+__all__ = ['simulate']
+
+_LEAST_BATCHES, _ROWS_PER_SHARD = 64, 30
+_NODES = 4  # the most that are simulated; others do the same with other shards
+
+
+def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
+    """Simulate the first epochs of a run.
+
+    It reads the indexes of the streams, and no shard. The order, the batches, the shards of each batch, and the
+    prefetch are the true ones. Nodes above the fourth are taken for like the first four.
+
+    Args:
+        config: the training loader.
+        conditions: machines, network and model.
+
+    Raises:
+        ConfigError: the loader packs documents, whose number of tokens is not known before they are read.
+        TopologyError: the ranks do not divide the global batch.
+        StreamError, OSError: the index of a stream cannot be read.
+    """
+    if config.packing is not None:
+        raise ConfigError(
+            'a simulation needs a loader without `packing`: which documents a batch holds is known when they are read. '
+            'Remove `packing` from a copy of the configuration, and give the documents of a step as the batch size.'
+        )
+    topology = Topology(
+        rank=0, world_size=conditions.ranks, num_nodes=conditions.nodes, replication=config.replication or 1
+    )
+    dataset = build_dataset(config, topology=topology)
+    world = World()
+    stored = np.concatenate([stream.shards.stored_bytes() for stream in dataset.streams])
+    raw = np.concatenate([stream.shards.raw_bytes() for stream in dataset.streams])
+    nodes = [Node(world, conditions, stored, raw, dataset.cache_limit) for _ in range(min(conditions.nodes, _NODES))]
+    steps: list[Step] = []
+    total = 0
+    for epoch in range(conditions.epochs):
+        plan = dataset.plan(epoch=epoch, topology=topology)
+        total = plan.num_batches
+        ranks = [
+            Rank(
+                world,
+                node,
+                dataset,
+                plan.of_rank(number * conditions.ranks_per_node + local),
+                config,
+                conditions,
+                is_continued=epoch > 0 and config.loader.persistent_workers,
+            )
+            for number, node in enumerate(nodes)
+            for local in range(conditions.ranks_per_node)
+        ]
+        count = min(total, conditions.batches)
+        over = Event()
+        for rank in ranks:
+            rank.made = {number: Event() for number in range(count)}
+            rank.begin()
+        world.start(_train(world, nodes, ranks, count, epoch, conditions, steps, over))
+        world.run(lambda over=over: over.has_happened)
+        for rank in ranks:
+            rank.end()
+    return SimulatedRun(
+        conditions=conditions,
+        steps=tuple(steps),
+        epoch_batches=total,
+        global_batch_size=dataset.plan(topology=topology).batch_size * topology.replicas,
+        dataset_bytes=int(stored.sum()),
+        dataset_shards=len(stored),
+        planned_bytes=_planned_bytes(dataset, dataset.plan(topology=topology), stored),
+        has_limit=dataset.cache_limit is not None,
+        fetched_bytes=sum(node.link.bytes for node in nodes) // len(nodes),
+        fetched_shards=sum(node.fetched for node in nodes) // len(nodes),
+        cache_bytes=max(node.most_cached for node in nodes),
+    )
+
+
+def _planned_bytes(dataset: StreamingDataset, plan: BatchPlan, stored: npt.NDArray[np.int64]) -> int:
+    """Bytes of the shards that the first node reads in an epoch.
+
+    Of a long epoch some batches are looked at, evenly spread, with so many rows that nearly every shard is among them.
+    """
+    rows = max(1, plan.batch_size * plan.topology.replicas_per_node)
+    looked_at = min(plan.num_batches, max(_LEAST_BATCHES, _ROWS_PER_SHARD * len(stored) // rows))
+    used = np.zeros(len(stored), bool)
+    for number in np.linspace(0, plan.num_batches - 1, looked_at).astype(int).tolist():
+        used[dataset.locate(plan.order.at(plan.node_positions(number)))[0]] = True
+    return int(stored[used].sum())
+
+
+def _train(
+    world: World,
+    nodes: list[Node],
+    ranks: list[Rank],
+    count: int,
+    epoch: int,
+    conditions: Conditions,
+    steps: list[Step],
+    over: Event,
+) -> Process:
+    """The training loop: each step begins when every rank has its batch."""
+    for number in range(count):
+        begin = world.now
+        ends = [Event() for _ in ranks]
+        for rank, end in zip(ranks, ends, strict=True):
+            world.start(_fetch_batch(world, rank, number, end))
+        for end in ends:
+            if not end.has_happened:
+                yield end
+        wait = world.now - begin
+        yield conditions.step_seconds
+        fetched = sum(node.link.bytes for node in nodes) / len(nodes)
+        steps.append(Step(epoch, number, world.now, wait, fetched, max(node.cached for node in nodes)))
+    world.happens(over)
+
+
+def _fetch_batch(world: World, rank: Rank, number: int, end: Event) -> Process:
+    yield from rank.batch(number)
+    world.happens(end)

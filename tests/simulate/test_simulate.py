@@ -1,0 +1,169 @@
+"""Simulated runs: bounds that arithmetic gives, and the true plan's shards."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from headrace import MDSWriter, StreamingDataset
+from headrace.cli import main
+from headrace.errors import ConfigError
+from headrace.mixing import load_config
+from headrace.order import Topology
+from headrace.simulate import Conditions, simulate
+from headrace.simulate.page import page
+from headrace.simulate.prices import costs, read_prices
+from headrace.simulate.world import Link, World
+
+SHARDS, SAMPLES = 8, 320
+
+
+@pytest.fixture
+def remote(tmp_path):
+    folder = tmp_path / 'remote'
+    with MDSWriter(out=str(folder), columns={'x': 'ndarray:uint8:1000'}, size_limit=41_000) as writer:
+        writer.write_batch({'x': np.zeros((SAMPLES, 1000), np.uint8)})
+    assert len(list(folder.glob('shard*'))) == SHARDS
+    return folder
+
+
+@pytest.fixture
+def run(remote, tmp_path):
+    """A simulation of a loader over the shards, with conditions under which nothing takes time unless it is given."""
+
+    def run_it(*, loader=None, **conditions):
+        config = {'global_batch_size': 8, 'train': {'remote': str(remote), 'local': str(tmp_path / 'cache')}}
+        config['train'] |= {'loader': {'num_workers': conditions.pop('workers', 0)}, **(loader or {})}
+        given = {
+            'bandwidth': math.inf,
+            'latency': 0.0,
+            'read_seconds': 0.0,
+            'step_seconds': 0.0,
+            'start_seconds': 0.0,
+            **conditions,
+        }
+        return simulate(load_config(config).train, Conditions(**given))
+
+    return run_it
+
+
+def test_nothing_is_waited_for_where_the_network_is_quick(run):
+    simulated = run(step_seconds=0.5, bandwidth=1e12)
+    assert simulated.is_whole
+    assert simulated.epoch_batches == len(simulated.steps) == SAMPLES / 8
+    assert simulated.stalls == 0
+    assert simulated.samples_per_second == pytest.approx(16)
+    assert simulated.epoch_seconds == pytest.approx(20)
+
+
+@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('shuffle', [False, True])
+def test_the_network_bounds_the_epoch(run, workers, shuffle):
+    simulated = run(bandwidth=1e4, workers=workers, loader={'shuffle': shuffle})
+    assert simulated.fetched_shards == SHARDS
+    assert simulated.fetched_bytes == simulated.dataset_bytes == simulated.epoch_fetched_bytes
+    assert simulated.epoch_seconds == pytest.approx(simulated.dataset_bytes / 1e4, rel=1e-6)
+
+
+def test_the_first_batch_takes_a_round_trip_and_its_shard(run):
+    size = run().dataset_bytes / SHARDS
+    first = run(bandwidth=1e5, latency=0.25, loader={'predownload': 0}).first_batch_seconds
+    assert first == pytest.approx(2 * 0.25 + size / 1e5, rel=0.02)  # with the handshake
+    slow = run(bandwidth=1e5, connection_bandwidth=5e4, loader={'predownload': 0}).first_batch_seconds
+    assert slow == pytest.approx(size / 5e4, rel=0.02)
+
+
+def test_each_node_fetches_the_shards_of_its_plan(run, remote, tmp_path):
+    simulated = run(ranks=4, nodes=2, loader={'shuffle': True})
+    dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'cache'), batch_size=2, shuffle=True)
+    needed = []
+    for node in range(2):
+        plan = dataset.plan(global_batch_size=8, topology=Topology(rank=2 * node, world_size=4, num_nodes=2))
+        ids = plan.order.at(np.concatenate([plan.node_positions(k) for k in range(plan.num_batches)]))
+        needed.append(len(np.unique(dataset.locate(ids)[0])))
+    assert simulated.fetched_shards == sum(needed) // 2
+
+
+def test_a_second_epoch_finds_the_cache(run):
+    simulated = run(epochs=2)
+    assert len(simulated.steps) == 2 * SAMPLES / 8
+    assert simulated.fetched_shards == SHARDS
+    assert simulated.epoch_fetched_bytes == 0
+
+
+def test_a_limit_costs_fetches_and_is_kept(run):
+    whole = run(loader={'shuffle': True})
+    limit = whole.dataset_bytes // 2
+    simulated = run(epochs=2, loader={'shuffle': True, 'cache_limit': limit, 'shuffle_block_size': 40})
+    assert simulated.fetched_shards > SHARDS
+    assert simulated.cache_bytes <= limit
+
+
+def test_what_is_not_simulated_is_estimated(run):
+    whole, part = run(bandwidth=1e4), run(bandwidth=1e4, batches=20)
+    assert not part.is_whole
+    assert part.epoch_seconds == pytest.approx(whole.epoch_seconds, rel=0.2)
+    assert part.epoch_fetched_bytes == pytest.approx(whole.epoch_fetched_bytes, rel=0.2)
+
+
+def test_it_is_the_same_each_time(run):
+    conditions = {'bandwidth': 3e4, 'latency': 0.01, 'step_seconds': 0.02, 'ranks': 2, 'workers': 2}
+    assert run(**conditions).steps == run(**conditions).steps
+
+
+@pytest.mark.parametrize('wrong', [{'ranks': 0}, {'bandwidth': math.nan}, {'latency': -1}, {'ranks': 3, 'nodes': 2}])
+def test_impossible_conditions_are_refused(wrong):
+    with pytest.raises(ConfigError, match='must'):
+        Conditions(**wrong)
+
+
+def test_packing_is_refused(remote):
+    packing = {'sequence_length': 8, 'token_dtype': 'uint8', 'column': 'x'}
+    config = load_config({'global_batch_size': 8, 'train': {'remote': str(remote), 'packing': packing}})
+    with pytest.raises(ConfigError, match='without `packing`'):
+        simulate(config.train, Conditions())
+
+
+def test_transfers_share_a_link():
+    world = World()
+    link = Link(world, bandwidth=100, connection_bandwidth=60, latency=0.5)
+    ended, near = {}, {}
+    for name, size in (('small', 50), ('large', 150)):
+        link.fetch(
+            size,
+            1,
+            lambda name=name: near.setdefault(name, world.now),
+            lambda name=name: ended.setdefault(name, world.now),
+        )
+    world.run(lambda: False)
+    # Both at 50 until 2 s; then 100 bytes are left, which one connection brings at 60.
+    assert ended == {'small': pytest.approx(2), 'large': pytest.approx(2 + 100 / 60)}
+    assert near == {'small': pytest.approx(1.5), 'large': pytest.approx(1.5 + 100 / 60)}
+
+
+def test_prices(tmp_path):
+    assert read_prices()['Cloudflare R2'] == 0
+    (tmp_path / 'prices.yaml').write_text('ours: 0.05\nother, region: 1\n')
+    assert costs(3 * 10**9, read_prices(tmp_path / 'prices.yaml')) == {'ours': 0.15, 'other, region': 3.0}
+    (tmp_path / 'prices.yaml').write_text('ours: much\n')
+    with pytest.raises(ConfigError, match="'much' for ours"):
+        read_prices(tmp_path / 'prices.yaml')
+
+
+def test_the_command(remote, tmp_path, capsys):
+    path = tmp_path / 'train.yaml'
+    path.write_text(f'global_batch_size: 8\ntrain: {{remote: {remote}, local: {tmp_path}/cache}}\n')
+    arguments = ['simulate', str(path), '--bandwidth', '1kb', '--html', str(tmp_path / 'page.html')]
+    assert main(arguments) == 0
+    assert 'throughput' in capsys.readouterr().out
+    assert main([*arguments, '--json']) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found['epoch_batches'] == len(found['steps']) == 40
+    assert (tmp_path / 'page.html').read_text().count('<polyline') == 3
+
+
+def test_a_page_escapes_its_title(run):
+    assert '<script>' not in page(run(), {}, title='<script>')
