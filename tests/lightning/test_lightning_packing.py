@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,9 @@ from lightning.pytorch import Trainer
 from lightning_packing import Model, train
 
 from headrace.errors import ConfigError
-from headrace.lightning import StreamingDataModule
+from headrace.lightning import LossSpikes, StreamingDataModule
 from headrace.mixing import load_config
-from packed_text import BATCH, make_text, sequences, written
+from packed_text import BATCH, make_text, rows_of, sequences, written
 from ranks import run_ranks
 
 pytestmark = [pytest.mark.lightning, pytest.mark.timeout(600)]
@@ -21,6 +22,18 @@ pytest.importorskip('tokenizers', reason='the tokenizer is one of tokenizers')
 class Validated(Model):
     def validation_step(self, batch, batch_idx):
         pass
+
+
+class Spiked(Model):
+    """Its loss is 100 at the batches with one of these sequences, else 2."""
+
+    def __init__(self, out: Path, name: str, bad: list[list[int]]) -> None:
+        super().__init__(out, name)
+        self.bad = bad
+
+    def training_step(self, batch, batch_idx):
+        loss = 100.0 if any(row in self.bad for row in rows_of(batch)) else 2.0
+        return super().training_step(batch, batch_idx) * 0 + loss
 
 
 @pytest.fixture(scope='module')
@@ -54,6 +67,28 @@ def test_an_epoch_without_an_end_leaves_samples_out(config, tmp_path):
         train(str(tmp_path), f'leg{begin}', spiked, 1, end, checkpoint)
         assert written(tmp_path, f'leg{begin}', 1) == kept[begin * BATCH : end * BATCH]
         checkpoint = str(tmp_path / f'leg{begin}.ckpt')
+
+
+@pytest.mark.parametrize('name', ['endless', 'packed'])
+def test_a_spike_names_the_batch_that_was_trained(config, tmp_path, name):
+    """Without a length, Lightning has fetched the next batch by then."""
+    path, checkpoint = str(Path(config).with_name(f'{name}.yaml')), None
+    whole = sequences(path, 14)
+    bad = {4: whole[4 * BATCH], 9: whole[9 * BATCH + 1], 12: whole[12 * BATCH]}  # an epoch of `packed` has 10 batches
+    options = {'logger': False, 'enable_progress_bar': False, 'enable_model_summary': False}
+    for begin, end in (0, 9), (9, 13):
+        spikes = LossSpikes(warmup=3, folder=str(tmp_path))
+        trainer = Trainer(accelerator='cpu', max_steps=end, callbacks=[spikes], enable_checkpointing=False, **options)
+        trainer.fit(
+            Spiked(tmp_path, f'leg{begin}', list(bad.values())), StreamingDataModule(path), ckpt_path=checkpoint
+        )
+        checkpoint = str(tmp_path / f'leg{begin}.ckpt')
+        trainer.save_checkpoint(checkpoint)
+    for step in bad:
+        found = json.loads((tmp_path / f'loss-spike-batch{step}.json').read_text())
+        assert found['skip'][-1] == [step * BATCH, (step + 1) * BATCH]
+        assert [row['documents'] is None for row in found['batches'][0]['rows']] == [False] * BATCH
+    assert len(list(tmp_path.glob('loss-spike*.json'))) == len(bad)
 
 
 @pytest.mark.parametrize(

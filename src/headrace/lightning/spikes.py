@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -78,6 +78,8 @@ class LossSpikes(Callback):
         self._sync_dist = sync_dist
         self._stop = stop
         self._handed_out: dict[str, tuple[BatchPlan, int] | None] = {}
+        self._fetched: dict[str, TrainedBatch] = {}  # of the next step
+        self._is_ahead, self._is_pass_start = False, True
         self._last: _Batch | None = None
 
     @override
@@ -87,7 +89,8 @@ class LossSpikes(Callback):
                 'LossSpikes(stop=True) needs `sync_dist=True` on several ranks: they must all stop at the same batch, '
                 'but each knows only its own loss.'
             )
-        self._handed_out = {name: loader.handed_out for name, loader in _loaders(trainer).items()}
+        _loaders(trainer)
+        self._handed_out, self._is_pass_start = {}, True
         self._reports.begin()
         self._last = None
 
@@ -96,7 +99,7 @@ class LossSpikes(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._judge(trainer)
-        batches = {name: TrainedBatch(loader, *new) for name, (loader, new) in self._new(trainer).items()}
+        batches = self._trained(trainer)
         loss = self._loss(trainer, pl_module, outputs)
         if loss is not None:
             # Lightning's types of its counters lack their names.
@@ -104,15 +107,22 @@ class LossSpikes(Callback):
             number = progress.total.processed - 1
             self._last = _Batch(loss, number, logged_steps(trainer), batches)
 
-    def _new(self, trainer: Trainer) -> dict[str, tuple[StreamingDataLoader, tuple[BatchPlan, int]]]:
-        """The loaders with a batch in this step, and that batch; with `max_size`, an exhausted one has none."""
-        found: dict[str, tuple[StreamingDataLoader, tuple[BatchPlan, int]]] = {}
+    def _trained(self, trainer: Trainer) -> dict[str, TrainedBatch]:
+        """The batch of each loader that this step trained; with `max_size`, an exhausted loader has none."""
+        new: dict[str, TrainedBatch] = {}
         for name, loader in _loaders(trainer).items():
             now, before = loader.handed_out, self._handed_out.get(name)
             if now is not None and (before is None or now[0] is not before[0] or now[1] != before[1]):
-                found[name] = loader, now
+                new[name] = TrainedBatch(loader, *now)
             self._handed_out[name] = now
-        return found
+        if self._is_pass_start:
+            # Without a loader's length, Lightning fetches one step ahead, and a pass begins with two.
+            self._is_pass_start, self._is_ahead = False, any(batch.number for batch in new.values())
+            self._fetched = {name: replace(batch, number=0) for name, batch in new.items() if batch.number}
+        if not self._is_ahead:
+            return new
+        trained, self._fetched = self._fetched, new
+        return trained
 
     def _loss(self, trainer: Trainer, pl_module: LightningModule, outputs: Any) -> torch.Tensor | None:
         if self._monitor is not None:
@@ -169,6 +179,10 @@ class LossSpikes(Callback):
         except Exception as error:  # no store error may end a training
             return f'what it was trained on could not be written: {error!r}'
         return f'see {folder}/{files[0].name}.' if files else 'nothing more is written of spikes.'
+
+    @override
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._is_pass_start = True
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
