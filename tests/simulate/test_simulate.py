@@ -102,6 +102,51 @@ def test_a_limit_costs_fetches_and_is_kept(run):
     assert simulated.cache_bytes <= limit
 
 
+def test_data_that_are_local_need_no_network(run, remote):
+    simulated = run(bandwidth=1.0, latency=9.0, step_seconds=0.5, loader={'remote': None, 'local': str(remote)})
+    assert simulated.waiting_seconds == simulated.fetched_bytes == simulated.cache_bytes == 0
+    assert simulated.epoch_fetched_bytes == 0
+
+
+def test_a_limit_is_kept_where_a_batch_needs_more(run):
+    size = run().dataset_bytes
+    loader = {'shuffle': True, 'cache_limit': size // 3}
+    simulated = run(epochs=2, loader=loader, ranks=2, workers=2, bandwidth=1e6, latency=0.01)
+    assert simulated.cache_bytes <= size // 3
+    assert len(simulated.steps) == 2 * SAMPLES / 8
+
+
+def test_the_cache_holds_the_compressed_files_that_it_keeps(run, tmp_path):
+    with MDSWriter(out=str(tmp_path / 'zip'), columns={'x': 'ndarray:uint8:1000'}, compression='zstd') as writer:
+        writer.write_batch({'x': np.zeros((SAMPLES, 1000), np.uint8)})
+    remote = {'remote': str(tmp_path / 'zip')}
+    plain, kept = run(loader=remote), run(loader={**remote, 'keep_zip': True})
+    assert plain.fetched_bytes == kept.fetched_bytes == kept.dataset_bytes
+    assert kept.cache_bytes - plain.cache_bytes == kept.dataset_bytes
+
+
+def test_steps_without_time_are_figures_of_json(run, remote):
+    simulated = run(loader={'remote': None, 'local': str(remote)})
+    assert 'inf samples/s' in str(simulated)
+    assert json.loads(json.dumps(simulated.to_json(), allow_nan=False))['samples_per_second'] is None
+
+
+def test_an_epoch_without_batches_is_refused(run):
+    with pytest.raises(ConfigError, match='fill no global batch of 8'):
+        run(loader={'fraction': [0, 0.01], 'remainder': 'drop'})
+
+
+def test_transfers_end_at_a_late_time():
+    world = World()
+    world.now = 1e6  # its clock ticks more coarsely than a transfer's last bytes take
+    link = Link(world, bandwidth=1.3e6, connection_bandwidth=math.inf, latency=0.001)
+    ended, calls = [], iter(range(1000))
+    for size in (3_001, 50_021, 99_991):
+        link.fetch(size, 1, lambda: None, lambda size=size: ended.append(size))
+    world.run(lambda: next(calls, None) is None)
+    assert ended == [3_001, 50_021, 99_991]
+
+
 def test_what_is_not_simulated_is_estimated(run):
     whole, part = run(bandwidth=1e4), run(bandwidth=1e4, batches=20)
     assert not part.is_whole
@@ -114,7 +159,9 @@ def test_it_is_the_same_each_time(run):
     assert run(**conditions).steps == run(**conditions).steps
 
 
-@pytest.mark.parametrize('wrong', [{'ranks': 0}, {'bandwidth': math.nan}, {'latency': -1}, {'ranks': 3, 'nodes': 2}])
+@pytest.mark.parametrize(
+    'wrong', [{'ranks': 0}, {'bandwidth': math.nan}, {'latency': -1}, {'latency': math.inf}, {'ranks': 3, 'nodes': 2}]
+)
 def test_impossible_conditions_are_refused(wrong):
     with pytest.raises(ConfigError, match='must'):
         Conditions(**wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 from headrace.errors import ConfigError
@@ -43,8 +44,9 @@ class Conditions:
         for field in fields(self):
             value = getattr(self, field.name)
             may_be_zero = field.name in {'step_seconds', 'latency', 'read_seconds', 'start_seconds'}
-            if not (value > 0 or (may_be_zero and value == 0)):
-                rule = '0 or more' if may_be_zero else 'more than 0'
+            may_be_infinite = field.name in {'bandwidth', 'connection_bandwidth', 'unpack_rate'}
+            if not (value > 0 or (may_be_zero and value == 0)) or (value == math.inf and not may_be_infinite):
+                rule = ('0 or more' if may_be_zero else 'more than 0') + ('' if may_be_infinite else ', and finite')
                 raise ConfigError(f'`{field.name}` of a simulation must be {rule}, got {value}.')
         if self.ranks % self.nodes:
             raise ConfigError(f'the nodes must divide the ranks, got {self.ranks} ranks on {self.nodes} nodes.')

@@ -29,6 +29,8 @@ class Node:
         conditions: the network.
         stored: bytes of each shard in the store; int64[shards].
         raw: bytes of each shard, unpacked; int64[shards].
+        kept: bytes that each shard takes in the cache; int64[shards].
+        in_place: whether a shard is read where it is, so that nobody fetches or evicts it; bool[shards].
         limit: bytes that the cache may take; None: any number.
     """
 
@@ -38,9 +40,12 @@ class Node:
         conditions: Conditions,
         stored: npt.NDArray[np.int64],
         raw: npt.NDArray[np.int64],
+        kept: npt.NDArray[np.int64],
+        in_place: npt.NDArray[np.bool_],
         limit: int | None,
     ) -> None:
         self._world, self._stored, self._raw, self._limit = world, stored, raw, limit
+        self._kept, self._in_place = kept, in_place
         self._unpack_rate = conditions.unpack_rate
         self.link = Link(
             world,
@@ -63,11 +68,11 @@ class Node:
 
     def is_ready(self, shard: int) -> bool:
         """Whether a shard needs no fetching."""
-        return shard in self._present
+        return shard in self._present or bool(self._in_place[shard])
 
     def size_of(self, shard: int) -> int:
         """Bytes that a shard takes in the cache."""
-        return int(self._raw[shard])
+        return int(self._kept[shard])
 
     def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
         """Nobody calls it: no thread fetches in a simulation."""
@@ -76,7 +81,7 @@ class Node:
     # -- the processes ---------------------------------------------------------------------------------------------
 
     def lease(self, shard: int) -> None:
-        """Keep a shard from eviction while a batch is read from it."""
+        """Keep a shard from eviction while a reader waits for it."""
         self._leased[shard] = self._leased.get(shard, 0) + 1
 
     def release(self, shard: int) -> None:
@@ -89,9 +94,17 @@ class Node:
         """The end of a running fetch of a shard; None: nobody fetches it."""
         return self._fetching.get(shard)
 
-    def fetch_now(self, shard: int) -> Event:
-        """Fetch a shard for a reader that waits for it."""
-        self._make_room(shard, math.inf)
+    def fetch_now(self, shard: int) -> Event | float:
+        """Fetch a shard for a reader that waits for it.
+
+        Returns:
+            The end of the fetch. If there is no room, something else to wait for: the end of another fetch, or no time
+            at all, until other readers have taken what came for them. Then the reader asks again.
+        """
+        if not self._make_room(shard, math.inf):
+            other = next(iter(self._fetching.values()), None)
+            if other is not None or self._present & self._leased.keys():
+                return other or 0.0
         return self._fetch(shard, lambda: None, lambda: None)
 
     def settle(self) -> None:
@@ -132,7 +145,7 @@ class Node:
         event = self._fetching[shard] = Event()
         self.fetched += 1
         size, raw = int(self._stored[shard]), int(self._raw[shard])
-        self.cached += raw
+        self.cached += int(self._kept[shard])
         self.most_cached = max(self.most_cached, self.cached)
 
         def arrive() -> None:
@@ -155,7 +168,7 @@ class Node:
         return min((prefetcher.next_use(shard) for prefetcher in self.prefetchers), default=math.inf)
 
     def _make_room(self, shard: int, urgency: float) -> bool:
-        """Evict shards that are needed last; False if all of them are needed before this one.
+        """Evict shards that are needed last; False, and none, if those that may go are not enough.
 
         Args:
             shard: the one that comes.
@@ -163,16 +176,16 @@ class Node:
         """
         if self._limit is None:
             return True
-        over = self.cached + int(self._raw[shard]) - self._limit
+        over = self.cached + int(self._kept[shard]) - self._limit
         if over <= 0:
             return True
         evictable = sorted(self._present - self._leased.keys(), key=self._next_use)
         victims: list[int] = []
         while over > 0 and evictable and -self._next_use(evictable[-1]) < urgency:
             victims.append(evictable.pop())
-            over -= int(self._raw[victims[-1]])
-        if over > 0 and urgency < math.inf:
+            over -= int(self._kept[victims[-1]])
+        if over > 0:
             return False
         self._present -= set(victims)
-        self.cached -= sum(int(self._raw[victim]) for victim in victims)
+        self.cached -= sum(int(self._kept[victim]) for victim in victims)
         return True

@@ -85,18 +85,17 @@ class Rank:
         reader.advance(number)
         self.node.settle()
         shards: list[int] = np.unique(self.source.locate(self._ids(number))[0]).tolist()
-        for shard in shards:
+        for shard in shards:  # one after the other: under a limit the cache need not hold them all at once
+            self.node.lease(shard)
             while not self.node.is_ready(shard):
                 yield self.node.coming(shard) or self._fetch_now(reader, shard)
             reader.wait(shard)
             reader.has_shard()
-            self.node.lease(shard)
+            self.node.release(shard)
         self.node.settle()
         yield self.conditions.read_seconds
-        for shard in shards:
-            self.node.release(shard)
 
-    def _fetch_now(self, reader: Prefetcher, shard: int) -> Event:
+    def _fetch_now(self, reader: Prefetcher, shard: int) -> Event | float:
         reader.wait(shard)  # takes it out of the queue
         return self.node.fetch_now(shard)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
@@ -44,7 +45,7 @@ class SimulatedRun:
     """In the store."""
     dataset_shards: int
     planned_bytes: int
-    """Of the shards that a node reads in an epoch."""
+    """Of the shards that a node fetches in an epoch that begins with an empty cache."""
     has_limit: bool
     """Whether the cache has a limit, so that shards may be fetched again."""
     fetched_bytes: int
@@ -107,37 +108,38 @@ class SimulatedRun:
         return max(self.planned_bytes, int(last[-1].fetched - before + per_step * (self.epoch_batches - len(last))))
 
     def to_json(self) -> dict[str, Any]:
-        """All figures as plain values; `steps` as a list for each."""
+        """All figures as plain values, `steps` as a list for each; None in the place of infinity."""
         names = ('conditions', 'steps')
         figures = {name: value for name, value in vars(self).items() if name not in names and not name.startswith('_')}
         derived = (
             'first_batch_seconds', 'stalls', 'waiting_seconds', 'seconds_per_step', 'samples_per_second',
             'epoch_seconds', 'epoch_fetched_bytes', 'is_whole',
         )  # fmt: skip
-        conditions = {
-            name: None if isinstance(value, float) and math.isinf(value) else value
-            for name, value in vars(self.conditions).items()
-        }
         return {
-            'conditions': conditions,
+            'conditions': _without_infinity(vars(self.conditions)),
             **figures,
-            **{name: getattr(self, name) for name in derived},
+            **_without_infinity({name: getattr(self, name) for name in derived}),
             'steps': [list(step) for step in self.steps],
         }
 
     def __str__(self) -> str:
         steps, share = len(self.steps), self.waiting_seconds / (self.steps[-1].end or 1)
+        rate = self.samples_per_second
         of = 'simulated' if self.is_whole else f'estimated from {steps:,} steps'
         fetched, whole = size_text(self.epoch_fetched_bytes), size_text(self.dataset_bytes)
         rows = [
             ('first batch', f'{self.first_batch_seconds:.2f} s'),
-            ('throughput', f'{self.samples_per_second:,.0f} samples/s, {1 / self.seconds_per_step:.2f} steps/s'),
+            ('throughput', f'{rate:,.0f} samples/s, {rate / self.global_batch_size:,.2f} steps/s'),
             ('waiting', f'{100 * share:.1f} % of the time, {self.stalls:,} of {steps:,} steps'),
             ('an epoch', f'{_duration(self.epoch_seconds)}, {self.epoch_batches:,} steps ({of})'),
             ('fetched', f'{fetched} by each node in an epoch, of {whole} in {self.dataset_shards:,} shards'),
             ('cache', f'{size_text(self.cache_bytes)} at most in {steps:,} steps'),
         ]
         return '\n'.join(text_table(rows))
+
+
+def _without_infinity(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if value == math.inf else value for name, value in values.items()}
 
 
 def _duration(seconds: float) -> str:

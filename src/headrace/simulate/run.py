@@ -25,15 +25,17 @@ _NODES = 4  # the most that are simulated; others do the same with other shards
 def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
     """Simulate the first epochs of a run.
 
-    It reads the indexes of the streams, and no shard. The order, the batches, the shards of each batch, and the
-    prefetch are the true ones. Nodes above the fourth are taken for like the first four.
+    It reads the indexes of the streams, and shards only for a new filter `where`. The order, the batches, the shards of
+    each batch, and the prefetch are the true ones. Nodes above the fourth are taken for like the first four. Caches are
+    empty at the start.
 
     Args:
         config: the training loader.
         conditions: machines, network and model.
 
     Raises:
-        ConfigError: the loader packs documents, whose number of tokens is not known before they are read.
+        ConfigError: the loader packs documents, whose number of tokens is not known before they are read; or an epoch
+            has no batch.
         TopologyError: the ranks do not divide the global batch.
         StreamError, OSError: the index of a stream cannot be read.
     """
@@ -47,9 +49,17 @@ def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
     )
     dataset = build_dataset(config, topology=topology)
     world = World()
-    stored = np.concatenate([stream.shards.stored_bytes() for stream in dataset.streams])
-    raw = np.concatenate([stream.shards.raw_bytes() for stream in dataset.streams])
-    nodes = [Node(world, conditions, stored, raw, dataset.cache_limit) for _ in range(min(conditions.nodes, _NODES))]
+    shards = [stream.shards for stream in dataset.streams]
+    stored = np.concatenate([each.stored_bytes() for each in shards])
+    raw = np.concatenate([each.raw_bytes() for each in shards])
+    sizes = [len(each) for each in shards]
+    in_place = np.repeat([stream.is_local for stream in dataset.streams], sizes)
+    keeps_zip = np.repeat([bool(stream.keep_zip) for stream in dataset.streams], sizes)
+    kept = raw + np.where(keeps_zip & (stored != raw), stored, 0)
+    nodes = [
+        Node(world, conditions, stored, raw, kept, in_place, dataset.cache_limit)
+        for _ in range(min(conditions.nodes, _NODES))
+    ]
     steps: list[Step] = []
     total = 0
     for epoch in range(conditions.epochs):
@@ -77,14 +87,21 @@ def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
         world.run(lambda over=over: over.has_happened)
         for rank in ranks:
             rank.end()
+    plan = dataset.plan(topology=topology)
+    global_batch_size = plan.batch_size * topology.replicas
+    if not steps:
+        raise ConfigError(
+            f'a simulation needs a batch, and {len(dataset)} samples fill no global batch of {global_batch_size}. '
+            'Lower the batch size, or set `remainder` to repeat or exact.'
+        )
     return SimulatedRun(
         conditions=conditions,
         steps=tuple(steps),
         epoch_batches=total,
-        global_batch_size=dataset.plan(topology=topology).batch_size * topology.replicas,
+        global_batch_size=global_batch_size,
         dataset_bytes=int(stored.sum()),
         dataset_shards=len(stored),
-        planned_bytes=_planned_bytes(dataset, dataset.plan(topology=topology), stored),
+        planned_bytes=_planned_bytes(dataset, plan, np.where(in_place, 0, stored)),
         has_limit=dataset.cache_limit is not None,
         fetched_bytes=sum(node.link.bytes for node in nodes) // len(nodes),
         fetched_shards=sum(node.fetched for node in nodes) // len(nodes),
@@ -93,7 +110,7 @@ def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
 
 
 def _planned_bytes(dataset: StreamingDataset, plan: BatchPlan, stored: npt.NDArray[np.int64]) -> int:
-    """Bytes of the shards that the first node reads in an epoch.
+    """Bytes of the shards that the first node fetches in an epoch.
 
     Of a long epoch some batches are looked at, evenly spread, with so many rows that nearly every shard is among them.
     """

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 __all__ = ['Event', 'Link', 'Process', 'World']
 
 _QUICKEST = 1e15  # bytes per second
+_INSTANT = 1e-9  # seconds; what is due so soon is due now
 
 Process = Generator['float | Event', None, None]
 
@@ -154,13 +155,15 @@ class Link:
             return
         self._pass_time()
         connections = sum(transfer.weight for transfer in self._active)
+        # A late clock has coarse ticks: less than a few of them must not be waited for, since no time would pass.
+        instant = max(_INSTANT, 8 * math.ulp(self._world.now))
         calls: list[Callable[[], None]] = []
         for transfer in [*self._active]:
             seconds = transfer.left / self._rate(transfer, connections)
-            if transfer.almost is not None and seconds <= transfer.warn_at * (1 + 1e-9):
+            if transfer.almost is not None and seconds <= transfer.warn_at + instant:
                 calls.append(transfer.almost)
                 transfer.almost = None
-            if seconds <= 1e-9:
+            if seconds <= instant:
                 self._active.remove(transfer)
                 self._asked -= transfer.weight
                 calls.append(transfer.done)
