@@ -121,7 +121,7 @@ def _serve(trainer: str) -> None:
                     seconds=job.seconds,
                 )
             except Exception as failure:
-                said = [file.read_text(errors='replace')[-4000:] for file in files if file.exists()]
+                said = [file.read_text(errors='replace')[-20000:] for file in files if file.exists()]
                 error = '\n'.join([f'{type(failure).__name__}: {failure}', *said])
             print(json.dumps(error), file=answers, flush=True)
 

@@ -86,5 +86,5 @@ def test_another_version_of_an_object_is_refused(tmp_path: Path) -> None:
     (listed,) = store.list('')
     assert list(read_ranges(store, [ByteRange('0', 0, 5, listed.etag)], retry=AT_ONCE)) == [bytes(5)]
     (tmp_path / '0').write_bytes(b'1' * 101)
-    with pytest.raises(TransferError):
+    with pytest.raises(ChecksumError, match='was replaced after it was listed'):
         list(read_ranges(store, [ByteRange('0', 0, 5, listed.etag)], retry=AT_ONCE))
