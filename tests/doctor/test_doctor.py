@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +15,7 @@ import pytest
 from headrace.cli import main
 from headrace.doctor import Place, check_data, check_launcher, check_machine, check_versions, machine
 from headrace.doctor import data as doctor_data
+from headrace.inspect.content import open_content
 from headrace.storage import StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
 
@@ -110,9 +112,27 @@ class TestData:
     def test_a_full_disk(self, remote, tmp_path, monkeypatch):
         full = type('Usage', (), {'free': 10})
         monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: full)
-        found = list(check_data([Place('a', remote, tmp_path), Place('b', remote, tmp_path, limit=10)]))
+        found = list(check_data([Place('a', remote, tmp_path / 'a'), Place('b', remote, tmp_path / 'b', limit=10)]))
         assert levels(found, 'a') == ['ok', 'problem', 'ok']
         assert levels(found, 'b') == ['ok', 'ok', 'ok']
+
+    def test_a_cache_that_is_full_needs_no_room(self, remote, tmp_path, monkeypatch):
+        monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: type('Usage', (), {'free': 0}))
+        place = Place('a', remote, tmp_path / 'cache')
+        assert levels(check_data([place])) == ['ok', 'problem', 'ok']
+        shutil.copytree(remote.removeprefix('far://'), tmp_path / 'cache')
+        assert levels(check_data([place])) == ['ok', 'ok', 'ok']
+
+    @pytest.mark.parametrize(('limit', 'level'), [(None, 'problem'), (1000, 'ok')])
+    def test_caches_share_a_disk(self, remote, tmp_path, monkeypatch, limit, level):
+        total = int(open_content(remote, StoreOptions()).shards.raw_bytes().sum())
+        assert total > 1000
+        free = total + 1 if limit is None else limit
+        monkeypatch.setattr(doctor_data.shutil, 'disk_usage', lambda _: type('Usage', (), {'free': free}))
+        places = [Place(name, remote, tmp_path / name, limit=limit) for name in 'ab']
+        found = list(check_data(places))
+        assert levels(found, 'a') == ['ok', 'ok', 'ok']
+        assert levels(found, 'b') == ['ok', level, 'ok']
 
     def test_a_folder_on_the_network(self, remote, tmp_path, monkeypatch):
         monkeypatch.setattr(doctor_data, 'file_system', lambda _: 'nfs4')

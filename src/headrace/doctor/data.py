@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import io
 import os
@@ -64,7 +65,7 @@ def places_of(config: Config) -> list[Place]:
 
 def check_data(places: Iterable[Place], clock: Callable[[], float] = time.monotonic) -> Iterable[Finding]:
     """Findings of each store and its cache, as they come."""
-    servers = set[str]()
+    servers, claims = set[str](), dict[tuple[int, int | None], int]()
     for place in places:
         try:
             content = open_content(place.url, place.options)
@@ -79,7 +80,7 @@ def check_data(places: Iterable[Place], clock: Callable[[], float] = time.monoto
             f'{content.format}, {count:,} samples in {len(content.shards):,} shards, {size_text(total)}',
         )
         if place.folder is not None:
-            yield from _cache(place, place.folder, total)
+            yield from _cache(place, place.folder, total, claims)
         if local_path(place.url) is None:
             if not content.is_estimate:
                 yield _rate(place, content, clock)
@@ -134,8 +135,15 @@ def _clock_of(server: str) -> Iterable[Finding]:
         yield Finding(level, 'clock', f'{skew:.0f} s away from that of {parts.hostname}', fix)
 
 
-def _cache(place: Place, wanted: Path, total: int) -> Iterable[Finding]:
-    """Room for the shards, and a file system that is quick."""
+def _cache(place: Place, wanted: Path, total: int, claims: dict[tuple[int, int | None], int]) -> Iterable[Finding]:
+    """Room for the shards, and a file system that is quick.
+
+    Args:
+        place: the data.
+        wanted: the cache folder, which need not be there yet.
+        total: bytes of all shards.
+        claims: bytes that earlier caches will take, by disk and by the limit that streams share; this one's are added.
+    """
     folder = wanted
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
@@ -144,12 +152,16 @@ def _cache(place: Place, wanted: Path, total: int) -> Iterable[Finding]:
             'problem', place.name, f'the cache {wanted} cannot be written', f'another `local`, or: chown {folder}'
         )
         return
-    free, need = shutil.disk_usage(folder).free, min(total, place.limit or total)
+    disk = folder.stat().st_dev
+    most = total if place.limit is None else min(total, place.limit - claims.get((disk, place.limit), 0))
+    need = max(0, most - _held(wanted))
+    free = max(0, shutil.disk_usage(folder).free - sum(size for (other, _), size in claims.items() if other == disk))
     if need > free:
         fix = 'another disk for `local`, or `cache_limit` below what is free'
         text = f'the cache {wanted} needs {size_text(need)}, and {size_text(free)} are free'
         yield Finding('problem', place.name, text, fix)
     else:
+        claims[disk, place.limit] = claims.get((disk, place.limit), 0) + need
         yield Finding(
             'ok', place.name, f'the cache {wanted} takes {size_text(need)} of {size_text(free)} that are free'
         )
@@ -157,6 +169,16 @@ def _cache(place: Place, wanted: Path, total: int) -> Iterable[Finding]:
     if system in _NETWORK:
         fix = 'a local disk for `local`: the cache is read by random access'
         yield Finding('note', place.name, f'the cache {wanted} is on {system}, a network file system', fix)
+
+
+def _held(folder: Path) -> int:
+    """Bytes that a cache holds already, of an earlier run."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # evicted meanwhile
+                total += Path(parent, name).lstat().st_size
+    return total
 
 
 def file_system(folder: Path) -> str:
