@@ -6,6 +6,7 @@ import gc
 import io
 import itertools
 import pickle
+import sys
 import weakref
 from pathlib import Path
 
@@ -367,8 +368,23 @@ def test_a_fixed_epoch_is_given_in_every_pass_also_after_one_that_was_left(make_
         assert [batch['id'].tolist() for batch in loader] == expected
 
 
+@pytest.mark.parametrize('persistent_workers', [False, True])
+def test_workers_of_an_abandoned_cycle_end_well(mix, monkeypatch, persistent_workers):
+    # A traceback makes such a cycle, of a test that fails or of an error that somebody keeps.
+    failed = []
+    monkeypatch.setattr(sys, 'unraisablehook', lambda unraisable: failed.append(str(unraisable.exc_value)))
+    loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=persistent_workers)
+    batches = iter(loader)
+    next(batches)
+    cycle = [batches, loader]
+    cycle.append(cycle)
+    del batches, loader, cycle
+    gc.collect()
+    assert not [error for error in failed if 'Bad file descriptor' in error]
+
+
 def test_a_loader_is_in_no_reference_cycle(mix):
-    # Or its workers end when the garbage collector pleases, after five seconds of waiting for each.
+    # Or its workers end when the garbage collector pleases.
     loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=True)
     next(iter(loader))
     gone = weakref.ref(loader)

@@ -31,8 +31,7 @@ __all__ = ['StreamingDataLoader']
 class _EpochHint:
     """A `sampler` for Lightning and Fabric, which set the epoch on it."""
 
-    # It has no reference to the loader: with a cycle the garbage collector would end the workers. It removes their
-    # queues first, and then waits 5 s for each worker.
+    # It has no reference to the loader: with a cycle the workers would live until a garbage collection.
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 

@@ -81,6 +81,40 @@ def test_a_fork_waits_for_imports_of_other_threads(tmp_path: Path, monkeypatch) 
     assert child.exitcode == 7
 
 
+# An import that ends after all children; the clock goes on with each look at the imports.
+AN_IMPORT_THAT_WAITS = """
+import importlib, multiprocessing, sys, threading
+from headrace.dataset.workers import fork_watchdog
+
+class Clock:
+    waited, monotonic = 0.0, staticmethod(lambda: Clock.waited)
+    def sleep(seconds):
+        Clock.waited += 20.0
+fork_watchdog.time = Clock
+threading.begun, threading.done = threading.Event(), threading.Event()
+sys.path.insert(0, sys.argv[1])
+thread = threading.Thread(target=importlib.import_module, args=['waits_for_training'])
+thread.start()
+threading.begun.wait()
+context = fork_watchdog.worker_context(multiprocessing.get_context('fork'))
+for _ in range(3):
+    child = context.Process(target=int)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+threading.done.set()
+thread.join()
+print(Clock.waited)
+"""
+
+
+@pytest.mark.skipif('fork' not in multiprocessing.get_all_start_methods(), reason='there is no fork')
+def test_forks_wait_once_for_an_import_that_waits_for_them(tmp_path: Path) -> None:
+    (tmp_path / 'waits_for_training.py').write_text('import threading\nthreading.begun.set()\nthreading.done.wait()\n')
+    done = run_well([sys.executable, '-c', AN_IMPORT_THAT_WAITS, str(tmp_path)], timeout=120)
+    assert done.stdout == '60.0\n'
+
+
 def exit_with_the_value() -> None:
     sys.exit(importlib.import_module('imported_slowly').value)
 

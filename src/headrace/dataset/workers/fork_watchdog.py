@@ -16,9 +16,10 @@ import multiprocessing
 import os
 import threading
 import time
+import weakref
 from multiprocessing.connection import wait
 from multiprocessing.context import BaseContext, ForkContext, ForkProcess, ForkServerContext, SpawnContext
-from typing import Any
+from typing import Any, Final
 
 from headrace.dataset.workers.pipe_queue import ForkServerPipeContext, PipeContext, SpawnPipeContext
 from headrace.redaction import warn
@@ -88,18 +89,26 @@ class _WatchedProcess(ForkProcess):
         )
 
 
+_endless: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
+"""Locks of imports that did not end in time: they may wait for this thread, and so for the end of a run."""
+
+
 def _wait_for_imports() -> None:
     """Return when no other thread imports a module, or after a while: an import may itself wait for this thread."""
     end = time.monotonic() + _IMPORTS_SECONDS
-    while _others_import() and time.monotonic() < end:
+    while others := _imports_of_others():
+        if time.monotonic() >= end:
+            _endless.update(others)
+            return
         time.sleep(0.001)
 
 
-def _others_import() -> bool:
-    """Whether a thread other than this one holds the lock of a module."""
+def _imports_of_others() -> list[Any]:
+    """The locks of modules that other threads import, without endless ones."""
     imports: Any = importlib._bootstrap
-    locks = (reference() for reference in list(imports._module_locks.values()))
-    return any(lock is not None and lock.owner not in {None, threading.get_ident()} for lock in locks)
+    locks = [reference() for reference in list(imports._module_locks.values())]
+    mine = {None, threading.get_ident()}
+    return [lock for lock in locks if lock is not None and lock.owner not in mine and lock not in _endless]
 
 
 class _WatchedForkContext(PipeContext):

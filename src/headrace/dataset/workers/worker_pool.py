@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -84,10 +84,22 @@ class WorkerPool:
         return None if method == 'fork' else refusal(method, self._sent)
 
 
+_queues: Final[dict[int, Any]] = {}
+"""The queues of running workers, by the id of their iterator. It ends the workers through them.
+
+A traceback often makes a cycle of a pass that an error ended. A garbage collection would close the queues of such a
+cycle before it ends the iterator.
+"""
+
+
 class _Batches(_MultiProcessingDataLoaderIter):
     """PyTorch's iterator, but its end waits for no worker that sends a large batch, which nobody is going to read."""
 
     rings: SlotRings | None
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        _queues[id(self)] = self._worker_result_queue, self._index_queues  # pyright: ignore[reportAttributeAccessIssue]
 
     def _shutdown_workers(self) -> None:
         results = getattr(self, '_worker_result_queue', None)  # a constructor may have failed
@@ -96,7 +108,10 @@ class _Batches(_MultiProcessingDataLoaderIter):
             if pinning is not None:
                 pinning.set()  # else the thread would ask an ended queue again and again
             results.end()
-        super()._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
+        try:
+            super()._shutdown_workers()  # pyright: ignore[reportAttributeAccessIssue] - not in the stubs
+        finally:
+            _queues.pop(id(self), None)
 
 
 class _Loader(DataLoader[Any]):
