@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from sources_to_convert import digests, rows_of
 
-from headrace import StreamingDataLoader
+from headrace import MDSWriter, StreamingDataLoader
 from headrace.cli import main
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.multimodal import (
@@ -21,6 +22,7 @@ from headrace.multimodal import (
 )
 from headrace.multimodal.convert.webvid.crawl_webvid import ORIGINAL as WEBVID
 from headrace.multimodal.convert.webvid.extract_webvid_videos import main as extract
+from headrace.multimodal.video import check_video
 from killed_children import in_a_child
 from waiting import until
 
@@ -105,6 +107,28 @@ def test_mosaicmls_program_moves_videos_out_of_shards(inside: Path, tmp_path: Pa
     rows = rows_of(tmp_path / 'mds')
     assert [row['content_path'] for row in rows] == [f'000/{number:03}.mp4' for number in range(12)]
     assert (tmp_path / 'mp4' / '000' / '004.mp4').read_bytes() == video(1)
+
+
+def test_a_changed_dataset_is_read_anew(tmp_path: Path) -> None:
+    columns = {'videoid': 'str', 'duration': 'int', 'content': 'bytes'}
+    for number in range(2):
+        with MDSWriter(out=str(tmp_path / 'in'), columns=columns, exist_ok=True) as writer:
+            writer.write({'videoid': f'{number}' * (1 + number), 'duration': 1, 'content': video(number)})
+        # The time of a change may be coarse.
+        os.utime(tmp_path / 'in' / 'index.json', (1 + number, 1 + number))
+        out = ['--out_mds', str(tmp_path / f'out{number}'), '--out_mp4', str(tmp_path / f'mp4{number}')]
+        assert extract(['--in', str(tmp_path / 'in'), *out, '--progress_bar', '0']) == 0
+        assert [row['videoid'] for row in rows_of(tmp_path / f'out{number}')] == [f'{number}' * (1 + number)]
+
+
+def test_a_video_opens_no_files_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = b'ffconcat version 1.0\nfile other.mp4\n'
+    (tmp_path / 'other.mp4').write_bytes(video(1))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FormatError, match='A video must be whole'):
+        check_video(data)
+    with pytest.raises(FormatError, match='A video must be whole'):
+        decode_frames(data, 1)
 
 
 def test_frames_are_spread_over_the_video(inside: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tarfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
@@ -177,6 +179,55 @@ def test_files_that_pillow_would_run_a_program_for_and_forged_sizes_are_broken(t
         with pytest.raises(FormatError, match='lies within its file'):
             Member('file', begin, size, '', '').read(tmp_path)
     assert Member('file', 4, 4, '', '').read(tmp_path) == b'5678'
+
+
+@pytest.mark.parametrize('settings', [{}, {'validate': False, 'resize': 8}])
+def test_reports_of_files_that_are_no_images_hold_no_addresses(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = tmp_path / 'in' / 'train' / 'n1'
+    folder.mkdir(parents=True)
+    (folder / 'good.JPEG').write_bytes(jpeg(1))
+    (folder / 'text.JPEG').write_bytes(b'no image')
+    (report,) = IMAGENET.convert(tmp_path / 'in', tmp_path / 'out', progress_bar=False, **settings).values()
+    assert [error.input for error in report.errors] == ['train/n1/text.JPEG']
+    assert 'no image of this kind' in report.errors[0].error
+    assert 'object at' not in report.errors[0].error
+
+
+def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
+    for name in ('.ipynb_checkpoints', 'n1', 'n2'):
+        (tmp_path / 'in' / 'train' / name).mkdir(parents=True)
+        (tmp_path / 'in' / 'train' / name / 'a.JPEG').write_bytes(jpeg(1))
+    IMAGENET.convert(tmp_path / 'in', tmp_path / 'out', progress_bar=False)
+    assert json.loads((tmp_path / 'out' / 'train' / 'classes.json').read_text()) == ['n1', 'n2']
+    assert sorted(row['y'] for row in rows_of(tmp_path / 'out' / 'train')) == [0, 1]
+
+
+def test_the_working_folder_can_be_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_ade20k(tmp_path / 'in')
+    (tmp_path / 'out').mkdir()
+    monkeypatch.chdir(tmp_path / 'out')
+    for _ in range(2):
+        reports = ADE20K.convert(tmp_path / 'in', '.', exist_ok=True, progress_bar=False)
+        assert {split: report.rows for split, report in reports.items()} == made.rows
+
+
+def test_a_file_that_unpacks_to_too_much_is_broken(tmp_path: Path) -> None:
+    folder = 'cifar-10-batches-py'
+    made = make_cifar10(tmp_path / 'unpacked', broken=False)
+    archive = BytesIO()
+    with tarfile.open(fileobj=archive, mode='w') as tar:
+        for name in ('batches.meta', *(f'data_batch_{number}' for number in range(1, 5))):
+            tar.add(tmp_path / 'unpacked' / folder / name, f'{folder}/{name}')
+        end = tar.offset
+    huge = tarfile.TarInfo(f'{folder}/data_batch_5')
+    huge.size = (1 << 28) + 1
+    (tmp_path / 'in').mkdir()
+    packed = gzip.compress(archive.getvalue()[:end] + huge.tobuf())
+    (tmp_path / 'in' / 'cifar-10-python.tar.gz').write_bytes(packed)
+    (report,) = CIFAR10.convert(tmp_path / 'in', tmp_path / 'out', splits=['train'], progress_bar=False).values()
+    assert report.rows == made.rows['train'] - 20
+    assert [error.input for error in report.errors] == [f'cifar-10-python.tar.gz:{folder}/data_batch_5']
+    assert 'has at most 268435456 bytes' in report.errors[0].error
 
 
 def test_photographs_in_grey_become_rgb(tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ class RecordInputs(Generic[T]):
         return self._label(self._records[number])
 
     def places(self) -> Iterator[Place]:
-        """The folder, as `identity` tells it."""
-        return places_in(self.identity)
+        """The folder, as `identity` tells it; not the split, which may name a folder of the output by chance."""
+        return places_in([value for name, value in self.identity.items() if name != 'split'])
 
     def digest(self, begin: int, end: int) -> str:
         """Of the records' JSON."""

@@ -69,9 +69,11 @@ def reading_image(name: str, data: Buffer) -> Generator[None]:
     try:
         yield
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
+        kind = type(error).__name__
+        # Pillow's message of an unknown kind has the address of an object. A report is the same in each run.
+        reason = 'it is of no known kind' if kind == 'UnidentifiedImageError' else error
         raise FormatError(
-            f'A value of encoding `{name}` ({len(data)} bytes) cannot be read as an image: '
-            f'{type(error).__name__}: {error}.'
+            f'A value of encoding `{name}` ({len(data)} bytes) cannot be read as an image: {kind}: {reason}.'
         ) from error
 
 

@@ -39,6 +39,8 @@ _ROWS: Final = 10_000
 _PIXELS: Final = 32 * 32 * 3
 _ROW_BYTES: Final = _PIXELS + 47
 _CLASSES: Final = 10
+_MOST_BYTES: Final = 1 << 28
+"""Of a file of the archive: a batch has 31 MB."""
 
 _Record = tuple[int, Member]
 """Number of the batch in its split, and its file."""
@@ -120,6 +122,12 @@ def _bytes(root: Path, member: Member) -> bytes:
         with tarfile.open(root / member.path, 'r|gz') as tar:
             for found in tar:
                 if found.name == member.name and (file := tar.extractfile(found)) is not None:
+                    if found.size > _MOST_BYTES:
+                        # A few packed bytes can unpack to more than the memory holds.
+                        raise FormatError(
+                            f'A file of CIFAR-10 has at most {_MOST_BYTES} bytes, but {member.label} has {found.size}. '
+                            f'Fetch it again.'
+                        )
                     return file.read()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise FormatError(f'The archive {member.path} is damaged: {error}. Fetch it again.') from error

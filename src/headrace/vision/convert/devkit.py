@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,8 @@ __all__ = ['Devkit', 'open_devkit']
 _FOLDER: Final = 'ILSVRC2012_devkit_t12'
 _META: Final = f'{_FOLDER}/data/meta.mat'
 _TRUTH: Final = f'{_FOLDER}/data/ILSVRC2012_validation_ground_truth.txt'
+_MOST_BYTES: Final = 1 << 26
+"""That are read of each file: a few packed bytes can unpack to more than the memory holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ def open_devkit(root: Path) -> Devkit | None:
     try:
         with tarfile.open(path, 'r:gz') as tar:
             files = [tar.extractfile(name) for name in (_META, _TRUTH)]
-            meta, truth = (b'' if file is None else file.read() for file in files)
-    except (tarfile.TarError, EOFError, OSError, KeyError) as error:
+            meta, truth = (b'' if file is None else file.read(_MOST_BYTES) for file in files)
+    except (tarfile.TarError, EOFError, OSError, KeyError, zlib.error) as error:
         raise FormatError(f'The devkit {path} is damaged, or none: {error}. Fetch it again.') from error
     return _parse(meta, truth, path)
 

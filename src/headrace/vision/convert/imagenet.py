@@ -111,7 +111,7 @@ def _label(record: _Record) -> str:
 def _members(root: Path, split: str, devkit: Devkit | None) -> Iterator[tuple[Member, str, str]]:
     """Each image with its class, and what is wrong with it."""
     if (root / split).is_dir():
-        classes = sorted(path.name for path in (root / split).iterdir() if path.is_dir())
+        classes = _class_folders(root / split)
         for name in classes:
             for member in files_of(root, f'{split}/{name}'):
                 yield member, name, ''
@@ -165,10 +165,15 @@ def _numbered(
         yield member, devkit.truth[number - 1] if known else devkit.classes[0], problem
 
 
+def _class_folders(folder: Path) -> list[str]:
+    """Their names, sorted. A hidden folder, such as one of an editor, is no class: it would move all labels."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith('.'))
+
+
 def _train_classes(root: Path) -> list[str]:
     """The classes of the split 'train', if it is there."""
     if (root / 'train').is_dir():
-        return sorted(path.name for path in (root / 'train').iterdir() if path.is_dir())
+        return _class_folders(root / 'train')
     if (root / _TARS['train']).is_file():
         return sorted(Path(member.name).stem for member in tar_members(root, _TARS['train']))
     return []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
@@ -50,12 +52,18 @@ def check_image(data: bytes, *, kinds: tuple[str, ...] = _KINDS) -> tuple[int, i
     Raises:
         FormatError: it is none, or is damaged.
     """
-    pillow = require_pillow()
+    with _reading(data), require_pillow().open(BytesIO(data), formats=kinds) as image:
+        size: tuple[int, int] = image.size
+        image.draft(None, (1, 1))
+        image.load()
+    return size
+
+
+@contextmanager
+def _reading(data: bytes) -> Generator[None]:
+    """Turn the errors of Pillow into FormatError."""
     try:
-        with pillow.open(BytesIO(data), formats=kinds) as image:
-            size: tuple[int, int] = image.size
-            image.draft(None, (1, 1))
-            image.load()
+        yield
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, struct.error, ValueError and others
         # Pillow's message of an unknown kind has the address of an object. A report is the same in each run.
         is_unknown = type(error).__name__ == 'UnidentifiedImageError'
@@ -63,13 +71,16 @@ def check_image(data: bytes, *, kinds: tuple[str, ...] = _KINDS) -> tuple[int, i
         raise FormatError(
             f'An image must be whole, but {len(data)} bytes that begin with {data[:8]!r} cannot be read: {reason}.'
         ) from error
-    return size
 
 
 def shrink(data: bytes, side: int, quality: int) -> bytes:
-    """The image with a shorter side of at most `side` pixels, as a JPEG; the same bytes if it is not larger."""
+    """The image with a shorter side of at most `side` pixels, as a JPEG; the same bytes if it is not larger.
+
+    Raises:
+        FormatError: it is none, or is damaged.
+    """
     pillow = require_pillow()
-    with pillow.open(BytesIO(data), formats=_KINDS) as image:
+    with _reading(data), pillow.open(BytesIO(data), formats=_KINDS) as image:
         if min(image.size) <= side:
             return data
         scale = side / min(image.size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,8 +36,9 @@ _Record = tuple[int, str]
 """The number of a sample, and the time at which the index was written."""
 
 
-@cache
-def _dataset(folder: str) -> LocalDataset:
+@lru_cache(1)
+def _dataset(folder: str, version: str) -> LocalDataset:
+    del version  # another one is another dataset
     return LocalDataset(folder)
 
 
@@ -49,8 +50,8 @@ class _Read:
     out_mp4: str
 
     def __call__(self, record: _Record) -> dict[str, Any]:
-        number = record[0]
-        sample = _dataset(self.folder)[number]
+        number, version = record
+        sample = _dataset(self.folder, version)[number]
         path = f'{number // 1000:03}/{number % 1000:03}.mp4'
         put_video(self.out_mp4, path, sample['content'])
         return {**{name: sample.get(name, '') for name in _COLUMNS}, 'content_path': path}
