@@ -60,8 +60,10 @@ def test_mistakes_are_refused_as_by_the_reader(changes: dict[str, Any]) -> None:
         load_config(config(**changes))
 
 
-SIZES = st.sampled_from(['100', '100b', '64mb', '1.5GB', ' 2 kb ', '3', '1.5', '12k', '1e3', 'kb', '1 b'])
-COUNTS = st.sampled_from(['100', '100k', '64M', '1.5b', '1t', '2 k', '1.5', 'k', '10kb'])
+SIZES = st.sampled_from(
+    ['100', '100b', '64mb', '1.5GB', '.5gb', '2.mb', ' 2 kb ', '3', '1.5', '12k', '1e3', 'kb', '1 b']
+)
+COUNTS = st.sampled_from(['100', '100k', '64M', '1.5b', '.5k', '2.k', '1t', '2 k', '1.5', 'k', '10kb'])
 VALUES = st.none() | st.booleans() | st.integers(-1, 2) | st.floats(-1, 2) | st.sampled_from(['', 'py1e', 'fixed', 'x'])
 KEYS = ['shuffle', 'shuffle_algo', 'predownload', 'sampling_method', 'shuffle_seed', 'num_canonical_nodes', 'remote']
 

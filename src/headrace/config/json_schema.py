@@ -19,8 +19,8 @@ __all__ = ['json_schema']
 
 _INTERPOLATION: Final = {'type': 'string', 'pattern': r'\$\{'}
 _NUMBER_WITH_UNIT: Final = {
-    Count: r'^\s*\d+(\.\d+)?\s*[kKmMbBtT]?\s*$',
-    Bytes: r'^\s*(\d+[bB]?|\d+(\.\d+)?\s*[kKmMgGtTpPeEzZyY][bB])\s*$',
+    Count: r'^\s*(\d+|(\d+\.?\d*|\.\d+)\s*[kKmMbBtT])\s*$',
+    Bytes: r'^\s*(\d+[bB]?|(\d+\.?\d*|\.\d+)\s*[kKmMgGtTpPeEzZyY][bB])\s*$',
 }
 
 
