@@ -115,6 +115,31 @@ def test_ranks_share_the_names_of_their_documents(folder):
     assert not dataset.explain(plan, 2, reads_data=False).is_known.all()
 
 
+_HUGE = {'batch': 4100, 'sequence_length': 2}  # documents of 4096 sequences are remembered in any case
+
+
+def test_all_documents_of_a_huge_batch_are_known(folder):
+    loader, asked = packed(folder, **_HUGE), packed(folder, **_HUGE)
+    next(iter(loader))
+    own = loader.dataset.explain(loader.plan(), 0, reads_data=False)
+    read = asked.dataset.explain(asked.plan(), 0)
+    assert own.is_known.all()
+    assert read.is_known.all()
+    assert read.ids.tolist() == own.ids.tolist()
+
+
+@pytest.mark.slow
+def test_ranks_share_the_documents_of_a_huge_batch(folder):
+    ranks = [packed(folder, rank=rank, ranks=2, **_HUGE) for rank in range(2)]
+    for of_rank in ranks:
+        next(iter(of_rank))
+    tables: list[Any] = []
+    plan = ranks[0].plan()
+    ranks[1].dataset.share_documents([(plan, 0)], lambda own: tables.append(own) or [])
+    ranks[0].dataset.share_documents([(plan, 0)], lambda own: [own, tables[0]])
+    assert ranks[0].dataset.explain(plan, 0, reads_data=False).is_known.all()
+
+
 def test_the_command_names_documents(folder, tmp_path, capsys):
     file = tmp_path / 'packed.yaml'
     streams = {name: {'local': str(folder / name)} for name in LENGTHS}

@@ -263,8 +263,10 @@ class PackedDataset(StreamingDataset):
             gather: as `exchange_cuts`'s. All ranks call it.
         """
         delivered = self.run.lanes.delivered
-        numbers = [plan.global_positions(k) + first_sequence(plan) for plan, k in batches]
-        for tables in gather(delivered.of(np.concatenate(numbers).tolist())):
+        each = [plan.global_positions(k) + first_sequence(plan) for plan, k in batches]
+        numbers = np.concatenate(each).tolist()
+        delivered.keep(len(numbers))
+        for tables in gather(delivered.of(numbers)):
             delivered.update(tables)
 
     def begin_batches(

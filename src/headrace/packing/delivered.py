@@ -17,7 +17,7 @@ PieceTable: TypeAlias = npt.NDArray[np.int64]
 """int64[pieces, 4], the pieces of a sequence in their order: the document's sample id and its number in the lane, the
 first token, and the end."""
 
-_MOST = 4096  # sequences: some hundred bytes each
+_MOST = 4096  # sequences, at least: some hundred bytes each
 
 
 class DeliveredSequences:
@@ -25,6 +25,11 @@ class DeliveredSequences:
 
     def __init__(self) -> None:
         self._tables: OrderedDict[int, PieceTable] = OrderedDict()
+        self._most = _MOST
+
+    def keep(self, sequences: int) -> None:
+        """Keep at least so many sequences from now on."""
+        self._most = max(self._most, sequences)
 
     def add(self, number: int, pieces: Sequence[Piece]) -> None:
         """Remember a sequence."""
@@ -36,7 +41,7 @@ class DeliveredSequences:
         for number, table in tables.items():
             self._tables[number] = table
             self._tables.move_to_end(number)
-        while len(self._tables) > _MOST:
+        while len(self._tables) > self._most:
             self._tables.popitem(last=False)
 
     def of(self, numbers: Sequence[int]) -> dict[int, PieceTable]:

@@ -133,6 +133,7 @@ class Lane:
             self._add(_piece(number, begin, end, document))
         self.tokens_ahead += self._tokens
         self._leftover.clear()
+        self._close_full()
 
     def _take(self, document: Document) -> None:
         size = len(document.tokens)
@@ -146,12 +147,15 @@ class Lane:
                 f'Packing needs documents with tokens, but {self._empty_documents} in a row of one lane have none. '
                 f'Check column {self._packing.document_column!r} and the tokenizer.'
             )
-        while self._tokens >= self.window_tokens:
-            self._close()
+        self._close_full()
 
     def _add(self, piece: Piece) -> None:
         self._pieces.append(piece)
         self._tokens += len(piece.tokens)
+
+    def _close_full(self) -> None:
+        while self._tokens >= self.window_tokens:
+            self._close()
 
     def _close(self) -> None:
         """Make the window's sequences."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer', 'count_documents', 'first_sequence']
 
 _MOST_DOCUMENTS = 512  # of a chunk
+_KEPT_BATCHES = 4  # whose documents are remembered: a trainer judges a batch when it has fetched later ones
 _EAGERNESS = 1.5  # tokens received for each one delivered, while lanes are below their target
 
 
@@ -129,6 +130,7 @@ class Packer:
         """Sequences of the run, by their rising numbers, from chunks in the order of `keys`."""
         rows: list[list[Piece]] = []
         self._received = 0
+        self._all_lanes.delivered.keep(_KEPT_BATCHES * len(numbers))
         for number in numbers:
             lane, row = self._lanes[number % self._count], number // self._count
             while not lane.has(row):
