@@ -87,7 +87,11 @@ def test_a_failure_that_passes_and_a_redirect_cost_no_file(server: ImageServer) 
     assert server.asked['/once/5'] == 2
 
 
-@pytest.mark.parametrize('host', ['127.0.0.1', 'localhost', '169.254.169.254', '10.1.2.3', '[::1]', '0.0.0.0'])
+@pytest.mark.parametrize(
+    'host',
+    ['127.0.0.1', 'localhost', '169.254.169.254', '10.1.2.3', '[::1]', '0.0.0.0', '[64:ff9b::a00:1]', '[2002:a00:1::]',
+     '[::ffff:10.0.0.1]'],
+)  # fmt: skip
 def test_addresses_that_are_not_public_are_not_asked(server: ImageServer, host: str) -> None:
     limits = replace(LIMITS, private_hosts=False, longest_wait=0.001)
     (found,) = download_all([f'http://{host}:{server.server_port}/image/1'], limits)

@@ -91,6 +91,17 @@ def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_goes
     assert convert('killed') == expected
 
 
+def test_videos_can_go_below_the_shards(original: tuple[Path, int, list[str]], tmp_path: Path) -> None:
+    out = tmp_path / 'out'
+    settings = {'inside': False, 'out_mp4': str(out / 'mp4'), 'progress_bar': False}
+    status, _ = in_a_child(lambda: WEBVID.convert(original[0], out, **settings), 20, str(tmp_path))
+    assert status == 9
+    assert not (out / 'index.json').exists()
+    for exist_ok in (False, True):
+        (report,) = WEBVID.convert(original[0], out, exist_ok=exist_ok, **settings).values()
+        assert report.rows == original[1] == len(list((out / 'mp4').rglob('*.mp4')))
+
+
 def test_videos_can_stay_where_they_are(original: tuple[Path, int, list[str]], tmp_path: Path) -> None:
     table, count, _ = original
     arguments = ['--inside', '0', '--limit', str(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
@@ -62,6 +63,16 @@ def test_an_attack_in_a_batch_is_a_broken_member(tmp_path: Path) -> None:
     assert [error.input for error in report.errors] == ['cifar-10-batches-py/data_batch_2']
     assert 'names posix.mkdir' in report.errors[0].error
     assert not (tmp_path / 'attacked').exists()
+
+
+@pytest.mark.parametrize('name', [b'\xff', 3, np.zeros(2, np.uint8)])
+def test_odd_names_of_classes_stop_nothing(tmp_path: Path, name: Any) -> None:
+    make_cifar10(tmp_path / 'in', broken=False)
+    meta = {'label_names': [name, *'bcdefghij']}
+    (tmp_path / 'in' / 'cifar-10-batches-py' / 'batches.meta').write_bytes(pickle.dumps(meta, 2))
+    CIFAR10.convert(tmp_path / 'in', tmp_path / 'out', splits=['val'], progress_bar=False)
+    classes = json.loads((tmp_path / 'out' / 'val' / 'classes.json').read_text())
+    assert classes == (['\ufffd', *'bcdefghij'] if isinstance(name, bytes) else list('0123456789'))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from headrace.convert.protocol import BadRow, Sizes
 __all__ = ['RecordInputs']
 
 T = TypeVar('T')
+_NO_INPUTS: Final = ('split', 'out_mp4')
+"""Keys of identities whose values may name a folder of the output: by chance, and since videos may go there."""
 
 
 class RecordInputs(Generic[T]):
@@ -99,8 +101,8 @@ class RecordInputs(Generic[T]):
         return self._label(self._records[number])
 
     def places(self) -> Iterator[Place]:
-        """The folder, as `identity` tells it; not the split, which may name a folder of the output by chance."""
-        return places_in([value for name, value in self.identity.items() if name != 'split'])
+        """The folders of inputs, as `identity` tells them."""
+        return places_in([value for name, value in self.identity.items() if name not in _NO_INPUTS])
 
     def digest(self, begin: int, end: int) -> str:
         """Of the records' JSON."""

@@ -28,6 +28,8 @@ _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
 _REFUSALS: Final = frozenset({'noai', 'noimageai', 'noindex', 'noimageindex', 'none'})
 """Words of ``X-Robots-Tag`` by which an owner refuses to be in a dataset."""
 _PIECE: Final = 1 << 16
+_NAT64: Final = ipaddress.IPv6Network('64:ff9b::/96')
+"""Its last 32 bits are an address of IPv4, to which a gateway leads."""
 
 
 class DownloadError(ConversionError):
@@ -228,11 +230,21 @@ class _Fetches:
     def _socket(self, address: Any) -> socket.socket:
         """A socket for a resolved address, so that no name leads to another one."""
         family, kind, protocol, _, place = address
-        if not self._limits.private_hosts and not ipaddress.ip_address(str(place[0]).partition('%')[0]).is_global:
+        if not self._limits.private_hosts and not _is_public(str(place[0])):
             raise OSError(errno.EACCES, f'{place[0]} is no public address')
         opened = socket.socket(family, kind, protocol)
         opened.setblocking(False)
         return opened
+
+
+def _is_public(text: str) -> bool:
+    """Whether an address is one of the whole Internet, also that of IPv4 which a gateway makes of one of IPv6."""
+    address = ipaddress.ip_address(text.partition('%')[0])
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address.sixtofour
+        if inner is not None:
+            return inner.is_global
+    return address.is_global
 
 
 def _host(url: str) -> str:

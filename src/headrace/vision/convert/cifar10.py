@@ -140,9 +140,13 @@ def _classes(root: Path, meta: Member) -> list[str]:
         names = read_inert_pickle(_bytes(root, meta)).get('label_names')
     except (FormatError, FileNotFoundError):
         names = None
-    if not isinstance(names, list) or len(names) != _CLASSES:
+    found = [
+        name.decode('utf-8', 'replace') if isinstance(name, bytes) else name
+        for name in (cast('list[Any]', names) if isinstance(names, list) else ())
+    ]
+    if len(found) != _CLASSES or not all(isinstance(name, str) for name in found):
         return [str(number) for number in range(_CLASSES)]
-    return [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+    return found
 
 
 ORIGINAL = Original(
