@@ -10,7 +10,8 @@ batch is one copy per column. Otherwise the sizes at the samples' heads give the
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -51,25 +52,33 @@ class Column:
             self.raw_type = np.dtype(f'V{size}') if self.shape else self.value_type
 
 
+_Place: TypeAlias = 'tuple[int, int, np.dtype[Any], tuple[int, ...]]'
+
+
 class FixedLayout(NamedTuple):
-    """Places of values in samples of one size; shards of one schema share the object."""
+    """Places of values in samples of one size; shards of equal columns share the object, whatever their datasets."""
 
     size: int
     """Bytes of a sample."""
-    columns: Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]
+    columns: Mapping[str, _Place]
     """By column, first byte in a sample, number of bytes, dtype (little-endian) and shape of its value."""
 
-    @classmethod
-    def of(cls, columns: Iterable[Column], size: int) -> FixedLayout:
+    @staticmethod
+    def of(columns: Iterable[Column], size: int) -> FixedLayout:
         """The layout of columns that all have a dtype."""
-        places: dict[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]] = {}
+        places: list[tuple[str, _Place]] = []
         at = 0
         for column in columns:
             assert column.size is not None
             assert column.value_type is not None
-            places[column.name] = at, column.size, column.value_type, column.shape
+            places.append((column.name, (at, column.size, column.value_type, column.shape)))
             at += column.size
-        return cls(size, places)
+        return _shared_layout(size, tuple(places))
+
+
+@lru_cache(maxsize=256)
+def _shared_layout(size: int, places: tuple[tuple[str, _Place], ...]) -> FixedLayout:
+    return FixedLayout(size, dict(places))
 
 
 class FixedRows(NamedTuple):

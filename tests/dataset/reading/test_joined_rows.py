@@ -65,6 +65,16 @@ def test_streams_that_store_other_columns_beside_them(tmp_path: Path) -> None:
     assert sorted(assert_batches_equal_samples(dataset, 6)) == list(range(60))
 
 
+def test_streams_of_equal_columns_are_joined(tmp_path: Path) -> None:
+    streams = [Stream(local=str(write(tmp_path / name, first, 30, {}))) for name, first in [('a', 0), ('b', 30)]]
+    dataset = StreamingDataset(streams=streams, shuffle=True)
+    assert sorted(assert_batches_equal_samples(dataset, 6)) == list(range(60))
+    assert dataset.pool.joined is not None
+    of_both = dataset.pool.joined.batch([0, 10, 1, 11], np.array([2, 0, 1, 1]))
+    assert of_both is not None
+    assert of_both['id'].tolist() == [2, 30, 4, 34]
+
+
 def test_a_kept_batch_never_changes(tmp_path: Path) -> None:
     write(tmp_path, 0, 40, {})
     dataset = StreamingDataset(local=str(tmp_path), batch_size=4, shuffle=True)
