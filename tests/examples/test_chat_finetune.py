@@ -87,14 +87,31 @@ def test_other_tokenizers_get_other_fingerprints(tokenizer):
         ChatTokenizer(tokenizer, train_on=['user']),
         ChatTokenizer(tokenizer, chat_template=changed),
     ]
-    assert len({one.fingerprint for one in made}) == 3
+    made.append(ChatTokenizer(tokenizer, variables={'date_string': '26 Jul 2024'}))
+    assert len({one.fingerprint for one in made}) == 4
     assert ChatTokenizer(tokenizer).fingerprint == made[0].fingerprint
+    cutting = make_tokenizer()
+    cutting.backend_tokenizer.enable_truncation(5)  # as a stored tokenizer may have it; a call turns it off
+    for _ in range(2):
+        assert ChatTokenizer(cutting).fingerprint == made[0].fingerprint
+        assert ChatTokenizer(cutting)(conversations()[:1]) == ChatTokenizer(tokenizer)(conversations()[:1])
 
 
 @pytest.mark.parametrize('value', ['no JSON', '[]', '{"role": "user"}', [{'content': 'x'}], 5, [['user', 'x']]])
 def test_other_values_are_refused(tokenizer, value):
     with pytest.raises(ConfigError, match='must be a list of messages'):
         ChatTokenizer(tokenizer)([value])
+
+
+def test_a_template_that_writes_the_date_needs_a_fixed_one(tokenizer):
+    today = '{% if not date_string is defined %}{% set date_string = strftime_now("%d %b %Y") %}{% endif %}'
+    dated = today + 'Today is {{ date_string }}.\n' + tokenizer.chat_template
+    with pytest.raises(ConfigError, match=r"date of today\. Fix it, as by variables=\{'date_string'"):
+        ChatTokenizer(tokenizer, chat_template=dated)(conversations()[:1])
+    fixed = ChatTokenizer(tokenizer, chat_template=dated, variables={'date_string': '26 Jul 2024'})
+    (encoded,) = fixed(conversations()[:1])
+    assert tokenizer.decode(encoded['input_ids']).startswith('Today is 26 Jul 2024.')
+    assert encoded['labels'][0] == -100
 
 
 def test_templates_that_change_earlier_messages_are_refused(tokenizer):
@@ -107,3 +124,5 @@ def test_templates_that_change_earlier_messages_are_refused(tokenizer):
         ChatTokenizer(tokenizer.backend_tokenizer)
     with pytest.raises(ConfigError, match='must be a list of roles'):
         ChatTokenizer(tokenizer, train_on='assistant')
+    with pytest.raises(ConfigError, match='`variables` must be values of JSON'):
+        ChatTokenizer(tokenizer, variables={'tools': [print]})

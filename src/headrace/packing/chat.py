@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from headrace.errors import ConfigError
 from headrace.packing.rows import IGNORED
+from headrace.packing.tokenizers import fingerprint
 
 __all__ = ['ChatTokenizer']
 
@@ -25,13 +26,20 @@ class ChatTokenizer:
             `apply_chat_template`.
         train_on: the roles whose messages are trained.
         chat_template: a Jinja template; None: the tokenizer's own.
+        variables: further variables of the template, as JSON has them: ``{'date_string': '26 Jul 2024'}``.
 
     Raises:
-        ConfigError: the tokenizer is not a fast one, or has no template; or there is no role.
+        ConfigError: the tokenizer is not a fast one, or has no template; there is no role; or a variable is
+            no JSON.
     """
 
     def __init__(
-        self, tokenizer: Any, *, train_on: Sequence[str] = ('assistant',), chat_template: str | None = None
+        self,
+        tokenizer: Any,
+        *,
+        train_on: Sequence[str] = ('assistant',),
+        chat_template: str | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         if not getattr(tokenizer, 'is_fast', False):
             raise ConfigError(
@@ -47,12 +55,19 @@ class ChatTokenizer:
         if isinstance(train_on, str) or not train_on:
             raise ConfigError(f"`train_on` must be a list of roles, such as ['assistant'], but is {train_on!r}.")
         self._tokenizer, self._template, self._train_on = tokenizer, template, tuple(train_on)
+        self._variables = dict(variables or {})
+        try:
+            json.dumps(self._variables)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f'`variables` must be values of JSON by name, since a checkpoint knows them, but {error}.'
+            ) from error
 
     @property
     def fingerprint(self) -> str:
-        """A text that identifies the tokenizer, template and roles on any machine."""
-        parts = self._tokenizer.backend_tokenizer.to_str(), self._template, *self._train_on
-        return f'chat {hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]}'
+        """A text that identifies the tokenizer, template, variables and roles on any machine."""
+        parts = fingerprint(self._tokenizer), self._template, self._variables, *self._train_on
+        return f'chat {hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]}'
 
     def __call__(self, values: Sequence[Any]) -> list[dict[str, list[int]]]:
         """Tokens and labels of conversations.
@@ -61,7 +76,7 @@ class ChatTokenizer:
             For each, `input_ids` and `labels` of one length; a token that is not trained has the label -100.
 
         Raises:
-            ConfigError: a value is no conversation, or the template changes earlier messages.
+            ConfigError: a value is no conversation; or the template changes earlier messages, or asks for the date.
         """
         return [self._encode(_messages(value)) for value in values]
 
@@ -96,8 +111,20 @@ class ChatTokenizer:
 
     def _render(self, messages: list[Mapping[str, Any]], *, header: bool = False) -> str:
         return self._tokenizer.apply_chat_template(
-            messages, chat_template=self._template, tokenize=False, add_generation_prompt=header
+            messages,
+            chat_template=self._template,
+            tokenize=False,
+            add_generation_prompt=header,
+            **{'strftime_now': _refuse_date, **self._variables},
         )
+
+
+def _refuse_date(_: str) -> str:
+    """Stand in for the template's function of this name: a run that goes on tomorrow must have the same tokens."""
+    raise ConfigError(
+        'A conversation must have the same tokens on any day, but the chat template writes the date of today. Fix it, '
+        "as by variables={'date_string': '26 Jul 2024'} for templates of Llama, or give another `chat_template`."
+    )
 
 
 def _messages(value: Any) -> list[Mapping[str, Any]]:
