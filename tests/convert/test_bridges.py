@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,6 +237,29 @@ def test_loaders_workers_share_such_a_dataset(tmp_path: Path, shards: Path, monk
     batches = list(DataLoader(data, batch_size=4, num_workers=2))
     assert sorted(torch.cat([batch['id'] for batch in batches]).tolist()) == list(range(N))
     assert batches[0]['vector'].shape == (4, 3)
+
+
+class _Attack:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self._path),)
+
+
+@pytest.mark.parametrize('has_features', [False, True])
+def test_pickles_are_refused_before_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_features: bool
+) -> None:
+    datasets = of_hugging_face(tmp_path, monkeypatch)
+    with MDSWriter(out=str(tmp_path / 'a'), columns={'obj': 'pkl'}) as writer:
+        writer.write({'obj': _Attack(tmp_path / 'attacked')})
+    features = datasets.Features({'obj': datasets.Value('string')}) if has_features else None
+    with pytest.raises(ConfigError, match="'obj' holds pickles"):
+        list(to_hugging_face(tmp_path / 'a', features=features))
+    assert not (tmp_path / 'attacked').exists()
 
 
 def test_what_does_not_fit_hugging_face_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

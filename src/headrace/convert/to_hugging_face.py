@@ -74,10 +74,17 @@ def to_hugging_face(
     if missing:
         raise ConfigError(f'{stored.store.url} has the columns {list(first.schema.names)}, but not {missing[0]!r}.')
     encodings = first.schema.columns
+    for name in names:
+        # Before the first row is read.
+        if first.format == 'mds' and not is_mds_encoding_safe(encodings[name]):
+            raise ConfigError(
+                f'Column {name!r} holds pickles ({encodings[name]}), which can run code. Leave it out with `columns`, '
+                f'or write it as another encoding.'
+            )
     rows.columns = tuple((name, encodings[name]) for name in names)
     if features is None:
         sample = next(rows([number]))
-        features = _features(rows.columns, sample, is_mds=first.format == 'mds')
+        features = _features(rows.columns, sample)
     return IterableDataset.from_generator(
         rows, features=features, gen_kwargs={'shards': list(range(len(stored.shards)))}
     )
@@ -156,21 +163,16 @@ def _png(image: Any) -> dict[str, Any]:
     return {'bytes': file.getvalue(), 'path': None}
 
 
-def _features(columns: Sequence[tuple[str, str]], sample: Mapping[str, Any], *, is_mds: bool) -> Any:
+def _features(columns: Sequence[tuple[str, str]], sample: Mapping[str, Any]) -> Any:
     from datasets import Features
 
-    return Features({name: _feature(name, encoding, sample[name], is_mds=is_mds) for name, encoding in columns})
+    return Features({name: _feature(name, encoding, sample[name]) for name, encoding in columns})
 
 
-def _feature(name: str, encoding: str, value: Any, *, is_mds: bool) -> Any:
+def _feature(name: str, encoding: str, value: Any) -> Any:
     """The feature of a column, for arrays without a declared shape by their first value."""
     import datasets
 
-    if is_mds and not is_mds_encoding_safe(encoding):
-        raise ConfigError(
-            f'Column {name!r} holds pickles ({encoding}), which can run code. Leave it out with `columns`, or write it '
-            f'as another encoding.'
-        )
     if encoding in _NUMBERS:
         return datasets.Value(_NUMBERS[encoding])
     if encoding in _TEXTS:
