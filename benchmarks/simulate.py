@@ -4,8 +4,8 @@
 
 Each run is a process of its own, with an empty cache folder and a link of its own in front of an S3 server on the
 loopback interface. Its trainer sleeps for the step. The simulation has the same configuration, step, latency and rate.
-The clock of both starts when the loader is asked for its first batch. The simulation counts a
-handshake for each new connection. The real run has one open already, by which it has read the index.
+The clock of both starts when the loader is asked for its first batch. The simulation counts a handshake
+for each new connection. The real run has one open already, by which it has read the index.
 """
 
 from __future__ import annotations
