@@ -371,6 +371,7 @@ def test_a_fixed_epoch_is_given_in_every_pass_also_after_one_that_was_left(make_
 @pytest.mark.parametrize('persistent_workers', [False, True])
 def test_workers_of_an_abandoned_cycle_end_well(mix, monkeypatch, persistent_workers):
     # A traceback makes such a cycle, of a test that fails or of an error that somebody keeps.
+    gc.collect()  # what other tests left
     failed = []
     monkeypatch.setattr(sys, 'unraisablehook', lambda unraisable: failed.append(str(unraisable.exc_value)))
     loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=persistent_workers)

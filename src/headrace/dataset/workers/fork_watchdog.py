@@ -105,10 +105,10 @@ def _wait_for_imports() -> None:
 
 def _imports_of_others() -> list[Any]:
     """The locks of modules that other threads import, without endless ones."""
-    imports: Any = importlib._bootstrap
-    locks = [reference() for reference in list(imports._module_locks.values())]
+    known: dict[str, Any] = getattr(importlib._bootstrap, '_module_locks', {})  # a later Python may have others
+    locks = [reference() for reference in list(known.values())]
     mine = {None, threading.get_ident()}
-    return [lock for lock in locks if lock is not None and lock.owner not in mine and lock not in _endless]
+    return [lock for lock in locks if getattr(lock, 'owner', None) not in mine and lock not in _endless]
 
 
 class _WatchedForkContext(PipeContext):
