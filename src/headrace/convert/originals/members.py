@@ -97,6 +97,10 @@ def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) 
         try:
             with tarfile.open(fileobj=TarWindow(file, begin, size), mode='r:') as tar:
                 for member in tar:
+                    if member.size < 0:  # its next member would be one before it, for ever
+                        raise FormatError(
+                            f'The tar {path} is damaged: a member has {member.size} bytes. Fetch it again.'
+                        )
                     if member.isfile():
                         yield Member(path, begin + member.offset_data, member.size, version, member.name)
         except (tarfile.TarError, EOFError, ValueError) as error:
