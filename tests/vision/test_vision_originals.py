@@ -232,10 +232,8 @@ def test_a_file_that_unpacks_to_too_much_is_broken(tmp_path: Path) -> None:
     assert 'has at most 268435456 bytes' in report.errors[0].error
 
 
-@pytest.mark.parametrize('kind', [tarfile.REGTYPE, b'?'])
-def test_a_tar_that_leads_back_to_its_begin_is_damaged(tmp_path: Path, kind: bytes) -> None:
+def test_a_tar_that_leads_back_to_its_begin_is_damaged(tmp_path: Path) -> None:
     first, back = tarfile.TarInfo('first'), tarfile.TarInfo('back')
-    back.type = kind
     head = bytearray(back.tobuf())
     head[124:136] = (-1024).to_bytes(12, 'big', signed=True)
     # Of all bytes, with spaces in the place of the sum itself.
@@ -245,7 +243,7 @@ def test_a_tar_that_leads_back_to_its_begin_is_damaged(tmp_path: Path, kind: byt
     # Newer Pythons end such a tar by themselves.
     with contextlib.suppress(FormatError):
         for member in itertools.islice(tar_members(tmp_path, 'a.tar'), 9):
-            names.append(member.name)  # noqa: PERF401 - those before the damage stay
+            names.append(member.name)
     assert names == ['first']
 
 
