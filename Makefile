@@ -50,7 +50,7 @@ durations: .venv/.ready ## Measure which tests take long, into tests/data/durati
 	.venv/bin/python $(PYTEST) -m 'not slow' --write-durations
 
 test-next: .venv-next/.ready ## The tests of what imports torch with its newest version, without Composer and clouds
-	.venv-next/bin/python $(PYTEST) $(FEW) -m 'not slow and not once and not composer and not s3 and not cloud' $(WITH_TORCH)
+	.venv-next/bin/python $(PYTEST) $(FEW) --at-most 4 -m 'not slow and not once and not composer and not s3 and not cloud' $(WITH_TORCH)
 
 # The next Python has its turn after a failure, too.
 test-pythons: ## The shorter tests of the core on other Pythons, as far as they are there
@@ -67,7 +67,7 @@ test-numpys: .venv/.ready ## The tests of the order with the oldest and the newe
 test-python-%:
 	@if .ci/find-python $* > /dev/null; then \
 		$(MAKE) --no-print-directory .venv-$*/.ready && \
-		.venv-$*/bin/python $(PYTEST) $(FEW) --at-most 1 \
+		.venv-$*/bin/python $(PYTEST) $(FEW) --at-most 0.5 \
 			-m 'not slow and not once and not composer and not lightning and not s3 and not cloud'; \
 	else \
 		echo "Skipped: there is no Python $* here, on PATH or where pyenv and uv keep theirs"; \
