@@ -99,7 +99,7 @@ class _Batches(_MultiProcessingDataLoaderIter):
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         super().__init__(loader)
-        _queues[id(self)] = self._worker_result_queue, self._index_queues  # pyright: ignore[reportAttributeAccessIssue]
+        _queues[id(self)] = getattr(self, '_worker_result_queue', None), getattr(self, '_index_queues', None)
 
     def _shutdown_workers(self) -> None:
         results = getattr(self, '_worker_result_queue', None)  # a constructor may have failed
