@@ -18,6 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the file and its overrides."""
     parser.add_argument('config', type=Path, help="YAML file for LLM Foundry's training")
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help="what goes over the file, in Foundry's keys")
+    parser.add_argument(
+        '--native', action='store_true', help='take the native order, for new runs, and say what each change means'
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,8 +30,14 @@ def run(arguments: argparse.Namespace) -> int:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
         config = config_of_foundry(arguments.config, overrides=arguments.overrides)
-    for warning in caught:
-        print(f'headrace: {warning.message}', file=sys.stderr)
+    notes = [str(warning.message) for warning in caught]
+    if arguments.native:
+        from headrace.config.native import as_native
+
+        config, changes = as_native(config)
+        notes += changes
+    for note in notes:
+        print(f'headrace: {note}', file=sys.stderr)
     text = to_yaml(config)
     shown = redact(text)
     if shown != text:
