@@ -15,10 +15,23 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = (
-    'headrace', 'headrace.mixing', 'headrace.lightning', 'headrace.composer', 'headrace.metrics', 'headrace.packing',
-    'headrace.convert', 'headrace.inspect', 'headrace.simulate', 'headrace.doctor', 'headrace.vision', 'headrace.text', 'headrace.multimodal',
-    'headrace.format', 'headrace.storage', 'headrace.errors',
-)  # fmt: skip
+    'headrace',
+    'headrace.mixing',
+    'headrace.lightning',
+    'headrace.composer',
+    'headrace.metrics',
+    'headrace.packing',
+    'headrace.convert',
+    'headrace.inspect',
+    'headrace.simulate',
+    'headrace.doctor',
+    'headrace.vision',
+    'headrace.text',
+    'headrace.multimodal',
+    'headrace.format',
+    'headrace.storage',
+    'headrace.errors',
+)
 _LINK = re.compile(r'(\]\(|<img src=")(?!https?:|#|mailto:)([^)#" ]+)')
 
 
