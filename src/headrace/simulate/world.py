@@ -100,7 +100,7 @@ class Link:
         self._bandwidth = min(bandwidth, _QUICKEST)  # an infinite rate times no time is no number
         self._connection_bandwidth = connection_bandwidth
         self._active: list[_Transfer] = []
-        self._asked = self._open = 0  # connections in use, and the most that were
+        self._asked, self._open = 0, 1  # connections in use, and open ones: the index was read with one
         self._since = 0.0
         self._version = 0
         self.bytes = 0
