@@ -187,49 +187,6 @@ def test_transfers_share_a_link():
         )
     world.run(lambda: False)
     # The second connection is opened first, until 1 s. Both then share 100, until 1.4 s; one alone gets 60.
-    assert ended == [3_001, 50_021, 99_991]
-
-
-def test_what_is_not_simulated_is_estimated(run):
-    whole, part = run(bandwidth=1e4), run(bandwidth=1e4, batches=20)
-    assert not part.is_whole
-    assert part.epoch_seconds == pytest.approx(whole.epoch_seconds, rel=0.2)
-    assert part.epoch_fetched_bytes == pytest.approx(whole.epoch_fetched_bytes, rel=0.2)
-
-
-def test_it_is_the_same_each_time(run):
-    conditions = {'bandwidth': 3e4, 'latency': 0.01, 'step_seconds': 0.02, 'ranks': 2, 'workers': 2}
-    assert run(**conditions).steps == run(**conditions).steps
-
-
-@pytest.mark.parametrize(
-    'wrong', [{'ranks': 0}, {'bandwidth': math.nan}, {'latency': -1}, {'latency': math.inf}, {'ranks': 3, 'nodes': 2}]
-)
-def test_impossible_conditions_are_refused(wrong):
-    with pytest.raises(ConfigError, match='must'):
-        Conditions(**wrong)
-
-
-def test_packing_is_refused(remote):
-    packing = {'sequence_length': 8, 'token_dtype': 'uint8', 'column': 'x'}
-    config = load_config({'global_batch_size': 8, 'train': {'remote': str(remote), 'packing': packing}})
-    with pytest.raises(ConfigError, match='without `packing`'):
-        simulate(config.train, Conditions())
-
-
-def test_transfers_share_a_link():
-    world = World()
-    link = Link(world, bandwidth=100, connection_bandwidth=60, latency=0.5)
-    ended, near = {}, {}
-    for name, size in (('small', 50), ('large', 150)):
-        link.fetch(
-            size,
-            1,
-            lambda name=name: near.setdefault(name, world.now),
-            lambda name=name: ended.setdefault(name, world.now),
-        )
-    world.run(lambda: False)
-    # Both at 50 until 2 s; then 100 bytes are left, which one connection brings at 60.
     assert ended == {'small': pytest.approx(1.4), 'large': pytest.approx(1.4 + 130 / 60)}
     assert near == {'small': pytest.approx(5 / 6), 'large': pytest.approx(0.9 + 130 / 60)}
 
