@@ -232,7 +232,7 @@ class Stream(FactsRepr):
         """
         selection = self._read_selection()
         finder = partial(self._finder, selection, allow_unsafe_types=allow_unsafe_types)
-        if not (self.is_local and self.format is None and (self.folder / INDEX).exists()):
+        if not self._has_index_of_shards():
             self._take(finder().known(self.remote, self._given_local, self.folder, is_local=self.is_local))
         opened = partial(self._open, selection, allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
         try:
@@ -241,6 +241,12 @@ class Stream(FactsRepr):
             if self._source is not None or not self._take(finder().listed(self.remote or self._given_local or '')):
                 raise
             opened()
+
+    def _has_index_of_shards(self) -> bool:
+        """Whether an index of shards is there, so that the data need not be looked at for other formats."""
+        if self.format is not None or not (self.folder / INDEX).exists():
+            return False
+        return self.is_local or not any(sign in (self.remote or '') for sign in '*?[')  # which globs have
 
     def _finder(self, selection: Selection | None, *, allow_unsafe_types: bool) -> SourceFinder:
         from headrace.dataset.streams.source_data import SourceFinder  # local shards need none of its modules
