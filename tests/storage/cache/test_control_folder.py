@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -197,6 +198,20 @@ def test_a_cache_that_is_deleted_while_its_folder_is_made_leaves_no_open_file(tm
     with pytest.raises(FileNotFoundError), folder.opened(make=True):
         pass
     assert os.listdir('/proc/self/fd') == before
+
+
+def test_a_folder_that_others_make_and_remove_at_the_same_time_counts_as_absent(tmp_path):
+    class Raced(type(tmp_path)):
+        """Another process makes the folder first, and a third one removes it before anybody looks."""
+
+        def mkdir(self, mode=0o777, parents=False, exist_ok=False):
+            if self.name == '.headrace' and self.parent.exists():
+                raise FileExistsError(errno.EEXIST, 'File exists', str(self))
+            super().mkdir(mode, parents, exist_ok)
+
+    folder = ControlFolder(Raced(tmp_path / 'cache'), '.headrace', re.compile('x'))
+    with pytest.raises(FileNotFoundError), folder.opened(make=True):
+        pass
 
 
 # -- two users ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import stat
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -418,6 +419,21 @@ class TestSafety:
 
 
 class TestFolderProblems:
+    def test_a_subfolder_that_is_deleted_while_it_is_made_is_made_again(self, tmp_path, monkeypatch):
+        remote, make, races = make_remote(tmp_path / 'remote', prefix='sub/'), Path.mkdir, []
+
+        def race(path, *how, **more):
+            """Once, another process makes the subfolder first, and a third one removes it before anybody looks."""
+            if path == tmp_path / 'cache/sub' and not races:
+                races.append(path)
+                raise FileExistsError(errno.EEXIST, 'File exists', str(path))
+            make(path, *how, **more)
+
+        monkeypatch.setattr(Path, 'mkdir', race)
+        with cache_of(remote, tmp_path / 'cache').acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert races
+
     def test_no_locks_on_this_file_system(self, plain, tmp_path, monkeypatch):
         def refuse(*_):
             raise OSError(38, 'Function not implemented')

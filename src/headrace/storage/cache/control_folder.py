@@ -165,11 +165,13 @@ class ControlFolder:
     def _make(self) -> int:
         """Make the folder, open to all who may write to the cache folder: any of them may clear up after another."""
         try:
-            self.path.mkdir()
-        except FileNotFoundError:
-            self.cache.mkdir(parents=True, exist_ok=True)
-            self.path.mkdir(exist_ok=True)
-        except FileExistsError:  # others make and remove it as well
+            try:
+                self.path.mkdir()
+            except FileNotFoundError:
+                self.cache.mkdir(parents=True, exist_ok=True)
+                self.path.mkdir()
+        except FileExistsError:
+            # Others make it, and remove it, as well. `exist_ok` raises this, too, if the folder is gone when it looks.
             return open_folder(self.path)
         handle = open_folder(self.path)
         try:

@@ -6,6 +6,7 @@ Files have temporary names until all parts are verified.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -71,6 +72,8 @@ class Fetcher:
                 try:
                     final.parent.mkdir(parents=True, exist_ok=True)
                 except OSError as error:
+                    if not os.path.lexists(error.filename):  # it, or the folder above, was deleted meanwhile
+                        raise FileNotFoundError(errno.ENOENT, 'No such folder', error.filename) from error
                     raise cannot_write(final.parent, error) from error
                 check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
             lock.publish(temporary, final)
