@@ -4,98 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.statistics import LoaderStats, MixtureCounts, StreamCount, StreamStats
+from headrace.dataset.statistics import MixtureCounts, StreamCount
+from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead
+from headrace.metrics.stream_counts import add_counts, from_state, mix_figures, scaled_to, shares_of, to_state
 
 __all__ = ['DataMeter']
 
 _TEXT_STREAMS = 4  # Streams whose shares fit into a line.
 _LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
 _UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
-
-
-Tokens: TypeAlias = npt.NDArray[np.int64]
-
-
-class _Read(NamedTuple):
-    """Counters that are added over loaders and over ranks."""
-
-    seconds_waiting: float = 0.0
-    stalls: float = 0
-    bytes_downloaded: float = 0
-    requests: float = 0
-    cache_hits: float = 0
-    bad_samples: float = 0
-    tokens: float = 0
-    has_tokens: float = 0
-    """Whether batches had tokens."""
-
-    def plus(self, other: Sequence[float]) -> _Read:
-        return _Read(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def minus(self, other: Sequence[float]) -> _Read:
-        return _Read(*(a - b for a, b in zip(self, other, strict=True)))
-
-    @classmethod
-    def of(cls, stats: LoaderStats) -> _Read:
-        return cls(
-            stats.seconds_waiting,
-            stats.stalls,
-            stats.bytes_downloaded,
-            stats.requests,
-            stats.cache_hits,
-            stats.bad_samples,
-        )
-
-
-class _StreamRead(NamedTuple):
-    """Counters of one stream."""
-
-    bytes_downloaded: float = 0
-    requests: float = 0
-    cache_hits: float = 0
-    shards_waited_for: float = 0
-    seconds_waited: float = 0
-
-    def plus(self, other: Sequence[float]) -> _StreamRead:
-        return _StreamRead(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def minus(self, other: Sequence[float]) -> _StreamRead:
-        return _StreamRead(*(a - b for a, b in zip(self, other, strict=True)))
-
-    @classmethod
-    def of(cls, stats: StreamStats) -> _StreamRead:
-        return cls(
-            stats.bytes_downloaded, stats.requests, stats.cache_hits, stats.shards_waited_for, stats.seconds_waited
-        )
-
-
-@dataclass(slots=True)
-class _Followed:
-    """A loader, and its counters when the meter first saw it."""
-
-    loader: StreamingDataLoader
-    before: _Read
-    mix: MixtureCounts
-    remote: dict[str, _StreamRead]
-    """Remote streams, and their counters at that time."""
-    tokens_before: Tokens | None
-    """With packing, the tokens of each stream at that time."""
-    tokens: Tokens | None
-    """The same after the last trained step."""
-
-    def token_counts(self) -> dict[str, StreamCount]:
-        """Trained tokens of each stream since then, on this rank; empty without packing."""
-        if self.tokens is None or self.tokens_before is None:
-            return {}
-        return self.loader.token_counts(self.tokens - self.tokens_before)
 
 
 class DataMeter:
@@ -110,9 +32,9 @@ class DataMeter:
 
     def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._followed: dict[str, _Followed] = {}
-        self._past = _Read()  # of loaders that were replaced, and tokens
-        self._past_streams: dict[str, _StreamRead] = {}  # of loaders that were replaced
+        self._followed: dict[str, FollowedLoader] = {}
+        self._past = Read()  # of loaders that were replaced, and tokens
+        self._past_streams: dict[str, StreamRead] = {}  # of loaders that were replaced
         self._earlier: dict[str, StreamCount] = {}  # before a checkpoint
         self._earlier_tokens: dict[str, StreamCount] = {}  # of packed loaders, on all ranks
         self._earlier_sequences = 0  # of packed loaders
@@ -139,28 +61,20 @@ class DataMeter:
                 continue
             if old is not None:
                 self._leave(name, old)
-            stats = loader.stats()
-            names = [stream.name or '' for stream in loader.dataset.streams if not stream.is_local]
-            mix = MixtureCounts() if old is None else old.mix
-            remote = {stream: _StreamRead.of(stats.streams[stream]) for stream in names}
-            tokens = loader.stream_tokens
-            self._followed[name] = _Followed(loader, _Read.of(stats), mix, remote, tokens, tokens)
+            self._followed[name] = FollowedLoader.of(loader, MixtureCounts() if old is None else old.mix)
         for name in self._followed.keys() - loaders.keys():
             old = self._followed.pop(name)
             self._leave(name, old)
             if old.tokens is None:
-                _add_all(self._earlier, name, old.mix.counts())
+                add_counts(self._earlier, name, old.mix.counts())
             else:
                 self._earlier_sequences += sum(count.samples for count in old.mix.counts().values())
 
-    def _leave(self, label: str, old: _Followed) -> None:
-        _add_all(self._earlier_tokens, label, _of_all_ranks(old))
-        stats = old.loader.stats()
-        self._past = self._past.plus(_Read.of(stats).minus(old.before))
-        for stream, before in old.remote.items():
-            name = f'{label}/{stream}' if label else stream
-            had = self._past_streams.get(name, _StreamRead())
-            self._past_streams[name] = had.plus(_StreamRead.of(stats.streams[stream]).minus(before))
+    def _leave(self, label: str, old: FollowedLoader) -> None:
+        add_counts(self._earlier_tokens, label, old.token_counts_of_all_ranks())
+        self._past = self._past.plus(old.reads())
+        for name, read in old.stream_reads(label).items():
+            self._past_streams[name] = self._past_streams.get(name, StreamRead()).plus(read)
 
     @property
     def loaders(self) -> list[StreamingDataLoader]:
@@ -241,11 +155,11 @@ class DataMeter:
             own = self._own_tokens() if per_stream else {}
             of_reads = [number for read in reads.values() for number in read]
             numbers = sum_over_ranks([*total, *passed, *(count.samples for count in own.values()), *of_reads])
-            summed, passed = _Read(*numbers[:size]), _Read(*numbers[size : 2 * size])
+            summed, passed = Read(*numbers[:size]), Read(*numbers[size : 2 * size])
             rest = iter(numbers[2 * size :])
             of_all = {name: round(next(rest) * replicas / ranks) for name in own}
-            token_counts = self._with_earlier_tokens(_with_samples(own, of_all))
-            reads = {name: _StreamRead(*(next(rest) for _ in read)) for name, read in reads.items()}
+            token_counts = self._with_earlier_tokens(scaled_to(own, of_all))
+            reads = {name: StreamRead(*(next(rest) for _ in read)) for name, read in reads.items()}
             waiting, tokens = passed.seconds_waiting / ranks, passed.tokens * replicas / ranks
         else:
             summed, waiting, tokens = total, passed.seconds_waiting, passed.tokens * replicas
@@ -267,27 +181,24 @@ class DataMeter:
         if starts:
             figures['data/seconds_to_first_batch'] = max(starts)
         if per_stream:
-            figures.update(_mix_figures(self._sample_counts(), 'samples'))
-            figures.update(_mix_figures(token_counts, 'tokens'))
+            figures.update(mix_figures(self._sample_counts(), 'samples'))
+            figures.update(mix_figures(token_counts, 'tokens'))
         for name, read in reads.items():
             figures.update({f'data/{name}/{what}': number for what, number in zip(read._fields, read, strict=True)})
         self._since, self._last, self._last_samples = now, total, samples
         return figures
 
-    def _stream_reads(self, *, always: bool) -> dict[str, _StreamRead]:
+    def _stream_reads(self, *, always: bool) -> dict[str, StreamRead]:
         """Counters of each remote stream; the same streams on every rank."""
         followed = self._followed.values()
         if sum(len(each.loader.dataset.streams) for each in followed) < 2:
             return {}
         if not always and sum(len(each.remote) for each in followed) > _LOGGED_STREAMS:
             return {}
-        found: dict[str, _StreamRead] = {}
+        found: dict[str, StreamRead] = {}
         for label, each in self._followed.items():
-            streams = each.loader.stats().streams
-            for stream, before in each.remote.items():
-                name = f'{label}/{stream}' if label else stream
-                past = self._past_streams.get(name, _StreamRead())
-                found[name] = past.plus(_StreamRead.of(streams[stream]).minus(before))
+            for name, read in each.stream_reads(label).items():
+                found[name] = self._past_streams.get(name, StreamRead()).plus(read)
         return found
 
     def counts(self) -> dict[str, StreamCount]:
@@ -302,25 +213,25 @@ class DataMeter:
         counts = dict(self._earlier)
         for label, followed in self._followed.items():
             if followed.tokens is None:
-                _add_all(counts, label, followed.mix.counts())
+                add_counts(counts, label, followed.mix.counts())
         return counts
 
     def _token_counts(self) -> dict[str, StreamCount]:
         counts = dict(self._earlier_tokens)
         for label, followed in self._followed.items():
-            _add_all(counts, label, _of_all_ranks(followed))
+            add_counts(counts, label, followed.token_counts_of_all_ranks())
         return counts
 
     def _own_tokens(self) -> dict[str, StreamCount]:
         """Tokens of the packed loaders that are read, on this rank; the same streams on every rank."""
         counts: dict[str, StreamCount] = {}
         for label, followed in self._followed.items():
-            _add_all(counts, label, followed.token_counts())
+            add_counts(counts, label, followed.token_counts())
         return counts
 
     def _with_earlier_tokens(self, counts: Mapping[str, StreamCount]) -> dict[str, StreamCount]:
         together = dict(self._earlier_tokens)
-        _add_all(together, '', counts)
+        add_counts(together, '', counts)
         return together
 
     def texts(self) -> dict[str, str]:
@@ -338,17 +249,17 @@ class DataMeter:
         self._text_since, self._text_waiting = now, total.seconds_waiting
         counts = self.counts()
         if len(counts) > 1:
-            shares = list(_shares(counts).values())
+            shares = list(shares_of(counts).values())
             if len(counts) <= _TEXT_STREAMS:
                 found['mix'] = '/'.join(f'{share:.2f}' for share, _ in shares)
             else:
                 found['mix'] = f'±{max(abs(share - promised) for share, promised in shares):.3f}'
         return found
 
-    def _total(self) -> _Read:
+    def _total(self) -> Read:
         total = self._past
         for followed in self._followed.values():
-            total = total.plus(_Read.of(followed.loader.stats()).minus(followed.before))
+            total = total.plus(followed.reads())
         return total._replace(tokens=float(self._tokens), has_tokens=float(self._has_tokens))
 
     def _samples(self) -> int:
@@ -368,16 +279,16 @@ class DataMeter:
 
         The same on every rank, except that tokens of packed streams are this rank's times the number of ranks.
         """
-        state: dict[str, Any] = {'streams': _plain(self._sample_counts())}
+        state: dict[str, Any] = {'streams': to_state(self._sample_counts())}
         tokens = self._token_counts()
         if tokens:
-            state['tokens'] = _plain(tokens)
+            state['tokens'] = to_state(tokens)
             state['sequences'] = self._samples() - sum(count.samples for count in self._sample_counts().values())
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the counts of a state."""
-        self._earlier, self._earlier_tokens = _counts_of(state.get('streams', {})), _counts_of(state.get('tokens', {}))
+        self._earlier, self._earlier_tokens = from_state(state.get('streams', {})), from_state(state.get('tokens', {}))
         self._earlier_sequences = int(state.get('sequences', 0))
         is_packed = any(followed.tokens is not None for followed in self._followed.values())
         if is_packed and 'tokens' not in state:  # of version 0.1.0, for which packed sequences were a stream
@@ -387,53 +298,6 @@ class DataMeter:
             followed.mix = MixtureCounts()
             followed.tokens_before = followed.tokens = followed.loader.stream_tokens
         self.begin()
-
-
-def _plain(counts: Mapping[str, StreamCount]) -> dict[str, list[float]]:
-    return {name: [count.samples, count.promised] for name, count in counts.items()}
-
-
-def _counts_of(plain: Mapping[str, Sequence[float]]) -> dict[str, StreamCount]:
-    return {name: StreamCount(int(n), float(m)) for name, (n, m) in plain.items()}
-
-
-def _add_all(counts: dict[str, StreamCount], label: str, more: Mapping[str, StreamCount]) -> None:
-    for stream, count in more.items():
-        name = f'{label}/{stream}' if label else stream
-        had = counts.get(name, StreamCount(0, 0.0))
-        counts[name] = StreamCount(had.samples + count.samples, had.promised + count.promised)
-
-
-def _of_all_ranks(followed: _Followed) -> dict[str, StreamCount]:
-    """Tokens of a packed loader, those of this rank for every rank's; empty without packing."""
-    replicas = followed.loader.dataset.topology.replicas
-    own = followed.token_counts()
-    return _with_samples(own, {name: count.samples * replicas for name, count in own.items()})
-
-
-def _with_samples(counts: Mapping[str, StreamCount], samples: Mapping[str, int]) -> dict[str, StreamCount]:
-    """Counts with other samples; as many are promised in all."""
-    factor = sum(samples.values()) / max(sum(count.samples for count in counts.values()), 1)
-    return {name: StreamCount(samples[name], count.promised * factor) for name, count in counts.items()}
-
-
-def _mix_figures(counts: Mapping[str, StreamCount], unit: str) -> dict[str, float]:
-    if len(counts) < 2:
-        return {}
-    figures: dict[str, float] = {}
-    shares = _shares(counts)
-    for name, count in counts.items():
-        share, promised = shares[name]
-        figures[f'mix/{name}/{unit}'] = count.samples
-        figures[f'mix/{name}/share'], figures[f'mix/{name}/promised'] = share, promised
-    return figures
-
-
-def _shares(counts: Mapping[str, StreamCount]) -> dict[str, tuple[float, float]]:
-    """Each stream's share of all samples, and its promised share."""
-    samples = max(sum(count.samples for count in counts.values()), 1)
-    promised = max(sum(count.promised for count in counts.values()), 1e-9)
-    return {name: (count.samples / samples, count.promised / promised) for name, count in counts.items()}
 
 
 def _bytes_text(count: float) -> str:

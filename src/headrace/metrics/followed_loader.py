@@ -1,0 +1,120 @@
+"""A loader that a meter follows, and what it has counted since then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.loader import StreamingDataLoader
+from headrace.dataset.statistics import LoaderStats, MixtureCounts, StreamCount, StreamStats
+from headrace.metrics.stream_counts import labelled, scaled_to
+
+__all__ = ['FollowedLoader', 'Read', 'StreamRead']
+
+Tokens: TypeAlias = npt.NDArray[np.int64]
+
+
+class Read(NamedTuple):
+    """Counters that are added over loaders and over ranks."""
+
+    seconds_waiting: float = 0.0
+    stalls: float = 0
+    bytes_downloaded: float = 0
+    requests: float = 0
+    cache_hits: float = 0
+    bad_samples: float = 0
+    tokens: float = 0
+    has_tokens: float = 0
+    """Whether batches had tokens."""
+
+    def plus(self, other: Sequence[float]) -> Read:
+        """The sum of both, counter by counter."""
+        return Read(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: Sequence[float]) -> Read:
+        """The difference of both, counter by counter."""
+        return Read(*(a - b for a, b in zip(self, other, strict=True)))
+
+    @classmethod
+    def of(cls, stats: LoaderStats) -> Read:
+        """The counters of a loader; tokens are counted elsewhere."""
+        return cls(
+            stats.seconds_waiting,
+            stats.stalls,
+            stats.bytes_downloaded,
+            stats.requests,
+            stats.cache_hits,
+            stats.bad_samples,
+        )
+
+
+class StreamRead(NamedTuple):
+    """Counters of one stream."""
+
+    bytes_downloaded: float = 0
+    requests: float = 0
+    cache_hits: float = 0
+    shards_waited_for: float = 0
+    seconds_waited: float = 0
+
+    def plus(self, other: Sequence[float]) -> StreamRead:
+        """The sum of both, counter by counter."""
+        return StreamRead(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, other: Sequence[float]) -> StreamRead:
+        """The difference of both, counter by counter."""
+        return StreamRead(*(a - b for a, b in zip(self, other, strict=True)))
+
+    @classmethod
+    def of(cls, stats: StreamStats) -> StreamRead:
+        """The counters of a stream."""
+        return cls(
+            stats.bytes_downloaded, stats.requests, stats.cache_hits, stats.shards_waited_for, stats.seconds_waited
+        )
+
+
+@dataclass(slots=True)
+class FollowedLoader:
+    """A loader, and its counters when the meter first saw it."""
+
+    loader: StreamingDataLoader
+    before: Read
+    mix: MixtureCounts
+    remote: dict[str, StreamRead]
+    """Remote streams, and their counters at that time."""
+    tokens_before: Tokens | None
+    """With packing, the tokens of each stream at that time."""
+    tokens: Tokens | None
+    """The same after the last trained step."""
+
+    @classmethod
+    def of(cls, loader: StreamingDataLoader, mix: MixtureCounts) -> FollowedLoader:
+        """Follow a loader from now on; `mix` has the samples that count before."""
+        stats, tokens = loader.stats(), loader.stream_tokens
+        names = [stream.name or '' for stream in loader.dataset.streams if not stream.is_local]
+        remote = {name: StreamRead.of(stats.streams[name]) for name in names}
+        return cls(loader, Read.of(stats), mix, remote, tokens, tokens)
+
+    def reads(self) -> Read:
+        """Counters since then."""
+        return Read.of(self.loader.stats()).minus(self.before)
+
+    def stream_reads(self, label: str) -> dict[str, StreamRead]:
+        """Counters of each remote stream since then; see `labelled`."""
+        streams = self.loader.stats().streams
+        return labelled(label, {name: StreamRead.of(streams[name]).minus(read) for name, read in self.remote.items()})
+
+    def token_counts(self) -> dict[str, StreamCount]:
+        """Trained tokens of each stream since then, on this rank; empty without packing."""
+        if self.tokens is None or self.tokens_before is None:
+            return {}
+        return self.loader.token_counts(self.tokens - self.tokens_before)
+
+    def token_counts_of_all_ranks(self) -> dict[str, StreamCount]:
+        """The same, with this rank's tokens for every rank's."""
+        own, replicas = self.token_counts(), self.loader.dataset.topology.replicas
+        return scaled_to(own, {name: count.samples * replicas for name, count in own.items()})
