@@ -31,8 +31,8 @@ class Model(LightningModule):
         self.seen: list[list[int]] = []
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        first = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
-        rows = first.double().flatten(1)
+        columns = batch.values() if isinstance(batch, dict) else batch
+        rows = next(column for column in columns if isinstance(column, torch.Tensor)).double().flatten(1)
         self.seen.append([hash(tuple(row.tolist())) for row in rows])
         return self.layer(rows.float().mean(1, keepdim=True)).sum()
 
@@ -84,12 +84,58 @@ def laion(folder: Path) -> tuple[type[StreamingDataset], dict[str, Any]]:
     return StreamingLAION, write(folder, columns, lambda i: {'jpg': image(i), 'caption': f'{i}'})
 
 
+def pair(folder: Path, name: str, *, y: str) -> tuple[type[StreamingDataset], dict[str, Any]]:
+    """Images in the column x; in y their classes, or other images."""
+    import headrace.vision
+
+    data = write(folder, {'x': 'png', 'y': y}, lambda i: {'x': image(i), 'y': i if y == 'int' else image(i)})
+    return getattr(headrace.vision, name), {**data, 'decode': 'tensor'}
+
+
+def coco(folder: Path) -> tuple[type[StreamingDataset], dict[str, Any]]:
+    from headrace.vision import StreamingCOCO
+
+    columns = {'img': 'png', 'img_id': 'int', 'htot': 'int', 'wtot': 'int'}
+    columns |= {'bbox_sizes': 'ndarray:float32', 'bbox_labels': 'ndarray:int64'}
+    same = {'htot': 6, 'wtot': 6, 'bbox_sizes': np.zeros((2, 4), np.float32), 'bbox_labels': np.ones(2, np.int64)}
+    return StreamingCOCO, {
+        **write(folder, columns, lambda i: {'img': image(i), 'img_id': i, **same}),
+        'decode': 'tensor',
+    }
+
+
+def webvid(folder: Path, name: str) -> tuple[type[StreamingDataset], dict[str, Any]]:
+    """One video of different frames for each row, inside of the shards or beside them."""
+    import headrace.multimodal
+
+    pytest.importorskip('av')
+    from webvid_originals import video
+
+    videos = [video(10 * i, frames=1) for i in range(ROWS)]
+    asked = {'frames': 1, 'frame_size': (4, 4)}
+    kind = getattr(headrace.multimodal, name)
+    if name == 'StreamingInsideWebVid':
+        return kind, {**write(folder, {'content': 'bytes'}, lambda i: {'content': videos[i]}), **asked}
+    (folder / 'videos').mkdir(parents=True)
+    for number, content in enumerate(videos):
+        (folder / 'videos' / f'{number}.mp4').write_bytes(content)
+    data = write(folder / 'shards', {'content_path': 'str'}, lambda i: {'content_path': f'{i}.mp4'})
+    return kind, {**data, **asked, 'extra_local': str(folder / 'fetched'), 'extra_remote': str(folder / 'videos')}
+
+
 DATASETS: dict[str, Callable[[Path], tuple[type[StreamingDataset], dict[str, Any]]]] = {
+    'imagenet': lambda folder: pair(folder, 'StreamingImageNet', y='int'),
+    'cifar10': lambda folder: pair(folder, 'StreamingCIFAR10', y='int'),
+    'ade20k': lambda folder: pair(folder, 'StreamingADE20K', y='png'),
+    'coco': coco,
     'c4': lambda folder: texts(folder, 'StreamingC4'),
     'enwiki': lambda folder: texts(folder, 'StreamingEnWiki'),
     'enwiki, bert': bert,
     'pile': lambda folder: texts(folder, 'StreamingPile'),
     'laion': laion,
+    'webvid, inside': lambda folder: webvid(folder, 'StreamingInsideWebVid'),
+    'webvid, outside': lambda folder: webvid(folder, 'StreamingOutsideGIWebVid'),
+    'webvid, fetched ahead': lambda folder: webvid(folder, 'StreamingOutsideDTWebVid'),
 }
 
 
