@@ -1,4 +1,4 @@
-"""Training crops of JPEGs: headrace beside MosaicML Streaming, litdata, WebDataset and an ImageFolder.
+"""Training crops of JPEGs: headrace beside MosaicML Streaming, litdata, WebDataset, FFCV and an ImageFolder.
 
     python benchmarks/images.py PHOTOGRAPHS [--rounds 5] [--workers 0 2] [--sizes 500x400 1600x1200]
         [--only litdata ...] [--share 0.5] [--json OUT]
@@ -8,7 +8,11 @@ with a little noise, at quality 90. All contenders read the same files from the 
 give batches of 32 crops of 224 x 224 (area 0.08 to 1, flipped by half) as uint8.
 
 - pil: Pillow and torchvision's transforms of Pillow's images, the same objects for all.
-- fast: `ImageTensor` of headrace; for the others `torchvision.io.decode_jpeg` and torchvision's transforms of tensors.
+- fast: `ImageTensor` of headrace; FFCV's own decoder; for the others `torchvision.io.decode_jpeg` and torchvision's
+  transforms of tensors.
+
+FFCV takes part where it is installed. Its workers are threads, of which it has at least one. It encodes the pictures again,
+at the same quality.
 
 One process has all loaders of a size and a number of workers, with persistent workers. After a first pass, timed passes
 are interleaved. CPU is that of the process and its workers: on a busy machine it is more certain than the rate.
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import io
 import json
 import os
@@ -102,6 +107,30 @@ def write_litdata(folder: Path, out: Path) -> None:
         writer.add_item(number, {'image': image, 'label': label})
     writer.done()
     writer.merge()
+
+
+class Pictures:
+    """The pictures as FFCV's writer wants them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = sorted(folder.glob('*/*.jpg'), key=lambda path: path.name)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, at: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        path = self._files[at]
+        return Image.open(path).convert('RGB'), int(path.parent.name)
+
+
+def write_ffcv(folder: Path, out: Path) -> None:
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    fields = {'image': RGBImageField(write_mode='jpg', jpeg_quality=90), 'label': IntField()}
+    DatasetWriter(str(out), fields, num_workers=1).from_indexed_dataset(Pictures(folder))
 
 
 # -- transforms ----------------------------------------------------------------------------------------------------
@@ -217,6 +246,25 @@ def imagefolder_loader(data: Path, kind: str, workers: int) -> Any:
     return DataLoader(ImageFolder(str(data / 'files'), loader=load), batch_size=BATCH, shuffle=True, **options(workers))
 
 
+def ffcv_loader(data: Path, kind: str, workers: int) -> Any:
+    from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
+
+    pipelines = {
+        'image': [RandomResizedCropRGBImageDecoder((224, 224)), RandomHorizontalFlip(), ToTensor(), ToTorchImage()],
+        'label': [IntDecoder(), ToTensor()],
+    }
+    return Loader(
+        str(data / 'ffcv'),
+        batch_size=BATCH,
+        num_workers=max(workers, 1),
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        pipelines=pipelines,
+    )
+
+
 COUNTS_NOW = [0]
 LOADERS = {
     'headrace': headrace_loader,
@@ -224,7 +272,9 @@ LOADERS = {
     'litdata': litdata_loader,
     'webdataset': webdataset_loader,
     'imagefolder': imagefolder_loader,
+    'ffcv': ffcv_loader,
 }
+HAS_FFCV = importlib.util.find_spec('ffcv') is not None
 
 
 def cpu() -> float:
@@ -258,7 +308,8 @@ def run(data: Path, workers: int, rounds: int, count: int, names: list[str]) -> 
 
     torch.set_num_threads(1)
     COUNTS_NOW[0] = count
-    kinds = [(name, kind) for kind in ('pil', 'fast') for name in names] + [('headrace', 'scaled')]
+    kinds = [(name, kind) for kind in ('pil', 'fast') for name in names if (name, kind) != ('ffcv', 'pil')]
+    kinds.append(('headrace', 'scaled'))
     loaders = {key: LOADERS[key[0]](data, key[1], workers) for key in kinds}
     times: dict[tuple[str, str], list[tuple[float, float]]] = {key: [] for key in kinds}
     for loader in loaders.values():
@@ -337,12 +388,14 @@ def main() -> None:
                 ('mds-bytes', write_mds_bytes),
                 ('litdata', write_litdata),
                 ('webdataset', write_webdataset),
+                *([('ffcv', write_ffcv)] if HAS_FFCV else []),
             ):
                 write(data / 'files', data / name)
             print('mean differences to Pillow', differences(data))
             for workers in arguments.workers:
                 numbers = [str(number) for number in (workers, arguments.rounds, count)]
-                names = [name for name in LOADERS if name == 'headrace' or name in arguments.only]
+                wanted = {'headrace', *arguments.only} - (set() if HAS_FFCV else {'ffcv'})
+                names = [name for name in LOADERS if name in wanted]
                 done = subprocess.run(
                     [sys.executable, __file__, 'run', str(data), *numbers, *names],
                     check=True,
