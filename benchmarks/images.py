@@ -11,8 +11,8 @@ give batches of 32 crops of 224 x 224 (area 0.08 to 1, flipped by half) as uint8
 - fast: `ImageTensor` of headrace; FFCV's own decoder; for the others `torchvision.io.decode_jpeg` and torchvision's
   transforms of tensors.
 
-FFCV takes part where it is installed. Its workers are threads, of which it has at least one. It encodes the pictures again,
-at the same quality.
+FFCV takes part where it is installed. Its workers are threads, of which it has at least one. It encodes the pictures
+again, at the same quality.
 
 One process has all loaders of a size and a number of workers, with persistent workers. After a first pass, timed passes
 are interleaved. CPU is that of the process and its workers: on a busy machine it is more certain than the rate.
@@ -246,7 +246,7 @@ def imagefolder_loader(data: Path, kind: str, workers: int) -> Any:
     return DataLoader(ImageFolder(str(data / 'files'), loader=load), batch_size=BATCH, shuffle=True, **options(workers))
 
 
-def ffcv_loader(data: Path, kind: str, workers: int) -> Any:
+def ffcv_loader(data: Path, _: str, workers: int) -> Any:
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
     from ffcv.transforms import RandomHorizontalFlip, ToTensor, ToTorchImage
