@@ -25,6 +25,7 @@ from headrace.cli import (
     run,
     simulate,
     skip,
+    tune,
     verify,
 )
 from headrace.cli.originals import ORIGINALS, OriginalCommand
@@ -66,6 +67,7 @@ COMMANDS: dict[str, Command] = {
     'run': run,
     'simulate': simulate,
     'skip': skip,
+    'tune': tune,
     'verify': verify,
 }
 

@@ -95,6 +95,12 @@ class SimulatedRun:
         return done + (self.epoch_batches - len(last)) * self.seconds_per_step
 
     @property
+    def epoch_waiting_share(self) -> float:
+        """Share of `epoch_seconds` that is spent waiting for data, from 0 to 1."""
+        computing = self.epoch_batches * self.conditions.step_seconds
+        return max(0.0, 1 - computing / self.epoch_seconds) if self.epoch_seconds else 0.0
+
+    @property
     def epoch_fetched_bytes(self) -> int:
         """Bytes that a node fetches in an epoch like the last one; beyond the simulated steps an estimate."""
         last = [step for step in self.steps if step.epoch == self.steps[-1].epoch]
@@ -113,7 +119,7 @@ class SimulatedRun:
         figures = {name: value for name, value in vars(self).items() if name not in names and not name.startswith('_')}
         derived = (
             'first_batch_seconds', 'stalls', 'waiting_seconds', 'seconds_per_step', 'samples_per_second',
-            'epoch_seconds', 'epoch_fetched_bytes', 'is_whole',
+            'epoch_seconds', 'epoch_waiting_share', 'epoch_fetched_bytes', 'is_whole',
         )  # fmt: skip
         return {
             'conditions': _without_infinity(vars(self.conditions)),

@@ -1,0 +1,68 @@
+"""``headrace tune``: settings under which a run waits little for data, found by simulated runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from headrace.cli.arguments import count, show_examples
+from headrace.cli.conditions import add_condition_arguments, read_conditions, train_config
+from headrace.errors import ConfigError
+
+__all__ = ['HELP', 'add_arguments', 'run']
+
+HELP = 'propose workers, prefetch, cache and blocks of the shuffle under which a run waits little for data'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the run, its conditions, and the target."""
+    add_condition_arguments(parser, batches=100)
+    parser.add_argument('--wait', default='1%', help='the most waiting, as a share of the time: 1%% or 0.01')
+    parser.add_argument('--most-workers', type=count, default=8, metavar='N', help='workers of a rank at most')
+    parser.add_argument('--disk', metavar='SIZE', help='the most that the cache of a node may take, such as 200gb')
+    parser.add_argument('--keep-order', action='store_true', help='for a run in progress: change no order of samples')
+    parser.add_argument('--write', type=Path, metavar='OUT.yaml', help='write a configuration with the changes')
+    show_examples(
+        parser,
+        'headrace tune train.yaml --ranks 64 --nodes 8 --step-seconds 0.35 --bandwidth 1.2gb --wait 1%',
+        'headrace tune train.yaml --step-seconds 0.1 --read-seconds 0.08 --keep-order --write tuned.yaml',
+        status='Exit status: 0, the target is reached; 1, it is out of reach, or an error; 2, wrong arguments.',
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the trials and the proposal; 1 if it does not reach the target."""
+    from headrace.format import bytes_to_int
+    from headrace.simulate import tune
+
+    out: Path | None = arguments.write
+    if out is not None and out.exists():
+        raise ConfigError(f'--write must name a new file, but {out} is there already.')
+    tuning = tune(
+        train_config(arguments),
+        read_conditions(arguments),
+        target=_share(arguments.wait),
+        most_workers=arguments.most_workers,
+        disk=None if arguments.disk is None else bytes_to_int(arguments.disk),
+        keep_order=arguments.keep_order,
+    )
+    print(json.dumps(tuning.to_json()) if arguments.json else tuning)
+    if out is not None:
+        from headrace.simulate.settings import yaml_lines
+
+        config = os.path.relpath(arguments.config.resolve(), out.resolve().parent)
+        lines = [f'defaults: {json.dumps([config])}', *(yaml_lines(tuning.changes) if tuning.changes else ())]
+        out.write_text('\n'.join([*lines, '']), encoding='utf-8')
+        if not arguments.json:
+            print(f'{out} is {arguments.config} with these changes.')
+    return 0 if tuning.is_reached else 1
+
+
+def _share(text: str) -> float:
+    number = text.strip()
+    try:
+        return float(number[:-1]) / 100 if number.endswith('%') else float(number)
+    except ValueError:
+        raise ConfigError(f'--wait is a share of the time, such as 1% or 0.01, got {text!r}.') from None

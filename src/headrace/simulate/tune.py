@@ -1,0 +1,306 @@
+"""A search for the settings under which a run waits little, over simulated runs.
+
+A coordinate search: one setting after the other gets larger or smaller values, and keeps the best one, until the run
+waits as little as it should. The settings that change the order come last.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from headrace.config.build import build_dataset
+from headrace.display import size_text, text_table
+from headrace.errors import ConfigError, HeadraceError
+from headrace.mixing import LoaderConfig
+from headrace.order import Topology
+from headrace.simulate.conditions import Conditions
+from headrace.simulate.result import SimulatedRun
+from headrace.simulate.run import simulate
+from headrace.simulate.settings import OF_THE_ORDER, SETTINGS, replace_settings, settings_in_use, yaml_lines
+
+__all__ = ['Trial', 'Tuning', 'tune']
+
+_ROUNDS: Final = 2
+_USELESS: Final = 2  # values without a gain, after which no farther ones are tried
+_GAIN: Final = 0.95  # of the waiting above the target; a change that leaves more is not worth making
+_SMALLEST_BLOCK: Final = 1024
+_MOST_CANONICAL_NODES: Final = 1024
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A simulated run of the search."""
+
+    setting: str
+    """The setting that differs from what was chosen before; empty in the run before all changes."""
+    value: int | None
+    waiting: float
+    """Share of an epoch's time that is spent waiting for data."""
+    first_batch_seconds: float
+    epoch_seconds: float
+    epoch_fetched_bytes: int
+    """Of each node."""
+    cache_bytes: int
+    """The most that a node's cache held."""
+    is_kept: bool = False
+
+    @property
+    def changes_order(self) -> bool:
+        """Whether a run in progress cannot take this change."""
+        return self.setting in OF_THE_ORDER
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The proposal of a search."""
+
+    target: float
+    """Share of waiting that was asked for."""
+    trials: tuple[Trial, ...]
+    """In the order of the search, the unchanged run first."""
+    before: dict[str, int | None]
+    """The settings without changes, with their defaults filled in."""
+    changes: dict[str, int]
+    """The proposed settings that differ."""
+    after: Trial
+    """The run with the changes."""
+    limit: str
+    """The limit of the run, if it waits more than it should; else empty."""
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the run with the changes waits as little as it should."""
+        return self.after.waiting <= self.target
+
+    @property
+    def changes_order(self) -> bool:
+        """Whether the proposal is for a new run only."""
+        return not OF_THE_ORDER.isdisjoint(self.changes)
+
+    def notes(self) -> list[str]:
+        """Sentences on the result."""
+        notes: list[str] = []
+        if not self.changes:
+            notes.append('No change is proposed.')
+        if not self.is_reached:
+            notes.append(f'The target of {_percent(self.target)} is out of reach: {self.limit}')
+        if self.changes_order:
+            names = ' and '.join(name for name in SETTINGS if name in self.changes and name in OF_THE_ORDER)
+            notes.append(
+                f'For a new run only: the order of the samples depends on {names}, so a checkpoint from before '
+                'refuses to continue. For a run in progress, search with --keep-order.'
+            )
+        return notes
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            'target': self.target,
+            'is_reached': self.is_reached,
+            'changes': self.changes,
+            'changes_order': self.changes_order,
+            'before': self.before,
+            'after': dataclasses.asdict(self.after),
+            'trials': [dataclasses.asdict(trial) for trial in self.trials],
+            'notes': self.notes(),
+        }
+
+    def __str__(self) -> str:
+        header = ('', 'setting', 'value', 'waiting', 'first batch', 'an epoch', 'fetched by a node', '')
+        rows = [header, *(self._row(trial) for trial in self.trials)]
+        lines = text_table(rows, indent=0)
+        if self.changes:
+            lines += ['', *yaml_lines(self.changes)]
+        return '\n'.join([*lines, '', *self.notes()] if self.notes() else lines)
+
+    def _row(self, trial: Trial) -> tuple[str, ...]:
+        return (
+            '*' if trial.is_kept else '',
+            trial.setting or 'as configured',
+            '' if trial.value is None else _shown(trial.setting, trial.value),
+            _percent(trial.waiting),
+            f'{trial.first_batch_seconds:.2f} s',
+            f'{trial.epoch_seconds:,.0f} s',
+            size_text(trial.epoch_fetched_bytes),
+            'another order' if trial.changes_order else '',
+        )
+
+
+def tune(
+    config: LoaderConfig,
+    conditions: Conditions,
+    *,
+    target: float = 0.01,
+    most_workers: int = 8,
+    disk: int | None = None,
+    keep_order: bool = False,
+) -> Tuning:
+    """Search for settings under which a run waits little for data.
+
+    Args:
+        config: the training loader. Its settings are where the search begins, and stay where no change helps.
+        conditions: machines, network and model. The run of a model without step time always waits.
+        target: share of the time of the first epoch that may be spent waiting, from 0 to 1.
+        most_workers: workers of a rank at most.
+        disk: bytes that the cache of a node may take at most; None: no more than all shards, if there is a limit.
+        keep_order: leave out the settings that change the order, for a run in progress.
+
+    Raises:
+        ConfigError: a value is out of range; or as of `simulate`.
+        HeadraceError, OSError: as of `simulate`, for the configuration without changes.
+    """
+    if not 0 <= target < 1:
+        raise ConfigError(f'the target of waiting is a share from 0 to below 1, such as 1% or 0.01, got {target}.')
+    if not conditions.step_seconds:
+        raise ConfigError('tuning needs the time of a step, since a run without it only waits. Give `step_seconds`.')
+    search = _Search(config, conditions, target, disk)
+    for _ in range(_ROUNDS):
+        before = dict(search.chosen)
+        for setting in SETTINGS:
+            if not search.is_reached and not (keep_order and setting in OF_THE_ORDER):
+                search.try_all(setting, most_workers)
+        if search.is_reached or search.chosen == before:
+            break
+    return search.result()
+
+
+class _Search:
+    """The state of a search: the settings chosen so far, and the run with them."""
+
+    def __init__(self, config: LoaderConfig, conditions: Conditions, target: float, disk: int | None) -> None:
+        self._config, self._conditions, self._target = config, conditions, target
+        self._run = simulate(config, conditions)
+        dataset = build_dataset(
+            config,
+            topology=Topology(
+                rank=0, world_size=conditions.ranks, num_nodes=conditions.nodes, replication=config.replication or 1
+            ),
+        )
+        self._before = settings_in_use(config, dataset)
+        all_bytes = sum(int(np.sum(stream.shards.raw_bytes())) for stream in dataset.streams)
+        self._samples = dataset.num_samples
+        self._most_cached = all_bytes if disk is None else min(disk, all_bytes)
+        self.chosen: dict[str, int] = {}
+        limit = self._before['cache_limit']
+        if disk is not None and disk < all_bytes and (limit is None or limit > disk):
+            self.chosen['cache_limit'] = disk  # it must fit, whatever the run then waits
+            self._run = simulate(replace_settings(config, self.chosen), conditions)
+        self._trials = [_trial('', None, self._run)]
+        self._best = self._trials[0]
+        self._tried = {frozenset(self.chosen.items())}
+
+    @property
+    def is_reached(self) -> bool:
+        return self._best.waiting <= self._target
+
+    def try_all(self, setting: str, most_workers: int) -> None:
+        """Try other values of a setting, the nearest first, until one is enough; keep the best."""
+        best: tuple[Trial, SimulatedRun, int] | None = None
+        useless = 0
+        for value in self._values(setting, most_workers):
+            values = {**self.chosen, setting: value}
+            if frozenset(values.items()) in self._tried:
+                continue
+            self._tried.add(frozenset(values.items()))
+            try:
+                run = simulate(replace_settings(self._config, values), self._conditions)
+            except HeadraceError:  # a value that the data or the order do not allow, such as a cache of half a shard
+                continue
+            trial = _trial(setting, value, run)
+            self._trials.append(trial)
+            useless = 0 if trial.waiting < _GAIN * (self._best if best is None else best[0]).waiting else useless + 1
+            if best is None or trial.waiting < best[0].waiting:
+                best = trial, run, value
+            if trial.waiting <= self._target or useless == _USELESS:
+                break
+        if best is None:
+            return
+        trial, run, value = best
+        if trial.waiting <= self._target or trial.waiting - self._target < _GAIN * (self._best.waiting - self._target):
+            self._trials[self._trials.index(trial)] = self._best = dataclasses.replace(trial, is_kept=True)
+            self._run, self.chosen[setting] = run, value
+
+    def _values(self, setting: str, most_workers: int) -> Iterator[int]:
+        value = self.chosen.get(setting, self._before[setting])
+        conditions = self._conditions
+        if setting == 'num_workers':
+            if conditions.read_seconds < self._target * conditions.step_seconds:
+                return  # reading itself takes no time to speak of
+            steps = [1 << power for power in range(most_workers.bit_length())]
+            yield from (each for each in steps if each > (value or 0))
+        elif value is None:
+            return
+        elif setting == 'predownload':
+            yield from (value * factor for factor in (2, 4, 8))
+            if self._before['cache_limit'] is not None:
+                yield from (value // factor for factor in (2, 4) if value // factor)
+        elif setting == 'cache_limit':
+            while value < self._most_cached:
+                value = min(2 * value, self._most_cached)
+                yield value
+        elif setting == 'num_canonical_nodes':
+            nodes = conditions.nodes
+            nearest = max(1, round(value / nodes)) * nodes
+            ladder = [nearest * 4, nearest * 2, nearest, nearest // 2, nearest // 4]
+            yield from (
+                each for each in ladder if each != value and not each % nodes and 0 < each <= _MOST_CANONICAL_NODES
+            )
+        else:
+            canonical = self.chosen.get('num_canonical_nodes', self._before['num_canonical_nodes']) or 1
+            value = min(value, self._samples // canonical)  # a larger block is the same as all of them
+            yield from (value // factor for factor in (2, 4, 8, 16) if value // factor >= _SMALLEST_BLOCK)
+
+    def result(self) -> Tuning:
+        """The proposal."""
+        changes = {name: self.chosen[name] for name in SETTINGS if name in self.chosen}
+        changes = {name: value for name, value in changes.items() if value != self._before[name]}
+        limit = '' if self.is_reached else self._limit()
+        return Tuning(self._target, tuple(self._trials), self._before, changes, self._best, limit)
+
+    def _limit(self) -> str:
+        """The limit of a run that waits, with the change outside of the loader's settings."""
+        conditions, run = self._conditions, self._run
+        computing = run.epoch_batches * conditions.step_seconds
+        needed = run.planned_bytes / computing  # each shard once
+        if needed > conditions.bandwidth * (1 - self._target):
+            return (
+                f'the model wants {size_text(needed)}/s on each node, and the network gives '
+                f'{size_text(conditions.bandwidth)}/s. Compress the shards, or store fewer bytes of a sample.'
+            )
+        workers = self.chosen.get('num_workers', self._config.loader.num_workers)
+        if conditions.read_seconds / max(1, workers) > conditions.step_seconds * (self._target if not workers else 1):
+            return (
+                f'a batch takes {conditions.read_seconds:.3g} s of a processor, and a step '
+                f'{conditions.step_seconds:.3g} s. Allow more workers, or do less for each sample.'
+            )
+        if run.first_batch_seconds > 0.5 * (run.epoch_seconds - computing):
+            return (
+                f'the first batch takes {run.first_batch_seconds:.2f} s of an epoch of {run.epoch_seconds:,.1f} s. '
+                'Make smaller shards, or warm the cache before the run (headrace warm).'
+            )
+        return 'shards come later than the order needs them. Make smaller shards, or give the cache more room (--disk).'
+
+
+def _trial(setting: str, value: int | None, run: SimulatedRun) -> Trial:
+    return Trial(
+        setting,
+        value,
+        run.epoch_waiting_share,
+        run.first_batch_seconds,
+        run.epoch_seconds,
+        run.epoch_fetched_bytes,
+        run.cache_bytes,
+    )
+
+
+def _percent(share: float) -> str:
+    return f'{100 * share:.1f} %'
+
+
+def _shown(setting: str, value: int) -> str:
+    return size_text(value) if setting == 'cache_limit' else f'{value:,}'
