@@ -44,7 +44,8 @@ from headrace.format.table_bytes import IndexKey, pack_table, read_packed_key, u
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from headrace.format.encoder import CollectedShard, EncodedShard, ShardEncoder, ShardPieces
+    from headrace.format.encoded_shard import CollectedShard, EncodedShard, ShardPieces
+    from headrace.format.encoder import ShardEncoder
     from headrace.format.jsonl import JSONEncoder, JSONReader
     from headrace.format.mds_encoder import MDSEncoder
     from headrace.format.xsv import XSVEncoder, XSVReader
@@ -107,10 +108,9 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            **dict.fromkeys(
-                ('CollectedShard', 'EncodedShard', 'ShardEncoder', 'ShardPieces'), 'headrace.format.encoder'
-            ),
+            **dict.fromkeys(('CollectedShard', 'EncodedShard', 'ShardPieces'), 'headrace.format.encoded_shard'),
             **dict.fromkeys(('JSONEncoder', 'JSONReader'), 'headrace.format.jsonl'),
+            'ShardEncoder': 'headrace.format.encoder',
             'MDSEncoder': 'headrace.format.mds_encoder',
             **dict.fromkeys(('XSVEncoder', 'XSVReader'), 'headrace.format.xsv'),
         },

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import numpy as np
 
-from headrace.format.encoder import (
-    DEFAULT_SIZE_LIMIT,
-    EncodedRows,
-    ShardEncoder,
-    name_place,
-    offset_table,
-    python_values,
-)
+from headrace.format.batch_columns import name_place, python_values
+from headrace.format.encoded_shard import EncodedRows
+from headrace.format.encoder import ShardEncoder, offset_table
 from headrace.format.encodings import Encoding, encoding_name, get_mds_encoded_size, get_mds_encodings, is_mds_encoding
 from headrace.format.encodings.encoding import opaque
 from headrace.format.encodings.unknown import check_encodings
 from headrace.format.mds import Column, Layout
 from headrace.format.sample_code import compile_encoder
 from headrace.format.shard_memory import framed_rows, joined_rows
+from headrace.format.shard_settings import DEFAULT_SIZE_LIMIT
 from headrace.format.shards import Schema
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.schedule import Fetch
 from headrace.simulate.conditions import Conditions
 from headrace.simulate.world import Event, Link, World
-from headrace.storage import FetchResult, FetchStatus, Transfer
+from headrace.storage import FetchResult, FetchStatus
 from headrace.storage.transfer.download import RANGE, REQUESTS
 
 __all__ = ['Node']
@@ -73,10 +73,6 @@ class Node:
     def size_of(self, shard: int) -> int:
         """Bytes that a shard takes in the cache."""
         return int(self._kept[shard])
-
-    def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
-        """Nobody calls it: no thread fetches in a simulation."""
-        raise NotImplementedError
 
     # -- the processes ---------------------------------------------------------------------------------------------
 

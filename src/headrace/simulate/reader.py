@@ -61,7 +61,7 @@ class Rank:
     def _prefetcher(self) -> Prefetcher:
         ahead = look_ahead(self.source.predownload, self.plan.batch_size, max(1, self._workers))
         room = math.inf if self.source.cache_limit is None else self.source.cache_limit
-        made = Prefetcher(self.node, ahead, room=room, threads=0, clock=self.world.clock)
+        made = Prefetcher(self.node, ahead, room=room, clock=self.world.clock)
         coming = upcoming_batches(self.source, self.plan, self._ids, first=0)
         made.follow(coming, first=0, starved=lambda: self.waited)
         self.node.prefetchers.append(made)

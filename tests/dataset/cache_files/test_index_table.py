@@ -13,6 +13,7 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.cache_files import index_table
+from headrace.dataset.streams.open_streams import open_stream
 from headrace.errors import FormatError
 from headrace.format import ShardTable
 from headrace.storage.cache.locks import lock_file
@@ -51,7 +52,7 @@ def parses(monkeypatch):
 
 def opened(remote, local, **options):
     stream = Stream(remote=str(remote), local=str(local))
-    stream.open(allow_unsafe_types=False, **options)
+    open_stream(stream, allow_unsafe_types=False, **options)
     return stream
 
 
@@ -144,7 +145,7 @@ def test_what_belongs_to_a_stranger_is_not_believed(remote, local, parses, monke
 def test_unsafe_types_are_still_refused(local, tmp_path, remote):
     text = (remote / 'index.json').read_text().replace('"ndarray:float32:4"', '"pkl"').replace('16', 'null')
     (remote / 'index.json').write_text(text)
-    Stream(remote=str(remote), local=str(local)).open(allow_unsafe_types=True)
+    open_stream(Stream(remote=str(remote), local=str(local)), allow_unsafe_types=True)
     assert (local / index_table.TABLE).exists()
     with pytest.raises(FormatError, match='unsafe type'):
         opened(remote, local)

@@ -52,9 +52,6 @@ class Network:
     def size_of(self, shard: int) -> int:
         return SIZE
 
-    def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
-        raise AssertionError('no thread fetches')
-
     def settle(self) -> None:
         """Begin what may begin, and end what nothing holds up, until nothing changes."""
         while any([self._begin(one) for one in self.prefetchers] + [self._end(shard) for shard in [*self._under_way]]):
@@ -102,7 +99,7 @@ def network():
 def prefetcher(network):
     def make(batches, *, ahead=FAR, width=1, room=math.inf, of_node=None, concurrency=None):
         concurrency = concurrency or Concurrency(64, network.clock, width=width)
-        one = Prefetcher(network, ahead, room=room, concurrency=concurrency, threads=0, clock=network.clock)
+        one = Prefetcher(network, ahead, room=room, concurrency=concurrency, clock=network.clock)
         one.follow(upcoming(batches, of_node=of_node), first=0)
         network.prefetchers.append(one)
         return one
@@ -607,15 +604,15 @@ def test_a_shard_that_cannot_be_fetched_is_named_with_its_stream(make_dataset, t
 def test_the_reader_waits_for_a_shard_that_a_thread_fetches():
     inside, go_on = threading.Event(), threading.Event()
 
-    class Threaded(Network):
-        def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
-            inside.set()
-            assert go_on.wait(100)
-            self.present.add(shard)
-            return PRESENT
+    network = Network()
 
-    network = Threaded()
-    one = Prefetcher(network, FAR)
+    def fetch(shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
+        inside.set()
+        assert go_on.wait(100)
+        network.present.add(shard)
+        return PRESENT
+
+    one = Prefetcher(network, FAR, fetch)
     one.follow(upcoming([[0]]), first=0)
     one.advance(0)
     assert inside.wait(100)

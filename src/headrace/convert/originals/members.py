@@ -7,11 +7,12 @@ import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from typing_extensions import Buffer
 
 from headrace.errors import FormatError, ObjectNotFoundError
+from headrace.storage.transfer.file_part import FilePart
 
 __all__ = ['Member', 'TarWindow', 'files_of', 'tar_members']
 
@@ -107,29 +108,8 @@ def tar_members(root: Path, path: str, begin: int = 0, size: int | None = None) 
             raise FormatError(f'The tar {path} is damaged, or none: {error}. Fetch it again.') from error
 
 
-class TarWindow(io.RawIOBase):
+class TarWindow(FilePart, io.RawIOBase):
     """A run of bytes of a file, as a file for `tarfile`."""
-
-    def __init__(self, file: BinaryIO, begin: int, size: int) -> None:
-        self._file, self._begin, self._size, self._at = file, begin, size, 0
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def seekable(self) -> bool:
-        """True."""
-        return True
-
-    def tell(self) -> int:
-        """The position."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move the position."""
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = max(0, start + offset)
-        return self._at
 
     def readinto(self, buffer: Buffer) -> int:
         """Fill the buffer from the position."""

@@ -17,18 +17,18 @@ from headrace.dataset.prefetch.schedule import Fetch, FetchSchedule
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
 from headrace.storage import FetchResult, Transfer
 
-__all__ = ['Fetchable', 'Prefetcher']
+__all__ = ['FetchAhead', 'Prefetcher', 'SizedShards']
 
 # Shards that are fetched, verified and unpacked at the same time; `storage.transfer.download` bounds the requests.
 _THREADS = 8
 
 
-class Fetchable(Protocol):
-    """Shards that can be fetched, by their numbers."""
+FetchAhead = Callable[[int, Transfer, Callable[[int], float]], FetchResult]
+"""Makes a shard present, unless that needs to wait for another process; may raise. It gets the next use of shards."""
 
-    def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
-        """Make one shard present, unless that needs to wait for another process; may raise."""
-        ...
+
+class SizedShards(Protocol):
+    """The shards of a cache, by their numbers."""
 
     def is_ready(self, shard: int) -> bool:
         """Whether a shard needs no fetching."""
@@ -51,29 +51,29 @@ class Prefetcher:
     Args:
         shards: the shards.
         ahead: the look-ahead.
+        fetch: fetches a shard, in the prefetcher's threads; None: the caller fetches, with `take` and `ended`.
         room: bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
         concurrency: limits concurrent fetches; None: by their measured gain.
-        threads: number of threads at most; 0: the caller fetches, with `take` and `ended`.
         clock: the time in seconds.
     """
 
     def __init__(
         self,
-        shards: Fetchable,
+        shards: SizedShards,
         ahead: LookAhead,
+        fetch: FetchAhead | None = None,
         *,
         room: float = math.inf,
         concurrency: Concurrency | None = None,
-        threads: int = _THREADS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shards = shards
+        self._shards, self._fetch = shards, fetch
         self._horizon = Horizon(ahead, shards.size_of, room)
         self._schedule = FetchSchedule(self._horizon, concurrency, clock)
         self._starvation = Starvation(clock)
         self._lock = threading.Condition()
         self._threads: list[threading.Thread] = []
-        self._most_threads = threads
+        self._most_threads = 0 if fetch is None else _THREADS
         self._closed = False
 
     # -- the reader ------------------------------------------------------------------------------------------------
@@ -185,8 +185,9 @@ class Prefetcher:
     def _work(self) -> None:
         # An error holds the frames that raised it, the reader's too. If it stayed here, the dataset would never be
         # deleted, and never end this thread.
+        assert self._fetch is not None
         while (fetch := self.take()) is not None:
-            self._run(fetch)
+            self._run(fetch, self._fetch)
 
     def take(self, *, wait: bool = True) -> Fetch | None:
         """The next fetch, once one may begin; None: the prefetcher is closed, or not `wait` and none may begin now."""
@@ -209,11 +210,11 @@ class Prefetcher:
                         size = self._shards.size_of(shard)
                         self._schedule.came_from_others(shard, size, self._starvation.seconds)
 
-    def _run(self, fetch: Fetch) -> None:
+    def _run(self, fetch: Fetch, fetch_ahead: FetchAhead) -> None:
         how = Transfer(urgent=fetch.is_urgent, almost_done=partial(self.almost_done, fetch.shard))
         try:
             was_there = self._shards.is_ready(fetch.shard)
-            result = self._shards.fetch_ahead(fetch.shard, how, self.next_use)
+            result = fetch_ahead(fetch.shard, how, self.next_use)
         except Exception as error:
             self.ended(fetch, error)
         else:

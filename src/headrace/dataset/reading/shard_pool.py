@@ -103,7 +103,7 @@ class ShardPool:
         if self.shards.are_local:
             return
         if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self.shards, ahead, room=self._room())
+            self._prefetcher = Prefetcher(self.shards, ahead, self.shards.fetch_ahead, room=self._room())
         starved = None if progress is None else lambda: progress.seconds_stalled
         self._prefetcher.follow(upcoming, first=first, starved=starved)
 

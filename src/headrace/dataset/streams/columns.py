@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from headrace.dataset.streams.images import column_kinds
+from headrace.dataset.streams.images import OpenedStream, column_kinds
 from headrace.errors import StreamError
-from headrace.format import Columns, Schema, ShardTable, do_stack
+from headrace.format import Columns, Schema, do_stack
 from headrace.images import Decode
 
 if TYPE_CHECKING:
@@ -17,30 +17,6 @@ if TYPE_CHECKING:
 __all__ = ['column_names', 'columns_read', 'gathered_columns', 'read_columns', 'refuse_different_columns']
 
 _MOST = 8  # columns that a message names
-
-
-class OpenedStream(Protocol):
-    """The columns of an opened stream."""
-
-    @property
-    def title(self) -> str:
-        """Its name for messages."""
-        ...
-
-    @property
-    def shards(self) -> ShardTable:
-        """Its shards with their schemas."""
-        ...
-
-    @property
-    def columns(self) -> tuple[str, ...] | None:
-        """The columns to read; None: all."""
-        ...
-
-    @property
-    def decode(self) -> Decode | None:
-        """The columns of images to read as tensors."""
-        ...
 
 
 def read_columns(raw: object) -> tuple[str, ...] | None:

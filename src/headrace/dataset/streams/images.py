@@ -9,11 +9,11 @@ from typing import Protocol
 from headrace.format import Schema, ShardTable
 from headrace.images import Decode, ImageTensor
 
-__all__ = ['ImageColumn', 'ImageColumns', 'column_kinds', 'image_columns']
+__all__ = ['ImageColumn', 'ImageColumns', 'OpenedStream', 'column_kinds', 'image_columns']
 
 
-class DecodedStream(Protocol):
-    """The parts of an opened stream that say what is decoded."""
+class OpenedStream(Protocol):
+    """The columns of an opened stream."""
 
     @property
     def title(self) -> str:
@@ -32,7 +32,7 @@ class DecodedStream(Protocol):
 
     @property
     def decode(self) -> Decode | None:
-        """The columns to read as tensors."""
+        """The columns of images to read as tensors."""
         ...
 
 
@@ -55,7 +55,7 @@ class ImageColumns:
     """The schema for a reader, whose values of these columns are the stored bytes."""
 
 
-def image_columns(stream: DecodedStream) -> list[ImageColumns]:
+def image_columns(stream: OpenedStream) -> list[ImageColumns]:
     """The columns of images for each kind of shard of a stream; empty if it reads none as tensors.
 
     Raises:
@@ -68,7 +68,7 @@ def image_columns(stream: DecodedStream) -> list[ImageColumns]:
     )
 
 
-def column_kinds(stream: DecodedStream, schema: Schema) -> dict[str, str]:
+def column_kinds(stream: OpenedStream, schema: Schema) -> dict[str, str]:
     """The types of the columns to read of one schema in a batch; see `Schema.kinds`."""
     kinds = schema.kinds(stream.columns)
     if stream.decode is not None:
@@ -76,7 +76,7 @@ def column_kinds(stream: DecodedStream, schema: Schema) -> dict[str, str]:
     return kinds
 
 
-def _columns_of(stream: DecodedStream, decode: Decode, schema: Schema) -> ImageColumns:
+def _columns_of(stream: OpenedStream, decode: Decode, schema: Schema) -> ImageColumns:
     stored: Mapping[str, str] = schema.columns
     images = decode.columns(stored, stream.columns, f'stream {stream.title}')
     columns = [ImageColumn(name, stored[name], image) for name, image in images.items()]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,22 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.cache_files.index_table import INDEX, IndexFile
 from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
-from headrace.dataset.streams.columns import column_names, read_columns
+from headrace.dataset.streams.columns import read_columns
 from headrace.dataset.streams.facts import stream_facts
-from headrace.dataset.streams.folder_claim import claimed_folder
-from headrace.dataset.streams.images import ImageColumns, image_columns
-from headrace.dataset.streams.missing_index import in_its_place, missing_index
+from headrace.dataset.streams.images import ImageColumns
 from headrace.dataset.streams.store_options import store_options_of
 from headrace.display import Facts, FactsRepr
-from headrace.errors import FormatError, ObjectNotFoundError, StreamError
-from headrace.format import ShardReader, ShardTable, open_shard, unpack_file, verify_file
+from headrace.errors import StreamError
+from headrace.format import ShardTable, unpack_file, verify_file
 from headrace.images import Decode, DecodeLike
 from headrace.order import RowSelection, StreamSize
-from headrace.selection import Fraction, Predicate, Selection, Shards, Subset
+from headrace.selection import Fraction, Predicate, Selection, Subset
 from headrace.sources.formats import check_format
 from headrace.storage import (
     CacheEntry,
@@ -40,11 +36,10 @@ from headrace.storage import (
     local_path,
     open_store,
 )
-from headrace.storage.cache.index_check import IndexCheck
-from headrace.storage.cache.shared_file import claim_private_folder, private_folder, refuse_strangers, temporary_folder
+from headrace.storage.cache.shared_file import temporary_folder
 
 if TYPE_CHECKING:
-    from headrace.dataset.streams.source_data import SourceData, SourceFinder
+    from headrace.dataset.streams.source_data import SourceData
 
 __all__ = ['Stream']
 
@@ -136,7 +131,7 @@ class Stream(FactsRepr):
         if not remote and not local:
             raise StreamError('A stream needs `remote`, `local` or both, but got neither.')
         self.remote = None if remote is None else str(remote)
-        self._given_local = None if local is None else str(local)
+        self.given_local = None if local is None else str(local)
         self.split = split
         self.proportion = proportion
         self.repeat = repeat
@@ -153,16 +148,16 @@ class Stream(FactsRepr):
         self.store_options = store_options
         self.subset, self.fraction, self.fraction_seed, self.where = subset, fraction, fraction_seed, where
         self.on_changed_data = parse_on_changed_data(on_changed_data)
-        self._read_selection()
+        self.read_selection()
         self.columns = read_columns(columns)
         self.decode = Decode.of(decode)
-        self._images: list[ImageColumns] = []  # by kind of shard; empty if no images are read as tensors
+        self.image_columns: list[ImageColumns] = []  # by kind of shard; empty if no images are read as tensors
         self.format = check_format(format)
         self.shards = ShardTable.empty()
         self.kept: RowSelection | None = None  # which rows of the shards are offered; None: all
         self.fingerprint = ''
         self.first_shard = 0  # number of this stream's first shard in the dataset
-        self._source: SourceData | None = None  # of data that are not shards with an index.json
+        self.source_data: SourceData | None = None  # of data that are not shards with an index.json
         self._cache: ShardCache | None = None
         self._make_entry = self._entry_of_id  # one object for all entries that keep it
 
@@ -172,8 +167,8 @@ class Stream(FactsRepr):
     @property
     def local(self) -> str:
         """The folder of cached shards, without the split of a given `local`."""
-        if self._given_local is not None:
-            return self._given_local
+        if self.given_local is not None:
+            return self.given_local
         return os.path.join(temporary_folder(self.remote or ''), self.split or '')  # noqa: PTH118 — '' keeps the trailing '/'
 
     @property
@@ -209,159 +204,32 @@ class Stream(FactsRepr):
                 setattr(self, key, value)
         self.split = self.split or ''  # programs join it to `local`
 
-    def open(
-        self, *, allow_unsafe_types: bool, limit: CacheLimit | None = None, check: IndexCheck | None = None
-    ) -> None:
-        """Fetch and read the index.
-
-        Args:
-            allow_unsafe_types: whether to open data with pickled columns.
-            limit: bytes that the cache may take, with those of other streams.
-            check: asks the remote whether a cached index is still current; None: a new one.
+    def read_selection(self) -> Selection | None:
+        """The rows to offer; None: all.
 
         Raises:
-            FileNotFoundError: the remote holds no index.
-            RuntimeError: no `remote`, and no index in the local folder; or an index without samples.
-            json.JSONDecodeError: the index is no JSON.
-            ValueError: the index breaks the format's rules, or holds an unsafe type.
-            FileExistsError: a file has the name of the default local folder.
-            StreamError: the local folder is the cache of another remote, a shard lacks one of `columns`, or the data
-                have changed and `on_changed_data` is 'refuse'.
-            CacheError: the default local folder was made by another user.
-            StreamError, EmptyDatasetError: the selection does not fit the data, or leaves nothing of it.
+            StreamError: `subset`, `fraction` or `where` is malformed.
         """
-        selection = self._read_selection()
-        finder = partial(self._finder, selection, allow_unsafe_types=allow_unsafe_types)
-        if not self._has_index_of_shards():
-            self._take(finder().known(self.remote, self._given_local, self.folder, is_local=self.is_local))
-        opened = partial(self._open, selection, allow_unsafe_types=allow_unsafe_types, limit=limit, check=check)
-        try:
-            opened()
-        except (ObjectNotFoundError, FormatError):
-            if self._source is not None or not self._take(finder().listed(self.remote or self._given_local or '')):
-                raise
-            opened()
-
-    def _has_index_of_shards(self) -> bool:
-        """Whether an index of shards is there, so that the data need not be looked at for other formats."""
-        if self.format is not None or not (self.folder / INDEX).exists():
-            return False
-        return self.is_local or not any(sign in (self.remote or '') for sign in '*?[')  # which globs have
-
-    def _finder(self, selection: Selection | None, *, allow_unsafe_types: bool) -> SourceFinder:
-        from headrace.dataset.streams.source_data import SourceFinder  # local shards need none of its modules
-
-        return SourceFinder(
-            options=store_options_of(self),
-            split=self.split,
-            format_name=self.format,
-            columns=_columns_to_store(self.columns, selection),
-            allow_unsafe_types=allow_unsafe_types,
+        return Selection.read(
+            subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
         )
 
-    def _take(self, source: SourceData | None) -> bool:
+    def take_source(self, source: SourceData | None) -> bool:
         """Read data of another format; False if there are none."""
         if source is None:
             return False
         if self.is_local:
             # What is made of the data does not belong among them: they become a remote with a temporary cache.
-            self.remote, self._given_local = os.path.abspath(self.remote or self._given_local or ''), None  # noqa: PTH100
-        self._source = source
+            self.remote, self.given_local = os.path.abspath(self.remote or self.given_local or ''), None  # noqa: PTH100
+        self.source_data = source
         if self._cache is not None:  # it has looked for an index.json
             self._cache.read_from(source.store)
         return True
 
-    def _open(
-        self,
-        selection: Selection | None,
-        *,
-        allow_unsafe_types: bool,
-        limit: CacheLimit | None,
-        check: IndexCheck | None,
-    ) -> None:
-        folder = self.folder
-        if self._given_local is None and folder.exists() and not folder.is_dir():
-            raise FileExistsError(
-                f'Could not create a temporary local directory {folder}: something that is not a folder has that name. '
-                f'Remove it, or set `local` to a folder of your own.'
-            )
-        if self._given_local is None:
-            refuse_strangers(temporary_folder(self.remote or ''))
-        with claimed_folder(self):
-            found = self._source
-            index = folder / (INDEX if found is None else found.index_name)
-            if found is None:
-                cache = None if self.is_local else folder
-                source = str(index) if self.is_local else f'{self.url}/{INDEX}'
-                found = IndexFile(source, allow_unsafe_types=allow_unsafe_types, cache=cache)
-            if not self.is_local:
-                self._fetch_index(index.name, found, limit, check)
-            elif index.exists():
-                found.read(index)
-            else:
-                raise missing_index(index, self.remote, self.title)
-            found.keep()
-            self.shards, self.fingerprint = found.shards, found.fingerprint
-            list(column_names(self))  # refuses columns that a shard lacks
-            self._images = image_columns(self)
-            self.cache(limit)
-            if selection is not None:
-                changed = index.stat().st_mtime_ns  # rewritten data can have the same index
-                self.kept, said = selection.keep(self._shards_to_select(f'{self.fingerprint} {changed}'))
-                self.fingerprint += f', {said}'
-
-    def _fetch_index(
-        self, name: str, found: IndexFile | SourceData, limit: CacheLimit | None, check: IndexCheck | None
-    ) -> None:
-        """Have the cache folder hold the remote's index, and read it."""
-        own_check = check or IndexCheck()
-        try:
-            self.cache(limit).fetch_index(
-                name,
-                validate=found.read,
-                check=own_check,
-                refuse=self.on_changed_data == 'refuse',
-                unproven=found.unproven,
-            )
-        except ObjectNotFoundError as error:
-            found_there = local_path(self.url or '')
-            place = '' if found_there is None else f' {in_its_place(Path(found_there))}'
-            raise ObjectNotFoundError(
-                f'No such file or directory: the index of stream {self.title}: {error}{place}'
-            ) from None
-        if check is None:
-            own_check.warn()
-
-    def _read_selection(self) -> Selection | None:
-        return Selection.read(
-            subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
-        )
-
-    def _shards_to_select(self, identity: str) -> Shards:
-        folder = self.folder
-        if self.is_local:  # the user's own folder stays as it is
-            folder = private_folder()
-            claim_private_folder(folder)
-            identity = f'{identity} {self.folder.resolve()}'
-        return Shards(
-            infos=self.shards,
-            sizes=self.shard_sizes(),
-            read=self._reading,
-            title=self.title,
-            folder=folder,
-            identity=identity,
-        )
-
-    @contextlib.contextmanager
-    def _reading(self, shard: int) -> Generator[ShardReader]:
-        info = self.shards[shard]
-        with self.cache().acquire(self.entry(shard)) as lease:
-            yield open_shard(info, lease.buffers, source=f'{self.title}: {info.files[0].raw.basename}')
-
     def cache(self, limit: CacheLimit | None = None) -> ShardCache:
         """The cache over the stream's folder, made at the first call."""
         if self._cache is None:
-            store: Store | None = None if self._source is None else self._source.store
+            store: Store | None = None if self.source_data is None else self.source_data.store
             if store is None and not self.is_local and self.url is not None:
                 store = open_store(self.url, store_options_of(self))
             retries = 2 if self.download_retry is None else self.download_retry
@@ -393,8 +261,8 @@ class Stream(FactsRepr):
     def entry(self, shard: int) -> CacheEntry:
         """The cache's entry of a shard: its files, and how to verify and unpack them."""
         info = self.shards[shard]
-        if self._source is not None:
-            return CacheEntry((self._source.part(shard, info),), id=self.first_shard + shard)
+        if self.source_data is not None:
+            return CacheEntry((self.source_data.part(shard, info),), id=self.first_shard + shard)
         parts: list[CachePart] = []
         for file in info.files:
             packed, algorithm = file.zip, info.compression
@@ -415,7 +283,7 @@ class Stream(FactsRepr):
 
     def images_in(self, shard: int) -> ImageColumns | None:
         """The columns of images of a shard that are read as tensors; None: there are none."""
-        return self._images[self.shards.kind_of[shard]] if self._images else None
+        return self.image_columns[self.shards.kind_of[shard]] if self.image_columns else None
 
     def size(self) -> StreamSize:
         """The stream as the order sees it: numbers of samples that are offered, and a weight."""
@@ -431,11 +299,3 @@ class Stream(FactsRepr):
     def shard_sizes(self) -> npt.NDArray[np.int64]:
         """Samples stored in each shard, int64."""
         return self.shards.samples
-
-
-def _columns_to_store(columns: tuple[str, ...] | None, selection: Selection | None) -> tuple[str, ...] | None:
-    """The columns that shards need which are made of other data: those that `where` looks at, too."""
-    where = None if selection is None else selection.where
-    if columns is None or where is None:
-        return columns
-    return None if where.columns is None else (*columns, *where.columns)

@@ -23,18 +23,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 import mmap
-import multiprocessing
 import os
 import pickle
-import struct
-import threading
 import weakref
-from multiprocessing.reduction import DupFd, ForkingPickler
+from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from headrace.dataset.workers.slot_content import Bytes, Packer, aligned, unpacked
+from headrace.dataset.workers.slot_ring import FREE, Ring, children
 from headrace.errors import CollateError
 
 __all__ = ['SlotRings', 'SlotWriter', 'can_use_slots']
@@ -43,7 +41,6 @@ _PAGE: Final = mmap.ALLOCATIONGRANULARITY
 _INLINE: Final = 2048  # bytes; smaller batches travel in their message
 _MOST_SLOTS: Final = 64
 _MOST_GENERATIONS: Final = 256
-_FREE: Final = struct.Struct('<BB')  # generation and slot
 _SPARE: Final = 4  # slots beyond those of prefetched batches: for the batches that a trainer holds
 _REST: Final = 1 << 16  # bytes for the rest of a batch, beside an array that is made in its slot
 
@@ -53,117 +50,7 @@ def can_use_slots() -> bool:
     return hasattr(os, 'memfd_create')
 
 
-_Place = tuple[int, int]
-"""A slot: its generation, and its number there."""
-
-
-class _Ring:
-    """The memory of one worker, and the pipe of its free slots."""
-
-    def __init__(self, memory: int, free_reader: int, free_writer: int) -> None:
-        self.memory, self.free_reader, self.free_writer = memory, free_reader, free_writer
-        # In the trainer:
-        self.process = os.getpid()
-        self._maps: dict[int, mmap.mmap] = {}  # by generation
-        self._in_use: dict[_Place, int] = {}  # tensors that view a slot
-        self._shared: dict[_Place, frozenset[int | None]] = {}  # slots in use at a fork: older children, which cannot
-        self._waiting: list[_Place] = []  # shared slots that are free here
-        self._lock = threading.RLock()  # a garbage collection may free a slot anywhere
-        self._close = weakref.finalize(self, _close_all, (memory, free_reader, free_writer))
-        self._close.atexit = False
-
-    @classmethod
-    def make(cls) -> _Ring:
-        """A ring without slots."""
-        memory = os.memfd_create('headrace')
-        reader, writer = os.pipe()
-        os.set_blocking(reader, False)
-        return cls(memory, reader, writer)
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return tuple(DupFd(descriptor) for descriptor in (self.memory, self.free_reader, self.free_writer))
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _Ring.__init__(self, *(duplicate.detach() for duplicate in state))
-
-    # -- the trainer's side ----------------------------------------------------------------------------------------
-
-    def map(self, message: _Slot) -> mmap.mmap:
-        """The memory of a generation of slots."""
-        found = self._maps.get(message.generation)
-        if found is None:
-            size = message.slots * message.size
-            found = self._maps[message.generation] = mmap.mmap(self.memory, size, offset=message.offset)
-        return found
-
-    def hold(self, place: _Place, count: int) -> None:
-        """Note that `count` tensors view a slot."""
-        with self._lock:
-            self._in_use[place] = count
-            if self._waiting:
-                self._free_unshared()
-        if not count:
-            self.release(place)
-
-    def release(self, place: _Place) -> None:
-        """Note that a tensor of a slot is gone; with the last one the slot is free. A forked child changes nothing."""
-        if os.getpid() != self.process:
-            return
-        with self._lock:
-            self._in_use[place] -= 1
-            if self._in_use[place] > 0:
-                return
-            del self._in_use[place]
-            if place in self._shared:
-                self._waiting.append(place)
-                self._free_unshared()
-            else:
-                self._free(place)
-
-    def _free(self, place: _Place) -> None:
-        if self._close.alive:
-            with contextlib.suppress(OSError):  # the worker is gone
-                os.write(self.free_writer, _FREE.pack(*place))
-
-    def end(self) -> None:
-        """Close all that tensors do not need, which may be kept for long: the worker is gone."""
-        if os.getpid() == self.process:
-            with self._lock:
-                self._close()
-                self._maps.clear()
-
-    def before_fork(self, children: frozenset[int | None]) -> None:
-        """Note that a child is going to share the slots that are in use."""
-        if os.getpid() == self.process:
-            with self._lock:  # a thread that pins batches may receive one
-                for place in list(self._in_use):  # a garbage collection may free one
-                    self._shared.setdefault(place, children)
-
-    def _free_unshared(self) -> None:
-        """Free the waiting slots whose sharers have ended."""
-        children = _children()
-        # A garbage collection may come here again, so a place leaves the list before anything else happens.
-        waiting, self._waiting = self._waiting, []
-        while waiting:
-            place = waiting.pop()
-            if children <= self._shared[place]:
-                del self._shared[place]
-                self._free(place)
-            else:
-                self._waiting.append(place)
-
-
-def _children() -> frozenset[int | None]:
-    return frozenset(child.pid for child in multiprocessing.active_children())
-
-
-def _close_all(descriptors: tuple[int, ...]) -> None:
-    for descriptor in descriptors:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-
-
-def _end_all(rings: list[_Ring]) -> None:
+def _end_all(rings: list[Ring]) -> None:
     for ring in rings:
         ring.end()
 
@@ -178,7 +65,7 @@ class SlotRings:
 
     def __init__(self, workers: int) -> None:
         self.token = next(_tokens)
-        self._rings = [_Ring.make() for _ in range(workers)]
+        self._rings = [Ring.make() for _ in range(workers)]
         _known[os.getpid(), self.token] = self
         weakref.finalize(self, _end_all, self._rings).atexit = False
 
@@ -192,7 +79,12 @@ class SlotRings:
         place, first = (message.generation, message.slot), message.slot * message.size
         count = 0
         try:
-            value, arrays = unpacked(ring.map(message), first, first + message.begin, first + message.end)
+            value, arrays = unpacked(
+                ring.map(message.generation, message.slots * message.size, message.offset),
+                first,
+                first + message.begin,
+                first + message.end,
+            )
             for array in arrays:
                 weakref.finalize(array, ring.release, place).atexit = False
             count = len(arrays)
@@ -202,9 +94,9 @@ class SlotRings:
 
     def before_fork(self) -> None:
         """Keep the slots that a forked child is going to share."""
-        children = _children()
+        running = children()
         for ring in self._rings:
-            ring.before_fork(children)
+            ring.before_fork(running)
 
 
 def _before_fork() -> None:
@@ -219,7 +111,7 @@ os.register_at_fork(before=_before_fork)
 class SlotWriter:
     """Puts the batches of a worker into slots."""
 
-    def __init__(self, ring: _Ring, token: int, worker: int, *, slots: int) -> None:
+    def __init__(self, ring: Ring, token: int, worker: int, *, slots: int) -> None:
         self._ring, self._token, self._worker, self._most = ring, token, worker, slots
         self._generation = -1
         self._offset = self._size = 0  # of the generation, and of each slot
@@ -314,7 +206,7 @@ class SlotWriter:
     def _take(self, size: int) -> int | None:
         """A free slot of at least `size` bytes; None if there is none."""
         with contextlib.suppress(BlockingIOError):
-            returned = _FREE.iter_unpack(os.read(self._ring.free_reader, _MOST_SLOTS * _FREE.size))
+            returned = FREE.iter_unpack(os.read(self._ring.free_reader, _MOST_SLOTS * FREE.size))
             self._free += [slot for generation, slot in returned if generation == self._generation]
         try:
             if size > self._size:

@@ -19,7 +19,7 @@ from headrace.dataset.writing.progress import Progress
 from headrace.dataset.writing.start import INDEX, Start, Terms
 from headrace.errors import ConfigError
 from headrace.format import CollectedShard, ShardEncoder, ShardInfo, ShardPieces, dump_index
-from headrace.format.encoder import as_sequence, common_length
+from headrace.format.batch_columns import as_sequence, common_length
 from headrace.storage import Retry, StoreOptions, open_store, split_url
 
 __all__ = ['Out', 'Writer']

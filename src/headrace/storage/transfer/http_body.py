@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 from headrace.errors import ConfigError, StorageError
 from headrace.storage.protocol import ObjectInfo
+from headrace.storage.transfer.file_part import FilePart
 from headrace.storage.transfer.http_errors import changed
 from headrace.storage.transfer.retry import BrokenTransferError
 
@@ -21,44 +22,29 @@ CHUNK: Final = 1 << 17
 one begins too late."""
 
 
-class SourcePart:
+class SourcePart(FilePart):
     """The next ``size`` bytes of a file, as SDKs want the body of an upload: with a length and a way back."""
 
     def __init__(self, source: BinaryIO, size: int) -> None:
-        self._source, self._size = source, size
-        self._start = source.tell()
-        self._at = 0
+        super().__init__(source, source.tell(), size)
 
     def __len__(self) -> int:
         return self._size
 
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Bytes from its beginning."""
-        return self._at
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """As any file's."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
-        self._at = base + offset
-        self._source.seek(self._start + self._at)
+        """Move the position, and the file's; returns it."""
+        super().seek(offset, whence)
+        self._file.seek(self._begin + self._at)
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
         """Exactly that many bytes, or what is left; a source that ends early raises ``ConfigError``."""
         left = self._size - self._at
         wanted = left if size is None or size < 0 else min(size, left)
-        chunk = self._source.read(wanted)
+        chunk = self._file.read(wanted)
         while len(chunk) < wanted:
             # An unbuffered file may give less than it was asked for; an SDK would upload that as the whole.
-            more = self._source.read(wanted - len(chunk))
+            more = self._file.read(wanted - len(chunk))
             if not more:
                 raise ConfigError(
                     f'put() was told {self._size} bytes, but the source ended {left - len(chunk)} bytes early. Pass '
