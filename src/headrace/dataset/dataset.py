@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,15 +20,15 @@ from headrace.dataset.iterate import samples_of_pass
 from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.prefetch.cache_sizing import require_room, warn_without_room
+from headrace.dataset.prefetch.distance import check_predownload
 from headrace.dataset.reading.batch_reader import BatchReader
-from headrace.dataset.reading.protocol import Collate, Pass
+from headrace.dataset.reading.protocol import Pass, PassRequest
 from headrace.dataset.reading.samples import Samples
-from headrace.dataset.reading.shard_pool import ShardPool
 from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
 from headrace.dataset.streams.columns import column_names, read_columns, refuse_different_columns
-from headrace.dataset.streams.open_streams import open_streams
+from headrace.dataset.streams.open_streams import open_streams, streams_given
 from headrace.dataset.streams.registry import streams_registry
 from headrace.dataset.streams.stream import Stream
 from headrace.display import Facts, FactsRepr
@@ -53,15 +53,13 @@ from headrace.order import (
     parse_skip,
 )
 from headrace.order.skip import refuse_documents
-from headrace.redaction import warn
 from headrace.selection import Fraction, Predicate, Subset
 from headrace.sources.formats import check_format
-from headrace.storage import CacheCounters
 
 __all__ = ['StreamingDataset']
 
 
-class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], FactsRepr):
+class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], FactsRepr):
     """Samples of one or more streams, in one global order whatever the number of ranks and workers.
 
     Iterating gives this worker's samples of the next epoch; `dataset[i]` gives any sample by its global id (the
@@ -128,6 +126,9 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         OSError: a store cannot be reached, or refuses.
     """
 
+    _batch_reader: ClassVar[Callable[..., BatchReader]] = BatchReader
+    """Makes the reader of a pass; arguments as those of `BatchReader`."""
+
     @by_name
     def __init__(
         self,
@@ -178,23 +179,10 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         format: str | None = None,  # noqa: A002 - the word for it
         decode: DecodeLike | None = None,
     ) -> None:
-        if not streams and (remote or local):
-            streams = None  # LLM Foundry passes an empty list beside the URL of the one stream
-        if streams is not None and (remote or local):
-            got = f'{len(streams)} streams, remote={remote!r}, local={local!r}'
-            raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
-        if streams is not None and not streams:
-            raise ConfigError('`streams` must hold at least one Stream, but is empty.')
+        own = streams_given(streams, remote, local)
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f'`batch_size` must be at least 1 sample per device, but is {batch_size}.')
-        if predownload is not None and predownload < 0:
-            raise ConfigError(f'`predownload` must not be negative, but is {predownload}.')
-        if batch_size is not None and predownload is not None and predownload < batch_size:
-            warn(
-                f'predownload < batch_size ({predownload} < {batch_size}). This may result in slower batch time. '
-                f'Recommendation is to set predownload to at least the batch size.',
-                stacklevel=3,
-            )
+        check_predownload(predownload, batch_size)
         refuse_unused_overrides(type(self), StreamingDataset)
         ranges = refuse_documents(parse_skip(skip))
         self.on_bad_sample = parse_policy(on_bad_sample)
@@ -203,19 +191,19 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
         self.streams = (
-            [
+            list(own)
+            if own is not None
+            else [
                 streams_registry.make(
                     stream_name, {**(stream_config or {}), 'remote': remote, 'local': local, 'split': split}
                 )
             ]
-            if streams is None
-            else list(streams)
         )
         open_streams(
             self.streams,
             cache_limit=self.cache_limit,
             allow_unsafe_types=allow_unsafe_types,
-            split=split if streams is not None else None,
+            split=None if own is None else split,
             download_retry=download_retry,
             download_timeout=download_timeout,
             validate_hash=validate_hash,
@@ -340,35 +328,13 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         """The mixture and the order of the samples that are read; with packing, those of the documents."""
         return self.mixture, self.order_config
 
-    # -- sizes -----------------------------------------------------------------------------------------------------
-
-    @property
-    def num_samples(self) -> int:
-        """Samples that all streams offer, in an epoch or not."""
-        return len(self._samples)
-
-    @property
-    def size(self) -> int:
-        """Samples that all streams offer; the number of ids that `dataset[i]` takes."""
-        return self.num_samples
-
     # -- reading ---------------------------------------------------------------------------------------------------
-
-    @property
-    def pool(self) -> ShardPool:
-        """This process' mapped shards."""
-        return self._samples.pool
 
     @property
     def is_columnar(self) -> bool:
         """Whether samples are unchanged values of shards, so that batches can be read column by column."""
         own = type(self)
         return own.__getitem__ is StreamingDataset.__getitem__ and own.get_item is StreamingDataset.get_item
-
-    @property
-    def cache_counters(self) -> CacheCounters:
-        """This process' reads of each stream's store and cache, indexes included."""
-        return self._samples.counters
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:  # noqa: ARG002 - MosaicML Streaming's subclasses pass it
         """One sample, by an id from 0 to `size` - 1. Override it to change samples; `dataset[i]` and loaders call it.
@@ -405,28 +371,13 @@ class StreamingDataset(DatasetAttributes, SamplesById, IterableDataset[Any], Fac
         """
         raise TypeError('A StreamingDataset knows no tokens; a PackedDataset does.')
 
-    def place(self, shard: int) -> tuple[str, int, str]:
-        """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
-        return self._samples.place(shard)
-
-    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
-        return self._samples.locate(ids)
-
-    def begin_batches(
-        self,
-        batches: BatchSpec,
-        place: tuple[int, int],
-        collate_fn: Collate | None,
-        *,
-        mark_streams: bool,
-        continues: bool,
-    ) -> Pass:
-        """Begin a pass in batches; arguments as those of `begin_pass`, `BatchReader` and `BatchReader.begin`."""
-        plan = self.begin_pass(batches, place=place)
-        if collate_fn is None and plan.order.units > plan.topology.replicas:
+    def begin_batches(self, asked: PassRequest) -> Pass:
+        """Begin a pass in batches, as `begin_pass` does."""
+        plan = self.begin_pass(asked.batches, place=asked.place)
+        if asked.collate_fn is None and plan.order.units > plan.topology.replicas:
             self.require_equal_columns(joined=True)
-        return BatchReader(self, plan, collate_fn, mark_streams=mark_streams).begin(plan, continues=continues)
+        reader = self._batch_reader(self, plan, asked.collate_fn, mark_streams=asked.mark_streams)
+        return reader.begin(plan, continues=asked.continues)
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""

@@ -1,4 +1,4 @@
-"""Access to samples by id with `[]`: one, a slice or a list."""
+"""The samples of a dataset by their ids: number, places, and access with `[]`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,45 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.dataset.reading.samples import Samples
+from headrace.dataset.reading.shard_pool import ShardPool
+from headrace.storage import CacheCounters
+
 __all__ = ['SamplesById']
 
 
 class SamplesById:
-    """`dataset[...]` in terms of `get_item`, which subclasses may override."""
+    """Samples by id, and `dataset[...]` in terms of `get_item`, which subclasses may override."""
+
+    _samples: Samples
 
     @property
-    @abstractmethod
+    def num_samples(self) -> int:
+        """Samples that all streams offer, in an epoch or not."""
+        return len(self._samples)
+
+    @property
     def size(self) -> int:
-        """The number of samples that have an id."""
+        """Samples that all streams offer; the number of ids that `dataset[i]` takes."""
+        return self.num_samples
+
+    @property
+    def pool(self) -> ShardPool:
+        """This process' mapped shards."""
+        return self._samples.pool
+
+    @property
+    def cache_counters(self) -> CacheCounters:
+        """This process' reads of each stream's store and cache, indexes included."""
+        return self._samples.counters
+
+    def place(self, shard: int) -> tuple[str, int, str]:
+        """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
+        return self._samples.place(shard)
+
+    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
+        return self._samples.locate(ids)
 
     @abstractmethod
     def get_item(self, sample_id: int) -> Any:

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, default_collate
 
 from headrace.dataset.batch_keys.padding import PADDING_KEY
 from headrace.dataset.batch_keys.stream_number import STREAM_KEY
+from headrace.dataset.cursor import Cursor, EpochHint
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.facts import loader_facts
-from headrace.dataset.progress import Progress
-from headrace.dataset.reading.protocol import Collate, Reader
+from headrace.dataset.reading.protocol import Collate, PassRequest, Reader
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
 from headrace.dataset.workers.worker_pool import WorkerPool, each
 from headrace.display import Facts, FactsRepr
@@ -26,43 +26,6 @@ from headrace.errors import ConfigError
 from headrace.order import BatchPlan, BatchSpec, Remainder, ResumeState, Topology
 
 __all__ = ['StreamingDataLoader']
-
-
-class _EpochHint:
-    """A `sampler` for Lightning and Fabric, which set the epoch on it."""
-
-    # It has no reference to the loader: with a cycle the workers would live until a garbage collection.
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin at `epoch`, unless the loader has a position already."""
-        if self._progress.fresh and epoch > 0:
-            self._progress.load(epoch, 0)
-
-    def __iter__(self) -> Iterator[None]:
-        while True:
-            yield None
-
-
-class _Cursor:
-    """The place that a loader has reached. An object of its own, since a `DataLoader` checks each attribute it sets."""
-
-    __slots__ = ('begin', 'handed_out')
-
-    def __init__(self) -> None:
-        self.begin: tuple[int, int] | None = None
-        """Epoch and first sample of a pass that has given no batch yet."""
-        self.handed_out: tuple[BatchPlan, int] | None = None
-        """The plan and number of the last batch."""
-
-    @property
-    def position(self) -> tuple[int, int] | None:
-        """Epoch and sample; None before the first pass."""
-        if self.begin is not None or self.handed_out is None:
-            return self.begin
-        plan, number = self.handed_out
-        return plan.order.epoch, plan.end(number)
 
 
 class StreamingDataLoader(DataLoader[Any], FactsRepr):
@@ -130,7 +93,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 f'{type(dataset).__name__} overrides `__iter__`, so the loader cannot know which samples it yields. '
                 f'Override `get_item`, or pass `collate_fn`; or use a torch.utils.data.DataLoader.'
             )
-        if shuffle or batch_sampler is not None or not (sampler is None or isinstance(sampler, _EpochHint)):
+        if shuffle or batch_sampler is not None or not (sampler is None or isinstance(sampler, EpochHint)):
             raise ConfigError(
                 f'The dataset decides the order: pass `shuffle=True` and its options to StreamingDataset instead of '
                 f'shuffle={shuffle!r}, sampler={sampler!r}, batch_sampler={batch_sampler!r} to the loader.'
@@ -179,11 +142,11 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.mark_streams = mark_streams
         self.counts_skipped = False
         """Whether `len` is `longest_epoch`, for a trainer that asks once and caps a number of batches by it."""
-        self.trainers_sampler: object = _EpochHint(dataset.progress)
+        self.trainers_sampler: object = EpochHint(dataset.progress)
         """The `sampler` that trainers see; the loader never asks it."""
         self._worker_pool: WorkerPool | None = None
         self._worker_pool_key: object = None
-        self._cursor = _Cursor()
+        self._cursor = Cursor()
         # An attribute: trainers that copy a loader look for its arguments among those.
         self.remainder: Remainder = 'drop' if drop_last else remainder or dataset.remainder or 'repeat'
         """Handling of the samples after the last full global batch."""
@@ -246,11 +209,13 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self._check_fixed_epoch()
         epoch, _ = place = self._cursor.begin = self.next_pass()
         plan, reader, keys, pack = self.dataset.begin_batches(
-            self._batches,
-            place,
-            self._collate,
-            mark_streams=self.mark_streams,
-            continues=self._continues_after(epoch),
+            PassRequest(
+                batches=self._batches,
+                place=place,
+                collate_fn=self._collate,
+                mark_streams=self.mark_streams,
+                continues=self._continues_after(epoch),
+            )
         )
         self._counters.begin_pass(new_processes=not self.persistent_workers)
         owner, last, source = os.getpid(), plan.num_batches - 1, None

@@ -8,16 +8,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 from torch.utils.data import get_worker_info
-from typing_extensions import override
 
 from headrace.convert.record import get_bytes, put_bytes
 from headrace.dataset import StreamingDataset
 from headrace.dataset.reading.batch_reader import BatchKey, BatchReader
-from headrace.dataset.reading.protocol import Collate, Pass
+from headrace.dataset.reading.protocol import Collate
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import HeadraceError, ObjectNotFoundError
 from headrace.multimodal.video import check_frames, decode_frames
-from headrace.order import BatchPlan, BatchSpec
+from headrace.order import BatchPlan
 from headrace.storage import Retry, Store, StoreOptions, open_store
 
 __all__ = ['StreamingInsideWebVid', 'StreamingOutsideDTWebVid', 'StreamingOutsideGIWebVid']
@@ -123,34 +122,13 @@ class StreamingOutsideGIWebVid(_Videos):
         return [super(StreamingOutsideGIWebVid, self).get_item(one)['content_path'] for one in sample_ids]
 
 
-class StreamingOutsideDTWebVid(StreamingOutsideGIWebVid):
-    """As `StreamingOutsideGIWebVid`, with the videos of a worker's next batch fetched by threads, ahead of time.
-
-    This needs `extra_local`, and `headrace.StreamingDataLoader`. In a plain loader it is `StreamingOutsideGIWebVid`.
-    """
-
-    @override
-    def begin_batches(
-        self,
-        batches: BatchSpec,
-        place: tuple[int, int],
-        collate_fn: Collate | None,
-        *,
-        mark_streams: bool,
-        continues: bool,
-    ) -> Pass:
-        """As `StreamingDataset.begin_batches`, with a reader that fetches videos ahead."""
-        plan = super().begin_batches(batches, place, collate_fn, mark_streams=mark_streams, continues=continues).plan
-        return _FetchingReader(self, plan, collate_fn, mark_streams=mark_streams).begin(plan, continues=continues)
-
-
 class _FetchingReader(BatchReader):
     """Reads batches, and has the videos of this worker's next one fetched meanwhile."""
 
-    _source: StreamingOutsideDTWebVid
+    _source: StreamingOutsideGIWebVid
 
     def __init__(
-        self, source: StreamingOutsideDTWebVid, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool
+        self, source: StreamingOutsideGIWebVid, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool
     ) -> None:
         super().__init__(source, plan, collate_fn, mark_streams=mark_streams)
         self._threads: ThreadPoolExecutor | None = None
@@ -186,3 +164,12 @@ class _FetchingReader(BatchReader):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), '_threads': None, '_plan': None, '_fetches': {}}
+
+
+class StreamingOutsideDTWebVid(StreamingOutsideGIWebVid):
+    """As `StreamingOutsideGIWebVid`, with the videos of a worker's next batch fetched by threads, ahead of time.
+
+    This needs `extra_local`, and `headrace.StreamingDataLoader`. In a plain loader it is `StreamingOutsideGIWebVid`.
+    """
+
+    _batch_reader = _FetchingReader

@@ -26,7 +26,7 @@ from headrace.packing.whole import WholePass, count_tokens_of
 
 if TYPE_CHECKING:
     from headrace.dataset.batch_keys.key import ReservedKey
-    from headrace.dataset.reading.protocol import Collate, Pass
+    from headrace.dataset.reading.protocol import Pass, PassRequest
     from headrace.order import BatchExplanation, BatchPlan, SkipRange
     from headrace.order.skip import Ranges
     from headrace.packing.delivered import PieceTable
@@ -269,27 +269,19 @@ class PackedDataset(StreamingDataset):
         for tables in gather(delivered.of(numbers)):
             delivered.update(tables)
 
-    def begin_batches(
-        self,
-        batches: BatchSpec,
-        place: tuple[int, int],
-        collate_fn: Collate | None,
-        *,
-        mark_streams: bool,
-        continues: bool,  # noqa: ARG002 - documents have no end
-    ) -> Pass:
-        """Begin a pass that is read in batches of sequences; arguments as those of `StreamingDataset.begin_batches`.
+    def begin_batches(self, asked: PassRequest) -> Pass:
+        """Begin a pass that is read in batches of sequences.
 
         Raises:
             ConfigError: `collate_fn` is given.
         """
-        if collate_fn is not None:
+        if asked.collate_fn is not None:
             raise ConfigError(
                 '`collate_fn` is not to be had with packing, whose batches are tensors of packed sequences. Leave it '
                 'out. A function as `tokenizer` makes `input_ids` and `labels` of documents.'
             )
-        plan = self.begin_pass(batches, place=place)
-        return PackedReader(self, plan).begin(plan, mark_streams=mark_streams)
+        plan = self.begin_pass(asked.batches, place=asked.place)
+        return PackedReader(self, plan).begin(plan, mark_streams=asked.mark_streams)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add documents taken from streams, by stream number."""

@@ -7,7 +7,10 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-__all__ = ['LookAhead', 'ShardsAhead', 'look_ahead']
+from headrace.errors import ConfigError
+from headrace.redaction import warn
+
+__all__ = ['LookAhead', 'ShardsAhead', 'check_predownload', 'look_ahead']
 
 _SAMPLES = 1 << 16
 _BYTES = 512 << 20
@@ -22,6 +25,24 @@ class LookAhead(NamedTuple):
     """Bytes of shards that were fetched and not yet used."""
     lag: int = 8
     """Batches by which another rank may be behind: its workers read ahead of its trainer."""
+
+
+def check_predownload(predownload: int | None, batch_size: int | None) -> None:
+    """Check the number of samples to prefetch for each worker; warn if it is below a batch.
+
+    Raises:
+        ConfigError: it is negative.
+    """
+    if predownload is None:
+        return
+    if predownload < 0:
+        raise ConfigError(f'`predownload` must not be negative, but is {predownload}.')
+    if batch_size is not None and predownload < batch_size:
+        warn(
+            f'predownload < batch_size ({predownload} < {batch_size}). This may result in slower batch time. '
+            f'Recommendation is to set predownload to at least the batch size.',
+            stacklevel=4,
+        )
 
 
 def look_ahead(predownload: int | None, batch_size: int, workers: int = 1) -> LookAhead:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from headrace.order import BatchPlan, Run
     from headrace.storage import CacheCounters
 
-__all__ = ['Collate', 'Pass', 'Reader', 'SampleSource']
+__all__ = ['Collate', 'Pass', 'PassRequest', 'Reader', 'SampleSource']
 
 Collate = Callable[[list[Any]], Any]
 Key = TypeVar('Key')
@@ -82,6 +83,22 @@ class SampleSource(Protocol):
     def __getitem__(self, at: int, /) -> Any:
         """Return one sample."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRequest:
+    """A pass in batches that a loader asks for."""
+
+    batches: BatchSpec
+    """How the sequence is cut, with all defaults filled in."""
+    place: tuple[int, int]
+    """Epoch and first sample."""
+    collate_fn: Collate | None
+    """A user's; None: columns, or `default_collate`."""
+    mark_streams: bool
+    """Whether batches hold the streams of their rows."""
+    continues: bool
+    """Whether the processes that read it read the next epoch, too."""
 
 
 class Pass(NamedTuple):

@@ -18,7 +18,7 @@ from headrace.dataset.streams.images import image_columns
 from headrace.dataset.streams.missing_index import in_its_place, missing_index
 from headrace.dataset.streams.store_options import store_options_of
 from headrace.dataset.streams.stream import Stream
-from headrace.errors import FormatError, ObjectNotFoundError
+from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.format import ShardReader, open_shard
 from headrace.selection import Selection, Shards
 from headrace.storage import CacheLimit, local_path
@@ -28,7 +28,23 @@ from headrace.storage.cache.shared_file import claim_private_folder, private_fol
 if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData, SourceFinder
 
-__all__ = ['open_stream', 'open_streams']
+__all__ = ['open_stream', 'open_streams', 'streams_given']
+
+
+def streams_given(streams: Sequence[Stream] | None, remote: str | None, local: str | None) -> Sequence[Stream] | None:
+    """The streams that a dataset was given; None: one by `remote` and `local`.
+
+    Raises:
+        ConfigError: both were given, or no stream.
+    """
+    if not streams and (remote or local):
+        return None  # LLM Foundry passes an empty list beside the URL of the one stream
+    if streams is not None and (remote or local):
+        got = f'{len(streams)} streams, remote={remote!r}, local={local!r}'
+        raise ConfigError(f'Give either `streams`, or one stream by `remote` and `local`, but got both: {got}.')
+    if streams is not None and not streams:
+        raise ConfigError('`streams` must hold at least one Stream, but is empty.')
+    return streams
 
 
 def open_streams(
