@@ -1,4 +1,4 @@
-"""``headrace explain``: the samples of a global batch, or the next use of a sample.
+"""``headrace explain``: the samples of a global batch or of a recorded run's step, or the uses of a sample.
 
 It reads indexes; with packing, it also reads and tokenises documents.
 """
@@ -11,7 +11,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cli.arguments import show_examples
 from headrace.cli.loaders import add_config_arguments, add_topology_arguments, open_loader
+from headrace.cli.recorded import check_arguments, explain_run
 from headrace.cli.states import read_state
 from headrace.errors import ConfigError
 
@@ -21,17 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
-HELP = 'say which samples, or packed documents, make up a global batch, or when a sample is seen next'
+HELP = 'say which samples, or packed documents, make up a batch or a step of a run, or when a sample is seen'
 
 _EPOCHS = 1000  # looked through for a sample
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the file, the loader, the topology, and the batch or sample."""
-    add_config_arguments(parser)
+    add_config_arguments(parser, or_else='not needed with --run')
+    parser.add_argument('--run', type=Path, metavar='DIR', help='folder of a run with a record')
+    parser.add_argument('--step', type=int, help='of --run: global batch of the run, counted from 0')
+    parser.add_argument('--previews', type=int, default=3, metavar='N', help='of --step: samples to show')
     parser.add_argument('--loader', default='train', help='train, or eval, test, predict and a name: eval.books')
     parser.add_argument(
-        '--batch', type=int, default=0, help='global batch: of --epoch; else counted from --state, or the first epoch'
+        '--batch', type=int, help='global batch, 0 by default: of --epoch; else counted from --state, or epoch 0'
     )
     parser.add_argument('--epoch', type=int, help='epoch that --batch is counted in')
     parser.add_argument('--sample', type=int, help='a global sample id: say when it is seen next, from --batch on')
@@ -39,12 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_topology_arguments(parser)
     parser.add_argument('--state', type=Path, help='checkpoint that the run was resumed from, or JSON of its state')
     parser.add_argument('--json', action='store_true', help='print JSON')
+    show_examples(
+        parser,
+        'headrace explain train.yaml --batch 147 --ranks 8 --rank 5   # the rows of a rank',
+        'headrace explain train.yaml --sample 7509                    # when it is seen next',
+        'headrace explain --run runs/a --step 147                     # of a run with a record',
+        'headrace explain --run runs/a --sample 7509                  # when it was and will be seen',
+        status='Exit status: 0, done; 1, an error, or a sample that is not seen; 2, wrong arguments.',
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer; the exit status is 1 for a sample without a further use."""
     from headrace.order import run_range
 
+    check_arguments(arguments)
+    if arguments.run is not None:
+        return explain_run(arguments)
+    arguments.batch = arguments.batch or 0
     if arguments.batch < 0 or (arguments.epoch or 0) < 0:
         raise ConfigError(
             f'--batch and --epoch count from 0, got --batch {arguments.batch} and --epoch {arguments.epoch}.'

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import add_store_arguments, show_examples, store_options
-
-if TYPE_CHECKING:
-    from headrace.inspect import Description
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -39,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the description."""
+    from headrace.cli.previews import has_colours, print_thumbnails
     from headrace.inspect import describe, save_pictures
 
     description = describe(arguments.url, samples=arguments.samples, options=store_options(arguments))
@@ -52,27 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     print('\n'.join(description.lines(width=width if is_terminal else None)))
     for number in range(len(description.samples)):
         print('\n' + '\n'.join(description.sample_lines(number, width=width)))
-        if _has_colours():
-            _print_thumbnails(description, number)
+        if has_colours():
+            print_thumbnails(description.samples[number].values())
     if arguments.save is not None:
         print(f'\n{len(saved)} pictures saved in {arguments.save}')
     return 0
-
-
-def _has_colours() -> bool:
-    return sys.stdout.isatty() and not os.environ.get('NO_COLOR') and os.environ.get('TERM', 'dumb') != 'dumb'
-
-
-def _print_thumbnails(description: Description, number: int) -> None:
-    from headrace.errors import MissingDependencyError
-    from headrace.inspect import thumbnail
-
-    for value in description.samples[number].values():
-        for _, content in value.pictures[:1]:
-            try:
-                lines = thumbnail(content)
-            except MissingDependencyError as error:
-                lines = [str(error)]
-            except Exception as error:  # Pillow raises errors of many classes for damaged pictures
-                lines = [f'(no thumbnail: {type(error).__name__})']
-            print('\n'.join(f'    {line}' for line in lines))

@@ -12,12 +12,20 @@ if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader
     from headrace.mixing import Config, LoaderConfig
 
-__all__ = ['add_config_arguments', 'add_topology_arguments', 'open_loader']
+__all__ = ['add_config_arguments', 'add_topology_arguments', 'choose_loader', 'open_loader']
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the file and its overrides."""
-    parser.add_argument('config', type=Path, help='YAML file of the loaders')
+def add_config_arguments(parser: argparse.ArgumentParser, *, or_else: str = '') -> None:
+    """Declare the file and its overrides.
+
+    Args:
+        parser: the command's.
+        or_else: what may stand in its place, for the help; '': the file is required.
+    """
+    if or_else:
+        parser.add_argument('config', type=Path, nargs='?', help=f'YAML file of the loaders, {or_else}')
+    else:
+        parser.add_argument('config', type=Path, help='YAML file of the loaders')
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
 
 
@@ -40,11 +48,16 @@ def open_loader(arguments: argparse.Namespace, *, name: str = 'train', rank: int
     topology = Topology(
         rank=rank, world_size=arguments.ranks, num_nodes=arguments.nodes, replication=arguments.replication
     )
-    config = _chosen(load_config(arguments.config, overrides=arguments.overrides), name)
+    config = choose_loader(load_config(arguments.config, overrides=arguments.overrides), name)
     return build_loader(config, topology=topology)
 
 
-def _chosen(config: Config, name: str) -> LoaderConfig:
+def choose_loader(config: Config, name: str) -> LoaderConfig:
+    """The loader of a name, such as train or eval.books.
+
+    Raises:
+        ConfigError: there is none.
+    """
     loaders = {} if config.train is None else {'train': config.train}
     for section in ('eval', 'test', 'predict'):
         of_section: tuple[LoaderConfig, ...] = getattr(config, section)

@@ -3,7 +3,7 @@
 from headrace.inspect.describe import ColumnDescription, Description, Spread, describe
 from headrace.inspect.pictures import save_pictures, thumbnail
 from headrace.inspect.shard_check import BadShard
-from headrace.inspect.values import SampleValue
+from headrace.inspect.values import SampleValue, describe_decoded
 from headrace.inspect.verify import VerifyReport, verify
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     'Spread',
     'VerifyReport',
     'describe',
+    'describe_decoded',
     'save_pictures',
     'thumbnail',
     'verify',

@@ -13,7 +13,7 @@ from headrace.errors import FormatError, MissingDependencyError
 from headrace.format import Schema
 from headrace.format.encodings import get_mds_encoding
 
-__all__ = ['LONGEST', 'SampleValue', 'Value', 'describe_value']
+__all__ = ['LONGEST', 'SampleValue', 'Value', 'describe_decoded', 'describe_value']
 
 LONGEST: Final = 1000
 """Characters of a value's text."""
@@ -51,24 +51,31 @@ def describe_value(schema: Schema, column: str, stored: Any) -> SampleValue:
     """
     number = schema.names.index(column)
     if schema.format != 'mds':
-        return _describe(stored, len(str(stored).encode('utf-8', 'surrogatepass')))
+        return describe_decoded(stored, len(str(stored).encode('utf-8', 'surrogatepass')))
     size = schema.sizes[number]
     if schema.arrays[number] is not None:
-        return _describe(stored, size or 0)
+        return describe_decoded(stored, size or 0)
     data = stored if isinstance(stored, bytes) else cast('np.ndarray[Any, Any]', stored).tobytes()
     name = schema.encodings[number]
     encoding = get_mds_encoding(name)
     if not encoding.trusted_name:
         return SampleValue(len(data), '', f'({name}, which runs code when it is read)')
     try:
-        return _describe(encoding.decode(data), len(data), data)
+        return describe_decoded(encoding.decode(data), len(data), data)
     except MissingDependencyError as error:
         return SampleValue(len(data), '', f'({error})', _pictures_in(data))
     except (FormatError, RecursionError) as error:
         return SampleValue(len(data), '', f'(damaged: {error})'[:LONGEST])
 
 
-def _describe(value: Any, size: int, stored: bytes = b'') -> SampleValue:
+def describe_decoded(value: Any, size: int = 0, stored: bytes = b'') -> SampleValue:
+    """Describe a decoded value.
+
+    Args:
+        value: as a dataset gives it.
+        size: bytes as stored.
+        stored: the stored bytes, which may be a picture's file.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (bool, int, float)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from headrace.errors import ConfigError, ResumeError, UnknownNameError
 from headrace.order.config import DefaultSeed
@@ -26,10 +26,19 @@ if TYPE_CHECKING:
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.skip import Ranges, Skip
 
-__all__ = ['MixtureChange', 'Run', 'make_order']
+__all__ = ['MixtureChange', 'Run', 'RunArguments', 'make_order']
 
 MixtureChange: TypeAlias = Literal['refuse', 'continue']
 """The reaction to a checkpoint of another mixture: an error, or its streams continue in the new one."""
+
+
+class RunArguments(NamedTuple):
+    """What a run was asked for, before defaults were filled in."""
+
+    order: OrderConfig
+    epoch_size: int | None
+    schedule: Schedule | None
+    when_exhausted: Exhaustion
 
 
 class Run:
@@ -86,6 +95,11 @@ class Run:
             schedule=self._schedule,
             when_exhausted=self._when_exhausted,
         )
+
+    @property
+    def asked(self) -> RunArguments:
+        """The arguments that it was made with, beside streams and `skip`."""
+        return RunArguments(self._asked, self._epoch_size, self._schedule, self._when_exhausted)
 
     @property
     def needs_nodes(self) -> bool:

@@ -1,0 +1,38 @@
+"""What a run did, and does: its record, and the page and the table that show it while it runs.
+
+1. `recorder.RunRecorder` writes the record of a run, lines in a file of its folder (`record_file`). The callbacks
+   `RunRecord` of both trainers call it. `loader_config` and `versions` give the content.
+2. `history.RunHistory` reads it: segments between kills and resumes, and the place of each step in the data.
+3. `explain.RecordedRun` gives the samples of a step, and the steps of a sample.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.lazy_names import lazy_names
+from headrace.watching.recorder import RunRecorder
+
+if TYPE_CHECKING:
+    from headrace.watching.explain import ExplainedStep, RecordedRun, SampleSeen
+    from headrace.watching.history import RecordedPass, RunHistory, Segment, TrainedStep
+
+__all__ = [
+    'ExplainedStep',
+    'RecordedPass',
+    'RecordedRun',
+    'RunHistory',
+    'RunRecorder',
+    'SampleSeen',
+    'Segment',
+    'TrainedStep',
+]
+
+if not TYPE_CHECKING:  # a type checker would take every name for one of this module
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            **dict.fromkeys(('ExplainedStep', 'RecordedRun', 'SampleSeen'), 'headrace.watching.explain'),
+            **dict.fromkeys(('RecordedPass', 'RunHistory', 'Segment', 'TrainedStep'), 'headrace.watching.history'),
+        },
+    )
