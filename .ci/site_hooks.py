@@ -25,6 +25,7 @@ PACKAGES = (
     'headrace.inspect',
     'headrace.simulate',
     'headrace.doctor',
+    'headrace.watching',
     'headrace.vision',
     'headrace.text',
     'headrace.multimodal',

@@ -87,10 +87,9 @@ def _where(trained: TrainedStep) -> dict[str, Any]:
 def _heading(explained: ExplainedStep, run: RecordedRun) -> list[str]:
     trained, report, segment = explained.trained, explained.report, explained.trained.segment
     verb = 'was trained' if trained.is_sure else 'is not known to be trained yet: it would be'
-    lines = [
-        f'Step {trained.step} {verb} in segment {segment.number} of {len(run.history.segments)}, which began at step '
-        f'{segment.first_step} on {_time(segment.time)}, on {_ranks(segment.topology)}.'
-    ]
+    where = f'segment {segment.number} of {len(run.history.segments)}'
+    begun = f'which began at step {segment.first_step} on {_time(segment.time)}, on {_ranks(segment.topology)}'
+    lines = [f'Step {trained.step} {verb} in {where}, {begun}.']
     for other in explained.others:
         did = 'trained it, too' if other.is_sure else 'may have trained it, too'
         lines.append(
@@ -109,9 +108,7 @@ def _heading(explained: ExplainedStep, run: RecordedRun) -> list[str]:
 
 
 def _resume_after(trained: TrainedStep, run: RecordedRun) -> int:
-    return min(
-        segment.first_step for segment in run.history.segments if segment.number > trained.segment.number
-    )
+    return min(segment.first_step for segment in run.history.segments if segment.number > trained.segment.number)
 
 
 def _ranks(topology: Any) -> str:

@@ -5,7 +5,8 @@
 3. `position.StreamingPosition`, a callback, sets the loader to the trainer's time.
 4. `statistics.DataStatistics`, a callback, logs the loaders' counters through `headrace.metrics`.
 5. `spikes.LossSpikes`, a callback, writes the data of a loss spike beside the checkpoints, with a `skip` to omit it.
-6. `stream_metrics` makes metrics by stream for Composer.
+6. `record.RunRecord`, a callback, writes the record of the run (`headrace.watching`).
+7. `stream_metrics` makes metrics by stream for Composer.
 
 The dataset owns the position: Composer saves it with `StreamingDataset.state_dict`.
 """
@@ -23,6 +24,7 @@ except ImportError as error:
 
 from headrace.composer.data_spec import StreamingDataSpec, streaming_data_spec, streaming_evaluators
 from headrace.composer.position import StreamingPosition
+from headrace.composer.record import RunRecord
 from headrace.composer.spikes import LossSpikes
 from headrace.composer.statistics import DataStatistics
 from headrace.composer.stream_metrics import stream_metrics
@@ -30,6 +32,7 @@ from headrace.composer.stream_metrics import stream_metrics
 __all__ = [
     'DataStatistics',
     'LossSpikes',
+    'RunRecord',
     'StreamingDataSpec',
     'StreamingPosition',
     'stream_metrics',

@@ -19,7 +19,7 @@ from headrace.redaction import warn
 if TYPE_CHECKING:
     from composer.loggers import Logger
 
-__all__ = ['LossSpikes']
+__all__ = ['LossSpikes', 'checkpoint_folder']
 
 _LOSS = 'loss/train/total'
 
@@ -113,16 +113,7 @@ class LossSpikes(Callback):
         return f'see {folder / files[0].name}.' if files else 'nothing more is written of spikes.'
 
     def _place(self, state: State) -> Path:
-        folder = self._folder
-        if folder is None:
-            saver = next((found for found in state.callbacks if isinstance(found, CheckpointSaver)), None)
-            if saver is None:
-                raise ConfigError(
-                    'LossSpikes writes beside the checkpoints, but this trainer saves none: give it `folder`, or the '
-                    'trainer `save_folder`.'
-                )
-            folder = saver.folder
-        return Path(format_name_with_dist(folder, state.run_name))
+        return checkpoint_folder(state, self._folder, 'LossSpikes')
 
     def state_dict(self) -> dict[str, Any]:
         """The remembered losses, as one text: a sharded checkpoint needs the same keys in any run."""
@@ -131,6 +122,28 @@ class LossSpikes(Callback):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the losses of a checkpoint."""
         self._detector.load_state_dict(json.loads(state.get('detector', '{}')))
+
+
+def checkpoint_folder(state: State, folder: str | None, writer: str) -> Path:
+    """The folder of a callback's files.
+
+    Args:
+        state: the trainer's.
+        folder: as given, with Composer's placeholders; None: the local folder of `CheckpointSaver`.
+        writer: the callback, for the error.
+
+    Raises:
+        ConfigError: no folder is given, and the trainer saves no checkpoints.
+    """
+    if folder is None:
+        saver = next((found for found in state.callbacks if isinstance(found, CheckpointSaver)), None)
+        if saver is None:
+            raise ConfigError(
+                f'{writer} writes beside the checkpoints, but this trainer saves none: give it `folder`, or the '
+                f'trainer `save_folder`.'
+            )
+        folder = saver.folder
+    return Path(format_name_with_dist(folder, state.run_name))
 
 
 def _write_one(file: SpikeFile, folder: Path, logger: Logger, run_name: str) -> None:

@@ -301,6 +301,11 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """
         return self._counters.stats(reads_here=self.num_workers == 0)
 
+    @property
+    def seconds_waiting(self) -> float:
+        """As in `stats`; takes no time, however many streams there are."""
+        return self._counters.seconds_waiting
+
     def mix(self) -> dict[str, StreamCount]:
         """By stream, the samples of all ranks' batches, and the number that the mixture promises.
 

@@ -76,6 +76,8 @@ class StreamStats(NamedTuple):
     it is ahead of the trainer."""
     seconds_waited: float
     """Time of these waits, summed over the processes."""
+    seconds_unpacking: float = 0.0
+    """Time that threads took to decompress its shards, summed over them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +159,7 @@ class _ByStream(Mapping[str, StreamStats]):
             retries=read.retries,
             shards_waited_for=read.waits,
             seconds_waited=read.nanoseconds_waited / 1e9,
+            seconds_unpacking=read.nanoseconds_unpacking / 1e9,
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -270,6 +273,11 @@ class LoaderCounters:
             self._stalls += 1
             return waited
         return 0.0
+
+    @property
+    def seconds_waiting(self) -> float:
+        """Time that the trainer has waited for batches."""
+        return self._seconds_waiting
 
     @property
     def _stream_samples(self) -> npt.NDArray[np.int64]:

@@ -10,7 +10,8 @@
 4. `requeue` has SLURM's signals wait for the end of a batch.
 5. `position.position_file` writes the position beside each checkpoint, for people.
 6. `statistics.DataStatistics` logs what loaders count, by way of `headrace.metrics`; `spikes.LossSpikes` writes
-   beside the checkpoints what a loss spike was trained on, and what leaves it out.
+   beside the checkpoints what a loss spike was trained on, and what leaves it out. `record.RunRecord` writes the
+   record of the run, by way of `headrace.watching`.
 
 Fabric has no loops and no hooks: `fabric.setup` gives it loaders that know their position.
 """
@@ -30,6 +31,7 @@ except ImportError as error:
 from headrace.lightning.datamodule import StreamingDataModule
 from headrace.lightning.fabric import FabricLoader, FabricLoaders, setup
 from headrace.lightning.position.callback import PositionCallback
+from headrace.lightning.record import RunRecord
 from headrace.lightning.spikes import LossSpikes
 from headrace.lightning.statistics import DataStatistics
 
@@ -39,6 +41,7 @@ __all__ = [
     'FabricLoaders',
     'LossSpikes',
     'PositionCallback',
+    'RunRecord',
     'StreamingDataModule',
     'setup',
 ]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.dataset import StreamingDataLoader
     from headrace.order import BatchPlan
 
-__all__ = ['LossSpikes']
+__all__ = ['LossSpikes', 'checkpoint_folder']
 
 
 class LossSpikes(Callback):
@@ -171,7 +171,7 @@ class LossSpikes(Callback):
 
     def _write(self, spike: LossSpike, last: _Batch, trainer: Trainer) -> str:
         """Write the files of a spike; returns a line about them."""
-        folder = self._folder or _checkpoint_folder(trainer)
+        folder = self._folder or checkpoint_folder(trainer)
         try:
             files = self._reports.files(spike, last.number, last.batches, optimizer_step=last.optimizer_step)
             for file in files:
@@ -229,6 +229,7 @@ def _loaders(trainer: Trainer) -> dict[str, StreamingDataLoader]:
     return loaders
 
 
-def _checkpoint_folder(trainer: Trainer) -> str:
+def checkpoint_folder(trainer: Trainer) -> str:
+    """The folder of the first `ModelCheckpoint`, or the trainer's `default_root_dir`."""
     saving: Any = trainer.checkpoint_callback
     return str(getattr(saving, 'dirpath', None) or trainer.default_root_dir)

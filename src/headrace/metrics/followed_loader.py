@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.statistics import LoaderStats, MixtureCounts, StreamCount, StreamStats
 from headrace.metrics.stream_counts import labelled, scaled_to
+from headrace.packing import PackedDataset
 
 __all__ = ['FollowedLoader', 'Read', 'StreamRead']
 
@@ -27,6 +28,13 @@ class Read(NamedTuple):
     requests: float = 0
     cache_hits: float = 0
     bad_samples: float = 0
+    retries: float = 0
+    evictions: float = 0
+    bytes_unpacked: float = 0
+    sequence_tokens: float = 0
+    """Tokens in packed sequences."""
+    sequence_places: float = 0
+    """Tokens that they could hold."""
     tokens: float = 0
     has_tokens: float = 0
     """Whether batches had tokens."""
@@ -40,15 +48,28 @@ class Read(NamedTuple):
         return Read(*(a - b for a, b in zip(self, other, strict=True)))
 
     @classmethod
-    def of(cls, stats: LoaderStats) -> Read:
-        """The counters of a loader; tokens are counted elsewhere."""
-        return cls(
+    def of(cls, stats: LoaderStats, sequence_length: int | None = None) -> Read:
+        """The counters of a loader; trained tokens are counted elsewhere.
+
+        Args:
+            stats: the loader's.
+            sequence_length: tokens that a packed sequence can hold; None: batches are not packed.
+        """
+        read = cls(
             stats.seconds_waiting,
             stats.stalls,
             stats.bytes_downloaded,
             stats.requests,
             stats.cache_hits,
             stats.bad_samples,
+            stats.retries,
+            stats.evictions,
+            stats.bytes_unpacked,
+        )
+        if sequence_length is None:
+            return read
+        return read._replace(
+            sequence_tokens=sum(stats.stream_samples.values()), sequence_places=stats.samples * sequence_length
         )
 
 
@@ -97,11 +118,11 @@ class FollowedLoader:
         stats, tokens = loader.stats(), loader.stream_tokens
         names = [stream.name or '' for stream in loader.dataset.streams if not stream.is_local]
         remote = {name: StreamRead.of(stats.streams[name]) for name in names}
-        return cls(loader, Read.of(stats), mix, remote, tokens, tokens)
+        return cls(loader, Read.of(stats, _sequence_length(loader)), mix, remote, tokens, tokens)
 
     def reads(self) -> Read:
         """Counters since then."""
-        return Read.of(self.loader.stats()).minus(self.before)
+        return Read.of(self.loader.stats(), _sequence_length(self.loader)).minus(self.before)
 
     def stream_reads(self, label: str) -> dict[str, StreamRead]:
         """Counters of each remote stream since then; see `labelled`."""
@@ -118,3 +139,9 @@ class FollowedLoader:
         """The same, with this rank's tokens for every rank's."""
         own, replicas = self.token_counts(), self.loader.dataset.topology.replicas
         return scaled_to(own, {name: count.samples * replicas for name, count in own.items()})
+
+
+def _sequence_length(loader: StreamingDataLoader) -> int | None:
+    """Tokens of a packed sequence; None: batches are not packed."""
+    dataset = loader.dataset
+    return dataset.packing.sequence_length if isinstance(dataset, PackedDataset) else None

@@ -10,8 +10,18 @@ from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.statistics import MixtureCounts, StreamCount
+from headrace.metrics.batch_times import BatchTimes
+from headrace.metrics.cache_fill import CacheFill
 from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead
-from headrace.metrics.stream_counts import add_counts, from_state, mix_figures, scaled_to, shares_of, to_state
+from headrace.metrics.stream_counts import (
+    add_counts,
+    drift_of,
+    from_state,
+    mix_figures,
+    scaled_to,
+    shares_of,
+    to_state,
+)
 
 __all__ = ['DataMeter']
 
@@ -41,13 +51,16 @@ class DataMeter:
         self._tokens: int | Tensor = 0
         self._has_tokens = False
         self._paused: float | None = None
+        self._times, self._cache_fill = BatchTimes(), CacheFill()
         self.begin()
 
     def begin(self) -> None:
         """Start rates and shares now."""
         now = self._clock()
-        self._since = self._text_since = now
-        self._last, self._last_samples = self._total(), self._samples()
+        self._since = self._text_since = self._begun = now
+        self._first = self._last = self._total()
+        self._last_samples = self._samples()
+        self._times.interrupt()
         self._text_waiting = self._last.seconds_waiting
 
     def follow(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
@@ -94,6 +107,7 @@ class DataMeter:
                 followed.mix.reach(*handed_out, is_done=is_step)
             if is_step:
                 followed.tokens = followed.loader.stream_tokens
+        self._times.add(self._clock(), sum(each.loader.seconds_waiting for each in self._followed.values()))
         if tokens is not None:
             self._tokens += tokens
             self._has_tokens = True
@@ -101,12 +115,14 @@ class DataMeter:
     def pause(self) -> None:
         """Stop the clock for an evaluation."""
         self._paused = self._clock()
+        self._times.interrupt()
 
     def resume(self) -> None:
         """Restart the clock after `pause`."""
         if self._paused is not None:
             away = self._clock() - self._paused
-            self._since, self._text_since, self._paused = self._since + away, self._text_since + away, None
+            self._since, self._text_since, self._begun = self._since + away, self._text_since + away, self._begun + away
+            self._paused = None
 
     # -- figures ---------------------------------------------------------------------------------------------------
 
@@ -118,6 +134,7 @@ class DataMeter:
         sum_over_ranks: Callable[[Sequence[float]], Sequence[float]] | None = None,
         per_stream: bool = True,
         per_stream_reads: bool | None = None,
+        detailed: bool = False,
     ) -> dict[str, float]:
         """The figures since the last reading, and those of the run.
 
@@ -128,11 +145,14 @@ class DataMeter:
                 and waits are of this rank alone, and its tokens stand for every rank's, those of streams included.
             per_stream: whether to give the figures of each of several streams.
             per_stream_reads: whether to include the reads of each remote stream; None: if there are at most 32.
+            detailed: whether to give all figures; the same on every rank.
 
         Returns:
             Figures by name; samples, tokens and streams of all ranks together:
 
             - ``data/samples_per_second``, ``data/tokens_per_second`` (if batches have tokens)
+            - ``data/bytes_per_second``: downloads
+            - ``data/batch_seconds_p50``, ``_p99``: quantiles of the time from batch to batch, on this rank
             - ``data/wait_share``: time waiting for data as a share of all time, from 0 to 1; of the mean rank
             - ``data/samples``: of the run, also before a resume
             - ``data/stalls``, ``data/bytes_downloaded``, ``data/requests``, ``data/cache_hits``: since the start
@@ -141,8 +161,18 @@ class DataMeter:
             - ``mix/<stream>/samples``, of the run; with packing ``mix/<stream>/tokens``
             - ``mix/<stream>/share``, from 0 to 1, and the mixture's or schedule's share: ``mix/<stream>/promised``.
               With packing, both are shares of tokens; see `StreamingDataLoader.mix`
+            - ``mix/drift``: the largest difference between a share and the promised one
+            - ``data/packing_efficiency``: with packing, tokens as a share of the places in sequences, since the start
             - ``data/<stream>/<name>``, since the start: ``bytes_downloaded``, ``requests``, ``cache_hits`` and the
               other fields of `headrace.dataset.StreamStats`
+
+            With `detailed`, also:
+
+            - ``data/wait_seconds_p50``, ``_p99``: quantiles of the wait for a batch, on this rank
+            - ``data/retries``, ``data/evictions``, ``data/bytes_unpacked``: since the start
+            - ``data/cache_bytes``, ``data/cache_fill``: bytes in this machine's caches, counted lately; and as a share
+              of the cache limit, or of the data if they are smaller
+            - ``data/slowest_rank``, ``data/slowest_rank_wait_share``: with `sum_over_ranks`, the rank that waited most
         """
         now, total, samples = self._clock(), self._total(), self._samples()
         seconds = max(now - self._since, 1e-9)
@@ -154,7 +184,9 @@ class DataMeter:
             size = len(total)
             own = self._own_tokens() if per_stream else {}
             of_reads = [number for read in reads.values() for number in read]
-            numbers = sum_over_ranks([*total, *passed, *(count.samples for count in own.values()), *of_reads])
+            waits = self._own_wait(passed, ranks) if detailed else []
+            numbers = sum_over_ranks([*waits, *total, *passed, *(count.samples for count in own.values()), *of_reads])
+            waits, numbers = numbers[: len(waits)], numbers[len(waits) :]
             summed, passed = Read(*numbers[:size]), Read(*numbers[size : 2 * size])
             rest = iter(numbers[2 * size :])
             of_all = {name: round(next(rest) * replicas / ranks) for name in own}
@@ -163,9 +195,11 @@ class DataMeter:
             waiting, tokens = passed.seconds_waiting / ranks, passed.tokens * replicas / ranks
         else:
             summed, waiting, tokens = total, passed.seconds_waiting, passed.tokens * replicas
-            token_counts = self._token_counts()
+            token_counts, waits = self._token_counts(), list[float]()
+        times = self._times.take()
         figures = {
             'data/samples_per_second': (samples - self._last_samples) / seconds,
+            'data/bytes_per_second': passed.bytes_downloaded / seconds,
             'data/wait_share': min(waiting / seconds, 1.0),
             'data/samples': samples,
             'data/stalls': summed.stalls,
@@ -173,6 +207,14 @@ class DataMeter:
             'data/requests': summed.requests,
             'data/cache_hits': summed.cache_hits,
         }
+        figures.update({f'data/{name}': value for name, value in times.items() if detailed or 'wait' not in name})
+        if detailed:
+            figures.update(self._details(summed, waits, seconds))
+        if summed.sequence_places:
+            figures['data/packing_efficiency'] = summed.sequence_tokens / summed.sequence_places
+        drift = drift_of(self.counts() if sum_over_ranks is None else {**self._sample_counts(), **token_counts})
+        if drift is not None:
+            figures['mix/drift'] = drift
         if any(loader.dataset.on_bad_sample == 'skip' for loader in self.loaders):
             figures['data/bad_samples'] = summed.bad_samples
         if summed.has_tokens:
@@ -186,6 +228,26 @@ class DataMeter:
         for name, read in reads.items():
             figures.update({f'data/{name}/{what}': number for what, number in zip(read._fields, read, strict=True)})
         self._since, self._last, self._last_samples = now, total, samples
+        return figures
+
+    def _own_wait(self, passed: Read, ranks: int) -> list[float]:
+        """This rank's wait at its place among all ranks', whose sum over ranks is all their waits."""
+        rank = self.loaders[0].dataset.topology.rank if self._followed else 0
+        return [passed.seconds_waiting if number == rank else 0.0 for number in range(ranks)]
+
+    def _details(self, summed: Read, waits: Sequence[float], seconds: float) -> dict[str, float]:
+        figures: dict[str, float] = {
+            'data/retries': summed.retries,
+            'data/evictions': summed.evictions,
+            'data/bytes_unpacked': summed.bytes_unpacked,
+        }
+        use = self._cache_fill.read(loader.dataset for loader in self.loaders)
+        if use is not None:
+            figures['data/cache_bytes'], figures['data/cache_fill'] = use.used, use.used / max(use.most, 1)
+        if waits:
+            slowest = max(range(len(waits)), key=lambda rank: waits[rank])
+            figures['data/slowest_rank'] = slowest
+            figures['data/slowest_rank_wait_share'] = min(waits[slowest] / seconds, 1.0)
         return figures
 
     def _stream_reads(self, *, always: bool) -> dict[str, StreamRead]:
@@ -255,6 +317,20 @@ class DataMeter:
             else:
                 found['mix'] = f'±{max(abs(share - promised) for share, promised in shares):.3f}'
         return found
+
+    def summary(self) -> str:
+        """One line about the run since `begin`: waited 1.2 % for data; 3.1 GB; 0 retries; mix within 0.1 %.
+
+        Reads and waits are of this rank. The mix is left out if there is one stream.
+        """
+        done = self._total().minus(self._first)
+        share = done.seconds_waiting / max(self._clock() - self._begun, 1e-9)
+        parts = [f'waited {min(share, 1):.1%} for data'.replace('%', ' %'), _bytes_text(done.bytes_downloaded)]
+        parts.append(f'{done.retries:.0f} retr{"y" if done.retries == 1 else "ies"}')
+        drift = drift_of(self.counts())
+        if drift is not None:
+            parts.append(f'mix within {drift:.1%}'.replace('%', ' %'))
+        return '; '.join(parts)
 
     def _total(self) -> Read:
         total = self._past

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from headrace.dataset.statistics import StreamCount
 
-__all__ = ['add_counts', 'from_state', 'labelled', 'mix_figures', 'scaled_to', 'shares_of', 'to_state']
+__all__ = ['add_counts', 'drift_of', 'from_state', 'labelled', 'mix_figures', 'scaled_to', 'shares_of', 'to_state']
 
 T = TypeVar('T')
 
@@ -63,3 +63,10 @@ def shares_of(counts: Mapping[str, StreamCount]) -> dict[str, tuple[float, float
     samples = max(sum(count.samples for count in counts.values()), 1)
     promised = max(sum(count.promised for count in counts.values()), 1e-9)
     return {name: (count.samples / samples, count.promised / promised) for name, count in counts.items()}
+
+
+def drift_of(counts: Mapping[str, StreamCount]) -> float | None:
+    """The largest difference between a stream's share and its promised share, from 0 to 1; None below two streams."""
+    if len(counts) < 2:
+        return None
+    return max(abs(share - promised) for share, promised in shares_of(counts).values())

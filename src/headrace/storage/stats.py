@@ -40,6 +40,7 @@ class CacheCounts(NamedTuple):
     retries: int = 0
     waits: int = 0
     nanoseconds_waited: int = 0
+    nanoseconds_unpacking: int = 0
 
 
 CountTable: TypeAlias = 'npt.NDArray[np.int64]'
@@ -69,6 +70,8 @@ class CacheStats:
     """Shards for which a reader of this process had to wait, as it says itself."""
     nanoseconds_waited: int = 0
     """How long it waited for these."""
+    nanoseconds_unpacking: int = 0
+    """How long threads of this process decompressed shards."""
     seconds_waiting: float = 0.0
     """Waiting for another fetcher of the same shard, or for room."""
     _told: tuple[tuple[weakref.ref[set[int]], int], ...] = field(default=(), repr=False, compare=False)
@@ -85,6 +88,7 @@ class CacheStats:
         retries: int = 0,
         waits: int = 0,
         nanoseconds_waited: int = 0,
+        nanoseconds_unpacking: int = 0,
         seconds_waiting: float = 0.0,
     ) -> None:
         """Count; hits are counted without this lock, where a lost one does not matter."""
@@ -97,6 +101,7 @@ class CacheStats:
             self.retries += retries
             self.waits += waits
             self.nanoseconds_waited += nanoseconds_waited
+            self.nanoseconds_unpacking += nanoseconds_unpacking
             self.seconds_waiting += seconds_waiting
         self._tell()
 
@@ -128,6 +133,7 @@ class CacheStats:
             self.retries,
             self.waits,
             self.nanoseconds_waited,
+            self.nanoseconds_unpacking,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

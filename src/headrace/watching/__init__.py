@@ -4,6 +4,8 @@
    `RunRecord` of both trainers call it. `loader_config` and `versions` give the content.
 2. `history.RunHistory` reads it: segments between kills and resumes, and the place of each step in the data.
 3. `explain.RecordedRun` gives the samples of a step, and the steps of a sample.
+4. `status.RankStatus` writes a small file of each rank's rates and waits, beside the record. `live` reads them, and
+   `server` and `table` show them.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from headrace.lazy_names import lazy_names
 from headrace.watching.recorder import RunRecorder
+from headrace.watching.status import RankStatus
 
 if TYPE_CHECKING:
     from headrace.watching.explain import ExplainedStep, RecordedRun, SampleSeen
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     'ExplainedStep',
+    'RankStatus',
     'RecordedPass',
     'RecordedRun',
     'RunHistory',

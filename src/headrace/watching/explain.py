@@ -130,9 +130,7 @@ class RecordedRun:
         loader = self.loader(chosen.segment, chosen.place)
         place = chosen.place
         report = explain_step(loader, step, place=(place.epoch, place.sample), first_step=place.first_step)
-        return ExplainedStep(
-            trained=chosen, report=report, loader=loader, others=tuple(one for one in times if one is not chosen)
-        )
+        return ExplainedStep(trained=chosen, report=report, loader=loader, others=_others(times, chosen))
 
     @property
     def last_loader(self) -> StreamingDataLoader:
@@ -154,8 +152,8 @@ class RecordedRun:
         last = self.last_loader.dataset
         if last.is_packed:
             raise ConfigError(
-                f'--sample needs a run without `packing`, got {sample_id}: which sequence a document is in is not known '
-                f'before it is tokenised. Use --step.'
+                f'--sample needs a run without `packing`, got {sample_id}: the sequence of a document is not known before '
+                f'it is tokenised. Use --step.'
             )
         if not 0 <= sample_id < last.num_samples:
             raise ConfigError(f'--sample must be an id in [0, {last.num_samples}), got {sample_id}.')
@@ -229,6 +227,11 @@ class RecordedRun:
         }
 
 
+def _others(times: Sequence[TrainedStep], chosen: TrainedStep) -> tuple[TrainedStep, ...]:
+    """The other times of a step; a step that no segment is known to have reached has none."""
+    return tuple(one for one in times if one is not chosen and (one.is_sure or chosen.is_sure))
+
+
 def _id_in(loader: StreamingDataLoader, stream: str, row: int) -> int | None:
     """The id of a stream's sample in a loader's data; None: it is not there."""
     mixture = loader.dataset.mixture
@@ -238,9 +241,7 @@ def _id_in(loader: StreamingDataLoader, stream: str, row: int) -> int | None:
     return None
 
 
-def _uses(
-    plan: BatchPlan, sample_id: int, first_step: int, batch: int, end: int, segment: int
-) -> Iterator[SampleSeen]:
+def _uses(plan: BatchPlan, sample_id: int, first_step: int, batch: int, end: int, segment: int) -> Iterator[SampleSeen]:
     """The uses of a sample in batches below `end` of a plan."""
     while batch < end:
         use = next_use(lambda _: plan, sample_id, epoch=plan.order.epoch, batch=batch, epochs=1)

@@ -58,9 +58,7 @@ class RunRecorder:
         ConfigError: the record cannot be written; at `begin`.
     """
 
-    def __init__(
-        self, folder: str | Path, *, every: float = 60.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: str | Path, *, every: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder = Path(folder)
         """The run's folder."""
         self.step = 0
@@ -97,32 +95,25 @@ class RunRecorder:
             versions=library_versions(),
             code=code_of_run(),
         )
-        self._follow(loaders)
+        self.follow(loaders)
 
-    def _follow(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+    def follow(self, loaders: Mapping[str, StreamingDataLoader]) -> None:
+        """Follow these loaders from now on, which the trainer may have replaced."""
         for name, loader in loaders.items():
-            config = self._once('config', {'config': loader_config(loader)})
-            self._followed[name] = _Followed(loader, config)
+            if self._file is not None and (name not in self._followed or self._followed[name].loader is not loader):
+                self._followed[name] = _Followed(loader, self._once('config', {'config': loader_config(loader)}))
 
-    def batch_done(self, loaders: Mapping[str, StreamingDataLoader] | None = None) -> None:
-        """A global batch of each loader was trained.
-
-        Args:
-            loaders: the loaders, if the trainer may have replaced them.
-        """
+    def batch_done(self) -> None:
+        """A global batch of each loader was trained."""
         self.step += 1
         if self._file is None:
             return
-        if loaders is not None and any(
-            name not in self._followed or self._followed[name].loader is not loader for name, loader in loaders.items()
-        ):
-            self._follow(loaders)
         for name, followed in self._followed.items():
             handed_out = followed.loader.handed_out
             if handed_out is not None and handed_out[0] is not followed.plan:
                 self._begin_pass(name, followed, handed_out[0])
         if self._clock() - self._written_at >= self._every:
-            self._add('reached')
+            self.flush()
 
     def _begin_pass(self, name: str, followed: _Followed, plan: BatchPlan) -> None:
         loader, epoch = followed.loader, plan.order.epoch
@@ -162,6 +153,11 @@ class RunRecorder:
                 places[name] = [plan.order.epoch, plan.end(done - 1) if done else plan.start]
         self._add('checkpoint', at=step, time=round(time.time(), 3), places=places)
 
+    def flush(self) -> None:
+        """Write down the step that was reached."""
+        if self._file is not None:
+            self._add('reached')
+
     def end(self) -> None:
         """End the segment."""
         if self._file is not None:
@@ -171,7 +167,7 @@ class RunRecorder:
 
     def _once(self, kind: str, content: Mapping[str, Any]) -> str:
         """Write an entry that later ones refer to, unless this segment has it; returns its id."""
-        text = json.dumps(content, sort_keys=True, default=list)
+        text = json.dumps(content, default=list)  # the order of streams counts
         key = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
         if key not in self._known:
             self._known.add(key)

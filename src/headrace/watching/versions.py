@@ -14,13 +14,15 @@ _LIBRARIES = ('headrace', 'torch', 'numpy', 'lightning', 'mosaicml', 'tokenizers
 
 def library_versions() -> dict[str, str]:
     """Versions of Python and of the installed libraries that have to do with data."""
-    found = {'python': platform.python_version()}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    versions = {name: _version(name) for name in _LIBRARIES}
+    return {'python': platform.python_version(), **{name: text for name, text in versions.items() if text}}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def code_of_run(script: str | None = None) -> dict[str, str]:

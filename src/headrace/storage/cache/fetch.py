@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -149,13 +150,15 @@ class Fetcher:
         if part.verify_packed:
             part.verify_packed(packed)
         lock.delete(raw)
+        begun = time.perf_counter_ns()
         part.unpack(packed, raw, part.size)
+        taken = time.perf_counter_ns() - begun
         size = raw.stat().st_size
         if part.size_at is None and size != part.size:
             raise ChecksumError(f'It unpacks to {size} bytes, the index gives {part.size}.')
         if part.verify:
             part.verify(raw)
-        self.stats.add(bytes_unpacked=size)
+        self.stats.add(bytes_unpacked=size, nanoseconds_unpacking=taken)
 
     def _twice(self, part: CachePart, attempt: Callable[[], None]) -> None:
         """A bad file is fetched again once: the fault may lie in the transfer."""

@@ -1,0 +1,160 @@
+"""A sentence for a run that waits for its data: which part is slow, and what to change."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from headrace.dataset import StreamingDataLoader
+    from headrace.dataset.statistics import LoaderStats
+
+__all__ = ['Bottleneck', 'BottleneckWatch', 'Part']
+
+Part: TypeAlias = Literal['store', 'decompression', 'decoding', 'workers', 'start']
+"""The slow part: the store, decompression, decoding with `transform` and `collate`, too few workers, their start."""
+
+_WAIT_SHARE = 0.1  # of the time, from which data is the bottleneck
+_PART_SHARE = 0.5  # of the reading processes' time or waits, from which a part is the slow one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bottleneck:
+    """Data slow a run down."""
+
+    part: Part
+    share: float
+    """Time that the trainer waited for data, as a share of all time, from 0 to 1."""
+    advice: str
+    """What was seen, and what to change."""
+
+    def __str__(self) -> str:
+        return f'The trainer waits {self.share:.0%} of its time for data. {self.advice}'
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Counters of a loader at one time."""
+
+    seconds: float
+    waiting: float
+    stalls: int
+    bytes_downloaded: int
+    shards_waited_for: dict[str, float]
+    """Time by stream that reading processes waited for shards."""
+    unpacking: float
+    first_batch: float
+
+
+class BottleneckWatch:
+    """Looks at the loaders of a rank now and then, and says which part of the data path is too slow.
+
+    Args:
+        every: seconds between two looks.
+        silence: seconds without a further sentence after one.
+        clock: seconds, from anywhere.
+        cores: processor cores of this process; None: counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: float = 30.0,
+        silence: float = 600.0,
+        clock: Callable[[], float] = time.monotonic,
+        cores: int | None = None,
+    ) -> None:
+        self._every, self._silence, self._clock = every, silence, clock
+        self._cores = len(os.sched_getaffinity(0)) if cores is None and hasattr(os, 'sched_getaffinity') else cores
+        self._seen: dict[str, tuple[StreamingDataLoader, _Seen]] = {}
+        self._next = clock() + every
+        self._quiet_until = 0.0
+
+    def look(self, loaders: Mapping[str, StreamingDataLoader]) -> Bottleneck | None:
+        """The bottleneck since the last look; None if it is not time, or data are fast enough.
+
+        Call it after each batch: between two looks it reads a clock.
+        """
+        now = self._clock()
+        if now < self._next:
+            return None
+        self._next = now + self._every
+        found: Bottleneck | None = None
+        for name, loader in loaders.items():
+            seen = self._counters(loader, now)
+            before = self._seen.get(name)
+            self._seen[name] = loader, seen
+            if before is not None and before[0] is loader and found is None and now >= self._quiet_until:
+                found = self._judged(loader, before[1], seen)
+        if found is not None:
+            self._quiet_until = now + self._silence
+        return found
+
+    def skip(self) -> None:
+        """Leave out the time since the last look: the trainer did something else."""
+        self._seen.clear()
+
+    def _counters(self, loader: StreamingDataLoader, now: float) -> _Seen:
+        stats: LoaderStats = loader.stats()
+        waits = {name: stream.seconds_waited for name, stream in stats.streams.items()}
+        unpacking = sum(stream.seconds_unpacking for stream in stats.streams.values())
+        return _Seen(
+            now,
+            stats.seconds_waiting,
+            stats.stalls,
+            stats.bytes_downloaded,
+            waits,
+            unpacking,
+            stats.seconds_to_first_batch or 0.0,
+        )
+
+    def _judged(self, loader: StreamingDataLoader, before: _Seen, now: _Seen) -> Bottleneck | None:
+        seconds, waiting = now.seconds - before.seconds, now.waiting - before.waiting
+        if seconds <= 0 or waiting < _WAIT_SHARE * seconds:
+            return None
+        part, advice = self._part(loader, before, now, seconds, waiting)
+        return Bottleneck(part=part, share=min(1.0, waiting / seconds), advice=advice)
+
+    def _part(
+        self, loader: StreamingDataLoader, before: _Seen, now: _Seen, seconds: float, waiting: float
+    ) -> tuple[Part, str]:
+        workers = loader.num_workers
+        waits = {name: of_now - before.shards_waited_for[name] for name, of_now in now.shards_waited_for.items()}
+        # Each worker waits for itself, while the trainer waits for the next one of them.
+        if sum(waits.values()) / max(workers, 1) >= _PART_SHARE * waiting:
+            unpacking = now.unpacking - before.unpacking
+            if unpacking >= _PART_SHARE * sum(waits.values()):
+                return 'decompression', (
+                    f'The shards are there, but decompressing them took {unpacking:.0f} s of processor time in '
+                    f'{seconds:.0f} s. Store them uncompressed or with zstd (headrace reshard), or keep them in a '
+                    f'larger cache_limit.'
+                )
+            name = max(waits, key=lambda stream: waits[stream])
+            rate = (now.bytes_downloaded - before.bytes_downloaded) / seconds / 1e6
+            of_stream = f', mostly for stream {name!r}' if len(waits) > 1 else ''
+            return 'store', (
+                f'The readers wait for downloads{of_stream}, which come at {rate:.1f} MB/s. Raise predownload and '
+                f'cache_limit, move the data nearer, or fill the cache before the run.'
+            )
+        if not workers:
+            return 'workers', (
+                'There are no worker processes, so the trainer reads and decodes by itself. Set num_workers, such as 4.'
+            )
+        if now.stalls == before.stalls and now.first_batch >= _PART_SHARE * waiting:
+            return 'start', (
+                f'It waits for the start of the workers, {now.first_batch:.1f} s at the begin of each pass. Set '
+                f'persistent_workers=True.'
+            )
+        ranks = loader.dataset.topology.ranks_per_node
+        if self._cores is not None and workers * ranks < self._cores:
+            return 'workers', (
+                f'The shards are there, but {workers} workers cannot read and decode them in time, and this machine '
+                f'has {self._cores} cores for {ranks} rank{"s" * (ranks > 1)}. Raise num_workers.'
+            )
+        return 'decoding', (
+            f'The shards are there, and {workers} workers keep all cores busy with decoding, transform and collate. '
+            f'Make these cheaper: store smaller or decoded values, read fewer columns, or decode images as tensors.'
+        )
