@@ -152,8 +152,8 @@ class RecordedRun:
         last = self.last_loader.dataset
         if last.is_packed:
             raise ConfigError(
-                f'--sample needs a run without `packing`, got {sample_id}: the sequence of a document is not known before '
-                f'it is tokenised. Use --step.'
+                f'--sample needs a run without `packing`, got {sample_id}: the sequence of a document is not known '
+                f'before it is tokenised. Use --step.'
             )
         if not 0 <= sample_id < last.num_samples:
             raise ConfigError(f'--sample must be an id in [0, {last.num_samples}), got {sample_id}.')
