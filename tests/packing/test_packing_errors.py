@@ -58,7 +58,10 @@ def test_settings(options, messages):
     [
         ({'column': 'text'}, "takes documents from column 'text', but .* has id, tokens. Set `column`"),
         ({'shuffle_algo': 'py1e', 'shuffle': True}, "`shuffle_algo` must be 'native' with packing, but is 'py1e'"),
-        ({'on_mixture_change': 'continue'}, "`on_mixture_change` must be 'refuse' with packing"),
+        (
+            {'on_mixture_change': 'continue', 'sequences_per_epoch': 'all'},
+            "`on_mixture_change` must be 'refuse' with sequences_per_epoch 'all', but is 'continue'",
+        ),
         ({'lanes': 16}, 'there are 16 lanes and 12 samples'),
     ],
 )
@@ -160,7 +163,10 @@ def test_damaged_cuts_are_refused(folder, cuts):
         ({'packing': {'sequence_length': 8, 'tokenizer': {}}}, 'names no tokenizer; give `path`'),
         ({'packing': {'sequence_length': 8, 'method': 'bestfit'}}, 'must be one of best_fit, concatenate'),
         ({'packing': {'sequence_length': 8}, 'shuffle_algo': 'py1s'}, 'is `native` with packing'),
-        ({'packing': {'sequence_length': 8}, 'on_mixture_change': 'continue'}, 'is `refuse` with packing'),
+        (
+            {'packing': {'sequence_length': 8, 'sequences_per_epoch': 'all'}, 'on_mixture_change': 'continue'},
+            'is `refuse` with `sequences_per_epoch: all`',
+        ),
         ({'packing': {'sequence_length': 8, 'lanes': 4, 'sequences_per_epoch': 6}}, 'multiple of the 4 `lanes`'),
     ],
     ids=str,

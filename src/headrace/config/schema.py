@@ -243,8 +243,12 @@ class LoaderConfig(DatasetConfig):
     def _broken_packing_rules(self) -> Iterator[BrokenRule]:
         if self.shuffle_algo in PERMUTATIONS:
             yield BrokenRule(('shuffle_algo', 'packing'), 'is `native` with packing; remove one of the two')
-        if self.on_mixture_change != 'refuse':
-            rule = 'is `refuse` with packing, whose lanes are at different documents; use a `schedule`'
+        if (
+            self.on_mixture_change != 'refuse'
+            and self.packing is not None
+            and self.packing.sequences_per_epoch == 'all'
+        ):
+            rule = 'is `refuse` with `sequences_per_epoch: all`, which packs a pass whole; remove one of the two'
             yield BrokenRule(('on_mixture_change', 'packing'), rule)
 
 

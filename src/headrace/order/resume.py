@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.order.config import DefaultSeed
 from headrace.order.mixture.mixture import Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule
+from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.order import NativeOrder
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace.order.config import OrderConfig
     from headrace.order.state import ResumeState
 
-__all__ = ['resolved_from_state', 'resume']
+__all__ = ['recorded_mixture', 'resolved_from_state', 'resume']
 
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
@@ -73,7 +76,7 @@ def resume(
     if 'global_batch_size' in pinned:
         size, devices = pinned['global_batch_size'], pinned.get('device_batches')
         then = replace(config, global_batch_size=size, device_batches=devices)
-    order = NativeOrder(_mixture_of(state), then, state.epoch)
+    order = NativeOrder(recorded_mixture(pinned, state.epoch_size), then, state.epoch)
     takeover, sample = order.takeover_at(state.sample_in_epoch), state.sample_in_epoch
     if sample > mixture.epoch_size or sample == state.epoch_size < mixture.epoch_size:
         state = replace(state, epoch=state.epoch + 1, sample_in_epoch=0)
@@ -81,20 +84,30 @@ def resume(
     return replace(mixture, takeover=takeover), state
 
 
-def _mixture_of(state: ResumeState) -> Mixture:
-    """The mixture that a state was written under, without its shards, which turns do not depend on."""
-    pinned = state.pinned
-    streams = [
-        StreamSize(name=s['name'], shard_sizes=np.array([s['samples']]), fingerprint=s['fingerprint'])
+def recorded_mixture(
+    pinned: Mapping[str, Any], epoch_size: int, streams: Mapping[str, StreamSize] | None = None
+) -> Mixture:
+    """The mixture that a state was written under.
+
+    Args:
+        pinned: `ResumeState.pinned`.
+        epoch_size: samples of an epoch.
+        streams: streams with their shards, by name. Others have one shard, which is enough to count their draws.
+    """
+    known = streams or {}
+    recorded = [
+        known[s['name']]
+        if s['name'] in known and known[s['name']].fingerprint == s['fingerprint']
+        else StreamSize(name=s['name'], shard_sizes=np.array([s['samples']]), fingerprint=s['fingerprint'])
         for s in pinned['streams']
     ]
     choose = tuple(s['choose'] for s in pinned['streams'])
     return Mixture(
-        streams=tuple(streams),
+        streams=tuple(recorded),
         choose=choose,
         proportions=tuple(c / max(sum(choose), 1) for c in choose),
-        epoch_size=state.epoch_size or 0,
+        epoch_size=epoch_size,
         stages=tuple(map(tuple, pinned.get('stages', [choose]))),
         schedule=Schedule.of(pinned['schedule']) if 'schedule' in pinned else None,
-        takeover=state.takeover,
+        takeover=Takeover.of(pinned.get('origin')),
     )

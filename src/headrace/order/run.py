@@ -272,10 +272,7 @@ class Run:
                 samples that this one does not.
         """
         unchecked = () if self._may_change_mixture else state.left_out
-        config = resolved_from_state(self._asked, state)
-        size = global_batch_size or state.pinned.get('global_batch_size')
-        if config.has_batches and size is not None:
-            config = replace(config, device_batches=state.pinned.get('device_batches')).for_batches(size, replicas)
+        config = self._config_from(state, global_batch_size, replicas)
         mixture, state = resume(state, config, self._mix(config), may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:
             _warn_of_overruled(self._asked, config)
@@ -287,6 +284,24 @@ class Run:
         self._initial_nodes = state.initial_physical_nodes or nodes
         self._start = self._order = None
         return state.epoch, state.sample_in_epoch
+
+    def _config_from(self, state: ResumeState, global_batch_size: int | None, replicas: int | None) -> OrderConfig:
+        config = resolved_from_state(self._asked, state)
+        size = global_batch_size or state.pinned.get('global_batch_size')
+        if config.has_batches and size is not None:
+            config = replace(config, device_batches=state.pinned.get('device_batches')).for_batches(size, replicas)
+        return config
+
+    def changed_mixture(self, state: ResumeState, global_batch_size: int | None) -> tuple[Mixture, OrderConfig] | None:
+        """The mixture with which the run goes on from a state, and its order; None: with that of the state.
+
+        Raises:
+            ResumeError: as `resume`.
+        """
+        config = self._config_from(state, global_batch_size, None)
+        mixture = self._mix(config)
+        config = config.resolve_defaults(mixture)
+        return (mixture, config) if state.check(config, mixture, may_change_mixture=self._may_change_mixture) else None
 
 
 def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPermutation | None = None) -> Order:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,12 @@ import numpy.typing as npt
 from headrace.dataset import StreamingDataset
 from headrace.dataset.streams.columns import column_names
 from headrace.errors import ConfigError
-from headrace.order import BatchSpec, Mixture, OrderConfig, Run, Topology, documents_skip, parse_skip
+from headrace.order import BatchSpec, Mixture, MixtureChange, OrderConfig, Run, Topology, documents_skip, parse_skip
 from headrace.order.skip import split_documents
 from headrace.packing.explanation import PackedExplanation, joined
-from headrace.packing.lanes import place_of
 from headrace.packing.packer import DocumentCount, first_sequence
 from headrace.packing.reader import PackedReader
-from headrace.packing.replay import pieces_of
+from headrace.packing.replay import documents_placed, pieces_of
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
 from headrace.packing.token_shares import promised_shares
@@ -52,22 +52,23 @@ class PackedDataset(StreamingDataset):
             with these sample ids: padding takes the place of their tokens, in any sequence from the resume on. No other
             document moves.
         **options: as `StreamingDataset`'s. `epoch_size` and the streams' weights count documents, in a pass over them.
-            Under ``on_bad_sample='skip'`` a document that cannot be read has no tokens; no row stands for it, so none
-            is marked.
+            With ``on_mixture_change='continue'`` another mixture takes over after the last document that a lane has
+            placed. Under ``on_bad_sample='skip'`` a document that cannot be read has no tokens; no row stands for it,
+            so none is marked.
 
     Raises:
-        ConfigError: an argument breaks a rule; the order or the mixture change does not work with packing; a stream
-            lacks the column.
+        ConfigError: an argument breaks a rule; the order does not work with packing, or a change of the mixture with
+            ``sequences_per_epoch='all'``; a stream lacks the column.
     """
 
     run: PackedRun  # pyright: ignore[reportIncompatibleVariableOverride] - set once
 
     def __init__(self, *, packing: Packing, skip: Sequence[SkipRange] = (), **options: Any) -> None:
-        if options.get('on_mixture_change', 'refuse') != 'refuse':
+        on_mixture_change: MixtureChange = options.get('on_mixture_change', 'refuse')
+        if packing.sequences_per_epoch == 'all' and on_mixture_change != 'refuse':
             raise ConfigError(
-                f"`on_mixture_change` must be 'refuse' with packing, but is {options['on_mixture_change']!r}: a new "
-                f'mixture begins at one place of the documents, but lanes are at different places, and hold pieces of '
-                f'documents from before it. Let weights change by a `schedule` from the beginning.'
+                f"`on_mixture_change` must be 'refuse' with sequences_per_epoch 'all', but is {on_mixture_change!r}: "
+                f'the sequences of a pass that is packed whole depend on all of its documents. Leave it out.'
             )
         super().__init__(**options)
         if self.run.config(1, None).is_mosaicml:
@@ -96,10 +97,11 @@ class PackedDataset(StreamingDataset):
                 f'{documents_skip(skipped_documents)[-1]}. `headrace explain` prints ids.'
             )
         documents: Run = self.run
-        arguments = documents, packing, fingerprint(packing.tokenizer), self.skip, skipped_documents
+        arguments = documents, packing, fingerprint(packing.tokenizer), self.skip, skipped_documents, on_mixture_change
         self.run = PackedRun(*arguments)
         if packing.sequences_per_epoch == 'all':
             self.run = PackedRun(*arguments, whole=WholePass(packing, self._count_tokens(documents)))
+        self.run.replay = self._replay
         self.document_counts = {stream.name or '': DocumentCount(0, 0) for stream in self.streams}
         """Documents that this rank took from each stream, by name, since the dataset was made."""
 
@@ -111,6 +113,22 @@ class PackedDataset(StreamingDataset):
             return count_tokens_of(reader.__getitem__, size)
         finally:
             self.pool.pause()
+
+    def _replay(self, lanes: Lanes, row: int) -> dict[int, int]:
+        with self._reader_of(self.run.plan_of_all(lanes.count), lanes) as reader:
+            return documents_placed(self.packing, lanes, reader, row)
+
+    @contextmanager
+    def _reader_of(self, plan: BatchPlan, lanes: Lanes) -> Generator[PackedReader]:
+        """A reader of documents outside of a pass."""
+        reader = PackedReader(self, plan, lanes)
+        # A pass under way has its own prefetch.
+        reader.prefetches = not self.progress.begun(rank=self.topology.rank)
+        try:
+            yield reader
+        finally:
+            if reader.prefetches:
+                self.pool.pause()
 
     def check_columns(self, key: ReservedKey) -> None:
         """No check: batches hold no columns of the data."""
@@ -150,7 +168,8 @@ class PackedDataset(StreamingDataset):
     @property
     def order_key(self) -> object:
         """Values that batch contents depend on, beside batch numbers."""
-        return super().order_key, self.run.documents.config(1, None), self.run.lane_count
+        documents = self.run.documents
+        return super().order_key, documents.config(1, None), documents.mixture.takeover, self.run.lane_count
 
     def read_order(self) -> tuple[Mixture, OrderConfig]:
         """The documents, and their order."""
@@ -196,28 +215,22 @@ class PackedDataset(StreamingDataset):
         whole, documents = self.run.whole, self.run.documents
         if whole is None:
             return lanes.delivered.of(numbers)
-        order = documents.order(0, self.topology.nodes, lanes.count)
+        order = lanes.documents.order(0, 0)
         return whole.tables(order.at(np.arange(documents.mixture.epoch_size)), numbers, lanes)
 
     def _read_pieces(self, plan: BatchPlan, lanes: Lanes, numbers: set[int]) -> dict[int, PieceTable]:
-        reader = PackedReader(self, plan, lanes)
-        # A pass under way has its own prefetch.
-        reader.prefetches = not self.progress.begun(rank=self.topology.rank)
-        try:
+        with self._reader_of(plan, lanes) as reader:
             return pieces_of(self.packing, lanes, reader, numbers)
-        finally:
-            if reader.prefetches:
-                self.pool.pause()
 
     def _explanation(
         self, sequences: BatchExplanation, numbers: list[int], known: Mapping[int, PieceTable], lanes: int
     ) -> PackedExplanation:
         places, pieces, offsets = joined(sequences, numbers, known)
-        mixture, ids = self.run.documents.mixture, pieces[:, 0]
+        mixture, order, ids = self.run.documents.mixture, self.run.lanes_for(lanes).documents, pieces[:, 0]
         shards, rows = self.locate(ids)
         names = [self.place(shard) for shard in shards.tolist()]
         passes = [
-            place_of(numbers[place] % lanes, document, lanes, mixture.epoch_size)[0]
+            order.place(numbers[place] % lanes, document).epoch
             for place, document in zip(places.tolist(), pieces[:, 1].tolist(), strict=True)
         ]
         return PackedExplanation(

@@ -80,12 +80,14 @@ class Lane:
         self._made = state.row
         self._next_row = state.row
         self._rows: deque[list[Piece]] = deque()
+        self._windows: deque[tuple[int, int]] = deque()  # of undelivered rows: sequences and documents up to their ends
         self._tokens_in_rows = 0
         self._pieces: list[Piece] = []  # leftover ones first
         self._num_leftover = len(state.leftover)
         self._tokens = 0
         self._empty_documents = 0
         self._leftover = deque(state.leftover)  # not received yet
+        self._placed = state.next_document
         self._taken = state.next_document  # the next document for a window
         self._inbox: deque[Document] = deque()
         self.received = state.next_document
@@ -182,6 +184,7 @@ class Lane:
         self._tokens = _tokens_of(leftover)
         self._window = self._later_window
         self._made += len(rows)
+        self._windows.append((self._made, self._taken))
         if self._made - self.states[-1].row >= min(_BETWEEN_STATES, self._window):
             references = tuple((piece.document, piece.begin) for piece in leftover)
             self.states.append(LaneState(self._made, self._taken, references))
@@ -214,6 +217,9 @@ class Lane:
     def _hand_out(self) -> list[Piece]:
         pieces = self._rows.popleft()
         self._next_row += 1
+        self._placed = self._windows[0][1]
+        if self._windows[0][0] == self._next_row:
+            self._windows.popleft()
         while len(self.states) > 1 and self.states[1].row <= self._next_row - _KEPT_ROWS:
             self.states.popleft()
         tokens = _tokens_of(pieces)
@@ -235,6 +241,11 @@ class Lane:
     def pending_tokens(self) -> int:
         """Tokens received that are in no sequence yet."""
         return self.tokens_ahead - self._tokens_in_rows
+
+    @property
+    def documents_placed(self) -> int:
+        """Documents that the windows of all delivered sequences took, whether a sequence holds them yet or not."""
+        return self._placed
 
     def state_before(self, row: int) -> LaneState | None:
         """The latest kept state before a sequence, if there is one."""

@@ -9,27 +9,17 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.errors import ResumeError
 from headrace.order.pinned import short
 from headrace.packing.delivered import DeliveredSequences
+from headrace.packing.document_order import DocumentOrder, share
 from headrace.packing.lane import START, Lane, LaneState, Piece
 from headrace.packing.settings import Packing
 
 if TYPE_CHECKING:
     from headrace.order.skip import Ranges
 
-__all__ = ['Lanes', 'place_of', 'share']
+__all__ = ['Lanes']
 
 _KEPT = 3  # known states of another rank's lane
 _MOST_AGAIN = 1_000_000  # sequences that a lane repeats at a resume: hours of tokenising
-
-
-def share(lane: int, lanes: int, total: int) -> int:
-    """The count of numbers below `total` that are `lane` modulo `lanes`."""
-    return max(-((lane - total) // lanes), 0)
-
-
-def place_of(lane: int, document: int, lanes: int, size: int) -> tuple[int, int]:
-    """Pass over `size` documents, and position in that pass, of a lane's document."""
-    epoch, turn = divmod(document, share(lane, lanes, size))
-    return epoch, turn * lanes + lane
 
 
 class Lanes:
@@ -40,19 +30,19 @@ class Lanes:
 
     Args:
         packing: how lanes pack.
-        count: number of lanes.
-        documents: samples in a pass over the data.
+        documents: the place of each lane's documents in the run.
         skipped: ranges of ids of documents whose tokens are left out of sequences.
     """
 
-    def __init__(self, packing: Packing, count: int, documents: int, skipped: Ranges = ()) -> None:
+    def __init__(self, packing: Packing, documents: DocumentOrder, skipped: Ranges = ()) -> None:
         self._packing = packing
-        self._documents = documents
+        self.documents = documents
+        """The place of each lane's documents in the run."""
         self._skipped = skipped
         self._skip_begins = [begin for begin, _ in skipped]
-        self.count = count
-        self.window = max(min(packing.rows_per_window, documents // count), 1)
-        """Sequences that a lane fills at a time, at most its documents in a pass."""
+        self.count = documents.lanes
+        self.window = max(min(packing.rows_per_window, documents.first_size // self.count), 1)
+        """Sequences that a lane fills at a time, at most its documents in a pass when the run began."""
         self._known: dict[int, list[LaneState]] = {}
         self._live: dict[int, Lane] = {}
         self.delivered = DeliveredSequences()
@@ -61,7 +51,7 @@ class Lanes:
 
     def copy_at(self, row: int) -> Lanes:
         """Lanes that can deliver sequences from `row` of the run on, and leave these alone."""
-        copied = Lanes(self._packing, self.count, self._documents, self._skipped)
+        copied = Lanes(self._packing, self.documents, self._skipped)
         for number in self._numbers():
             copied._remember(number, self._latest_state(number, share(number, self.count, row)))
         return copied
@@ -75,9 +65,8 @@ class Lanes:
             if lane is None or lane.next_row > first:
                 state = self._latest_state(number, first)
                 first_window = 1 + number * self.window // self.count
-                lane = Lane(
-                    self._packing, state, window=self.window, first_window=first_window, documents=self._documents
-                )
+                most = self.documents.most_documents
+                lane = Lane(self._packing, state, window=self.window, first_window=first_window, documents=most)
                 self._remember(number, state)
             found[number] = lane
         self._live = found
@@ -100,6 +89,11 @@ class Lanes:
         last = max((lane.received for lane in self._live.values()), default=0)
         return (self._first_document or 0) * self.count, last * self.count
 
+    @property
+    def documents_placed(self) -> dict[int, int]:
+        """By live lane, the documents that the windows of its delivered sequences took."""
+        return {number: lane.documents_placed for number, lane in self._live.items()}
+
     def _latest_state(self, number: int, row: int) -> LaneState:
         lane = self._live.get(number)
         state = None if lane is None else lane.state_before(row)
@@ -118,6 +112,14 @@ class Lanes:
         """JSON values by lane for a checkpoint at sequence `row` of the run; none for a lane at its beginning."""
         states = {number: self._latest_state(number, share(number, self.count, row)) for number in self._numbers()}
         return {str(number): _to_json(state) for number, state in states.items() if state.row}
+
+    def needed_documents(self, row: int) -> dict[int, int]:
+        """By lane, the first document that a restart for sequences from `row` of the run on needs."""
+        states = {number: self._latest_state(number, share(number, self.count, row)) for number in range(self.count)}
+        return {
+            number: min([state.next_document, *(document for document, _ in state.leftover)])
+            for number, state in states.items()
+        }
 
     def _numbers(self) -> list[int]:
         return sorted({*self._known, *self._live})

@@ -20,7 +20,6 @@ from headrace.dataset.statistics import WorkerBatch
 from headrace.notes import add_note
 from headrace.packing.batches import BatchMaker
 from headrace.packing.lane import Document
-from headrace.packing.lanes import place_of
 from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer, first_sequence
 from headrace.packing.run import PackedRun
 from headrace.packing.settings import Packing
@@ -30,7 +29,8 @@ from headrace.packing.whole import WholePacker
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from headrace.order import BatchPlan, Order
+    from headrace.order import BatchPlan
+    from headrace.packing.document_order import PassOrder
     from headrace.packing.lanes import Lanes
 
 __all__ = ['PackedReader']
@@ -75,7 +75,7 @@ class PackedReader(Reader[ChunkKey]):
         self._documents_run = source.run.documents
         self._number_type = np.min_scalar_type(len(self._documents_run.mixture.streams) - 1)
         lanes, topology = lanes or source.run.lanes, plan.topology
-        self._count = lanes.count  # for workers, which have no lanes
+        self._document_order = lanes.documents  # for workers, which have no lanes
         if lanes.count == 1:  # of a whole pass, or of the only rank
             self._own = self._of_node = range(1)
         else:
@@ -83,7 +83,7 @@ class PackedReader(Reader[ChunkKey]):
             self._own = range(first, lanes.count, topology.replicas)
             self._of_node = range(topology.node, lanes.count, topology.nodes)
         self._encode: Encoder | None = None
-        self._orders: OrderedDict[int, Order] = OrderedDict()
+        self._orders: OrderedDict[tuple[int, int], PassOrder] = OrderedDict()
         self._row: int | None = None
         self._blocks_from = 0
         self.prefetches = True
@@ -173,23 +173,23 @@ class PackedReader(Reader[ChunkKey]):
 
     def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sample ids of lanes' documents, and the pass over the data of each."""
-        count, size = self._count, self._documents_run.mixture.epoch_size
-        epochs, positions = np.array([place_of(*document, count, size) for document in documents], np.int64).T
+        places = np.array([self._document_order.place(*document) for document in documents], np.int64)
+        mixtures, epochs, positions = places.T
         ids = np.empty(len(documents), np.int64)
-        for epoch in np.unique(epochs).tolist():
-            is_there = epochs == epoch
-            ids[is_there] = self._order(epoch).at(positions[is_there])
+        for mixture, epoch in np.unique(places[:, :2], axis=0).tolist():
+            is_there = (mixtures == mixture) & (epochs == epoch)
+            ids[is_there] = self._order(mixture, epoch).at(positions[is_there])
         return ids, epochs
 
-    def _order(self, epoch: int) -> Order:
-        order = self._orders.get(epoch)
+    def _order(self, mixture: int, epoch: int) -> PassOrder:
+        order = self._orders.get((mixture, epoch))
         if order is None:
             # Lanes are in one pass over the data or in the next, the look-ahead is in a later one; of few documents, in
             # many at once.
             most = _MOST_ORDERS if self._documents_run.mixture.epoch_size > _FEW_DOCUMENTS else 16 * _MOST_ORDERS
             while len(self._orders) >= most:
                 self._orders.popitem(last=False)
-            order = self._orders[epoch] = self._documents_run.order(epoch, self._batches.topology.nodes, self._count)
+            order = self._orders[mixture, epoch] = self._document_order.order(mixture, epoch)
         return order
 
     def _prefetch(self, key: ChunkKey) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headrace.packing.reader import PackedReader
     from headrace.packing.settings import Packing
 
-__all__ = ['pieces_of']
+__all__ = ['documents_placed', 'pieces_of']
 
 
 def pieces_of(packing: Packing, lanes: Lanes, reader: PackedReader, numbers: Collection[int]) -> dict[int, PieceTable]:
@@ -36,3 +36,20 @@ def pieces_of(packing: Packing, lanes: Lanes, reader: PackedReader, numbers: Col
     packer = Packer(wanted[0], packing, lanes, own, lambda _: None)
     packer.sequences(wanted, map(reader.__getitem__, packer.keys()))
     return lanes.delivered.of(wanted)
+
+
+def documents_placed(packing: Packing, lanes: Lanes, reader: PackedReader, row: int) -> dict[int, int]:
+    """By lane, the documents that its sequences before `row` of the run took, with all of their windows.
+
+    The lanes move there.
+
+    Args:
+        packing: how documents are packed.
+        lanes: all lanes of the run.
+        reader: reads their documents.
+        row: a sequence of the run.
+    """
+    last = range(max(row - lanes.count, 0), row)  # the last sequence of each lane
+    packer = Packer(last.start, packing, lanes, [number % lanes.count for number in last], lambda _: None)
+    packer.sequences(last, map(reader.__getitem__, packer.keys()))
+    return lanes.documents_placed

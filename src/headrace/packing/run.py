@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headrace.errors import ConfigError, ResumeError, TopologyError
-from headrace.order import OrderConfig, ResumeState, Run, StreamSize, documents_skip
+from headrace.order import OrderConfig, ResumeState, Run, StreamSize, Topology, documents_skip, make_plan
 from headrace.order.pinned import are_ranges, is_count, short
 from headrace.order.skip import merged, without
+from headrace.packing.document_order import (
+    DocumentOrder,
+    EarlierMixture,
+    check_streams,
+    earlier_from_json,
+    earlier_order,
+)
 from headrace.packing.lanes import Lanes
 from headrace.packing.settings import Packing, lanes_rule
 
 if TYPE_CHECKING:
-    from headrace.order import BatchPlan, BatchSpec
+    from collections.abc import Callable
+
+    from headrace.order import BatchPlan, BatchSpec, Mixture, MixtureChange
     from headrace.order.skip import Ranges, Skip
     from headrace.packing.whole import WholePass
 
@@ -36,6 +46,7 @@ class PackedRun(Run):
         tokenizer: the tokenizer's fingerprint.
         skip: ranges of sequences to skip.
         skipped_documents: ranges of ids of documents to leave out of sequences.
+        on_mixture_change: as `documents`'.
         whole: the sequences of the only pass, if it is packed whole.
     """
 
@@ -46,6 +57,7 @@ class PackedRun(Run):
         tokenizer: str,
         skip: Skip,
         skipped_documents: Ranges = (),
+        on_mixture_change: MixtureChange = 'refuse',
         whole: WholePass | None = None,
     ) -> None:
         self.documents = documents
@@ -53,7 +65,9 @@ class PackedRun(Run):
         self._tokenizer = tokenizer
         self.skipped_documents = skipped_documents
         self.whole = whole
-        self._num_documents = documents.mixture.epoch_size
+        self._earlier: tuple[EarlierMixture, ...] = ()
+        self.replay: Callable[[Lanes, int], dict[int, int]] | None = None
+        """Moves lanes to a sequence of the run, and returns the documents that each has placed by then."""
         count = packing.lanes if whole is None else 1
         self._lanes: Lanes | None = None if count is None else self._make_lanes(count)
         size = (packing.sequence_count or _ENDLESS) if whole is None else len(whole)
@@ -61,10 +75,11 @@ class PackedRun(Run):
             [StreamSize(name='sequences', shard_sizes=np.array([size]))],
             OrderConfig(algorithm='native', shuffle=False, num_canonical_nodes=1),
             skip=skip,
+            on_mixture_change=on_mixture_change,
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), '_lanes': None}  # a worker needs only their number
+        return {**super().__getstate__(), '_lanes': None, 'replay': None}  # only the training process needs them
 
     @property
     def lanes(self) -> Lanes:
@@ -82,16 +97,31 @@ class PackedRun(Run):
         return None if self._lanes is None else self._lanes.count
 
     def _make_lanes(self, count: int) -> Lanes:
-        if count > self._num_documents:
+        documents = self.documents.mixture.epoch_size
+        if count > documents:
             raise ConfigError(
                 f'Packing needs a document for each lane at least, but there are {count} lanes and '
-                f'{self._num_documents} samples. Set `lanes` to a divisor of {count} that is no greater, but a '
+                f'{documents} samples. Set `lanes` to a divisor of {count} that is no greater, but a '
                 f'multiple of the ranks.'
             )
         size = self.packing.sequence_count
         if size is not None and size % count:
             raise ConfigError(f'Packing breaks its rules: {lanes_rule(size, count)}.')
-        return Lanes(self.packing, count, self._num_documents, self.skipped_documents)
+        mixture = self.documents.mixture
+        order = DocumentOrder(
+            count,
+            self._earlier,
+            begin=(mixture.takeover.epoch, mixture.takeover.sample),
+            size=documents,
+            order=partial(self.documents.order, nodes=1, global_batch_size=count),
+            mixture=mixture,
+            config=self.documents.config(1, count),
+        )
+        return Lanes(self.packing, order, self.skipped_documents)
+
+    def plan_of_all(self, batch_size: int) -> BatchPlan:
+        """The first epoch of all ranks together, in batches of so many sequences."""
+        return make_plan(self.order(0, 1, None), Topology(), global_batch_size=batch_size)
 
     def freeze_defaults(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> None:
         """As `Run.freeze_defaults`; also fixes the number of lanes."""
@@ -145,6 +175,8 @@ class PackedRun(Run):
         pinned = {**documents.pinned, 'packing': self._pinned(count), 'documents': documents.epoch_size}
         if 'skip' in rows.pinned:
             pinned['skip'] = rows.pinned['skip']
+        if self._earlier:
+            pinned['earlier'] = [mixture.to_json() for mixture in self._earlier]
         if self.skipped_documents:
             pinned['skipped_documents'] = self.skipped_documents
         if self._lanes is not None:
@@ -159,10 +191,10 @@ class PackedRun(Run):
                 f'skipped_documents of a packed run are pairs of ids, got {short(then)}. The checkpoint is damaged.'
             )
         back = without(merged((begin, end) for begin, end in then), self.skipped_documents)
-        if back:
+        if back and not self._may_change_mixture:
             raise ResumeError(
                 f'the run of the checkpoint leaves documents out that this one does not: {documents_skip(back)}. Put '
-                f'them into skip.'
+                f"them into skip, or pass on_mixture_change='continue' to train on them."
             )
 
     def _row(self, epoch: int, sample: int) -> int:
@@ -197,10 +229,10 @@ class PackedRun(Run):
         cuts, skip, size = pinned.pop('cuts', {}), pinned.pop('skip', ()), pinned.pop('documents', None)
         self._check_skipped_documents(pinned.pop('skipped_documents', []))
         count = then.get('lanes')
-        if not (count is None or is_count(count, 1, _ENDLESS)) or not is_count(size, 1, _ENDLESS):
+        if not (count is None or is_count(count, 1, _ENDLESS)) or not is_count(size, count or 1, _ENDLESS):
             raise ResumeError(
-                f'a packed run has numbers of lanes and documents above 0, got {short(count)} and {short(size)}. The '
-                f'checkpoint is damaged.'
+                f'a packed run has lanes, and a document for each lane at least, got {short(count)} and '
+                f'{short(size)}. The checkpoint is damaged.'
             )
         now = self._pinned(self.packing.lanes or count)
         now['sequences_per_epoch'], then['sequences_per_epoch'] = self.mixture.epoch_size, state.epoch_size
@@ -214,13 +246,82 @@ class PackedRun(Run):
                 f'a run continues only with the packing that it began with; different are {"; ".join(differing)}. '
                 f'Restore them, or start a new run.'
             )
+        begin = state.takeover
+        earlier = earlier_from_json(
+            pinned.pop('earlier', []),
+            pinned,
+            nodes=state.num_canonical_nodes,
+            lanes=count or 1,
+            begin=(begin.epoch, begin.sample),
+        )
         text = json.dumps(pinned, sort_keys=True, separators=(',', ':'))
-        self.documents.resume(replace(state, epoch=0, sample_in_epoch=0, epoch_size=size, config=text), nodes, count)
+        documents = replace(state, epoch=begin.epoch, sample_in_epoch=begin.sample, epoch_size=size, config=text)
+        cuts = cuts if isinstance(cuts, dict) else {'': cuts}
+        changed = self.documents.changed_mixture(documents, count)
+        if changed is not None and count is not None:
+            row = self._row(state.epoch, state.sample_in_epoch)
+            documents, cuts, earlier = self._take_over(documents, *changed, earlier, count, cuts, row)
+        self.documents.resume(documents, nodes, count)
         rows = ResumeState.of(
             self.config(1, None), self.mixture, epoch=state.epoch, sample_in_epoch=state.sample_in_epoch, skip=skip
         )
         epoch, sample = super().resume(replace(rows, epoch_size=state.epoch_size), 1, global_batch_size, replicas)
+        self._earlier = tuple(earlier)
         self._lanes = None if count is None else self._make_lanes(count)
         if self._lanes is not None and self.whole is None:
-            self._lanes.load(cuts if isinstance(cuts, dict) else {'': cuts}, self._row(epoch, sample))
+            self._lanes.load(cuts, self._row(epoch, sample))
         return epoch, sample
+
+    def _take_over(
+        self,
+        then: ResumeState,
+        now: Mixture,
+        config: OrderConfig,
+        earlier: list[EarlierMixture],
+        count: int,
+        cuts: dict[str, Any],
+        row: int,
+    ) -> tuple[ResumeState, dict[str, Any], list[EarlierMixture]]:
+        """Find the place of the documents where another mixture takes over: after all that lanes have placed.
+
+        It follows from the documents alone, so each rank finds the same, from any cuts.
+
+        Args:
+            then: the state of the documents' run where the mixture of the checkpoint took over.
+            now: the other mixture.
+            config: the order.
+            earlier: the mixtures before that of the checkpoint.
+            count: number of lanes.
+            cuts: of the checkpoint.
+            row: the position, a sequence of the run.
+
+        Returns:
+            The state at the place; the cuts of all lanes; and the earlier mixtures, with that of the checkpoint.
+
+        Raises:
+            ResumeError: a stream is missing whose documents lanes need.
+        """
+        assert self.replay is not None
+        pinned, size, begin = then.pinned, then.epoch_size or 1, (then.epoch, then.sample_in_epoch)
+        make = partial(DocumentOrder, count, mixture=now, config=config)
+        old_pass = partial(earlier_order, pinned, size, now, config)
+        old = make(earlier, begin=begin, size=size, order=old_pass)
+        lanes = Lanes(self.packing, old)
+        lanes.load(cuts, row)
+
+        def until(end: tuple[int, int]) -> list[EarlierMixture]:
+            mixtures = [*earlier, EarlierMixture(begin=begin, end=end, size=size, pinned=pinned)]
+            mixtures = mixtures if begin < end else earlier
+            order = make(
+                mixtures,
+                begin=end,
+                size=now.epoch_size,
+                order=partial(self.documents.order, nodes=1, global_batch_size=count),
+            )
+            return order.without_unneeded(lanes.needed_documents(row).items())
+
+        check_streams(until((_ENDLESS, 0)), now)
+        placed = self.replay(lanes, row)
+        places = [old.place(lane, number - 1) for lane, number in placed.items() if number]
+        end = max([begin, *((place.epoch, place.position + 1) for place in places)])
+        return replace(then, epoch=end[0], sample_in_epoch=end[1]), lanes.states_at(row), until(end)

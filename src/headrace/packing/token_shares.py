@@ -30,8 +30,12 @@ def promised_shares(
         taken: positions of the documents in the run, for a schedule: begin and end.
         counts: documents and tokens taken from each stream.
     """
-    begin, end = taken if mixture.schedule is not None and taken[0] < taken[1] else (0, mixture.epoch_size)
-    documents = ExpectedCounts(mixture).between(0, begin, end)
+    begin, end, epoch = 0, mixture.epoch_size, mixture.takeover.epoch
+    if mixture.schedule is not None and taken[0] < taken[1]:
+        first = mixture.takeover.begin  # `between` counts from an epoch, and `taken` from the run's beginning
+        begin = max(taken[0] - first, mixture.takeover.sample)  # documents before it followed another mixture
+        end = max(taken[1] - first, begin + 1)
+    documents = ExpectedCounts(mixture).between(epoch, begin, end)
     all_documents = max(sum(count.documents for count in counts), 1)
     mean = sum(count.tokens for count in counts) / all_documents
     lengths = [count.tokens / count.documents if count.documents else mean for count in counts]

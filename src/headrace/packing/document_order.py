@@ -1,0 +1,285 @@
+"""The documents of each lane, through all mixtures of a run.
+
+A mixture that takes over at a resume begins at one place of the documents: after the last one that any lane has placed
+by then. Lanes that are behind take the earlier mixture's documents up to there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from headrace.errors import ResumeError
+from headrace.order import OrderConfig, make_order
+from headrace.order.pinned import MAX_EPOCH_SIZE, broken_rules, is_count, short
+from headrace.order.resume import recorded_mixture
+
+if TYPE_CHECKING:
+    from headrace.order import Mixture, Order
+    from headrace.order.arrays import IntArray
+
+__all__ = [
+    'DocumentOrder',
+    'EarlierMixture',
+    'PassOrder',
+    'Place',
+    'check_streams',
+    'earlier_from_json',
+    'earlier_order',
+    'share',
+]
+
+_KEYS = ('streams', 'stages', 'schedule', 'origin')
+"""The keys of a mixture in a checkpoint."""
+_MOST_CHANGES = 1000
+
+
+def share(lane: int, lanes: int, total: int) -> int:
+    """The count of numbers below `total` that are `lane` modulo `lanes`."""
+    return max(-((lane - total) // lanes), 0)
+
+
+class Place(NamedTuple):
+    """The place of a document in the run."""
+
+    mixture: int
+    """The number of the mixture in the run."""
+    epoch: int
+    """The pass over the documents."""
+    position: int
+    """Its position in that pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierMixture:
+    """A mixture of the documents from which another one took over."""
+
+    begin: tuple[int, int]
+    """Epoch and position of its first document."""
+    end: tuple[int, int]
+    """Epoch and position after its last document."""
+    size: int
+    """Documents of an epoch."""
+    pinned: Mapping[str, Any] | None
+    """Its record in a checkpoint; None: no lane needs its documents any more."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain types, which `earlier_from_json` takes."""
+        record = {} if self.pinned is None else {'mixture': {k: self.pinned[k] for k in _KEYS if k in self.pinned}}
+        return {'begin': list(self.begin), 'end': list(self.end), 'documents': self.size, **record}
+
+
+def earlier_from_json(
+    value: Any, pinned: Mapping[str, Any], *, nodes: int, lanes: int, begin: tuple[int, int]
+) -> list[EarlierMixture]:
+    """Read the earlier mixtures of a checkpoint.
+
+    Args:
+        value: a list of what `EarlierMixture.to_json` returned.
+        pinned: the checkpoint's record, which has the rest of the order.
+        nodes: canonical nodes.
+        lanes: number of lanes.
+        begin: where the mixture of the checkpoint took over.
+
+    Raises:
+        ResumeError: it is something else.
+    """
+    others = {key: found for key, found in pinned.items() if key not in _KEYS}
+    found: list[EarlierMixture] = []
+    entries = cast('list[Any]', value) if isinstance(value, list) else [None]
+    for entry in entries[: _MOST_CHANGES + 1]:
+        mixture = _mixture_from_json(entry, others, nodes, lanes)
+        if mixture is None:
+            raise ResumeError(
+                f'an earlier mixture of a packed run has begin, end, documents, and perhaps streams, got '
+                f'{short(entry)}. The checkpoint is damaged.'
+            )
+        found.append(mixture)
+    bounds = [*((mixture.begin, mixture.end) for mixture in found), (begin, begin)]
+    if len(found) > _MOST_CHANGES or any(end > later for (_, end), (later, _) in pairwise(bounds)):
+        raise ResumeError(
+            f'earlier mixtures of a packed run follow one another, at most {_MOST_CHANGES}, got {short(bounds)}. The '
+            f'checkpoint is damaged.'
+        )
+    return found
+
+
+def _mixture_from_json(value: Any, others: Mapping[str, Any], nodes: int, lanes: int) -> EarlierMixture | None:
+    if not isinstance(value, dict):
+        return None
+    entry = cast('dict[str, Any]', value)
+    begin: Any = entry.get('begin')
+    end: Any = entry.get('end')
+    size: Any = entry.get('documents')
+    pinned: Any = entry.get('mixture')
+    if not (is_count(size, lanes, MAX_EPOCH_SIZE) and _is_place(begin, size) and _is_place(end, size) and begin < end):
+        return None
+    if pinned is not None:
+        if not isinstance(pinned, dict) or any(broken_rules({**others, **pinned}, nodes=nodes, epoch_size=size)):
+            return None
+        origin = cast('dict[str, Any]', pinned).get('origin', {'epoch': 0, 'sample': 0})
+        if [origin['epoch'], origin['sample']] != begin:
+            return None
+    return EarlierMixture(begin=tuple(begin), end=tuple(end), size=size, pinned=pinned)
+
+
+def _is_place(value: Any, size: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(cast('list[Any]', value)) == 2
+        and is_count(value[0])
+        and is_count(value[1], 0, size)
+    )
+
+
+class DocumentOrder:
+    """The place of each document of a lane in the run, and the order of the documents in each pass.
+
+    The document at position p of a pass belongs to lane p modulo the lanes.
+
+    Args:
+        lanes: number of lanes.
+        earlier: the mixtures before the last.
+        begin: epoch and position at which the last mixture took over.
+        size: documents in a pass of the last mixture.
+        order: gives a pass of the last mixture.
+        mixture: the mixture of now, whose sample ids are those of the dataset.
+        config: the order of the earlier mixtures.
+    """
+
+    def __init__(
+        self,
+        lanes: int,
+        earlier: Sequence[EarlierMixture],
+        *,
+        begin: tuple[int, int],
+        size: int,
+        order: Callable[[int], PassOrder],
+        mixture: Mixture,
+        config: OrderConfig,
+    ) -> None:
+        self.lanes = lanes
+        self.earlier = tuple(earlier)
+        self.first_size = self.earlier[0].size if self.earlier else size
+        """Documents in a pass of the run's first mixture."""
+        self._parts = [(mixture.begin, mixture.size) for mixture in self.earlier] + [(begin, size)]
+        self._orders: list[Callable[[int], PassOrder] | None] = [
+            None if old.pinned is None else partial(earlier_order, old.pinned, old.size, mixture, config)
+            for old in self.earlier
+        ]
+        self._orders.append(order)
+
+    @property
+    def most_documents(self) -> int:
+        """Documents in the largest pass."""
+        return max(size for _, size in self._parts)
+
+    def _count(self, lane: int, number: int) -> int:
+        """Documents that a lane takes of an earlier mixture."""
+        (first, at), size = self._parts[number]
+        last, end = self.earlier[number].end
+        of_pass = share(lane, self.lanes, size)
+        return (last - first) * of_pass + share(lane, self.lanes, end) - share(lane, self.lanes, at)
+
+    def place(self, lane: int, document: int) -> Place:
+        """The place of a lane's document, by its number in the lane."""
+        for number in range(len(self.earlier)):
+            count = self._count(lane, number)
+            if document < count:
+                break
+            document -= count
+        else:
+            number = len(self.earlier)
+        (epoch, at), size = self._parts[number]
+        passes, turn = divmod(document + share(lane, self.lanes, at), share(lane, self.lanes, size))
+        return Place(number, epoch + passes, turn * self.lanes + lane)
+
+    def order(self, mixture: int, epoch: int) -> PassOrder:
+        """The documents of a pass.
+
+        Raises:
+            ResumeError: the mixture is one whose documents are not known any more.
+        """
+        make = self._orders[mixture]
+        if make is None:
+            raise ResumeError(
+                f'the mixture of a packed run changed in pass {self.earlier[mixture].end[0]}, and the checkpoint does '
+                f'not hold the one before. Use a checkpoint from before the change for earlier sequences.'
+            )
+        return make(epoch)
+
+    def without_unneeded(self, documents: Iterable[tuple[int, int]]) -> list[EarlierMixture]:
+        """The earlier mixtures, without the records of those that no lane needs any more.
+
+        Args:
+            documents: the first documents that lanes need: (lane, number).
+        """
+        first = min(self.place(lane, document).mixture for lane, document in documents)
+        return [
+            old if number >= first else EarlierMixture(begin=old.begin, end=old.end, size=old.size, pinned=None)
+            for number, old in enumerate(self.earlier)
+        ]
+
+
+class PassOrder(Protocol):
+    """The documents of a pass."""
+
+    def at(self, positions: IntArray, /) -> IntArray:
+        """Return global sample ids int64[n] at positions int64[n]."""
+        ...
+
+
+class _ShiftedOrder:
+    """The order of an earlier mixture, in the sample ids of now."""
+
+    def __init__(self, order: Order, shifts: IntArray) -> None:
+        self._order, self._shifts = order, shifts
+
+    def at(self, positions: IntArray) -> IntArray:
+        """Global sample ids int64[n] at positions int64[n]."""
+        ids = self._order.at(positions)
+        return ids + self._shifts[self._order.mixture.streams_of(ids)]
+
+
+def earlier_order(pinned: Mapping[str, Any], size: int, now: Mixture, config: OrderConfig, epoch: int) -> PassOrder:
+    """A pass of an earlier mixture, in sample ids of now.
+
+    Args:
+        pinned: the record of the mixture in a checkpoint.
+        size: documents of a pass.
+        now: the mixture of now, which has the streams.
+        config: the order.
+        epoch: number of the pass.
+    """
+    streams = {stream.name: stream for stream in now.streams}
+    order = make_order(recorded_mixture(pinned, size, streams), config, epoch)
+    first = dict(zip(streams, now.sample_offsets.tolist(), strict=False))
+    offsets = zip(order.mixture.streams, order.mixture.sample_offsets.tolist(), strict=False)
+    shifts = [first.get(stream.name, 0) - offset for stream, offset in offsets]
+    return _ShiftedOrder(order, np.array(shifts, np.int64))
+
+
+def check_streams(earlier: Collection[EarlierMixture], now: Mixture) -> None:
+    """Check that the mixture of now has every stream that earlier ones drew from.
+
+    Raises:
+        ResumeError: it lacks one, or has other data under its name.
+    """
+    fingerprints = {stream.name: stream.fingerprint for stream in now.streams}
+    for old in earlier:
+        if old.pinned is None:
+            continue
+        recorded = recorded_mixture(old.pinned, old.size)
+        for stream, is_drawn in zip(recorded.streams, recorded.is_drawn, strict=True):
+            if is_drawn and fingerprints.get(stream.name) != stream.fingerprint:
+                what = 'has other data now' if stream.name in fingerprints else 'is missing'
+                raise ResumeError(
+                    f'a packed run needs the streams of the mixture before for documents that lanes hold, but stream '
+                    f'{stream.name!r} {what}. Keep it as it was, with a weight of 0 (`proportion: 0`, or `repeat: 0`). '
+                    f'New data need a new name. A later change may remove the stream.'
+                )
