@@ -128,12 +128,13 @@ class SimulatedRun:
             'steps': [list(step) for step in self.steps],
         }
 
-    def __str__(self) -> str:
+    def rows(self) -> list[tuple[str, str]]:
+        """The figures that people look at: a name and a text each."""
         steps, share = len(self.steps), self.waiting_seconds / (self.steps[-1].end or 1)
         rate = self.samples_per_second
         of = 'simulated' if self.is_whole else f'estimated from {steps:,} steps'
         fetched, whole = size_text(self.epoch_fetched_bytes), size_text(self.dataset_bytes)
-        rows = [
+        return [
             ('first batch', f'{self.first_batch_seconds:.2f} s'),
             ('throughput', f'{rate:,.0f} samples/s, {rate / self.global_batch_size:,.2f} steps/s'),
             ('waiting', f'{100 * share:.1f} % of the time, {self.stalls:,} of {steps:,} steps'),
@@ -141,7 +142,9 @@ class SimulatedRun:
             ('fetched', f'{fetched} by each node in an epoch, of {whole} in {self.dataset_shards:,} shards'),
             ('cache', f'{size_text(self.cache_bytes)} at most in {steps:,} steps'),
         ]
-        return '\n'.join(text_table(rows))
+
+    def __str__(self) -> str:
+        return '\n'.join(text_table(self.rows()))
 
 
 def _without_infinity(values: Mapping[str, Any]) -> dict[str, Any]:

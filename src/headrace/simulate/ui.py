@@ -1,0 +1,204 @@
+"""A page on this machine in which the values of a simulation change, and figures and plots follow.
+
+A server of the standard library, for one person: it listens on 127.0.0.1, and answers to that name only, so that no
+other page in the browser reaches it. A framework for such pages would bring thirty packages for one form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import resources
+from string import Template
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, urlsplit
+
+from headrace.config.build import build_dataset
+from headrace.display import printable
+from headrace.errors import ConfigError, HeadraceError
+from headrace.format import bytes_to_int
+from headrace.mixing import LoaderConfig
+from headrace.order import Topology
+from headrace.redaction import redact
+from headrace.simulate.conditions import Conditions
+from headrace.simulate.page import STYLE, content
+from headrace.simulate.prices import costs
+from headrace.simulate.result import SimulatedRun
+from headrace.simulate.run import simulate
+from headrace.simulate.settings import OF_THE_ORDER, SETTINGS, replace_settings, settings_in_use
+
+__all__ = ['SimulationServer']
+
+_LABELS: Final = {
+    'ranks': 'ranks, of all nodes',
+    'nodes': 'nodes',
+    'step_seconds': 'seconds of a step',
+    'bandwidth': 'bandwidth of a node, per second',
+    'latency': 'latency, in seconds',
+    'read_seconds': 'seconds to make a batch',
+    'batches': 'simulated steps of an epoch',
+    'epochs': 'simulated epochs',
+    'num_workers': 'workers of a rank',
+    'predownload': 'predownload, in samples',
+    'cache_limit': 'cache limit',
+    'shuffle_block_size': 'shuffle block size',
+    'num_canonical_nodes': 'canonical nodes',
+}
+_CONDITIONS: Final = tuple(name for name in _LABELS if name not in SETTINGS)
+_SIZES: Final = frozenset({'bandwidth', 'cache_limit'})
+_UNITS: Final = (('tb', 1 << 40), ('gb', 1 << 30), ('mb', 1 << 20), ('kb', 1 << 10))
+
+
+@dataclass(frozen=True)
+class _Simulations:
+    """A configuration, and the runs of it with other values."""
+
+    config: LoaderConfig
+    conditions: Conditions
+    prices: dict[str, float]
+    title: str
+    before: SimulatedRun
+    in_use: Mapping[str, int | None]
+
+    def form(self) -> str:
+        """The fields of all values; an empty one stands for the default that it shows."""
+        conditions = ''.join(_field(name, getattr(self.conditions, name), None) for name in _CONDITIONS)
+        settings = ''.join(
+            _field(name, self.config.loader.num_workers if name == 'num_workers' else getattr(self.config, name), used)
+            for name, used in self.in_use.items()
+        )
+        return (
+            f'<fieldset><legend>Machines, network, model</legend>{conditions}</fieldset>'
+            f'<fieldset><legend>Settings of the loader</legend>{settings}</fieldset>'
+        )
+
+    def answer(self, given: Mapping[str, str]) -> str:
+        """Figures and plots for the values of the form.
+
+        Raises:
+            HeadraceError: a value breaks a rule.
+        """
+        conditions = {name: _number(name, text) for name, text in given.items() if name in _CONDITIONS and text}
+        settings = {name: _number(name, text) if text else None for name, text in given.items() if name in SETTINGS}
+        run = simulate(
+            replace_settings(self.config, cast('dict[str, int | None]', settings)),
+            dataclasses.replace(self.conditions, **conditions),  # pyright: ignore[reportArgumentType]
+        )
+        cost = costs(run.epoch_fetched_bytes * run.conditions.nodes, self.prices)
+        return content(run, cost, self.before)
+
+
+class SimulationServer(ThreadingHTTPServer):
+    """The server of the page. `url` is its address; `serve_forever` runs it.
+
+    Args:
+        config: the training loader.
+        conditions: where the form begins.
+        prices: dollars per GB by provider.
+        title: name of the configuration.
+        port: of 127.0.0.1; 0: any free one.
+
+    Raises:
+        HeadraceError, OSError: as of `simulate`; or the port is in use.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, config: LoaderConfig, conditions: Conditions, prices: dict[str, float], *, title: str, port: int = 0
+    ) -> None:
+        before = simulate(config, conditions)
+        topology = Topology(
+            rank=0, world_size=conditions.ranks, num_nodes=conditions.nodes, replication=config.replication or 1
+        )
+        in_use = settings_in_use(config, build_dataset(config, topology=topology))
+        self.simulations = _Simulations(config, conditions, prices, title, before, in_use)
+        self.one_at_a_time = threading.Lock()
+        super().__init__(('127.0.0.1', port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """The address of the page."""
+        return f'http://127.0.0.1:{self.server_port}/'
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        """Answer with the page, or with a run."""
+        server = cast('SimulationServer', self.server)
+        names = {f'{host}:{server.server_port}' for host in ('127.0.0.1', 'localhost')}
+        if self.headers.get('Host') not in names or self.headers.get('Sec-Fetch-Site', 'none') == 'cross-site':
+            self._send(403, 'text/plain', 'This page is for this machine only.')
+            return
+        url = urlsplit(self.path)
+        if url.path == '/':
+            self._send(200, 'text/html', self._page(server.simulations), nonce=self._nonce)
+        elif url.path == '/run':
+            status, answer = self._run(server, dict(parse_qsl(url.query, keep_blank_values=True)))
+            self._send(status, 'application/json', json.dumps(answer))
+        else:
+            self._send(404, 'text/plain', 'There is no such page.')
+
+    def _page(self, simulations: _Simulations) -> str:
+        self._nonce = secrets.token_urlsafe()
+        template = Template(resources.files('headrace.simulate').joinpath('ui.html').read_text())
+        return template.substitute(
+            title=html.escape(simulations.title), style=STYLE, nonce=self._nonce, form=simulations.form()
+        )
+
+    def _run(self, server: SimulationServer, given: Mapping[str, str]) -> tuple[int, dict[str, str]]:
+        try:
+            with server.one_at_a_time:
+                return 200, {'html': server.simulations.answer(given)}
+        except (HeadraceError, OSError) as error:
+            return 400, {'error': printable(redact(str(error)))}
+
+    def _send(self, status: int, kind: str, text: str, *, nonce: str = '') -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header('Content-Type', f'{kind}; charset=utf-8')
+        self.send_header('Content-Length', str(len(body)))
+        self.send_header('Cache-Control', 'no-store')
+        self.send_header('X-Content-Type-Options', 'nosniff')
+        self.send_header(
+            'Content-Security-Policy',
+            f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; "
+            "frame-ancestors 'none'",
+        )
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parameter's name
+        """Print no line for each request."""
+
+
+def _field(name: str, value: float | None, default: float | None) -> str:
+    shown = '' if value is None else _text(name, value)
+    hint = 'no limit' if name == 'cache_limit' else 'none' if default is None else _text(name, default)
+    note = '<small>another order</small>' if name in OF_THE_ORDER else ''
+    attributes = f'name="{name}" value="{html.escape(shown)}" placeholder="{html.escape(hint)}" autocomplete="off"'
+    return f'<label>{html.escape(_LABELS[name])} {note}<input {attributes}></label>'
+
+
+def _text(name: str, value: float) -> str:
+    if name in _SIZES:
+        for unit, factor in _UNITS:
+            if value >= factor and not value % factor:
+                return f'{value / factor:.0f}{unit}'
+    return f'{value:.12g}'
+
+
+def _number(name: str, text: str) -> float:
+    if name in _SIZES:
+        return bytes_to_int(text)
+    try:
+        return float(text) if name.endswith('seconds') or name == 'latency' else int(text.replace(',', ''))
+    except ValueError:
+        kind = 'a number' if name.endswith('seconds') or name == 'latency' else 'a whole number'
+        raise ConfigError(f'{_LABELS[name]}: must be {kind}, got {text[:60]!r}.') from None
