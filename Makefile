@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
+.PHONY: help setup demo tutorials bench check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
 	site clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
@@ -28,6 +28,12 @@ setup: .venv/.ready ## The environment of the other commands, in .venv
 
 demo: .venv/.ready ## Text to shards to two trainers, a kill -9, a resume, the proof; STORE=s3 for a loopback S3 server
 	.venv/bin/headrace demo --store $(STORE) --out $(OUT)
+
+# Only tutorials have notebooks there.
+tutorials: .venv/.ready ## Each tutorial by its own command, at small size: 3 minutes
+	@status=0; for tutorial in $(basename $(wildcard examples/tutorials/*.ipynb)); do \
+		echo "== $$tutorial"; .venv/bin/python $$tutorial.py --small || status=1; \
+	done; exit $$status
 
 foundry: .venv-foundry/.ready ## LLM Foundry, unmodified, on headrace and on MosaicML Streaming, killed and resumed: the proof
 	.venv-foundry/bin/python examples/foundry/prove.py build/foundry
@@ -92,7 +98,7 @@ site: .venv/.ready ## The documentation as a site, in build/site; warnings are e
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 clean: ## Remove all that is made here, environments and servers included
-	rm -rf .venv .venv-* .servers demo-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-* .servers demo-output tutorial-output build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 .venv/.ready: pyproject.toml
 	@.ci/environment .venv '$(PYTHONS)' -e '.[dev,composer,recipes,peers,spark,ray,site]'

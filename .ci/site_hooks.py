@@ -1,4 +1,4 @@
-"""What mkdocs adds to docs/ for the site: the README as its first page, benchmarks, linked files, and the API's page.
+"""What mkdocs adds to docs/ for the site: the README as its first page, tutorials, benchmarks, linked files, the API.
 
 The pages link to files of the repository by their paths, so that they read well there, too. The site holds a copy of
 each linked file.
@@ -11,9 +11,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jupytext
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+TUTORIALS = ROOT / 'examples' / 'tutorials'
 PACKAGES = (
     'headrace',
     'headrace.mixing',
@@ -43,6 +45,8 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, name, content=_at_the_top(name)))
     files.append(File.generated(config, 'api.md', content=_api()))
     files.append(File.generated(config, 'benchmarks/README.md', content=_benchmarks()))
+    for notebook in sorted(TUTORIALS.glob('*.ipynb')):
+        files.append(File.generated(config, f'tutorials/{notebook.stem}.md', content=_tutorial(notebook)))
     for path in sorted(_linked_files(files)):
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
     return files
@@ -52,6 +56,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Have links to files of the repository lead to their copies."""
     if '/' in page.file.src_uri or page.file.src_uri in {'index.md', 'CHANGELOG.md', 'CONTRIBUTING.md'}:
         return markdown
+    markdown = re.sub(r'\]\(\.\./examples/(tutorials/\w+)\.ipynb', r'](\1.md', markdown)
     return markdown.replace('](../README.md', '](index.md').replace('](../', '](')
 
 
@@ -63,6 +68,15 @@ def _at_the_top(name: str) -> str:
 
 def _benchmarks() -> str:
     return (ROOT / 'benchmarks' / 'README.md').read_text().replace('](../docs/', '](../')
+
+
+def _tutorial(notebook: Path) -> str:
+    """The cells of a notebook as a page. Its links lead to other pages."""
+    cells = [
+        cell.source if cell.cell_type == 'markdown' else f'```python\n{cell.source}\n```'
+        for cell in jupytext.read(notebook).cells
+    ]
+    return re.sub(r'(\]\(\w+)\.ipynb', r'\1.md', '\n\n'.join(cells)).replace('](../../docs/', '](../')
 
 
 def _linked_files(files: Files) -> set[str]:

@@ -1,0 +1,133 @@
+# %% [markdown]
+# # Resume on other GPUs
+#
+# ```
+# python examples/tutorials/resume.py
+# ```
+#
+# A run on 2 ranks is stopped, goes on with 4, and then with 1. Its batches are those of a run without interruption.
+# You learn what a checkpoint holds, and why the number of GPUs does not matter. It takes 1 minute on a laptop: the
+# ranks are processes on the CPU, and talk by gloo. It needs `pip install '.[lightning]'` in a checkout of headrace.
+
+# %%
+import json
+
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from tutorial_data import SMALL, fresh_folder
+
+import lightning as L
+from headrace import MDSWriter
+from headrace.lightning import StreamingDataModule
+
+work = fresh_folder('resume')
+ROWS, STEPS = (96, 24) if SMALL else (640, 120)
+
+# %% [markdown]
+# ## 1. The data
+#
+# Each sample has an `id`, so that we can see which samples a step trains on.
+
+# %%
+random = np.random.default_rng(1)
+with MDSWriter(out=str(work / 'shards'), columns={'id': 'int', 'x': 'ndarray:float32:8'}, size_limit='4kb') as writer:
+    for number in range(ROWS):
+        writer.write({'id': number, 'x': random.normal(size=8).astype(np.float32)})
+
+# %% [markdown]
+# ## 2. One program for any number of ranks
+#
+# The file gives the batch size of all ranks together. So 1, 2 and 4 ranks train on the same batches of 8.
+
+# %%
+(work / 'data.yaml').write_text(f"""
+global_batch_size: 8
+train: {{remote: {work}/shards, local: {work}/cache, shuffle: true}}
+""")
+
+
+class Model(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 1)
+
+    def training_step(self, batch, batch_idx):
+        return (self.layer(batch['x']) - batch['x'].sum(1, keepdim=True)).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class Record(Callback):
+    """Writes the ids of each step, and the loss, to a file of this rank."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        line = {'step': trainer.global_step, 'ids': batch['id'].tolist(), 'loss': float(outputs['loss'])}
+        with open(self.folder / f'rank{trainer.global_rank}.jsonl', 'a') as file:
+            file.write(json.dumps(line) + '\n')
+
+
+def train(name, ranks, steps, checkpoint=None):
+    """Train on this many ranks until this step; returns the checkpoint, and the sorted ids and mean loss by step."""
+    folder = work / name
+    folder.mkdir()
+    torch.manual_seed(1)
+    trainer = L.Trainer(
+        accelerator='cpu',
+        devices=ranks,
+        strategy='ddp_fork',
+        max_steps=steps,
+        callbacks=[
+            Record(folder),
+            ModelCheckpoint(folder, filename='last', every_n_train_steps=1, enable_version_counter=False),
+        ],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Model(), datamodule=StreamingDataModule(work / 'data.yaml'), ckpt_path=checkpoint)
+    lines = [json.loads(line) for path in folder.glob('rank*.jsonl') for line in path.read_text().splitlines()]
+    batches = {}
+    for step in sorted({line['step'] for line in lines}):
+        of_step = [line for line in lines if line['step'] == step]
+        ids = sorted(number for line in of_step for number in line['ids'])
+        batches[step] = ids, sum(line['loss'] for line in of_step) / len(of_step)
+    print(f'steps {min(batches):3} to {max(batches):3} {name}')
+    return str(folder / 'last.ckpt'), batches
+
+
+# %% [markdown]
+# `strategy='ddp_fork'` works in a notebook, too. In a program on GPUs it is `strategy='ddp'`, with torchrun, SLURM or
+# Lightning's own processes. Nothing else changes.
+#
+# ## 3. Stop, and go on with other ranks
+
+# %%
+first, second = STEPS // 3 + 1, STEPS * 2 // 3 + 2
+on_two, batches = train('on two ranks', 2, first)
+on_four, more = train('on four ranks', 4, second, checkpoint=on_two)
+_, rest = train('on one rank', 1, STEPS, checkpoint=on_four)
+resumed = batches | more | rest
+
+# %% [markdown]
+# The place in the data is a number of samples, not of batches of a rank. It is in the checkpoint, and for people
+# beside it:
+
+# %%
+position = json.loads((work / 'on two ranks' / 'last.headrace.json').read_text())
+print(*position['summary'], sep='\n')
+
+# %% [markdown]
+# ## 4. The proof
+#
+# The same on one rank, without interruption.
+
+# %%
+_, whole = train('without interruption', 1, STEPS)
+same = sum(resumed[step][0] == whole[step][0] for step in whole)
+difference = max(abs(resumed[step][1] - whole[step][1]) for step in whole)
+print(f'{same} of {len(whole)} steps trained on the same ids. The losses differ by at most {difference:.1e}.')
