@@ -324,3 +324,63 @@ def test_torchmetrics_is_imported_only_for_metrics_of_it():
         'assert set(headrace.metrics.__all__) <= {*dir(headrace.metrics), *headrace.metrics._OF_TORCHMETRICS}\n'
     )
     subprocess.run([sys.executable, '-c', program], check=True)
+
+
+def test_quantiles_drift_and_the_line_of_a_run(make_loader, clock):
+    loader, meter = make_loader(), DataMeter(clock=clock)
+    meter.follow({'': loader})
+    meter.begin()
+    batches = iter(loader)
+    for seconds in [1.0] * 5 + [3.0]:
+        next(batches)
+        clock.now += seconds
+        meter.batch_done()
+    before = meter.read()
+    assert before['data/batch_seconds_p50'] == 1
+    assert 2 < before['data/batch_seconds_p99'] <= 3
+    assert 'data/wait_seconds_p50' not in before
+    assert before['data/bytes_per_second'] == 0
+    shares = {name: before[f'mix/{name}/share'] - before[f'mix/{name}/promised'] for name in 'ab'}
+    assert before['mix/drift'] == pytest.approx(max(map(abs, shares.values())))
+    meter.pause()  # an evaluation is no batch
+    clock.now += 100
+    meter.resume()
+    for _ in range(2):
+        clock.now += 2
+        next(batches)
+        meter.batch_done()
+    detailed = meter.read(detailed=True)
+    assert detailed['data/batch_seconds_p99'] == 2
+    assert 0 <= detailed['data/wait_seconds_p50'] <= detailed['data/wait_seconds_p99']
+    assert (detailed['data/retries'], detailed['data/evictions']) == (0, 0)
+    assert 'data/cache_fill' not in detailed  # all data are local
+    assert 'data/batch_seconds_p50' not in meter.read()  # no batch since then
+    share = loader.seconds_waiting / 12
+    line = f'waited {share:.1%} for data; 0 B; 0 retries; mix within {detailed["mix/drift"]:.1%}'
+    assert meter.summary() == line.replace('%', ' %')
+
+
+def test_the_cache_and_the_slowest_rank(make_dataset, tmp_path, clock):
+    folder = make_dataset('data', 50)
+    data = StreamingDataset(remote=str(folder), local=str(tmp_path / 'cache'), batch_size=10, cache_limit='1mb')
+    loader, meter = StreamingDataLoader(data, topology=Topology(rank=1, world_size=3)), DataMeter(clock=clock)
+    meter.follow({'': loader})
+    meter.begin()
+    next(iter(loader))
+    meter.batch_done()
+    clock.now += 10
+    asked: list[list[float]] = []
+
+    def sum_over_ranks(numbers):
+        asked.append(list(numbers))
+        waits = [7.0, numbers[1], 0.0]
+        return [*waits, *(3 * number for number in numbers[3:])]
+
+    figures = meter.read(ranks=3, replicas=3, sum_over_ranks=sum_over_ranks, detailed=True)
+    assert asked[0][0] == asked[0][2] == 0 < asked[0][1] == pytest.approx(loader.seconds_waiting)
+    assert figures['data/slowest_rank'] == 0
+    assert figures['data/slowest_rank_wait_share'] == pytest.approx(0.7)
+    cached = sum(path.stat().st_size for path in (tmp_path / 'cache').glob('*.mds'))
+    size = sum(path.stat().st_size for path in folder.glob('*.mds'))
+    assert figures['data/cache_bytes'] == cached
+    assert figures['data/cache_fill'] == pytest.approx(cached / size)

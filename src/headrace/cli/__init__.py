@@ -27,6 +27,7 @@ from headrace.cli import (
     skip,
     tune,
     verify,
+    watch,
 )
 from headrace.cli.originals import ORIGINALS, OriginalCommand
 from headrace.display import printable
@@ -69,6 +70,7 @@ COMMANDS: dict[str, Command] = {
     'skip': skip,
     'tune': tune,
     'verify': verify,
+    'watch': watch,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,9 @@ from composer.utils import dist
 
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
-from headrace.metrics import DataMeter
+from headrace.metrics import BottleneckWatch, DataMeter
+from headrace.metrics.meter import print_summary
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -32,6 +34,11 @@ class DataStatistics(Callback):
         per_stream_reads: also log downloads and waits of each stream; None: if at most 32 streams are remote.
         sync_dist: add up the counters of reads and waits over all ranks, by one reduction per log. If not, each rank
             logs its own.
+        detailed: log all figures; with `sync_dist`, also which rank waits most.
+        summary: print one line at the end of the training, on rank 0.
+        bottleneck: warn at most every 10 minutes if rank 0 waits for more than 10 % of the time, and say which part of
+            the data path to change.
+        exporters: functions that get each log's figures, such as a `headrace.metrics.PrometheusEndpoint`, on each rank.
 
     Raises:
         ConfigError: `every_n_batches` is below 1; or, before the first step, the train loader is not headrace's.
@@ -44,6 +51,10 @@ class DataStatistics(Callback):
         per_stream: bool = True,
         per_stream_reads: bool | None = None,
         sync_dist: bool = False,
+        detailed: bool = False,
+        summary: bool = True,
+        bottleneck: bool = True,
+        exporters: Sequence[Callable[[Mapping[str, float]], object]] = (),
     ) -> None:
         if every_n_batches < 1:
             raise ConfigError(f'`every_n_batches` must be at least 1, got {every_n_batches}.')
@@ -51,6 +62,8 @@ class DataStatistics(Callback):
         self._per_stream = per_stream
         self._per_stream_reads = per_stream_reads
         self._sync_dist = sync_dist
+        self._detailed, self._summary, self._exporters = detailed, summary, tuple(exporters)
+        self._watch = BottleneckWatch() if bottleneck and dist.get_global_rank() == 0 else None
         self._meter = DataMeter()
         self._tokens = 0
 
@@ -72,6 +85,9 @@ class DataStatistics(Callback):
         tokens, self._tokens = int(state.timestamp.token) - self._tokens, int(state.timestamp.token)
         # Composer's are those of all ranks together; the meter's of one.
         self._meter.batch_done(tokens // topology.replicas if tokens else None)
+        found = None if self._watch is None else self._watch.look({'': self._meter.loaders[0]})
+        if found is not None:
+            warn(str(found))
         if int(state.timestamp.batch) % self.every_n_batches:
             return
         is_summed = self._sync_dist and dist.get_world_size() > 1
@@ -81,7 +97,10 @@ class DataStatistics(Callback):
             sum_over_ranks=(lambda numbers: _sum_over_ranks(numbers, state)) if is_summed else None,
             per_stream=self._per_stream,
             per_stream_reads=self._per_stream_reads,
+            detailed=self._detailed,
         )
+        for export in self._exporters:
+            export(figures)
         logger.log_metrics(figures)
 
     def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
@@ -91,6 +110,13 @@ class DataStatistics(Callback):
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Resume the clock."""
         self._meter.resume()
+        if self._watch is not None:
+            self._watch.skip()
+
+    def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
+        """Print the line about the run."""
+        if self._summary and dist.get_global_rank() == 0:
+            print_summary(self._meter)
 
     def state_dict(self) -> dict[str, Any]:
         """The counts of streams, as one text: a sharded checkpoint needs the same keys in any run."""

@@ -12,7 +12,9 @@ from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
-from headrace.metrics import DataMeter, count_tokens
+from headrace.metrics import BottleneckWatch, DataMeter, count_tokens
+from headrace.metrics.meter import print_summary
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -39,6 +41,12 @@ class DataStatistics(Callback):
         progress_bar: show downloads, waits and shares of streams in the trainer's progress bar.
         sync_dist: add up the counters of reads, waits and tokens over all ranks, by one reduction per log. If not,
             they are rank 0's, and its tokens stand for every rank's.
+        detailed: log all figures; with `sync_dist`, also which rank waits most.
+        summary: print one line at the end of the training, on rank 0.
+        bottleneck: warn at most every 10 minutes if rank 0 waits for more than 10 % of the time, and say which part of
+            the data path to change.
+        exporters: functions that get each log's figures, such as a `headrace.metrics.PrometheusEndpoint`; rank 0 calls
+            them, with or without a logger.
 
     Raises:
         ConfigError: `every_n_steps` is below 1; or, before the first step, no training loader is headrace's.
@@ -53,6 +61,10 @@ class DataStatistics(Callback):
         per_stream_reads: bool | None = None,
         progress_bar: bool = True,
         sync_dist: bool = False,
+        detailed: bool = False,
+        summary: bool = True,
+        bottleneck: bool = True,
+        exporters: Sequence[Callable[[Mapping[str, float]], object]] = (),
     ) -> None:
         if every_n_steps is not None and every_n_steps < 1:
             raise ConfigError(f"`every_n_steps` must be at least 1, or None for the trainer's, got {every_n_steps}.")
@@ -62,6 +74,9 @@ class DataStatistics(Callback):
         self._per_stream_reads = per_stream_reads
         self._progress_bar = progress_bar
         self._sync_dist = sync_dist
+        self._detailed, self._summary, self._exporters = detailed, summary, tuple(exporters)
+        self._watch = BottleneckWatch() if bottleneck else None
+        self._loaders: dict[str, StreamingDataLoader] = {}
         self._meter = DataMeter()
         self._bar: Any = None
         self._texts: dict[str, str] = {}
@@ -89,6 +104,7 @@ class DataStatistics(Callback):
                 f'or remove the callback.'
             )
         self._meter.follow(loaders)
+        self._loaders = loaders
 
     # -- batches ---------------------------------------------------------------------------------------------------
 
@@ -101,6 +117,9 @@ class DataStatistics(Callback):
         if self._bar is not None and time.monotonic() - self._text_at >= _TEXT_EVERY:
             self._texts, self._text_at = self._meter.texts(), time.monotonic()
         every = self.every_n_steps or _log_every_n_steps(trainer)
+        found = self._watch.look(self._loaders) if self._watch is not None and trainer.is_global_zero else None
+        if found is not None:
+            warn(str(found))
         if is_step and every and (logged_steps(trainer) + 1) % every == 0:
             self._log(trainer)
 
@@ -117,7 +136,7 @@ class DataStatistics(Callback):
     def _log(self, trainer: Trainer) -> None:
         is_summed = self._sync_dist and trainer.world_size > 1
         # All ranks must take part in a reduction, with or without a logger.
-        if not (is_summed or (trainer.is_global_zero and trainer.loggers)):
+        if not (is_summed or (trainer.is_global_zero and (trainer.loggers or self._exporters))):
             return
 
         def sum_over_ranks(numbers: Sequence[float]) -> list[float]:
@@ -130,8 +149,11 @@ class DataStatistics(Callback):
             sum_over_ranks=sum_over_ranks if is_summed else None,
             per_stream=self._per_stream,
             per_stream_reads=self._per_stream_reads,
+            detailed=self._detailed,
         )
         if trainer.is_global_zero:
+            for export in self._exporters:
+                export(figures)
             for logger in trainer.loggers:
                 logger.log_metrics(figures, step=logged_steps(trainer))
 
@@ -142,6 +164,13 @@ class DataStatistics(Callback):
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._meter.resume()
+        if self._watch is not None:
+            self._watch.skip()
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._summary and trainer.is_global_zero:
+            print_summary(self._meter)
 
     # -- the progress bar ------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Figures of the data for a trainer's loggers, and metrics that know streams and padding.
 
 1. `meter.DataMeter` turns the counters of loaders (`StreamingDataLoader.stats`, `.mix`) into rates, shares and text. It
-   knows no trainer: `headrace.lightning.DataStatistics` and any other loop can use it.
+   knows no trainer: `headrace.lightning.DataStatistics` and any other loop can use it. `bottleneck.BottleneckWatch`
+   names the part of the data path that is too slow.
 2. `tokens.count_tokens` counts the tokens of a batch.
 3. `step_report` lists the samples of a trainer's step, and the `skip` that omits them. `spikes` finds steps with an
    unusual loss, and `spike_report` writes their files.
@@ -16,6 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import MissingDependencyError
+from headrace.metrics.bottleneck import Bottleneck, BottleneckWatch
 from headrace.metrics.meter import DataMeter
 from headrace.metrics.spike_report import SpikeFile, SpikeReports, TrainedBatch, skip_yaml
 from headrace.metrics.spikes import LossSpike, SpikeDetector
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from headrace.metrics.per_stream import PerStream, PerStreamMean
 
 __all__ = [
+    'Bottleneck',
+    'BottleneckWatch',
     'DataMeter',
     'LossSpike',
     'PerStream',

@@ -51,14 +51,14 @@ class CacheFill:
 
 
 def _bytes_in(folder: str | Path) -> int:
-    """Bytes of the files in a folder and below; headrace's own and files that vanish meanwhile do not count."""
+    """Bytes of the shards in a folder and below; indexes and files that vanish meanwhile do not count."""
     total = 0
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     total += 0 if entry.name == '.headrace' else _bytes_in(entry.path)
-                elif entry.is_file(follow_symlinks=False):
+                elif entry.name != 'index.json' and entry.is_file(follow_symlinks=False):
                     total += _size(entry)
     except OSError:
         return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from headrace.metrics.stream_counts import (
     to_state,
 )
 
-__all__ = ['DataMeter']
+__all__ = ['DataMeter', 'print_summary']
 
 _TEXT_STREAMS = 4  # Streams whose shares fit into a line.
 _LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
@@ -374,6 +375,11 @@ class DataMeter:
             followed.mix = MixtureCounts()
             followed.tokens_before = followed.tokens = followed.loader.stream_tokens
         self.begin()
+
+
+def print_summary(meter: DataMeter) -> None:
+    """Print a meter's line about the run on stderr."""
+    print(f'headrace: {meter.summary()}', file=sys.stderr, flush=True)
 
 
 def _bytes_text(count: float) -> str:

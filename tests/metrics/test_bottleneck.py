@@ -1,0 +1,99 @@
+"""The sentence about the slow part of the data path, by counters and a clock of the test's own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.metrics import BottleneckWatch
+
+
+@dataclass
+class Loader:
+    """A loader with counters that a test sets."""
+
+    num_workers: int = 2
+    seconds_waiting: float = 0.0
+    stalls: int = 0
+    bytes_downloaded: int = 0
+    first_batch: float = 0.1
+    waited: dict[str, float] = field(default_factory=lambda: {'a': 0.0, 'b': 0.0})
+    unpacking: float = 0.0
+    dataset: Any = field(default_factory=lambda: SimpleNamespace(topology=SimpleNamespace(ranks_per_node=1)))
+
+    def stats(self) -> Any:
+        streams = {
+            name: SimpleNamespace(seconds_waited=seconds, seconds_unpacking=self.unpacking / 2)
+            for name, seconds in self.waited.items()
+        }
+        return SimpleNamespace(
+            seconds_waiting=self.seconds_waiting,
+            stalls=self.stalls,
+            bytes_downloaded=self.bytes_downloaded,
+            seconds_to_first_batch=self.first_batch,
+            streams=streams,
+        )
+
+
+class World:
+    """A loader, and a watch that looks at it every 30 s."""
+
+    def __init__(self, cores: int = 8, **loader: Any) -> None:
+        self.now = 1000.0
+        self.loader = Loader(**loader)
+        self.watch = BottleneckWatch(clock=lambda: self.now, cores=cores)
+
+    def pass_time(self, seconds: float = 30.0, **more: Any) -> Any:
+        """Add to counters, and look."""
+        self.now += seconds
+        for name, value in more.items():
+            setattr(self.loader, name, getattr(self.loader, name) + value if name != 'waited' else value)
+        return self.watch.look({'': self.loader})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ('world', 'more', 'part', 'text'),
+    [
+        ({}, {'waited': {'a': 1.0, 'b': 22.0}, 'bytes_downloaded': 60_000_000}, 'store', "stream 'b', .* 2.0 MB/s"),
+        ({}, {'waited': {'a': 1.0, 'b': 22.0}, 'unpacking': 20.0}, 'decompression', 'headrace reshard'),
+        ({'num_workers': 0}, {}, 'workers', 'Set num_workers'),
+        ({'cores': 8}, {'stalls': 5}, 'workers', '2 workers cannot .* 8 cores for 1 rank. Raise num_workers'),
+        ({'cores': 2}, {'stalls': 5}, 'decoding', 'decoding, transform and collate'),
+        ({'first_batch': 11.0}, {}, 'start', 'persistent_workers=True'),
+    ],
+)
+def test_the_slow_part_is_named(world: Any, more: Any, part: str, text: str) -> None:
+    at = World(**world)
+    assert at.pass_time() is None
+    found = at.pass_time(seconds_waiting=12.0, **more)
+    assert found.part == part
+    assert found.share == pytest.approx(0.4)
+    assert str(found).startswith('The trainer waits 40% of its time for data. ')
+    assert re.search(text, str(found)), str(found)
+
+
+def test_fast_data_and_times_between_looks_say_nothing() -> None:
+    at = World()
+    at.pass_time()
+    assert at.pass_time(seconds_waiting=2.9) is None  # below 10 %
+    assert at.pass_time(20, seconds_waiting=20.0) is None  # no look is due
+    assert at.pass_time(10, seconds_waiting=0.0).part == 'workers'
+
+
+def test_one_sentence_in_ten_minutes() -> None:
+    at = World()
+    at.pass_time()
+    said = [at.pass_time(seconds_waiting=20.0) is not None for _ in range(45)]
+    assert [n for n, is_said in enumerate(said) if is_said] == [0, 20, 40]
+
+
+def test_time_of_an_evaluation_is_left_out() -> None:
+    at = World()
+    at.pass_time()
+    at.watch.skip()
+    assert at.pass_time(seconds_waiting=25.0) is None
+    assert at.pass_time(seconds_waiting=25.0) is not None
