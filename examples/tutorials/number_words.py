@@ -6,7 +6,7 @@
 # ```
 #
 # A network learns to read numbers: "four hundred six thousand twelve" is 406,012. You learn to write a dataset of
-# your own with `MDSWriter`, to look into it, and to make tensors of samples in the workers. It takes 1 minute on a
+# your own with `MDSWriter`, to look into it, and to make tensors of samples. It takes 1 minute on a
 # laptop's CPU, and seconds with `--small`. It needs `pip install '.[lightning]'` in a checkout of headrace.
 
 # %%
@@ -75,7 +75,8 @@ print(len(dataset), 'samples, such as', dataset[0])
 # %% [markdown]
 # ## 4. The loaders
 #
-# `transform` makes tensors of a sample, in the workers: the numbers of its words, and its digits.
+# `transform` makes tensors of a sample: the numbers of its words, and its digits. With `num_workers=4`, four
+# processes do it.
 
 # %%
 LONGEST = 12
@@ -95,8 +96,6 @@ data = Numbers(
     train={**shards, 'split': 'train', 'shuffle': True},
     val={**shards, 'split': 'val'},
     batch_size=50,
-    num_workers=0 if SMALL else 2,
-    persistent_workers=not SMALL,
 )
 
 # %% [markdown]

@@ -71,25 +71,24 @@ class Record(Callback):
             file.write(json.dumps(line) + '\n')
 
 
-def train(name, ranks, steps, checkpoint=None):
-    """Train on this many ranks until this step; returns the checkpoint, and the sorted ids and mean loss by step."""
+def train(name, ranks, steps, checkpoints):
+    """Go on from the last checkpoint, if there is one, until this step; returns sorted ids and mean loss by step."""
     folder = work / name
     folder.mkdir()
+    last = checkpoints / 'last.ckpt'
+    saver = ModelCheckpoint(checkpoints, filename='last', every_n_train_steps=1, enable_version_counter=False)
     torch.manual_seed(1)
     trainer = L.Trainer(
         accelerator='cpu',
         devices=ranks,
         strategy='ddp_fork',
         max_steps=steps,
-        callbacks=[
-            Record(folder),
-            ModelCheckpoint(folder, filename='last', every_n_train_steps=1, enable_version_counter=False),
-        ],
+        callbacks=[Record(folder), saver],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Model(), datamodule=StreamingDataModule(work / 'data.yaml'), ckpt_path=checkpoint)
+    trainer.fit(Model(), datamodule=StreamingDataModule(work / 'data.yaml'), ckpt_path=last if last.exists() else None)
     lines = [json.loads(line) for path in folder.glob('rank*.jsonl') for line in path.read_text().splitlines()]
     batches = {}
     for step in sorted({line['step'] for line in lines}):
@@ -97,7 +96,7 @@ def train(name, ranks, steps, checkpoint=None):
         ids = sorted(number for line in of_step for number in line['ids'])
         batches[step] = ids, sum(line['loss'] for line in of_step) / len(of_step)
     print(f'steps {min(batches):3} to {max(batches):3} {name}')
-    return str(folder / 'last.ckpt'), batches
+    return batches
 
 
 # %% [markdown]
@@ -108,17 +107,17 @@ def train(name, ranks, steps, checkpoint=None):
 
 # %%
 first, second = STEPS // 3 + 1, STEPS * 2 // 3 + 2
-on_two, batches = train('on two ranks', 2, first)
-on_four, more = train('on four ranks', 4, second, checkpoint=on_two)
-_, rest = train('on one rank', 1, STEPS, checkpoint=on_four)
-resumed = batches | more | rest
+saved = work / 'checkpoints'
+resumed = train('on two ranks', 2, first, saved)
+position = json.loads((saved / 'last.headrace.json').read_text())
+resumed |= train('on four ranks', 4, second, saved)
+resumed |= train('on one rank', 1, STEPS, saved)
 
 # %% [markdown]
-# The place in the data is a number of samples, not of batches of a rank. It is in the checkpoint, and for people
-# beside it:
+# The place in the data is a number of samples, not of batches of a rank. It is in the checkpoint, and beside it for
+# people. After the first run:
 
 # %%
-position = json.loads((work / 'on two ranks' / 'last.headrace.json').read_text())
 print(*position['summary'], sep='\n')
 
 # %% [markdown]
@@ -127,7 +126,7 @@ print(*position['summary'], sep='\n')
 # The same on one rank, without interruption.
 
 # %%
-_, whole = train('without interruption', 1, STEPS)
+whole = train('without interruption', 1, STEPS, work / 'other checkpoints')
 same = sum(resumed[step][0] == whole[step][0] for step in whole)
 difference = max(abs(resumed[step][1] - whole[step][1]) for step in whole)
 print(f'{same} of {len(whole)} steps trained on the same ids. The losses differ by at most {difference:.1e}.')

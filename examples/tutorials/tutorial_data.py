@@ -26,11 +26,12 @@ SMALL = '--small' in sys.argv or os.environ.get('HEADRACE_SMALL') == '1'
 SHAPES = ['disc', 'ring', 'square', 'frame', 'triangle', 'cross', 'rows', 'columns', 'checks', 'dots']
 """Classes of the pictures that `draw` makes."""
 
-# Lightning's lists of devices and its advertisements. The warning about lengths is not true of headrace's loaders.
-for name in ('lightning.pytorch.utilities.rank_zero', 'lightning.fabric.utilities.rank_zero'):
-    logging.getLogger(name).setLevel(logging.WARNING)
+# Lightning's lists of devices, its advertisements, and warnings that do not apply: lengths of headrace are exact.
+for module in ('pytorch.utilities.rank_zero', 'fabric.utilities.rank_zero', 'fabric.utilities.distributed'):
+    logging.getLogger(f'lightning.{module}').setLevel(logging.WARNING)
 warnings.filterwarnings('ignore', '.*`IterableDataset` has `__len__`')
 warnings.filterwarnings('ignore', '.*does not have many workers')
+warnings.filterwarnings('ignore', 'Checkpoint directory .* exists and is not empty')
 
 
 def fresh_folder(name: str) -> Path:

@@ -30,7 +30,10 @@ PRINTED = {
     'resume': ('lightning', r'24 of 24 steps trained on the same ids. The losses differ by at most \d\.\de-0[4-9]'),
 }
 """The package that each needs, and what it prints at the end, in a process of its own."""
-LOGGERS = ('lightning.pytorch.utilities.rank_zero', 'lightning.fabric.utilities.rank_zero')
+LOGGERS = [
+    f'lightning.{module}'
+    for module in ('pytorch.utilities.rank_zero', 'fabric.utilities.rank_zero', 'fabric.utilities.distributed')
+]
 
 
 def cells(name: str) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import secrets
 import shutil
 import subprocess
@@ -81,7 +82,13 @@ def _client(server: S3Server) -> Any:
 
 @contextlib.contextmanager
 def moto_server() -> Generator[S3Server]:
-    """Run ``moto_server`` in a separate process."""
+    """Run ``moto_server`` in a separate process.
+
+    Raises:
+        MissingDependencyError: moto is not installed.
+    """
+    if importlib.util.find_spec('moto') is None:
+        raise MissingDependencyError("moto is not installed. Run: pip install 'moto[server]'")
     port = free_port()
     with running([sys.executable, '-m', 'moto.server', '-H', '127.0.0.1', '-p', str(port)]) as process:
         wait_for_http(port, process)
