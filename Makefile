@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo tutorials bench check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
-	site clean
+	fuzz site clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
@@ -93,6 +93,9 @@ contract: .venv/.ready ## The contract's tests on every store, counted into docs
 
 faults: .venv/.ready ## What a training sees when its store fails, measured into docs/faults.md
 	PYTHONPATH=tests .venv/bin/python tests/dataset/fault_matrix.py docs/faults.md
+
+fuzz: .venv/.ready ## Damaged files of every format for SECONDS (600) a parser: only our errors, bounded memory, no hang
+	.venv/bin/python tests/fuzz/fuzz.py --seconds $(or $(SECONDS),600)
 
 site: .venv/.ready ## The documentation as a site, in build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet

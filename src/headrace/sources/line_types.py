@@ -36,6 +36,8 @@ _JSON: Final = {
     _BOOL: 'uint8',
 }
 _MAX_COLUMNS: Final = 10_000
+_LONGEST: Final = 300
+"""Characters of a text that is never a number."""
 _INTEGER: Final = re.compile(r'-?(0|[1-9][0-9]{0,18})', re.ASCII)
 _DECIMAL: Final = re.compile(r'[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?', re.ASCII)
 
@@ -122,6 +124,8 @@ class TextTypes:
 
 
 def _text_kind(text: str) -> int:
+    if len(text) >= _LONGEST:  # the patterns take a time that grows with the square of a long row of digits
+        return _OTHER
     if _INTEGER.fullmatch(text):
         number = int(text)
         bits = number.bit_length()
@@ -135,7 +139,7 @@ def _fits_float(text: str) -> bool:
     """Whether a float holds a number: each digit of one without a fraction, as hashes of 20 digits are; no infinity."""
     if text.lstrip('+-').isdigit():
         return len(text) < 16 or int(text).bit_length() <= 53
-    return len(text) < 300 and not math.isinf(float(text))
+    return not math.isinf(float(text))
 
 
 def _has_leading_zero(text: str) -> bool:

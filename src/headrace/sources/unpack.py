@@ -41,8 +41,10 @@ def unpack_part(source: Source, part: int, packed: Path, raw: Path) -> None:
     """
     described = source.parts[part]
     rows, where = described.rows, f'Part {part} of {source.format} data, in {described.key},'
+    if 8 + 4 * rows > _LARGEST:
+        raise _too_large(where)
     encoder = MDSEncoder(source.columns, size_limit=None)
-    offsets = np.zeros(rows + 1, '<u4')
+    offsets: list[np.ndarray[Any, Any]] = []  # of the rows that are there: an index may announce any number
     first, at = 0, 0
     raw.unlink(missing_ok=True)  # it may be a link
     with raw.open('xb') as out:
@@ -56,21 +58,27 @@ def unpack_part(source: Source, part: int, packed: Path, raw: Path) -> None:
                 if not first:
                     config = content[8 + 4 * count : table[0]]
                     at = 8 + 4 * rows + len(config)
-                    out.write(bytes(8 + 4 * rows))
+                    offsets.append(np.array([at], '<u4'))
+                    out.seek(8 + 4 * rows)
                     out.write(config)
                 if at + size > _LARGEST:
-                    raise ShardError(
-                        f'{where} takes 4 GiB or more as a shard, which has 32-bit offsets. Read fewer `columns`, or '
-                        f'write the file in smaller parts, such as smaller row groups.'
-                    )
-                offsets[first : first + count + 1] = table - table[0] + at
+                    raise _too_large(where)
+                offsets.append((table[1:] - table[0] + at).astype('<u4'))
                 out.write(content[table[0] :])
                 first, at = first + count, at + size
         if first != rows or not rows:
             raise ShardError(f'{where} has {rows} rows in its index, but {first} in its bytes. Restore the file.')
         out.seek(0)
         out.write(rows.to_bytes(4, 'little'))
-        out.write(offsets.tobytes())
+        for table in offsets:
+            out.write(table.tobytes())
+
+
+def _too_large(where: str) -> ShardError:
+    return ShardError(
+        f'{where} takes 4 GiB or more as a shard, which has 32-bit offsets. Read fewer `columns`, or write the file in '
+        f'smaller parts, such as smaller row groups.'
+    )
 
 
 def _encoded(
