@@ -1,24 +1,24 @@
-"""Streams, datasets, loaders and writers, on top of format, storage and order."""
+"""Streams, datasets, loaders and writers, on top of format, storage and order. Writers and converters need no torch."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
-from headrace.dataset.batch_keys.padding import PADDING, without_padding
-from headrace.dataset.batch_keys.stream_number import STREAM
-from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.detect import detect_topology
-from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.mesh import topology_of_mesh
-from headrace.dataset.sample_rng import sample_rng
-from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
-from headrace.dataset.streams.registry import streams_registry
-from headrace.dataset.streams.stream import Stream
+from headrace.dataset.sample_rng import sample_rng  # at once: its module has the same name
 from headrace.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE
+    from headrace.dataset.batch_keys.padding import PADDING, without_padding
+    from headrace.dataset.batch_keys.stream_number import STREAM
+    from headrace.dataset.dataset import StreamingDataset
+    from headrace.dataset.detect import detect_topology
+    from headrace.dataset.loader import StreamingDataLoader
     from headrace.dataset.local import LocalDataset
+    from headrace.dataset.mesh import topology_of_mesh
+    from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
+    from headrace.dataset.streams.registry import streams_registry
+    from headrace.dataset.streams.stream import Stream
     from headrace.dataset.tracker import PositionTracker
     from headrace.dataset.writing.formats import CSVWriter, JSONWriter, MDSWriter, TSVWriter, XSVWriter
     from headrace.dataset.writing.writer import Writer
@@ -52,9 +52,19 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            'BAD_SAMPLE': 'headrace.dataset.batch_keys.bad_sample',
             'LocalDataset': 'headrace.dataset.local',
             'PositionTracker': 'headrace.dataset.tracker',
+            'STREAM': 'headrace.dataset.batch_keys.stream_number',
+            'Stream': 'headrace.dataset.streams.stream',
+            'StreamingDataLoader': 'headrace.dataset.loader',
+            'StreamingDataset': 'headrace.dataset.dataset',
             'Writer': 'headrace.dataset.writing.writer',
+            'detect_topology': 'headrace.dataset.detect',
+            'streams_registry': 'headrace.dataset.streams.registry',
+            'topology_of_mesh': 'headrace.dataset.mesh',
+            **dict.fromkeys(('PADDING', 'without_padding'), 'headrace.dataset.batch_keys.padding'),
+            **dict.fromkeys(('LoaderStats', 'StreamCount', 'StreamStats'), 'headrace.dataset.statistics'),
             **dict.fromkeys(
                 ('CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'XSVWriter'), 'headrace.dataset.writing.formats'
             ),
