@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.format import MDSEncoder, mds_encode
+from headrace.format.block_pool import BLOCK, BlockPool
 from headrace.format.shard_memory import WAITING, ShardMemory
 
 ROWS = 900
@@ -93,7 +94,7 @@ def test_shards_hold_their_samples(columns: dict[str, str], kind: str, way: str,
 
 def test_bytes_of_every_size_in_order() -> None:
     """Blocks end within bytes. Large ones are not copied."""
-    memory, given = ShardMemory(), []
+    memory, given = ShardMemory(BlockPool()), []
     large = b'l' * (3 << 20)
     for number, size in enumerate([0, 1, WAITING, 15 << 20, 900_000, 5, 17 << 20]):
         given.append(bytes([65 + number]) * size)
@@ -104,3 +105,43 @@ def test_bytes_of_every_size_in_order() -> None:
     pieces = memory.pieces()
     assert b''.join(pieces) == b''.join([*given, large, b'x' * 20])
     assert any(piece is large for piece in pieces)
+
+
+def test_a_block_is_used_again_when_the_last_view_of_it_is_gone() -> None:
+    pool = BlockPool()
+    one, other = pool.take(), pool.take()
+    assert len(one) == len(other) == BLOCK
+    address = np.frombuffer(one, np.uint8).ctypes.data
+    part = one[1000:2000][5:]
+    part[:] = b'7' * 995
+    del one
+    assert np.frombuffer(pool.take(), np.uint8).ctypes.data != address
+    assert bytes(part) == b'7' * 995
+    del part
+    assert np.frombuffer(pool.take(), np.uint8).ctypes.data == address
+
+
+def test_shards_keep_their_bytes_while_later_ones_are_collected() -> None:
+    encoder = MDSEncoder({'x': 'bytes'}, size_limit=3 << 20)
+    waiting = [shard for n in range(60) if (shard := encoder.collect({'x': bytes([n]) * (1 << 18)})) is not None]
+    first = waiting.pop(0).pack_pieces()
+    contents = [b''.join(first.files[0][1])]
+    del first
+    waiting += [shard for n in range(60, 90) if (shard := encoder.collect({'x': bytes([n]) * (1 << 18)})) is not None]
+    contents += [dict(shard.pack().files)[f'shard.{shard.number:05}.mds'] for shard in waiting]
+    sizes = [shard.samples for shard in waiting]
+    assert len(set(sizes)) == 1
+    for number, content in enumerate(contents):
+        values = content[-(1 << 18) * sizes[0] :] if sizes[0] else b''
+        assert values[-1] == (number + 1) * sizes[0] - 1
+        assert len(content) > (1 << 18) * sizes[0]
+
+
+def test_a_batch_is_copied_before_its_array_changes() -> None:
+    encoder = MDSEncoder({'x': 'ndarray:int64:1000'}, size_limit=None)
+    rows = np.arange(100_000).reshape(100, 1000)
+    given = rows.copy()
+    assert encoder.collect_batch({'x': rows}) == []
+    rows[:] = -1
+    (shard,) = encoder.finish()
+    assert shard.files[0][1].endswith(given.tobytes())

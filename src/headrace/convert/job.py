@@ -14,6 +14,7 @@ from headrace.convert.record import InputError, TaskRecord, put_bytes
 from headrace.convert.tasks import Task
 from headrace.errors import ConversionError, DiskFullError, MissingDependencyError, ObjectNotFoundError, StorageError
 from headrace.format import EncodedShard, MDSEncoder
+from headrace.format.block_pool import shared_pool
 from headrace.storage import Retry, StoreOptions, open_store
 from headrace.storage.cache.locks import NO_ROOM
 
@@ -111,6 +112,8 @@ class Worker:
     def __init__(self, job: Job, progress: Progress) -> None:
         self._job, self._progress = job, progress
         self._out = open_store(job.out, job.options)
+        self._blocks = shared_pool()
+        """Memory for the encoders of all tasks: kept from one to the next."""
         self._uploader = ThreadPoolExecutor(_UPLOADS, thread_name_prefix='headrace-convert-upload')
         self._readers: ThreadPoolExecutor | None = None
         if job.inputs.reads_ahead > 1:

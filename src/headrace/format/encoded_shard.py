@@ -11,7 +11,7 @@ from headrace.format.shard_memory import Piece
 from headrace.format.shards import ShardInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
 __all__ = ['CollectedShard', 'EncodedRows', 'EncodedShard', 'ShardPieces']
 
@@ -32,8 +32,11 @@ class ShardPieces:
 
     info: ShardInfo
     """Its entry in the index."""
-    files: tuple[tuple[str, Sequence[Piece]], ...]
-    """Name and content of each file to store. The content is the pieces, one after another."""
+    files: tuple[tuple[str, list[Piece]], ...]
+    """Name and content of each file to store. The content is the pieces, one after another.
+
+    Memory is used again when the last view of it goes. So a writer takes each piece out of the list once it is stored.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,4 +63,4 @@ class EncodedRows:
     sizes: np.ndarray[Any, np.dtype[np.int64]]
     """Bytes of each sample."""
     pieces: Callable[[int, int], Iterable[Piece]]
-    """The bytes of samples from one row to before another. Nothing changes a piece any more."""
+    """The bytes of samples from one row to before another. They are copied before the next piece is asked for."""

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.format.batch_columns import as_sequence, common_length, name_place, python_values
+from headrace.format.block_pool import shared_pool
 from headrace.format.checksum import get_hash
 from headrace.format.compression import compress, get_compression_extension
 from headrace.format.encoded_shard import CollectedShard, EncodedRows, EncodedShard, ShardPieces
@@ -68,6 +69,7 @@ class ShardEncoder(ABC):
         self.compression = check_compression(compression)
         self.hashes = check_hashes(hashes)
         self.size_limit = check_size_limit(size_limit)
+        self._blocks = shared_pool()
         self._config = config_json(self.get_config())
         uncounted, self._empty_size = self._sizes_of_empty_shard()
         self._largest = MAX_OFFSET - uncounted
@@ -225,7 +227,7 @@ class ShardEncoder(ABC):
             else:
                 self._memory.add_samples(self._samples)
                 self._samples.clear()
-                self._memory.keep(piece)
+                self._memory.add(piece)
 
     def _cut_before(self, size: int) -> CollectedShard | None:
         """The shard that ends because a sample does not fit into it."""
@@ -238,7 +240,7 @@ class ShardEncoder(ABC):
         return self.cut()
 
     def _start_shard(self) -> None:
-        self._memory = ShardMemory()
+        self._memory = ShardMemory(self._blocks)
         self._samples: list[bytes] = []
         """The samples behind those of the memory; a piece may hold several."""
         self._sizes: array[int] = array('Q')
@@ -262,7 +264,7 @@ class ShardEncoder(ABC):
         )
         return ShardPieces(info, tuple(stored for _, stored in packed))
 
-    def _pack(self, name: str, pieces: Sequence[Piece]) -> tuple[ShardFile, tuple[str, Sequence[Piece]]]:
+    def _pack(self, name: str, pieces: list[Piece]) -> tuple[ShardFile, tuple[str, list[Piece]]]:
         """A file's entry in the index, and its name and bytes to store."""
         if self.compression is None and not self.hashes:
             return ShardFile(FileInfo(name, sum(map(len, pieces)), NO_HASHES), None), (name, pieces)
@@ -328,7 +330,7 @@ class ShardEncoder(ABC):
         """The sample's bytes in the data file. An error is about the column in `_column`, or a column is missing."""
 
     @abstractmethod
-    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, Sequence[Piece]]]:
+    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:
         """The files of samples: the suffix of each name, and the bytes in pieces. Any thread may call it.
 
         Args:

@@ -122,6 +122,6 @@ class LineEncoder(ShardEncoder):
         """The data file's bytes before the first sample."""
         return b''
 
-    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, Sequence[Piece]]]:
+    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:
         header = self._header()
         return [('', [header, *pieces]), ('.meta', [offset_table(sizes, len(header)), self._config])]

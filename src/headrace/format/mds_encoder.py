@@ -100,7 +100,7 @@ class MDSEncoder(ShardEncoder):
         if len(arrays) == len(values):
             rows = np.ascontiguousarray(_side_by_side(arrays, count))
             view, size = rows.view(np.uint8).data, rows.itemsize
-            return EncodedRows(lengths, lambda a, b: (bytes(view[a * size : b * size]),))
+            return EncodedRows(lengths, lambda a, b: (view[a * size : b * size],))
         values = _merged(values, count)
         texts = [found for found in values if not isinstance(found, np.ndarray)]
         if len(variable) == 1 and len(texts) == 1:
@@ -136,7 +136,7 @@ class MDSEncoder(ShardEncoder):
             raise
         return done
 
-    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, Sequence[Piece]]]:
+    def _files(self, pieces: Sequence[Piece], sizes: array[int]) -> list[tuple[str, list[Piece]]]:
         start = 8 + 4 * len(sizes) + len(self._config)
         return [('', [offset_table(sizes, start), self._config, *pieces])]
 

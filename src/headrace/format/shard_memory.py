@@ -1,7 +1,7 @@
 """The bytes of a shard while its samples are collected, in few blocks of memory.
 
 Small objects that stay need fresh memory, and the page faults cost several times the copy. So a sample's own bytes live
-shortly, in memory that is used again.
+shortly, in memory that is used again. The blocks are of a pool, so that they are used again, too.
 """
 
 from __future__ import annotations
@@ -13,22 +13,27 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from headrace.format.block_pool import BlockPool
+
 __all__ = ['WAITING', 'Piece', 'ShardMemory', 'framed_rows', 'joined_rows']
 
 Piece: TypeAlias = bytes | memoryview
 """Bytes of a shard; a view is of bytes, with one axis."""
 WAITING: Final = 96 << 10
 """Bytes of samples that wait to be copied together: joined, less than malloc takes from the system for each use."""
-_BLOCK: Final = 2 << 20
-"""Small enough that numpy asks for no huge pages: to find some can take longer than all copies on a busy machine."""
 _KEPT: Final = 1 << 20
 _FEW: Final = 8
 
 
 class ShardMemory:
-    """The bytes of one shard, in order."""
+    """The bytes of one shard, in order.
 
-    def __init__(self) -> None:
+    Args:
+        pool: lends blocks.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
         self._pieces: list[Piece] = []
         self._block = memoryview(b'')
         self._begin = self._end = 0
@@ -47,16 +52,16 @@ class ShardMemory:
         self._end_piece()
         self._pieces.append(data)
 
-    def add(self, data: bytes) -> None:
-        """Copy bytes; or keep them, if they are many."""
-        if len(data) >= _KEPT:
+    def add(self, data: Piece) -> None:
+        """Copy bytes; or keep them, if they are many and nothing can change them."""
+        if isinstance(data, bytes) and len(data) >= _KEPT:
             self.keep(data)
             return
         rest = memoryview(data)
         while rest:
             if self._end == len(self._block):
                 self._end_piece()
-                self._block = np.empty(_BLOCK, np.uint8).data
+                self._block = self._pool.take()
                 self._begin = self._end = 0
             size = min(len(rest), len(self._block) - self._end)
             self._block[self._end : self._end + size] = rest[:size]
@@ -66,6 +71,7 @@ class ShardMemory:
     def pieces(self) -> list[Piece]:
         """All bytes. Nothing may be added afterwards."""
         self._end_piece()
+        self._block = memoryview(b'')
         return self._pieces
 
     def _end_piece(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from typing import TypeVar
 
     from headrace.format.shard_memory import Piece
@@ -76,8 +76,11 @@ class FolderPlace:
         """See `Place.write`."""
         self.write_pieces(name, [data])
 
-    def write_pieces(self, name: str, pieces: Sequence[Piece]) -> None:
-        """As `write`, of bytes in pieces, which are joined a few at a time."""
+    def write_pieces(self, name: str, pieces: list[Piece]) -> None:
+        """As `write`, of bytes in pieces, which are joined a few at a time.
+
+        Each piece is taken out of the list before it is written, so that its memory can be used again.
+        """
         temporary, path = (os.path.join(self._path, ending) for ending in (f'{name}.tmp', name))  # noqa: PTH118
         try:
             with open(temporary, 'wb', buffering=0) as file:
@@ -100,22 +103,23 @@ class FolderPlace:
             path.unlink(missing_ok=True)
 
 
-def _blocks(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def _blocks(pieces: list[Piece]) -> Iterator[Piece]:
     """The same bytes in pieces that are neither small, since each is a call, nor copies that leave the cache."""
-    begin = size = 0
-    for i, piece in enumerate(pieces):
-        if len(piece) >= _BLOCK:
-            if begin < i:
-                yield b''.join(pieces[begin:i])
-            yield piece
-            begin, size = i + 1, 0
-            continue
-        size += len(piece)
-        if size >= _BLOCK:
-            yield b''.join(pieces[begin : i + 1])
-            begin, size = i + 1, 0
-    if begin < len(pieces):
-        yield b''.join(pieces[begin:])
+    pieces.reverse()
+    small: list[Piece] = []
+    size = 0
+    while pieces:
+        small.append(pieces.pop())
+        size += len(small[-1])
+        if size >= _BLOCK or not pieces:
+            # A large piece is not copied.
+            last = small.pop() if len(small[-1]) >= _BLOCK else b''
+            if small:
+                yield b''.join(small)
+            if last:
+                yield last
+            small.clear()
+            size = 0
 
 
 class StorePlace:

@@ -11,12 +11,12 @@ import os
 import struct
 from functools import cache
 from io import BytesIO
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from headrace.errors import FormatError, MissingDependencyError
 from headrace.format.encodings.encoding import Buffer, Encoding, named, wrong_type
+from headrace.format.file_bytes import read_file
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class _ImageFile(Encoding):
 
     def _read(self, path: str | os.PathLike[str]) -> bytes:
         try:
-            data = Path(path).read_bytes()
+            data = read_file(path)
         except (OSError, ValueError) as error:
             raise ValueError(
                 f'A column of encoding `{self.name}` holds images, bytes or paths of files, but {str(path)[:200]!r} '
@@ -205,7 +205,7 @@ class _ImageFile(Encoding):
         filename = getattr(obj, 'filename', '')
         opened = getattr(obj, 'fp', None)
         if filename:
-            data = Path(os.fsdecode(filename)).read_bytes()
+            data = read_file(os.fsdecode(filename))
         elif isinstance(opened, BytesIO):  # opened from memory, and not loaded
             data = opened.getvalue()
         if data is None or not data.startswith(self.begin):
