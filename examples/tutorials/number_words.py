@@ -54,7 +54,7 @@ def in_words(number):
 
 # %%
 digits = 3 if SMALL else 6
-train_rows, val_rows = (700, 100) if SMALL else (20_000, 1000)
+train_rows, val_rows = (700, 100) if SMALL else (6000, 1000)
 numbers = np.random.default_rng(1).choice(10**digits, train_rows + val_rows, replace=False).tolist()
 columns = {'number': 'int', 'words': 'str'}
 for split, chosen in (('train', numbers[:train_rows]), ('val', numbers[train_rows:])):
