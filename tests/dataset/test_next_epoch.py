@@ -52,7 +52,7 @@ def of_epoch(loader, epoch):
 
 def is_there(loader, ids):
     shards, _ = loader.dataset.locate(np.asarray(ids))
-    return all(map(loader.dataset.pool.shards.is_present, set(shards.tolist())))
+    return all(map(loader.dataset.pool.shards.cached.is_present, set(shards.tolist())))
 
 
 @pytest.mark.parametrize('workers', [0, 1, 2])

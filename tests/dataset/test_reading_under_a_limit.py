@@ -67,7 +67,7 @@ def test_a_shard_is_opened_once_while_batches_in_sight_need_it(remote, tmp_path,
     assert max(opened.values()) == 1
     assert len(opened) == SAMPLES // IN_SHARD
     assert most < SAMPLES // IN_SHARD  # what no batch in sight needs is given back
-    dataset.pool.close()
+    dataset.pool.shards.close()
     assert not open_descriptors(tmp_path)
 
 

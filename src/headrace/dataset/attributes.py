@@ -138,15 +138,15 @@ class DatasetAttributes(SampleSequence):
     def cache_usage(self) -> int:
         """Bytes of the shards that are present, unpacked."""
         sizes = [sum(file.raw.bytes for file in shard.files) for shard in self.shards]
-        return sum(size for number, size in enumerate(sizes) if self.pool.shards.is_present(number))
+        return sum(size for number, size in enumerate(sizes) if self.pool.shards.cached.is_present(number))
 
     def prepare_shard(self, shard: int, blocking: bool = True) -> None:  # noqa: ARG002 - as MosaicML Streaming's
         """Have a shard fetched and unpacked now. It returns when the shard is there; `blocking` has no effect."""
-        self.pool.fetch(shard)
+        self.pool.shards.fetch(shard)
 
     def evict_shard(self, shard: int) -> None:
         """Remove a shard from the cache. One without a remote stays."""
-        self.pool.evict(shard)
+        self.pool.shards.evict(shard)
 
     # -- settings of the order -------------------------------------------------------------------------------------
 

@@ -39,19 +39,19 @@ def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
     epoch, is_marked = plan.order.epoch, plan.remainder == 'exact'
     if dataset.skipping_reader is not None:
         dataset.skipping_reader.begin_pass()
-    dataset.pool.follow(
+    dataset.pool.shards.follow(
         upcoming_batches(dataset, plan, plan.ids, first=0),
         first=0,
         ahead=look_ahead(dataset.predownload, plan.batch_size, count),
     )
     try:
         for k in range(number, plan.num_batches, count):
-            dataset.pool.advance(k)
+            dataset.pool.shards.advance(k)
             own_samples = plan.own_samples(k)
             for row, sample in enumerate(_samples(dataset, epoch, plan.ids(k).tolist())):
                 yield PADDING_KEY.put(sample, row >= own_samples) if is_marked else sample
     finally:
-        dataset.pool.pause()
+        dataset.pool.shards.pause()
         dataset.progress.end(epoch)
 
 

@@ -252,7 +252,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         self.dataset.progress.end(epoch)
         self._epoch_under_way = None
         if not self.num_workers:
-            self.dataset.pool.pause()
+            self.dataset.pool.shards.pause()
         if not self.persistent_workers:
             # A traceback or a user's variable may keep PyTorch's iterator, but must not keep its workers.
             getattr(source, '_shutdown_workers', lambda: None)()

@@ -112,7 +112,7 @@ class PackedDataset(StreamingDataset):
         try:
             return count_tokens_of(reader.__getitem__, size)
         finally:
-            self.pool.pause()
+            self.pool.shards.pause()
 
     def _replay(self, lanes: Lanes, row: int) -> dict[int, int]:
         with self._reader_of(self.run.plan_of_all(lanes.count), lanes) as reader:
@@ -128,7 +128,7 @@ class PackedDataset(StreamingDataset):
             yield reader
         finally:
             if reader.prefetches:
-                self.pool.pause()
+                self.pool.shards.pause()
 
     def check_columns(self, key: ReservedKey) -> None:
         """No check: batches hold no columns of the data."""

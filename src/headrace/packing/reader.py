@@ -202,8 +202,8 @@ class PackedReader(Reader[ChunkKey]):
             packing = self._packed.packing
             ahead = look_ahead(self._packed.predownload, max(self._batches.batch_size * _BLOCK, packing.window))
             progress = self._packed.progress
-            self._packed.pool.follow(self._blocks(), first=block, ahead=ahead, progress=progress)
-        self._packed.pool.advance(block)
+            self._packed.pool.shards.follow(self._blocks(), first=block, ahead=ahead, progress=progress)
+        self._packed.pool.shards.advance(block)
 
     def _blocks(self) -> Upcoming:
         block = self._blocks_from

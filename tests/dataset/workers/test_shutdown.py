@@ -75,7 +75,7 @@ from headrace import StreamingDataLoader, StreamingDataset
 dataset = StreamingDataset(local=sys.argv[1], batch_size=2)
 kept = iter(StreamingDataLoader(dataset))
 next(kept)
-dataset.pool.pause = lambda: os.write(1, b'waits for a lock')
+dataset.pool.shards.pause = lambda: os.write(1, b'waits for a lock')
 """
 
 

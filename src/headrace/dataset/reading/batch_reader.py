@@ -79,7 +79,7 @@ class BatchReader(Reader[BatchKey]):
             self._begin(key)
         number = self._last = key.number
         pool = self._source.pool
-        pool.advance(number)
+        pool.shards.advance(number)
         assert self._ids is not None
         chunk, at = self._ids.place(number)
         ids, bad_rows, batch = chunk.ids[at], None, None
@@ -134,7 +134,7 @@ class BatchReader(Reader[BatchKey]):
             self._skipping_reader.begin_pass()
         # The other workers' batches count, too.
         first = key.number - key.number % workers
-        self._source.pool.follow(
+        self._source.pool.shards.follow(
             self._upcoming(self._ids, first, ahead.batches, epoch + 1 if key.continues else None),
             first=first,
             ahead=ahead,

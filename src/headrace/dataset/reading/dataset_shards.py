@@ -1,12 +1,21 @@
-"""All shards of a dataset by number: their presence, fetch and lease."""
+"""The shards of a dataset in one process: presence, fetching ahead, next use and leases, by number."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from headrace.dataset.batch_keys.bad_sample import is_bad_sample
+from headrace.dataset.prefetch.cache_sizing import fixed_bytes
+from headrace.dataset.prefetch.distance import LookAhead
+from headrace.dataset.prefetch.prefetcher import Prefetcher
+from headrace.dataset.prefetch.upcoming_batch import Upcoming
+from headrace.dataset.progress import Progress
 from headrace.dataset.reading.bad_shards import BadShards
 from headrace.dataset.streams.images import ImageColumn
 from headrace.dataset.streams.stream import Stream
@@ -14,12 +23,16 @@ from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
 from headrace.format import ShardReader, open_shard
 from headrace.storage import CacheEntry, FetchResult, FetchStatus, Lease, Transfer
+from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 
-__all__ = ['DatasetShards']
+__all__ = ['CachedShards', 'DatasetShards']
+
+_AHEAD = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
+_SHORTEST_WAIT = 1_000_000  # nanoseconds; to open a present shard takes a twentieth of it
 
 
-class DatasetShards:
-    """The shards of all streams in their caches."""
+class CachedShards:
+    """The shards of all streams in their caches, by number."""
 
     def __init__(self, streams: Sequence[Stream]) -> None:
         """Take opened streams."""
@@ -120,6 +133,130 @@ class DatasetShards:
             if of_its_own:
                 raise type(error)(f'{where}: {error}') from error
             raise StorageError(f'{where}: {type(error).__name__}: {error}') from error
+
+
+class DatasetShards:
+    """The shards that one process reads: presence, prefetch, next use and leases.
+
+    Under a cache limit it leases one shard at a time while rows are read, and a little longer if coming batches need
+    the shard. So a process that needs room waits only for readers that wait for nothing, and only briefly.
+    """
+
+    def __init__(self, streams: Sequence[Stream], *, cache_limit: int | None) -> None:
+        """Take opened streams, and the bytes that their caches may take, if limited."""
+        self.cached = CachedShards(streams)
+        """Their files."""
+        self._streams, self._limit = streams, math.inf if cache_limit is None else cache_limit
+        self._leases: MapCache[ShardReader] | LeaseCache[ShardReader] = (
+            MapCache() if cache_limit is None else LeaseCache()
+        )
+        self.take = self._leases.take
+        """Gives a shard that is open; None: `open` opens it."""
+        # Without a limit a shard stays in the cache while it is read.
+        self.give_back = None if cache_limit is None else self._leases.keep
+        """Takes a shard back after a read; None: shards stay open while they are read."""
+        self._prefetcher: Prefetcher | None = None
+        self._is_trying_once = False
+
+    @property
+    def bad(self) -> BadShards:
+        """Shards that are not tried again."""
+        return self.cached.bad
+
+    def fetch(self, shard: int) -> FetchResult:
+        """Make a shard present in its cache."""
+        return self.cached.fetch(shard, next_use=self._next_use)
+
+    def evict(self, shard: int) -> bool:
+        """Remove a shard from its cache; False if it stays."""
+        self._leases.drop([shard])
+        return self.cached.evict(shard)
+
+    def _next_use(self, shard: int) -> float:
+        return math.inf if self._prefetcher is None else self._prefetcher.next_use(shard)
+
+    def follow(self, upcoming: Upcoming, *, first: int, ahead: LookAhead, progress: Progress | None = None) -> None:
+        """Fetch the shards of upcoming batches in the background.
+
+        Args:
+            upcoming: the batches and their shards.
+            first: number of the first one.
+            ahead: the look-ahead.
+            progress: has the time that the trainer has waited; None: unknown.
+        """
+        if self.cached.are_local:
+            return
+        if self._prefetcher is None:
+            room = _AHEAD * (self._limit - fixed_bytes(self._streams))
+            self._prefetcher = Prefetcher(self.cached, ahead, self.cached.fetch_ahead, room=room)
+        starved = None if progress is None else lambda: progress.seconds_stalled
+        self._prefetcher.follow(upcoming, first=first, starved=starved)
+
+    def advance(self, batch: int) -> None:
+        """Move to `batch`, which is read next."""
+        if self._prefetcher is not None:
+            out_of_sight = self._prefetcher.advance(batch)
+            if isinstance(self._leases, LeaseCache):
+                self._leases.has_room = self._prefetcher.fits
+                self._leases.drop(out_of_sight)
+
+    def pause(self) -> None:
+        """Stop the prefetch until the next `follow`."""
+        if self._prefetcher is not None:
+            self._prefetcher.pause()
+
+    def close(self) -> None:
+        """Unmap all shards, and end the prefetch."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._leases.close()
+
+    @contextlib.contextmanager
+    def trying_once(self) -> Generator[None]:
+        """Inside the block, a shard with bad data is remembered, and not fetched again for its next sample."""
+        self._is_trying_once = True
+        try:
+            yield
+        finally:
+            self._is_trying_once = False
+
+    def open(self, shard: int) -> CachedLease[ShardReader]:
+        """Open a shard that `take` does not have; it is fetched if it is absent."""
+        held = CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
+        if self.give_back is None:
+            self._leases.keep(shard, held)
+        return held
+
+    def _open_once(self, shard: int) -> tuple[Lease, ShardReader]:
+        self.cached.bad.check(shard)
+        try:
+            return self._open(shard)
+        except Exception as error:
+            if not is_bad_sample(error):
+                raise
+            # The size is right, but the content is not: the cached file may be damaged, and the object intact.
+            if not self.evict(shard):
+                self.cached.bad.add(shard, error)
+                raise
+        try:
+            return self._open(shard)
+        except Exception as error:
+            if is_bad_sample(error):
+                self.cached.bad.add(shard, error)
+            raise
+
+    def _open(self, shard: int) -> tuple[Lease, ShardReader]:
+        begin = time.perf_counter_ns()
+        if self._prefetcher is not None:
+            self._prefetcher.wait(shard)
+        try:
+            lease = self.cached.acquire(shard, next_use=self._next_use)
+        finally:
+            if self._prefetcher is not None:
+                self._prefetcher.has_shard()
+        if (waited := time.perf_counter_ns() - begin) > _SHORTEST_WAIT:
+            self.cached.waited(shard, waited)
+        return lease, self.cached.reader(shard, lease)
 
 
 def _by_entry(next_use: Callable[[int], float]) -> Callable[[CacheEntry], float]:

@@ -11,7 +11,7 @@ import torch
 
 from headrace.dataset.batch_keys.bad_sample import is_bad_sample
 from headrace.dataset.reading.batch_memory import empty_in_batch
-from headrace.dataset.reading.dataset_shards import DatasetShards
+from headrace.dataset.reading.dataset_shards import CachedShards
 from headrace.dataset.reading.sample_errors import Describe
 from headrace.dataset.sample_rng import image_draws
 from headrace.dataset.streams.images import ImageColumn
@@ -35,7 +35,7 @@ class _Row(NamedTuple):
 class ImageRows:
     """Decodes the images of samples."""
 
-    def __init__(self, shards: DatasetShards, sample_map: SampleMap, describe: Describe) -> None:
+    def __init__(self, shards: CachedShards, sample_map: SampleMap, describe: Describe) -> None:
         """Take the shards, the places of samples in them, and their places for messages."""
         self._shards, self._sample_map, self._describe = shards, sample_map, describe
 

@@ -88,7 +88,7 @@ class Samples:
     def stream_of(self, sample_id: int) -> tuple[Stream, int, int]:
         """The stream of a sample, the number of its shard there, and its row in the shard."""
         shard, row = self._map.locate_one(sample_id)
-        stream, local = self.pool.shards.place(shard)
+        stream, local = self.pool.shards.cached.place(shard)
         return stream, local, row
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
@@ -105,4 +105,4 @@ class Samples:
 
 def _close(pool: ShardPool, process: int) -> None:
     if os.getpid() == process:  # a fork has none of its parent's threads, nor its locks
-        pool.close()
+        pool.shards.close()

@@ -57,7 +57,7 @@ class SkippingReader:
         if pool.columns is None:
             samples, bad = self.samples(ids.tolist(), pool.sample)
             return collated(samples, ids.tolist(), pool.describe), bad
-        with pool.trying_once(), _errors_by_row() as failed:
+        with pool.shards.trying_once(), _errors_by_row() as failed:
             columns = pool.gather(pool.columns, ids, failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
             if len(failed) == len(ids):
@@ -73,7 +73,7 @@ class SkippingReader:
             ids: the samples.
             read: reads one. It reads a sample again for a bad row, since a user's code may change samples in place.
         """
-        with self._samples.pool.trying_once(), _errors_by_row() as failed:
+        with self._samples.pool.shards.trying_once(), _errors_by_row() as failed:
             samples = self._read(ids, read, failed)
             bad = self._bad_rows(ids, failed)
             readable = [row for row in range(len(ids)) if row not in failed]
@@ -84,7 +84,7 @@ class SkippingReader:
 
     def readable(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
         """As `samples`, but with None in bad rows."""
-        with self._samples.pool.trying_once(), _errors_by_row() as failed:
+        with self._samples.pool.shards.trying_once(), _errors_by_row() as failed:
             samples = self._read(ids, read, failed)
             bad = self._bad_rows(ids, failed)
             if len(failed) == len(ids):
@@ -96,7 +96,7 @@ class SkippingReader:
         pool = self._samples.pool
         if column not in pool.shared.arrays:
             return self.readable(ids.tolist(), lambda sample_id: pool.sample(sample_id)[column])
-        with pool.trying_once(), _errors_by_row() as failed:
+        with pool.shards.trying_once(), _errors_by_row() as failed:
             columns = pool.gather(pool.shared, ids, [column], failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
             if len(failed) == len(ids):
