@@ -30,6 +30,7 @@ from headrace.storage.cache.disk_usage import drop_ledger
 from headrace.storage.cache.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
 from headrace.storage.cache.mapped_file import delete_file
 from headrace.storage.cache.remote_marker import ORIGIN, check_origin, is_from, note_of
+from headrace.storage.transfer.download import download
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
@@ -171,7 +172,7 @@ class CachedIndex:
     ) -> _Fetched:
         assert self._store is not None
         target = lock.temporary(0, 'raw')
-        etag = fetcher.produce_index(path.name, target, lock, request.validate)
+        etag = self._download(path.name, target, request, lock, fetcher)
         old, cached = _read_note(path), _digest(path)
         if asked is None and old is not None:
             cached = old.digest  # from before the damage
@@ -192,6 +193,26 @@ class CachedIndex:
         if old is not None and is_cache:  # a note of other bytes says nothing
             has_changed = has_changed or bool(old.version and version and old.version != version)
         return _Fetched(target, note, has_changed, is_cache or is_from(self._folder, self._store.url))
+
+    def _download(self, name: str, target: Path, request: IndexRequest, lock: FetchLock, fetcher: Fetcher) -> str:
+        """Download an index, again if it is bad; returns its version, as `Store.get` names it."""
+        versions: list[str] = []
+
+        def attempt() -> None:
+            assert self._store is not None
+            how, stats = fetcher.how, fetcher.stats
+            with lock.create(target) as out:
+                download(self._store, name, out, fetcher.retry, how=how, stats=stats, on_version=versions.append)
+
+        attempt()
+        if request.validate is not None:
+            try:
+                request.validate(target)
+            except FormatError:
+                fetcher.stats.add(retries=1)
+                attempt()
+                request.validate(target)
+        return versions[-1]
 
     def _take(self, fetched: _Fetched, path: Path, request: IndexRequest, lock: FetchLock, fetcher: Fetcher) -> None:
         """Make the fetched file the folder's index."""

@@ -80,38 +80,12 @@ class Fetcher:
             lock.publish(temporary, final)
         self.stats.add(fetches=1)
 
-    def produce_index(self, name: str, target: Path, lock: FetchLock, validate: Callable[[Path], None] | None) -> str:
-        """Download a file that no index describes; returns its version, as `Store.get` names it."""
-        version = ''
-
-        def note(read: str) -> None:
-            nonlocal version
-            version = read
-
-        self._download(name, target, None, lock, note)
-        if validate is not None:
-            try:
-                validate(target)
-            except FormatError:
-                self.stats.add(retries=1)
-                self._download(name, target, None, lock, note)
-                validate(target)
-        return version
-
-    def _download(
-        self,
-        key: str,
-        target: Path,
-        size: int | None,
-        lock: FetchLock,
-        on_version: Callable[[str], None] | None = None,
-    ) -> None:
+    def _download(self, key: str, target: Path, size: int | None, lock: FetchLock) -> None:
         """Download an object of that size."""
-        store = self.store
-        if store is None:
+        if self.store is None:
             raise missing(self.folder / key)
         with lock.create(target) as out:
-            download(store, key, out, self.retry, size=size, how=self.how, stats=self.stats, on_version=on_version)
+            download(self.store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
 
     def _download_raw(self, part: CachePart, raw: Path, lock: FetchLock) -> None:
         self._download(part.name, raw, part.size, lock)
