@@ -219,7 +219,7 @@ def test_who_waits_for_a_shard_says_of_which_stream(make_dataset, tmp_path, monk
     monkeypatch.setattr(LocalStore, 'get', slow_get)
     monkeypatch.setattr(Prefetcher, 'wait', wait_and_say)
     turned = SimpleNamespace(perf_counter=lambda: clock.seconds, perf_counter_ns=lambda: round(clock.seconds * 1e9))
-    monkeypatch.setattr('headrace.dataset.reading.shard_pool.time', turned)
+    monkeypatch.setattr('headrace.dataset.reading.dataset_shards.time', turned)
     monkeypatch.setattr('headrace.dataset.statistics.time', turned)
     loader = StreamingDataLoader(data)
     list(loader)
