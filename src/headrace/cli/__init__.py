@@ -12,6 +12,8 @@ from typing import Protocol
 
 import headrace
 from headrace.cli import (
+    bench,
+    completion,
     config,
     convert,
     convert_config,
@@ -29,6 +31,7 @@ from headrace.cli import (
     verify,
     watch,
 )
+from headrace.cli.arguments import CommandParser
 from headrace.cli.originals import ORIGINALS, OriginalCommand
 from headrace.display import printable
 from headrace.errors import HeadraceError
@@ -55,6 +58,8 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, Command] = {
+    'bench': bench,
+    'completion': completion,
     'config': config,
     'convert': convert,
     'convert-config': convert_config,
@@ -76,7 +81,7 @@ COMMANDS: dict[str, Command] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``arguments``, those of this process by default; returns the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog='headrace', description='Feeds training data from object storage to PyTorch, in one order, from any point.'
     )
     parser.add_argument('--version', action='version', version=f'headrace {headrace.__version__}')
@@ -89,11 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, command in commands.items():
         subparser = subparsers.add_parser(
             name,
+            paths=parser.paths,
             help=command.HELP,
             description=command.HELP,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter,
         )
         command.add_arguments(subparser)
+    parser.set_defaults(parser=parser)  # for `completion`
     parsed, rest = parser.parse_known_args(arguments)
     # argparse takes all KEY=VALUE from one place only; here they may stand before and after the options.
     if rest and (not hasattr(parsed, 'overrides') or any(text.startswith('-') for text in rest)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import ConfigError
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     'STATUS',
+    'CommandParser',
     'add_store_arguments',
     'add_two_stores',
     'count',
@@ -25,6 +27,25 @@ __all__ = [
 ]
 
 STATUS: Final = 'Exit status: 0, done; 1, an error, in one line on stderr; 2, wrong arguments.'
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser that remembers its arguments that are paths, for the completion of shells.
+
+    Args:
+        paths: list to add them to, such as that of all commands.
+    """
+
+    def __init__(self, *args: Any, paths: list[argparse.Action] | None = None, **options: Any) -> None:
+        self.paths = [] if paths is None else paths
+        super().__init__(*args, **options)
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Declare an argument, as argparse does."""
+        action = super().add_argument(*names, **options)
+        if action.choices is None and action.nargs != 0 and (action.type is Path or not action.option_strings):
+            self.paths.append(action)
+        return action
 
 
 def show_examples(parser: argparse.ArgumentParser, *examples: str, status: str = STATUS) -> None:

@@ -1,0 +1,134 @@
+"""``headrace bench``: how quickly a user's own data come, and what limits that."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.cli.arguments import add_store_arguments, count, show_examples, store_options
+from headrace.display import size_text, text_table
+from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.doctor.bench import Rate
+    from headrace.mixing import LoaderConfig
+
+__all__ = ['HELP', 'add_arguments', 'run']
+
+HELP = 'measure samples, bytes, waits and processor time of your data on this machine, and say what limits them'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the data and the measurement."""
+    parser.add_argument('what', metavar='CONFIG|URL', help='YAML file of the loaders, or a dataset')
+    parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
+    parser.add_argument('--seconds', type=float, default=5, help='for each number of workers (default: %(default)s)')
+    parser.add_argument(
+        '--workers', metavar='N,N', help="numbers of workers (default: 0, and the configuration's, or 2)"
+    )
+    parser.add_argument('--batch-size', type=count, default=32, metavar='N', help='of a URL (default: %(default)s)')
+    parser.add_argument('--cold', action='store_true', help='begin with an empty cache, in a temporary folder')
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    add_store_arguments(parser, of='the store of a URL')
+    show_examples(
+        parser,
+        'headrace bench train.yaml                    # with the cache as it is',
+        'headrace bench train.yaml --cold --workers 0,4,8',
+        'headrace bench s3://bucket/data --batch-size 256 --seconds 20',
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a row for each number of workers, and a sentence on the limit."""
+    from headrace.doctor.bench import bench, limit_of
+
+    if not arguments.seconds > 0:
+        raise ConfigError(f'--seconds must be more than 0, got {arguments.seconds}.')
+    with _configured(arguments) as config:
+        numbers = [0, config.loader.num_workers or 2] if arguments.workers is None else _numbers(arguments.workers)
+        rates: list[Rate] = []
+        for number in numbers:
+            with _cache(config, is_cold=arguments.cold) as chosen:
+                rates.append(bench(chosen, workers=number, seconds=arguments.seconds))
+        with _cache(config, is_cold=arguments.cold) as chosen:
+            limit = limit_of(chosen, rates)
+    read_seconds = min(rates, key=lambda rate: rate.workers).cpu_seconds_per_batch
+    if arguments.json:
+        found = [rate.to_json() for rate in rates]
+        print(json.dumps({'data': arguments.what, 'rates': found, 'limit': limit, 'read_seconds': read_seconds}))
+        return 0
+    header = ('workers', 'samples/s', 'values', 'downloaded', 'first batch', 'wait p50', 'p99', 'CPU of a batch')
+    print('\n'.join(text_table([header, *map(_row, rates)], indent=0)))
+    print(limit)
+    print(f'For headrace simulate and tune: --read-seconds {read_seconds:.2g}')
+    return 0
+
+
+def _row(rate: Rate) -> tuple[str, ...]:
+    return (
+        str(rate.workers),
+        f'{rate.samples_per_second:,.0f}',
+        f'{rate.bytes_per_second / 1e6:,.1f} MB/s',
+        size_text(rate.bytes_downloaded),
+        f'{rate.first_batch_seconds:.2f} s',
+        f'{1000 * rate.wait_p50:.2f} ms',
+        f'{1000 * rate.wait_p99:.2f} ms',
+        f'{1000 * rate.cpu_seconds_per_batch:.2f} ms',
+    )
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(',')
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError(f'--workers is a list of numbers such as 0,4,8, got {text!r}.')
+    return [int(part) for part in parts]
+
+
+@contextlib.contextmanager
+def _configured(arguments: argparse.Namespace) -> Generator[LoaderConfig]:
+    """The training loader of the file, or one of the URL, whose cache is temporary."""
+    from headrace.mixing import load_config
+    from headrace.storage import local_path
+
+    if Path(arguments.what).is_file():
+        config = load_config(arguments.what, overrides=arguments.overrides)
+        if config.train is None:
+            raise ConfigError('a measurement needs a `train` section, and the configuration has none.')
+        yield config.train
+        return
+    place = {'local': arguments.what} if local_path(arguments.what) is not None else {'remote': arguments.what}
+    options = store_options(arguments)
+    store = {
+        'endpoint_url': options.endpoint_url,
+        'region': options.region,
+        'anonymous': options.anonymous or None,
+        'store_options': dict(options.extra) or None,
+    }
+    with tempfile.TemporaryDirectory(prefix='headrace-bench-') as folder:
+        source = {**place, **({} if 'local' in place else {'local': folder})}
+        given = {name: value for name, value in store.items() if value is not None}
+        made = {'streams': {'data': {**source, **given}}}
+        config = load_config({'global_batch_size': arguments.batch_size, 'train': made})
+        assert config.train is not None
+        yield config.train
+
+
+@contextlib.contextmanager
+def _cache(config: LoaderConfig, *, is_cold: bool) -> Generator[LoaderConfig]:
+    """The loader with its own caches, or with empty ones."""
+    if not is_cold:
+        yield config
+        return
+    with tempfile.TemporaryDirectory(prefix='headrace-bench-') as folder:
+        streams = tuple(
+            stream if stream.remote is None else dataclasses.replace(stream, local=str(Path(folder, str(number))))
+            for number, stream in enumerate(config.streams)
+        )
+        local = str(Path(folder, 'data')) if config.remote is not None else config.local
+        yield dataclasses.replace(config, streams=streams, local=local)

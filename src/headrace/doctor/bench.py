@@ -1,0 +1,201 @@
+"""The speed of a user's own data on this machine, and what limits it."""
+
+from __future__ import annotations
+
+import cProfile
+import dataclasses
+import pstats
+import resource
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Final, cast
+
+import numpy as np
+
+from headrace.config.build import build_loader
+from headrace.dataset.loader import StreamingDataLoader
+from headrace.errors import ConfigError
+from headrace.mixing import LoaderConfig
+
+__all__ = ['Rate', 'bench', 'limit_of']
+
+_PROFILED: Final = 8  # batches
+_SHARE: Final = 0.5  # of the time, which makes something the limit
+_PARTS: Final = {
+    'decoding of images': ('/headrace/images/', '/image_rows.py', '/PIL/', '/simplejpeg/'),
+    'packing and its tokenizer': ('/headrace/packing/',),
+    'collate': ('/collate.py',),
+}
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What a loader gave with a number of workers, on one rank, to a trainer that only takes batches."""
+
+    workers: int
+    batches: int
+    samples: int
+    seconds: float
+    """From the first batch to the last one; the first is not counted in any rate."""
+    first_batch_seconds: float
+    """From the begin to the first batch, start of workers included."""
+    wait_p50: float
+    """Median of the seconds for a batch."""
+    wait_p99: float
+    cpu_seconds_per_batch: float
+    """Processor time of this process and of the workers, their start included."""
+    batch_bytes: int
+    """Bytes of the values of all batches but the first."""
+    bytes_downloaded: int
+    """From stores, as stored there."""
+    network_share: float
+    """Share of the processes' time in which they waited for shards."""
+
+    @property
+    def samples_per_second(self) -> float:
+        """Samples of a rank; the first batch excepted."""
+        return self.samples / self.seconds if self.seconds else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of values."""
+        return self.batch_bytes / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        derived = {'samples_per_second': self.samples_per_second, 'bytes_per_second': self.bytes_per_second}
+        return {**dataclasses.asdict(self), **derived}
+
+
+def bench(
+    config: LoaderConfig, *, workers: int, seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> Rate:
+    """Read batches for some seconds, one rank of one.
+
+    Args:
+        config: the loader; its own number of workers is not used.
+        workers: processes that read.
+        seconds: how long, from the first batch on; at least two batches are read.
+        clock: seconds.
+
+    Raises:
+        ConfigError: an epoch has no batch.
+        HeadraceError, OSError: the data cannot be read.
+    """
+    loader = _loader(config, workers)
+    waits: list[float] = []
+    samples = size = 0
+    cpu, begin = _cpu_seconds(), clock()
+    batches = _for_ever(loader)
+    before = begin
+    while len(waits) < 2 or before - begin - waits[0] < seconds:
+        batch = next(batches)
+        now = clock()
+        waits.append(now - before)
+        before = now
+        if len(waits) > 1:
+            samples += loader.own_samples
+            size += _bytes(batch)
+    batches.close()
+    stats = loader.stats()
+    del loader, batches  # ends the workers, so that their processor time is known
+    elapsed = before - begin
+    waited = sum(stream.seconds_waited for stream in stats.streams.values())
+    return Rate(
+        workers=workers,
+        batches=len(waits),
+        samples=samples,
+        seconds=elapsed - waits[0],
+        first_batch_seconds=waits[0],
+        wait_p50=float(np.percentile(waits[1:], 50)),
+        wait_p99=float(np.percentile(waits[1:], 99)),
+        cpu_seconds_per_batch=(_cpu_seconds() - cpu) / len(waits),
+        batch_bytes=size,
+        bytes_downloaded=stats.bytes_downloaded,
+        network_share=min(1.0, waited / (elapsed * max(1, workers))) if elapsed else 0.0,
+    )
+
+
+def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
+    """A sentence on what limits the loader, with what to change.
+
+    Args:
+        config: the loader, read a little further under a profiler, if the processors are the limit.
+        rates: of `bench`, with different numbers of workers.
+    """
+    best = max(rates, key=lambda rate: rate.samples_per_second)
+    if best.network_share > _SHARE:
+        rate = best.bytes_downloaded / (best.seconds + best.first_batch_seconds) / 1e6
+        return (
+            f'The network is the limit: {best.network_share:.0%} of the time is spent waiting for shards, which come '
+            f'at {rate:,.1f} MB/s. Compress the shards, or bring the data nearer (headrace cp, headrace warm).'
+        )
+    part, share = _largest_part(config)
+    fewest, most = min(rate.workers for rate in rates), max(rate.workers for rate in rates)
+    least = next(rate for rate in rates if rate.workers == fewest)
+    if best.workers > fewest:
+        advice = f'{best.workers} workers give {best.samples_per_second / least.samples_per_second:.1f} times as much'
+    elif most > fewest:
+        advice = f'{most} workers give no more'
+    else:
+        advice = 'try more workers: --workers'
+    return f'The processors are the limit: {part} takes {share:.0%} of the time without workers; {advice}.'
+
+
+def _largest_part(config: LoaderConfig) -> tuple[str, float]:
+    """The work that takes most of a process' time, and its share."""
+    profile = cProfile.Profile()
+    batches = _for_ever(_loader(config, 0))
+    next(batches)  # opens the first shards
+    profile.runcall(lambda: [*islice(batches, _PROFILED)])
+    batches.close()
+    # (file, line, function) -> (primitive calls, calls, own time, time with callees, callers)
+    found = cast('dict[tuple[str, int, str], tuple[Any, ...]]', pstats.Stats(profile).stats)  # pyright: ignore[reportAttributeAccessIssue]
+    total = sum(times[2] for times in found.values()) or 1.0
+    shares = {
+        part: max(
+            (times[3] for (file, _, _), times in found.items() if any(each in file for each in files)), default=0.0
+        )
+        / total
+        for part, files in _PARTS.items()
+    }
+    part = max(shares, key=lambda name: shares[name])
+    rest = max(0.0, 1 - sum(shares.values()))
+    return (part, min(1.0, shares[part])) if shares[part] > rest else ('reading of values from shards', rest)
+
+
+def _loader(config: LoaderConfig, workers: int) -> StreamingDataLoader:
+    chosen = dataclasses.replace(config.loader, num_workers=workers)
+    return build_loader(dataclasses.replace(config, loader=chosen))
+
+
+def _for_ever(loader: StreamingDataLoader) -> Generator[Any]:
+    """Batches of one epoch after the other."""
+    while True:
+        number = 0
+        for batch in loader:
+            number += 1
+            yield batch
+        if not number:
+            raise ConfigError(
+                'an epoch of the loader has no batch: the samples fill no global batch. Lower the batch size, or set '
+                '`remainder` to repeat or exact.'
+            )
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
+def _bytes(value: Any) -> int:
+    """Bytes of a batch's values."""
+    if isinstance(value, Mapping):
+        return sum(map(_bytes, cast('Mapping[Any, Any]', value).values()))
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, list | tuple):
+        return sum(map(_bytes, cast('Sequence[Any]', value)))
+    return int(getattr(value, 'nbytes', 0))
