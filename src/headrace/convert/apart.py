@@ -69,12 +69,14 @@ def _chooses(source: str, out: Place) -> bool:
     return any(pattern.fullmatch(posixpath.join(below, name)) for name in _WRITTEN)
 
 
-def check_keeps(places: Iterable[Place], store: Store) -> None:
+def check_keeps(places: Iterable[Place], store: Store, *, are_files: bool = False) -> None:
     """Refuse an output that holds inputs, which would be deleted, or that lies within one.
 
     Args:
         places: paths and URLs of the inputs. A text that names no file is none.
         store: the output.
+        are_files: whether the inputs were listed as files. Nothing lies within one, so an empty folder needs no look at
+            each.
 
     Raises:
         ConfigError: as said. Nothing has been changed.
@@ -86,6 +88,8 @@ def check_keeps(places: Iterable[Place], store: Store) -> None:
         return
     # By identity, since an input may be a link to a file of the output, and the output may hold links.
     held = set(_identities(store))
+    if are_files and not held:
+        return
     for place in places:
         if held or _is_surely_path(place):
             _check_path(place, store, held)

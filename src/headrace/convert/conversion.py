@@ -26,6 +26,8 @@ from tqdm import tqdm
 from headrace.convert.apart import check_apart, check_keeps
 from headrace.convert.claim import LOCKS, claimed
 from headrace.convert.inputs.choose import choose_inputs
+from headrace.convert.inputs.image_folder import ImageFolder
+from headrace.convert.inputs.parts import PartInputs
 from headrace.convert.inputs.programs import IterableSamples, RowInputs, measure
 from headrace.convert.inputs.samples import ENOUGH, columns_of
 from headrace.convert.job import Job, OnError
@@ -160,7 +162,7 @@ def convert(
         retry=attempts,
     )
     store = open_store(job.out, job.options)
-    check_keeps(chosen.places(), store)
+    check_keeps(chosen.places(), store, are_files=isinstance(chosen, ImageFolder | PartInputs))
     with claimed(store):
         conversion = _Conversion(job, store, stream)
         conversion.begin(exist_ok=exist_ok)

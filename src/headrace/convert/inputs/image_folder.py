@@ -115,6 +115,7 @@ class ImageFolder:
         self, store: Store, images: Sequence[ObjectInfo], *, columns: Collection[str] | None, retry: Retry
     ) -> None:
         self._store, self._retry = store, retry
+        self._root = store.url
         self._keys = [info.key for info in images]
         self._sizes = np.array([info.size for info in images], np.int64)
         self._etags = [info.etag for info in images]
@@ -130,7 +131,10 @@ class ImageFolder:
                 f'The folders of an ImageFolder are its classes, but those of {store.url} are splits: {classes}. '
                 f'Convert each one by itself, with split={classes[0]!r}.'
             )
-        self._label = {name: label for label, name in enumerate(classes)}
+        self._classes = classes
+        label = {name: label for label, name in enumerate(classes)}
+        self.labels = [label[key.partition('/')[0]] for key in self._keys]
+        """The label of each image."""
         is_jpeg = all(key.lower().endswith(_JPEG) for key in self._keys)
         known = {'image': 'jpeg' if is_jpeg else 'png', 'label': 'int', 'path': 'str'}
         wanted = ['image', 'label'] if columns is None else list(columns)
@@ -151,9 +155,12 @@ class ImageFolder:
     def digest(self, begin: int, end: int) -> str:
         """Of names, labels, sizes and versions."""
         listing = [
-            (key, self.label(key), int(size), etag)
-            for key, size, etag in zip(
-                self._keys[begin:end], self._sizes[begin:end], self._etags[begin:end], strict=True
+            *zip(
+                self._keys[begin:end],
+                self.labels[begin:end],
+                self._sizes[begin:end].tolist(),
+                self._etags[begin:end],
+                strict=True,
             )
         ]
         return xxhash.xxh3_128_hexdigest(json.dumps(listing).encode('utf-8', 'surrogatepass'))
@@ -172,7 +179,7 @@ class ImageFolder:
     @property
     def files(self) -> Mapping[str, bytes]:
         """The names of the classes, by label."""
-        return {CLASSES: json.dumps(list(self._label), ensure_ascii=False, indent=1).encode('utf-8', 'replace')}
+        return {CLASSES: json.dumps(self._classes, ensure_ascii=False, indent=1).encode('utf-8', 'replace')}
 
     @property
     def reads_ahead(self) -> int:
@@ -199,14 +206,10 @@ class ImageFolder:
                 f'A file named as an image begins as one, but this one has {len(image)} bytes and begins with '
                 f'{image[:8]!r}.'
             )
-        values = {'image': image, 'label': self.label(key), 'path': key}
+        values = {'image': image, 'label': self.labels[number], 'path': key}
         return ({name: values[name] for name in self.columns},)
-
-    def label(self, key: str) -> int:
-        """The label of an image."""
-        return self._label[key.partition('/')[0]]
 
     def _bytes(self, key: str) -> bytes:
         if isinstance(self._store, LocalStore):
-            return read_file(f'{self._store.url}/{key}')  # a third of the time of `Store.get`
+            return read_file(f'{self._root}/{key}')  # a third of the time of `Store.get`
         return get_bytes(self._store, key, self._retry)

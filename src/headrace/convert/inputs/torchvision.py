@@ -25,7 +25,8 @@ def images_of(source: Any, *, columns: Collection[str] | None, limit: int | None
     store = LocalStore(source.root)
     images = list_images(store, retry, is_known=True)
     found = ImageFolder(store, images, columns=columns, retry=retry)
-    pairs = [(os.path.join(source.root, info.key), found.label(info.key)) for info in images]  # noqa: PTH118 - as there
+    paths = (os.path.join(source.root, info.key) for info in images)  # noqa: PTH118 - as there
+    pairs = list(zip(paths, found.labels, strict=True))
     if pairs != source.samples:
         return None
     return found if limit is None else ImageFolder(store, images[:limit], columns=columns, retry=retry)

@@ -1,6 +1,6 @@
 """Known datasets: made originals with broken members, converted, killed and restarted, and verified.
 
-    python benchmarks/datasets.py [--records 1000] [--rounds 3] [--only imagenet coco] [--json OUT]
+    python benchmarks/originals.py [--records 1000] [--rounds 3] [--only imagenet coco] [--json OUT]
 
 The originals have the layout of their owners, and images of 224 pixels. For each one:
 
