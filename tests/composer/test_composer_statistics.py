@@ -35,7 +35,7 @@ def stratified(folders: dict[str, str]) -> StreamingDataset:
     return mix(folders, batching_method='stratified')
 
 
-def test_figures_are_those_of_the_batches(folders: dict[str, str]) -> None:
+def test_figures_are_those_of_the_batches(folders: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     dataset = stratified(folders)
     logged, ids, loader = train(dataset, size=8)
     assert logged['data/samples'] == [8 * n for n in range(1, 13)]
@@ -47,6 +47,7 @@ def test_figures_are_those_of_the_batches(folders: dict[str, str]) -> None:
     for tokens, samples in zip(logged['data/tokens_per_second'], logged['data/samples_per_second'], strict=True):
         assert tokens == pytest.approx(10 * samples, rel=1e-6)
     assert all(0 <= share <= 1 for share in logged['data/wait_share'])
+    assert 'headrace: waited ' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('at', [5, 12])

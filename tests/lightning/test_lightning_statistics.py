@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import time
 from collections import Counter
 from pathlib import Path
@@ -270,3 +271,16 @@ def test_loss_by_stream_and_a_metric_without_padding_are_logged(mixes, tmp_path,
     for name, ids in {'a': [i for i in model.ids if i < 60], 'b': [i for i in model.ids if i >= 60]}.items():
         assert run.callback_metrics[f'loss/{name}'] == pytest.approx(sum(ids) / len(ids))
     assert 0 < run.callback_metrics['accuracy'] < 101
+
+
+def test_a_run_ends_with_a_line_and_exporters_get_its_figures(mixes, tmp_path, capsys):
+    exported: list[dict[str, float]] = []
+    statistics = DataStatistics(5, detailed=True, exporters=[exported.append], per_stream=False)
+    run = trainer(tmp_path, statistics)
+    run.loggers = []
+    run.fit(Model(), datamodule=StreamingDataModule(train=mix(mixes['even'], batch_size=8)))
+    assert [figures['data/samples'] for figures in exported] == [40, 80]
+    assert exported[0]['data/retries'] == 0
+    assert exported[0]['data/batch_seconds_p50'] > 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith('headrace: ')]
+    assert re.fullmatch(r'headrace: waited [\d.]+ % for data; 0 B; 0 retries; mix within [\d.]+ %', line)

@@ -12,7 +12,7 @@ from composer.utils import dist
 
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
-from headrace.metrics import BottleneckWatch, DataMeter
+from headrace.metrics import BatchSpans, BottleneckWatch, DataMeter
 from headrace.metrics.meter import print_summary
 from headrace.redaction import warn
 
@@ -39,6 +39,7 @@ class DataStatistics(Callback):
         bottleneck: warn at most every 10 minutes if rank 0 waits for more than 10 % of the time, and say which part of
             the data path to change.
         exporters: functions that get each log's figures, such as a `headrace.metrics.PrometheusEndpoint`, on each rank.
+        spans: makes OpenTelemetry spans of each batch, on each rank that has a provider of tracers.
 
     Raises:
         ConfigError: `every_n_batches` is below 1; or, before the first step, the train loader is not headrace's.
@@ -55,6 +56,7 @@ class DataStatistics(Callback):
         summary: bool = True,
         bottleneck: bool = True,
         exporters: Sequence[Callable[[Mapping[str, float]], object]] = (),
+        spans: BatchSpans | None = None,
     ) -> None:
         if every_n_batches < 1:
             raise ConfigError(f'`every_n_batches` must be at least 1, got {every_n_batches}.')
@@ -63,6 +65,7 @@ class DataStatistics(Callback):
         self._per_stream_reads = per_stream_reads
         self._sync_dist = sync_dist
         self._detailed, self._summary, self._exporters = detailed, summary, tuple(exporters)
+        self._spans = spans
         self._watch = BottleneckWatch() if bottleneck and dist.get_global_rank() == 0 else None
         self._meter = DataMeter()
         self._tokens = 0
@@ -77,6 +80,8 @@ class DataStatistics(Callback):
             )
         self._meter.follow({'': loader})
         self._meter.begin()
+        if self._spans is not None:
+            self._spans.begin(self._meter.loaders)
         self._tokens = int(state.timestamp.token)
 
     def batch_end(self, state: State, logger: Logger) -> None:
@@ -85,6 +90,8 @@ class DataStatistics(Callback):
         tokens, self._tokens = int(state.timestamp.token) - self._tokens, int(state.timestamp.token)
         # Composer's are those of all ranks together; the meter's of one.
         self._meter.batch_done(tokens // topology.replicas if tokens else None)
+        if self._spans is not None:
+            self._spans(self._meter.loaders)
         found = None if self._watch is None else self._watch.look({'': self._meter.loaders[0]})
         if found is not None:
             warn(str(found))
@@ -110,6 +117,8 @@ class DataStatistics(Callback):
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Resume the clock."""
         self._meter.resume()
+        if self._spans is not None:
+            self._spans.begin(self._meter.loaders)
         if self._watch is not None:
             self._watch.skip()
 

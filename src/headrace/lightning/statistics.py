@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
-from headrace.metrics import BottleneckWatch, DataMeter, count_tokens
+from headrace.metrics import BatchSpans, BottleneckWatch, DataMeter, count_tokens
 from headrace.metrics.meter import print_summary
 from headrace.redaction import warn
 
@@ -47,6 +47,7 @@ class DataStatistics(Callback):
             the data path to change.
         exporters: functions that get each log's figures, such as a `headrace.metrics.PrometheusEndpoint`; rank 0 calls
             them, with or without a logger.
+        spans: makes OpenTelemetry spans of each batch, on each rank that has a provider of tracers.
 
     Raises:
         ConfigError: `every_n_steps` is below 1; or, before the first step, no training loader is headrace's.
@@ -65,6 +66,7 @@ class DataStatistics(Callback):
         summary: bool = True,
         bottleneck: bool = True,
         exporters: Sequence[Callable[[Mapping[str, float]], object]] = (),
+        spans: BatchSpans | None = None,
     ) -> None:
         if every_n_steps is not None and every_n_steps < 1:
             raise ConfigError(f"`every_n_steps` must be at least 1, or None for the trainer's, got {every_n_steps}.")
@@ -75,6 +77,7 @@ class DataStatistics(Callback):
         self._progress_bar = progress_bar
         self._sync_dist = sync_dist
         self._detailed, self._summary, self._exporters = detailed, summary, tuple(exporters)
+        self._spans = spans
         self._watch = BottleneckWatch() if bottleneck else None
         self._loaders: dict[str, StreamingDataLoader] = {}
         self._meter = DataMeter()
@@ -88,6 +91,8 @@ class DataStatistics(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follow(trainer)
         self._meter.begin()
+        if self._spans is not None:
+            self._spans.begin(self._loaders.values())
         if self._progress_bar and trainer.is_global_zero:
             self._show_in(trainer.progress_bar_callback)
 
@@ -117,6 +122,8 @@ class DataStatistics(Callback):
         if self._bar is not None and time.monotonic() - self._text_at >= _TEXT_EVERY:
             self._texts, self._text_at = self._meter.texts(), time.monotonic()
         every = self.every_n_steps or _log_every_n_steps(trainer)
+        if self._spans is not None:
+            self._spans(self._loaders.values())
         found = self._watch.look(self._loaders) if self._watch is not None and trainer.is_global_zero else None
         if found is not None:
             warn(str(found))
@@ -164,6 +171,8 @@ class DataStatistics(Callback):
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._meter.resume()
+        if self._spans is not None:
+            self._spans.begin(self._loaders.values())
         if self._watch is not None:
             self._watch.skip()
 

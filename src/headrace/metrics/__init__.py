@@ -7,6 +7,7 @@
 3. `step_report` lists the samples of a trainer's step, and the `skip` that omits them. `spikes` finds steps with an
    unusual loss, and `spike_report` writes their files.
 4. `per_stream` and `padding` are torchmetrics: one value for each stream, and values without padding rows.
+5. `prometheus` serves figures, and `spans` makes OpenTelemetry spans of batches. Each imports its library at first use.
 
 Only 4 needs torchmetrics, and imports it when it is first used.
 """
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import MissingDependencyError
 from headrace.metrics.bottleneck import Bottleneck, BottleneckWatch
 from headrace.metrics.meter import DataMeter
+from headrace.metrics.prometheus import PrometheusEndpoint
+from headrace.metrics.spans import BatchSpans
 from headrace.metrics.spike_report import SpikeFile, SpikeReports, TrainedBatch, skip_yaml
 from headrace.metrics.spikes import LossSpike, SpikeDetector
 from headrace.metrics.step_report import StepReport, explain_batches, explain_step, report_text
@@ -29,12 +32,14 @@ if TYPE_CHECKING:
     from headrace.metrics.per_stream import PerStream, PerStreamMean
 
 __all__ = [
+    'BatchSpans',
     'Bottleneck',
     'BottleneckWatch',
     'DataMeter',
     'LossSpike',
     'PerStream',
     'PerStreamMean',
+    'PrometheusEndpoint',
     'SpikeDetector',
     'SpikeFile',
     'SpikeReports',

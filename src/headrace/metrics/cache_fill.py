@@ -56,9 +56,11 @@ def _bytes_in(folder: str | Path) -> int:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
+                if entry.name == 'index.json' or entry.name.startswith('.'):  # headrace's own
+                    continue
                 if entry.is_dir(follow_symlinks=False):
-                    total += 0 if entry.name == '.headrace' else _bytes_in(entry.path)
-                elif entry.name != 'index.json' and entry.is_file(follow_symlinks=False):
+                    total += _bytes_in(entry.path)
+                elif entry.is_file(follow_symlinks=False):
                     total += _size(entry)
     except OSError:
         return total
