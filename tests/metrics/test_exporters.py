@@ -25,6 +25,7 @@ def loader(make_dataset: Any, tmp_path: Path) -> StreamingDataLoader:
 def scraped(endpoint: PrometheusEndpoint) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     from prometheus_client.parser import text_string_to_metric_families
 
+    assert endpoint.url is not None
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     text = opener.open(endpoint.url).read().decode()
     families = text_string_to_metric_families(text)
@@ -39,6 +40,8 @@ def test_prometheus_scrapes_the_last_figures(loader: StreamingDataLoader) -> Non
     pytest.importorskip('prometheus_client')
     endpoint = PrometheusEndpoint(0, labels={'run': 'a'})
     try:
+        assert endpoint.url is None
+        endpoint({})
         assert scraped(endpoint) == {}
         meter = DataMeter()
         meter.follow({'': loader})
@@ -55,7 +58,7 @@ def test_prometheus_scrapes_the_last_figures(loader: StreamingDataLoader) -> Non
         assert found['headrace_stream_bytes_downloaded_total', odd] == figures['data/odd "name"\n/bytes_downloaded'] > 0
         assert len(found) == len(figures)  # none is lost
         with pytest.raises(ConfigError, match='must be a free port of 127.0.0.1'):
-            PrometheusEndpoint(int(endpoint.url.split(':')[-1].split('/')[0]))
+            PrometheusEndpoint(int(endpoint.url.split(':')[-1].split('/')[0]))({})
     finally:
         endpoint.close()
 

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
+    from threading import Thread
+    from wsgiref.simple_server import WSGIServer
+
     from prometheus_client.core import Metric
 
 __all__ = ['PrometheusEndpoint']
@@ -37,39 +40,50 @@ class PrometheusEndpoint:
     ``headrace_mix_share{stream="code"}``.
 
     Args:
-        port: of the endpoint; 0: any free one, see `url`.
+        port: of the endpoint, which the first call opens, so that only the process that logs does; 0: any free one.
         address: of the network interface; '0.0.0.0' answers other machines.
         labels: labels of every figure, such as ``{'run': 'a', 'rank': '0'}``.
 
     Raises:
         MissingDependencyError: prometheus_client is not installed.
-        ConfigError: the port is in use, or the address is not this machine's.
+        ConfigError: at the first call: the port is in use, or the address is not this machine's.
     """
 
     def __init__(
         self, port: int = 9400, *, address: str = '127.0.0.1', labels: Mapping[str, str] | None = None
     ) -> None:
         try:
-            import prometheus_client
+            import prometheus_client  # noqa: F401 # pyright: ignore[reportUnusedImport] — used at the first call
         except ImportError as error:
             raise MissingDependencyError(
                 'PrometheusEndpoint needs prometheus_client, which is not installed: pip install '
                 '"headrace[prometheus]".'
             ) from error
+        self._port, self._address = port, address
         self._figures: Mapping[str, float] = {}
         self._labels = dict(labels or {})
-        registry = prometheus_client.CollectorRegistry()
-        registry.register(self)  # pyright: ignore[reportArgumentType] - it has the one method of a collector
-        try:
-            self._server, self._thread = prometheus_client.start_http_server(port, address, registry)
-        except (OSError, OverflowError) as error:
-            raise ConfigError(f'`port` must be a free port of {address}, or 0 for any, got {port}: {error}.') from error
-        self.url = f'http://{address}:{self._server.server_port}/metrics'
-        """The endpoint's address."""
+        self._served: tuple[WSGIServer, Thread] | None = None
+        self.url: str | None = None
+        """The endpoint's address; None before the first call."""
 
     def __call__(self, figures: Mapping[str, float]) -> None:
         """Serve these figures from now on."""
         self._figures = dict(figures)
+        if self._served is None:
+            self._serve()
+
+    def _serve(self) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry = CollectorRegistry()
+        registry.register(self)  # pyright: ignore[reportArgumentType] - it has the one method of a collector
+        try:
+            self._served = start_http_server(self._port, self._address, registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f'`port` must be a free port of {self._address}, or 0 for any, got {self._port}: {error}.'
+            ) from error
+        self.url = f'http://{self._address}:{self._served[0].server_port}/metrics'
 
     def collect(self) -> Iterable[Metric]:
         """The figures as Prometheus has them; the registry calls it at each scrape."""
@@ -90,6 +104,9 @@ class PrometheusEndpoint:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        if self._served is not None:
+            server, thread = self._served
+            server.shutdown()
+            server.server_close()
+            thread.join()
+            self._served = self.url = None
