@@ -29,6 +29,7 @@ from headrace.cli import (
     skip,
     tune,
     verify,
+    warm,
     watch,
 )
 from headrace.cli.arguments import CommandParser
@@ -75,6 +76,7 @@ COMMANDS: dict[str, Command] = {
     'skip': skip,
     'tune': tune,
     'verify': verify,
+    'warm': warm,
     'watch': watch,
 }
 

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 
+from headrace.cli.arguments import show_examples
 from headrace.cli.originals import ORIGINALS
 from headrace.errors import ConfigError, ConversionError
 
@@ -40,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--allow-unsafe-types', action='store_true', help='read columns that run code, such as pickles of litdata'
     )
     parser.add_argument('--json', action='store_true', help='print the report as JSON')
+    show_examples(
+        parser,
+        'headrace convert pictures s3://bucket/shards -j 16',
+        'headrace convert data.parquet shards --compression zstd --columns text,label',
+        'headrace convert imagenet --help      # the options of a known dataset',
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

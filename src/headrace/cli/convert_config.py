@@ -7,6 +7,7 @@ import sys
 import warnings
 from pathlib import Path
 
+from headrace.cli.arguments import show_examples
 from headrace.redaction import HIDDEN, redact
 
 __all__ = ['HELP', 'add_arguments', 'run']
@@ -20,6 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help="what goes over the file, in Foundry's keys")
     parser.add_argument(
         '--native', action='store_true', help='take the native order, for new runs, and say what each change means'
+    )
+    show_examples(
+        parser,
+        'headrace convert-config foundry.yaml > train.yaml',
+        'headrace convert-config foundry.yaml --native > train.yaml',
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from headrace.cli.arguments import show_examples
+
 __all__ = ['HELP', 'add_arguments', 'run']
 
 HELP = 'train, kill -9, resume on other ranks, and prove that no sample was lost or repeated'
@@ -18,6 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         '--framework', choices=['lightning', 'composer', 'both'], default='both', help='the trainer to run it under'
+    )
+    show_examples(
+        parser,
+        'headrace demo',
+        'headrace demo --framework lightning --store s3',
     )
 
 

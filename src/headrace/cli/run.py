@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cli.arguments import show_examples
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('program', nargs='?', help='a Python file, an installed command, or a module')
     parser.add_argument('arguments', nargs=argparse.REMAINDER, help="the program's arguments")
+    show_examples(
+        parser,
+        'headrace run train.py --epochs 3',
+        'headrace run -m package.train',
+        'headrace run composer -n 8 train.py',
+        status="Exit status: the program's; 1, an error before it starts; 2, wrong arguments.",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

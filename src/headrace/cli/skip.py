@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.cli.arguments import show_examples
 from headrace.cli.loaders import add_config_arguments, add_topology_arguments, open_loader
 from headrace.cli.states import read_state
 from headrace.errors import ConfigError, ResumeError
@@ -42,6 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_mutually_exclusive_group()
     output.add_argument('--write', type=Path, metavar='OUT.yaml', help='file for the configuration of the resumed run')
     output.add_argument('--json', action='store_true', help='print every row of the batches, as JSON')
+    show_examples(
+        parser,
+        'headrace skip train.yaml --step 1234 --ranks 64 --nodes 8',
+        'headrace skip train.yaml --step 1234 --before 2 --state last.ckpt --write resumed.yaml',
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
