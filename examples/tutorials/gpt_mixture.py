@@ -6,7 +6,7 @@
 # ```
 #
 # A small GPT trains on prose first, and more and more on code. You learn to mix streams by a schedule, to pack
-# documents into sequences, and to see the loss of each stream. It takes 2 minutes on a laptop's CPU, and seconds with
+# documents into sequences, and to see the loss of each stream. It takes 1 minute on a laptop's CPU, and seconds with
 # `--small`. It needs `pip install '.[lightning,text]'` in a checkout of headrace.
 
 # %%
