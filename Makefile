@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials bench check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
+.PHONY: help setup demo tutorials bench figures check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
 	fuzz site clean
 
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
@@ -40,6 +40,9 @@ foundry: .venv-foundry/.ready ## LLM Foundry, unmodified, on headrace and on Mos
 
 bench: .venv/.ready ## The loaders of headrace and others side by side, with a picture: 1 hour on a quiet machine
 	.venv/bin/python -m benchmarks.loading --json bench.json --picture bench.png
+
+figures: .venv/.ready ## The figures of docs/figures.md from real runs, with their numbers: 20 minutes
+	.venv/bin/python -W ignore -m benchmarks.figures all
 
 check: .venv/.ready ## The quickest tests of everything, and ruff on what changed: after each save
 	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files -o --exclude-standard -- '*.py'); \

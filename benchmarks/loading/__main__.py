@@ -17,10 +17,7 @@ data take 2 GB of DIR, and are written once. Columns:
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -33,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 from benchmarks.loading.contenders import CONTENDERS, SAMPLES, Settings, written
+from benchmarks.machine import machine
 
 Row = tuple[str, str, str]
 """Workload, workers with their start method, contender."""
@@ -101,20 +99,6 @@ def rounds(rows: list[Row], count: int, seconds: float, data: Path) -> dict[Row,
     return found
 
 
-def machine() -> str:
-    """A description of this machine and of the contenders' versions."""
-    cpus = Path('/proc/cpuinfo').read_text() if Path('/proc/cpuinfo').exists() else ''
-    model = next((line.partition(': ')[2] for line in cpus.splitlines() if line.startswith('model name')), '')
-    packages = ['torch', *(made.package for made in CONTENDERS.values() if made.package)]
-    versions = ', '.join(f'{name} {importlib.metadata.version(name)}' for name in packages)
-    load = os.getloadavg()[0]
-    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') >> 30
-    return (
-        f'{os.cpu_count()} cores of {model or platform.machine()}, {memory} GiB, Python {platform.python_version()}, '
-        f'load {load:.1f} at the start; {versions}'
-    )
-
-
 def table(medians: dict[Row, dict[str, float]]) -> str:
     """Rows of all contenders, the fastest of each case first."""
     lines: list[str] = []
@@ -178,7 +162,7 @@ def main() -> None:
         folder = written(contender, workload, options.data)
         print(json.dumps(measure(contender, settings_of(workload, workers, folder), options.seconds)), flush=True)
         return
-    described = machine()
+    described = machine('torch', *(made.package for made in CONTENDERS.values() if made.package))
     rows = [
         (workload, workers, contender)
         for workload in options.workloads.split(',')
