@@ -13,6 +13,7 @@ import mmap
 import os
 import sys
 import tempfile
+from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.context import get_spawning_popen
 from pathlib import Path
@@ -117,10 +118,10 @@ class Progress:
             return _attach, (reduction.DupFd(self._fd), self._owner)
         return _copy, (self._slots[:_HEADER].tolist(), *self.next(rank=0))
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at the end of the interpreter `os` is None
         fd = getattr(self, '_fd', -1)
         if fd >= 0:
-            os.close(fd)
+            close(fd)
 
 
 def _anonymous_file() -> int:
