@@ -23,19 +23,35 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
     from types import ModuleType
 
-__all__ = ['JPEG', 'PIL', 'PNG', 'JPEGArray', 'JPEGList', 'PILList', 'PNGList', 'open_image', 'reading_image']
+__all__ = [
+    'JPEG',
+    'PIL',
+    'PNG',
+    'JPEGArray',
+    'JPEGList',
+    'PILList',
+    'PNGList',
+    'open_image',
+    'reading_image',
+    'require_pillow',
+]
 
 _PIL_HEAD: Final = struct.Struct('<III')  # width, height, length of the mode's text
 _MAX_EMPTY_SIDE: Final = 1 << 16  # Pillow keeps a pointer per row even for an image without pixels
 _MAX_MODE_BYTES: Final = 16
 
 
-def _pillow() -> ModuleType:
+def require_pillow() -> ModuleType:
+    """Pillow's module `Image`.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingDependencyError(
-            "Image columns need Pillow, which is not installed: pip install 'headrace[vision]'"
+            "Images need Pillow, which is not installed: pip install 'headrace[vision]'"
         ) from error
     return Image
 
@@ -43,7 +59,7 @@ def _pillow() -> ModuleType:
 @cache
 def _safe_formats() -> tuple[str, ...]:
     """Every format of Pillow except EPS, for which Pillow runs Ghostscript on the file."""
-    image = _pillow()
+    image = require_pillow()
     image.init()
     return tuple(name for name in image.ID if name != 'EPS')
 
@@ -58,7 +74,7 @@ def open_image(name: str, data: Buffer) -> Any:
     Raises:
         FormatError: the bytes are no image, or one with more pixels than Pillow's limit.
     """
-    image = _pillow()
+    image = require_pillow()
     with reading_image(name, data):
         return image.open(BytesIO(data), formats=_safe_formats())
 
@@ -85,7 +101,7 @@ def _open(name: str, data: Buffer) -> Any:
 
 
 def _check_image(name: str, obj: Any) -> None:
-    if not isinstance(obj, _pillow().Image):
+    if not isinstance(obj, require_pillow().Image):
         raise wrong_type(name, 'PIL images', obj)
 
 
@@ -103,7 +119,7 @@ class PIL(Encoding):
 
     def decode(self, data: Buffer) -> Any:
         """A PIL image. The number of bytes is checked before pixels are allocated."""
-        image = _pillow()
+        image = require_pillow()
         if len(data) < _PIL_HEAD.size:
             raise FormatError(f'A value of encoding `pil` has a head of 12 bytes, but got {len(data)} bytes in all.')
         view = memoryview(data)
@@ -211,7 +227,7 @@ class _ImageFile(Encoding):
         if data is None or not data.startswith(self.begin):
             return None
         # `thumbnail`, for one, changes an image in place.
-        with _pillow().open(BytesIO(data)) as stored:
+        with require_pillow().open(BytesIO(data)) as stored:
             return data if (stored.size, stored.mode) == (obj.size, obj.mode) else None
 
 

@@ -19,7 +19,8 @@ from headrace.convert.inputs.records import RecordInputs
 from headrace.convert.originals import Original, run_module
 from headrace.convert.originals.members import Member, files_of
 from headrace.errors import FormatError
-from headrace.vision.convert.images import SHUFFLE, VALIDATE, check_image, require_pillow, shuffled
+from headrace.format.encodings.images import require_pillow
+from headrace.vision.convert.images import SHUFFLE, VALIDATE, check_image, shuffled
 
 __all__ = ['ORIGINAL', 'main']
 

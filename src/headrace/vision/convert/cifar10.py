@@ -24,7 +24,7 @@ from headrace.convert.originals import Original, run_module
 from headrace.convert.originals.members import Member
 from headrace.convert.protocol import BadRow
 from headrace.errors import FormatError, ObjectNotFoundError
-from headrace.vision.convert.images import require_pillow
+from headrace.format.encodings.images import require_pillow
 from headrace.vision.convert.inert_pickle import read_inert_pickle
 
 __all__ = ['ORIGINAL', 'main']

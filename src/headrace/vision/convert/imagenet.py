@@ -24,6 +24,7 @@ from headrace.convert.inputs.records import RecordInputs
 from headrace.convert.originals import Original, run_module
 from headrace.convert.originals.members import Member, files_of, tar_members
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
+from headrace.format.encodings.images import require_pillow
 from headrace.vision.convert.devkit import Devkit, open_devkit
 from headrace.vision.convert.images import (
     QUALITY,
@@ -32,7 +33,6 @@ from headrace.vision.convert.images import (
     VALIDATE,
     check_image,
     check_resize,
-    require_pillow,
     shrink,
     shuffled,
 )

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.convert.originals import Option, flag
-from headrace.errors import ConfigError, FormatError, MissingDependencyError
+from headrace.errors import ConfigError, FormatError
+from headrace.format.encodings.images import require_pillow
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-__all__ = ['QUALITY', 'RESIZE', 'SHUFFLE', 'VALIDATE', 'check_image', 'require_pillow', 'shrink', 'shuffled']
+__all__ = ['QUALITY', 'RESIZE', 'SHUFFLE', 'VALIDATE', 'check_image', 'shrink', 'shuffled']
 
 
 def _side(text: str) -> int | None:
@@ -104,18 +102,3 @@ def check_resize(resize: int | None, quality: int) -> None:
             f'`resize` is a number of pixels from 1, or None, and `quality` is 1 to 100, but got {resize} and '
             f'{quality}.'
         )
-
-
-def require_pillow() -> ModuleType:
-    """Pillow's module `Image`.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Images need Pillow, which is not installed: pip install 'headrace[vision]'"
-        ) from error
-    return Image

@@ -22,19 +22,11 @@ from headrace.convert.inputs.records import RecordInputs
 from headrace.convert.originals import Option, Original, flag, run_module
 from headrace.convert.originals.members import Member
 from headrace.errors import FormatError, ObjectNotFoundError
-from headrace.multimodal.convert.webvid.videos import put_video
+from headrace.multimodal.convert.webvid.videos import COLUMNS, put_video
 from headrace.multimodal.video import check_video, require_av
 
 __all__ = ['ORIGINAL', 'main']
 
-_COLUMNS: Final = {
-    'videoid': 'str',
-    'name': 'str',
-    'page_idx': 'str',
-    'page_dir': 'str',
-    'duration': 'int',
-    'contentUrl': 'str',
-}
 _NEEDED: Final = ('videoid', 'name', 'page_dir', 'duration', 'contentUrl')
 """Columns of the table. Some of its versions have ``page_idx``, too."""
 _ROW_BYTES: Final = 64
@@ -89,7 +81,7 @@ def _records(
         _Read(folder, inside, target, validate),
         records,
         kind='webvid',
-        columns={**_COLUMNS, **({'content': 'bytes'} if inside else {'content_path': 'str'})},
+        columns={**COLUMNS, **({'content': 'bytes'} if inside else {'content_path': 'str'})},
         identity={
             'table': str(table),
             'videos': str(folder),
@@ -128,7 +120,7 @@ def _rows(table: Path, folder: Path) -> list[_Record]:
 
 
 def _record(line: int, found: Mapping[str | None, Any], folder: Path) -> _Record:
-    row = {name: str(found.get(name) or '') for name in _COLUMNS}
+    row = {name: str(found.get(name) or '') for name in COLUMNS}
     if None in found or any(found.get(name) is None for name in _NEEDED):
         return line, row, None, 'A row has as many values as the table has columns, but this one has others.'
     try:

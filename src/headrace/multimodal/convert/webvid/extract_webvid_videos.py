@@ -17,19 +17,11 @@ from headrace.convert.inputs.records import RecordInputs
 from headrace.convert.originals import Option, Original, run_module
 from headrace.dataset import LocalDataset
 from headrace.errors import ConfigError, ObjectNotFoundError
-from headrace.multimodal.convert.webvid.videos import put_video
+from headrace.multimodal.convert.webvid.videos import COLUMNS, put_video
 
 __all__ = ['ORIGINAL', 'main']
 
-_COLUMNS: Final = {
-    'videoid': 'str',
-    'name': 'str',
-    'page_idx': 'str',
-    'page_dir': 'str',
-    'duration': 'int',
-    'contentUrl': 'str',
-    'content_path': 'str',
-}
+_COLUMNS: Final = {**COLUMNS, 'content_path': 'str'}
 _ROW_BYTES: Final = 400
 
 _Record = tuple[int, str]

@@ -1,14 +1,25 @@
-"""Videos as files outside of shards."""
+"""What WebVid's converters share: the columns, and videos as files outside of shards."""
 
 from __future__ import annotations
 
 from functools import cache
+from typing import Final
 
 from headrace.convert.record import put_bytes
 from headrace.errors import StorageError
 from headrace.storage import Retry, Store, StoreOptions, open_store
 
-__all__ = ['put_video']
+__all__ = ['COLUMNS', 'put_video']
+
+COLUMNS: Final = {
+    'videoid': 'str',
+    'name': 'str',
+    'page_idx': 'str',
+    'page_dir': 'str',
+    'duration': 'int',
+    'contentUrl': 'str',
+}
+"""Columns of the table, and their encodings in shards. ``content`` or ``content_path`` comes beside them."""
 
 
 @cache
