@@ -25,6 +25,7 @@ NEEDS = {
     'ranks': ['torch'],
     'resume': ['lightning', 'streaming', 'litdata'],
     'convergence': ['sklearn', 'torchvision', 'webdataset', 'PIL'],
+    'shuffle': ['sklearn'],
     'egress': ['torch'],
 }
 
