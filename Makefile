@@ -4,6 +4,9 @@
 .PHONY: help setup demo tutorials bench figures check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
 	fuzz site clean
 
+# Programs of tests import headrace hundreds of times: each would compile it anew where this is set.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The main environment has Composer, which fixes torch and the Pythons; .venv-next has the newest torch instead.
 PYTHONS := 3.11 3.12 3.10
 OTHER_PYTHONS := 3.10 3.13

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import gc
 import importlib.util
+import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Processes of tests share the cores: several threads of each would wait for each other. Read where torch is imported.
+os.environ.setdefault('OMP_NUM_THREADS', '1')
 
 from example_counts import USUAL
 from headrace import MDSWriter, redaction
@@ -69,6 +74,18 @@ def mosaicml_streaming_lock() -> Iterator[None]:
 def mosaicml_streaming(mosaicml_streaming_lock: None) -> Any:
     """The module, for one test at a time."""
     return importlib.import_module('streaming')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported is garbage to no test: else each collection of one would look through all of the trainers."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

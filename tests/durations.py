@@ -1,5 +1,7 @@
 """How long tests take: the longest begin first, and `--at-most` leaves them out.
 
+Tests of one trainer are given to one process, which imports it, and starts the server of `ranks.py` for it, once.
+
 `tests/data/durations.txt` has a line for each test that takes long: its CPU seconds, with those of its programs, and
 its name. The time on a clock would depend on what else the machine does. `make durations` measures again. A test
 without a line, a new one for example, counts as quick.
@@ -47,17 +49,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def dealt(items: list[pytest.Item], known: dict[str, float], workers: int) -> list[pytest.Item]:
     """As `--dist worksteal` shares them out, in equal parts: each part begins with its share of the long ones."""
-    long = sorted((item for item in items if item.nodeid in known), key=lambda item: -known[item.nodeid])
     rest = [item for item in items if item.nodeid not in known]
     parts: list[pytest.Item] = []
     left = len(items)
-    for worker in range(workers):
-        hand = long[worker::workers]
+    for worker, hand in enumerate(_hands([item for item in items if item.nodeid in known], known, workers)):
         others = max(left // (workers - worker) - len(hand), 0)
         left -= len(hand) + others
         parts += [*hand, *rest[:others]]
         del rest[:others]
     return [*parts, *rest]
+
+
+def _hands(items: list[pytest.Item], known: dict[str, float], workers: int) -> list[list[pytest.Item]]:
+    """Shares that take as long as each other, the longest test of each first."""
+    together: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        trainer = next((marker for marker in ('composer', 'lightning') if item.get_closest_marker(marker)), item.nodeid)
+        together.setdefault(trainer, []).append(item)
+    hands: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    taken = [0.0] * workers
+    for seconds, group in sorted(
+        ((sum(known[item.nodeid] for item in group), group) for group in together.values()), key=lambda pair: -pair[0]
+    ):
+        worker = taken.index(min(taken))
+        taken[worker] += seconds
+        hands[worker] += group
+    return [sorted(hand, key=lambda item: -known[item.nodeid]) for hand in hands]
 
 
 def read() -> dict[str, float]:

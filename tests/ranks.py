@@ -26,12 +26,18 @@ from processes import Program
 
 _IMPORTS = {
     'torch': ['torch.distributed', 'torchmetrics', 'headrace.metrics'],
+    'accelerate': ['accelerate', 'headrace'],
     'lightning': ['lightning.pytorch', 'headrace.lightning', 'headrace.metrics', 'headrace.mixing'],
     'composer': ['composer.algorithms', 'transformers', 'headrace.composer', 'headrace.metrics', 'headrace.mixing'],
 }
 """What a server imports, by its trainer."""
 
-_NODE_VARIABLES = {'torch': 'GROUP_RANK', 'lightning': 'GROUP_RANK', 'composer': 'NODE_RANK'}
+_NODE_VARIABLES = {
+    'torch': 'GROUP_RANK',
+    'accelerate': 'GROUP_RANK',
+    'lightning': 'GROUP_RANK',
+    'composer': 'NODE_RANK',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +59,7 @@ def run_ranks(trainer: str, ranks: int, program: Path, *arguments: object, folde
     """Run a program on ranks, which must all end well.
 
     Args:
-        trainer: whose launcher's environment they have: `lightning` and `torch` that of torchrun, or `composer`.
+        trainer: whose launcher's environment they have: `composer`, or else that of torchrun.
         ranks: how many.
         program: what each runs as its main program.
         arguments: of its command line.

@@ -18,25 +18,27 @@ from pathlib import Path
 
 from headrace.cli import main
 
-_BLOCK = re.compile(r'^```text\n(\$ .*?)^```$', re.MULTILINE | re.DOTALL)
-_PROGRAM = re.compile(r'^```python\n# (\w+\.py)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r'^```(text|console)\n(\$ .*?)^```$', re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r'^```(?:python|yaml)\n# (\w+\.\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 def with_transcripts(page: str, folder: Path) -> str:
     """The page with what its commands print now.
 
     Args:
-        page: its text. The first lines of its ``python`` blocks name the files that the commands use.
+        page: its text. The first lines of its ``python`` and ``yaml`` blocks name the files that the commands use.
         folder: an empty folder, in which the commands run, one after the other.
     """
-    for name, code in _PROGRAM.findall(page):
-        (folder / name).write_text(code)
-    before = Path.cwd()
+    for name, text in _FILE.findall(page):
+        (folder / name).write_text(text)
+    before, environ = Path.cwd(), dict(os.environ)
     os.chdir(folder)
     try:
-        return _BLOCK.sub(lambda block: f'```text\n{_run_all(block[1])}```', page)
+        return _BLOCK.sub(lambda block: f'```{block[1]}\n{_run_all(block[2])}```', page)
     finally:
         os.chdir(before)
+        os.environ.clear()
+        os.environ.update(environ)
 
 
 def _run_all(block: str) -> str:
@@ -52,12 +54,13 @@ def _run(command: str) -> str:
     if program not in ('headrace', 'python'):
         return subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        # In this process: each of its own would import torch.
+    # In this process: each of its own would import torch.
+    with contextlib.redirect_stdout(printed):
         if program == 'python':
             runpy.run_path(arguments[0], run_name='__main__')
         else:
-            main(arguments)
+            with contextlib.redirect_stderr(printed):
+                main(arguments)
     return printed.getvalue()
 
 

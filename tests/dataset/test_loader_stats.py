@@ -28,7 +28,7 @@ from waiting import until
 
 SIZES = {'a': 60, 'b': 80, 'c': 30}
 FIRST = {'a': 0, 'b': 1000, 'c': 2000}
-WORKERS = {
+WORKERS: dict[str, dict[str, Any]] = {
     'none': {},
     'one': {'num_workers': 1},
     'fork': {'num_workers': 2, 'multiprocessing_context': 'fork'},
@@ -36,7 +36,11 @@ WORKERS = {
     'spawn': {'num_workers': 2, 'multiprocessing_context': 'spawn'},
     'spawn-persistent': {'num_workers': 1, 'multiprocessing_context': 'spawn', 'persistent_workers': True},
 }
-SLOW = pytest.mark.slow
+# Each pass imports torch anew in workers that are spawned.
+QUICK = [
+    pytest.param(options, id=name, marks=pytest.mark.slow if name == 'spawn' else ())
+    for name, options in WORKERS.items()
+]
 
 
 def stream_of(sample: int) -> str:
@@ -77,7 +81,7 @@ def batches_of(loader: StreamingDataLoader, cache: Path) -> Iterator[Any]:
             until(lambda: all(has_all(stream) for stream in loader.dataset.streams))
 
 
-@pytest.mark.parametrize('workers', WORKERS.values(), ids=WORKERS)
+@pytest.mark.parametrize('workers', QUICK)
 def test_counts_are_those_of_the_batches_and_bytes_those_of_the_shards(remote, tmp_path, workers):
     folders, size = remote
     data = dataset(folders, tmp_path / 'cache', batch_size=8)
@@ -111,11 +115,7 @@ def sums_of_streams(stats: LoaderStats) -> dict[str, int]:
     return {name: sum(getattr(stream, name) for stream in stats.streams.values()) for name in ('samples', *READ)}
 
 
-@pytest.mark.parametrize(
-    'workers',
-    # Each pass imports torch anew in workers that are spawned.
-    [pytest.param(options, id=name, marks=SLOW if name == 'spawn' else ()) for name, options in WORKERS.items()],
-)
+@pytest.mark.parametrize('workers', QUICK)
 @pytest.mark.parametrize('left_at', [None, 5], ids=['whole', 'left'])
 def test_each_stream_has_its_own_counts(remote, tmp_path, workers, left_at):
     folders, size = remote

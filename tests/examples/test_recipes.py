@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace.testing.servers.process import free_port
 from processes import Program, clean_environment, run_well, torchrun
+from ranks import run_ranks
 from waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / 'examples'
@@ -24,7 +26,7 @@ def needs(*packages: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f'{", ".join(missing)} not installed: pip install -e ".[recipes]"')
 
 
-def run(example: str, folder: Path, steps: int, *, ranks: int) -> list[list[int]]:
+def run(example: str, folder: Path, steps: int, *, ranks: int, **environ: str) -> list[list[int]]:
     """The global batches that a call of an example trains, each sorted."""
     for path in folder.glob('rank*.txt'):
         path.unlink()
@@ -34,7 +36,7 @@ def run(example: str, folder: Path, steps: int, *, ranks: int) -> list[list[int]
     else:
         command = [*(torchrun(ranks) if ranks > 1 else [sys.executable]), *program]
     # Ray keeps a token in the home folder.
-    run_well(command, environ=clean_environment(RAY_USAGE_STATS_ENABLED='0', HOME=str(folder)))
+    run_well(command, environ=clean_environment(RAY_USAGE_STATS_ENABLED='0', HOME=str(folder), **environ))
     return trained_batches(folder, ranks)
 
 
@@ -55,9 +57,23 @@ def planned(folder: Path, steps: int) -> list[list[int]]:
     return [sorted(data.order(0).at(plan.global_positions(k)).tolist()) for k in range(steps)]
 
 
+def test_plain_pytorch_goes_on_where_it_ended(tmp_path: Path) -> None:
+    parts: list[str] = []
+    for steps in (6, 7):
+        done = run_well([sys.executable, str(EXAMPLES / 'plain_pytorch.py'), str(tmp_path), str(steps)])
+        parts += done.stdout.splitlines()
+    assert [int(re.findall(r'^epoch 0 sample (\d+) loss', line)[0]) for line in parts] == list(range(32, 417, 32))
+    assert [sorted(map(int, re.findall(r'\d+', line.partition('ids')[2]))) for line in parts] == planned(tmp_path, 13)
+
+
 @needs('accelerate')
 def test_accelerate(tmp_path: Path) -> None:
-    trained = run('accelerate_train.py', tmp_path, 7, ranks=2) + run('accelerate_train.py', tmp_path, 6, ranks=1)
+    trained: list[list[int]] = []
+    for ranks, steps in ((2, 7), (1, 6)):
+        run_ranks('accelerate', ranks, EXAMPLES / 'accelerate_train.py', tmp_path, steps, folder=tmp_path)
+        trained += trained_batches(tmp_path, ranks)
+        for path in tmp_path.glob('rank*.txt'):
+            path.unlink()
     assert trained == planned(tmp_path, 13)
 
 
@@ -71,16 +87,20 @@ def test_hf_trainer(tmp_path: Path) -> None:
     assert second == planned(tmp_path, 13)[5:]
 
 
-def test_torchtitan_train(tmp_path: Path) -> None:
-    """Killed on four ranks and resumed on two, it trains the batches after the last complete checkpoint."""
-    run_well([sys.executable, str(EXAMPLES / 'plain_pytorch.py'), str(tmp_path), '0'])
+def test_torchtitan_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed on two ranks and resumed on one, it trains the batches after the last complete checkpoint."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from plain_pytorch import write_shards
+
+    write_shards(tmp_path / 'shards')
     program = [str(EXAMPLES / 'torchtitan_train.py'), str(tmp_path), '250']
-    with Program([*torchrun(4), *program]) as killed:
+    with Program([*torchrun(2), *program]) as killed:
         until(lambda: killed.process.poll() is not None or (tmp_path / 'step-000010' / '.metadata').exists(), 280)
         assert killed.process.poll() is None, killed.errors()
     step = max(int(path.parent.name.removeprefix('step-')) for path in tmp_path.glob('step-*/.metadata'))
-    first = trained_batches(tmp_path, 4, step)
-    second = run('torchtitan_train.py', tmp_path, step + 7, ranks=2)
+    first = trained_batches(tmp_path, 2, step)
+    alone = {'RANK': '0', 'WORLD_SIZE': '1', 'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': str(free_port())}
+    second = run('torchtitan_train.py', tmp_path, step + 7, ranks=1, **alone)
     assert first + second == planned(tmp_path, step + 7)
 
 

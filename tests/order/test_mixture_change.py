@@ -282,8 +282,9 @@ def drawn_once_more(counts: np.ndarray) -> bool:
     return counts.max() - counts.min() <= 1
 
 
-@pytest.mark.parametrize('shuffle', [True, False])
-@pytest.mark.parametrize('size', [3, 20])
+@pytest.mark.parametrize(
+    ('size', 'shuffle'), [(3, True), (3, False), (20, False), pytest.param(20, True, marks=pytest.mark.slow)]
+)
 def test_a_stream_that_some_nodes_never_have_again_loses_and_favours_no_sample(size: int, shuffle: bool) -> None:
     """An epoch of one draw gives it to the same node each time. It draws what other nodes have left of their shares."""
     data = {'a': [100], 'b': [size - 2, 2]}
