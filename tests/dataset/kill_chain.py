@@ -41,7 +41,7 @@ FORK = multiprocessing.get_context('fork')
 GLOBAL_BATCH = 8
 PIECE = 1500
 """Bytes that come at once from the slow folder."""
-GONE_SECONDS = 20.0
+GONE_SECONDS = 60.0
 """After which no worker is left whose rank was killed; it takes 8 s where nobody else wants the machine."""
 HANG_SECONDS = 60.0
 MOST_FILES = 3

@@ -27,7 +27,7 @@ from headrace.errors import (
 from headrace.testing.proxy import Fault, FaultProxy
 from headrace.testing.servers.s3 import moto_server
 
-SOON = 30  # seconds; on an idle machine each of these takes a fraction of one
+SOON = 60  # seconds; on an idle machine each of these takes a fraction of one
 
 
 @pytest.fixture(autouse=True)

@@ -195,4 +195,4 @@ def test_workers_end_with_their_rank(make_dataset, tmp_path, loader, method):
         assert all(map(is_alive, workers))
         for program in programs:
             program.process.send_signal(signal.SIGKILL)
-        until(lambda: not any(map(is_alive, workers)), 20)
+        until(lambda: not any(map(is_alive, workers)))

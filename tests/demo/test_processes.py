@@ -34,7 +34,7 @@ def family(folder: Path) -> list[int]:
 
 def test_kill_reaches_children_and_grandchildren(tmp_path: Path) -> None:
     with started(FAMILY, tmp_path) as group:
-        assert group.watch(lambda: len(family(tmp_path)) == 3, timeout=30)
+        assert group.watch(lambda: len(family(tmp_path)) == 3, timeout=60)
         assert group.kill() == 3
 
     assert not any(map(is_alive, family(tmp_path)))
@@ -43,7 +43,7 @@ def test_kill_reaches_children_and_grandchildren(tmp_path: Path) -> None:
 def test_nothing_outlives_the_block(tmp_path: Path) -> None:
     def interrupted() -> None:
         with started(FAMILY, tmp_path) as group:
-            group.watch(lambda: len(family(tmp_path)) == 3, timeout=30)
+            group.watch(lambda: len(family(tmp_path)) == 3, timeout=60)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -54,7 +54,7 @@ def test_nothing_outlives_the_block(tmp_path: Path) -> None:
 
 def test_a_program_that_ends_well_is_no_error(tmp_path: Path) -> None:
     with started('print("done")', tmp_path) as group:
-        assert not group.watch(lambda: False, timeout=30)
+        assert not group.watch(lambda: False, timeout=60)
 
     assert (tmp_path / 'log.txt').read_text() == 'done\n'
 
@@ -64,7 +64,7 @@ def test_the_error_of_a_program_that_fails_says_what_it_said(tmp_path: Path) -> 
         started('raise SystemExit("no such bucket")', tmp_path) as group,
         pytest.raises(RankProgramError, match=r'(?s)log\.txt\nno such bucket\nexit status 1'),
     ):
-        group.watch(lambda: False, timeout=30)
+        group.watch(lambda: False, timeout=60)
 
 
 def test_a_program_that_hangs_is_an_error(tmp_path: Path) -> None:
@@ -77,6 +77,6 @@ def test_a_program_that_hangs_is_an_error(tmp_path: Path) -> None:
 
 def test_temporary_files_go_where_they_are_told(tmp_path: Path) -> None:
     with started('import tempfile; print(tempfile.gettempdir())', tmp_path) as group:
-        group.watch(lambda: False, timeout=30)
+        group.watch(lambda: False, timeout=60)
 
     assert (tmp_path / 'log.txt').read_text().strip() == str(tmp_path)

@@ -374,7 +374,7 @@ def test_the_next_use_takes_no_longer_for_many_shards_or_passes(nodes: int | Non
         skip = parse_skip([[110_000_000, 120_000_000]])
         return make_plan(order, Topology(world_size=8), global_batch_size=4096, skip=skip, epoch=epoch)
 
-    began = time.perf_counter()
+    began = time.process_time()
     for sample in (123_456_789, 200_000_000, 200_000_100):
         for batch in (0, 26_855):  # the second begins right before what is left out
             use = next_use(plan_of, sample, batch=batch)
@@ -383,4 +383,4 @@ def test_the_next_use_takes_no_longer_for_many_shards_or_passes(nodes: int | Non
             assert order.at(np.array([use.position])).tolist() == [sample]
             assert sample == 123_456_789 or use.batch - batch < 400
     # A hundred times less where all is well; enumerating passes would take minutes.
-    assert time.perf_counter() - began < 60
+    assert time.process_time() - began < 60

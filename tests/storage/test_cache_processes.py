@@ -36,7 +36,7 @@ def test_a_process_that_was_forked_while_another_thread_counted_counts_by_itself
     with stats._counting:
         child = FORK.Process(target=work, args=(0,))
         child.start()
-        child.join(20)
+        child.join(60)
     child.kill()
     assert child.exitcode == 1
 
@@ -193,10 +193,10 @@ class TestLimit:
             if number == 0:
                 with cache.acquire(remote.entries[0]):
                     reading.set()
-                    assert waiting.wait(30)
+                    assert waiting.wait(60)
                     done.value = time.monotonic()
             else:
-                assert reading.wait(30)
+                assert reading.wait(60)
                 assert not cache.fetch(remote.entries[1], wait=False)
                 as_somebody_waits(waiting.set)
                 with cache.acquire(remote.entries[1]):
@@ -217,7 +217,7 @@ class TestLimit:
 
         child = FORK.Process(target=hold)
         child.start()
-        assert reading.wait(10)
+        assert reading.wait(60)
         threading.Timer(0.2, child.kill).start()
         with cache_of(remote, tmp_path / 'cache', limit=SIZE + 1000).acquire(remote.entries[1]) as lease:
             remote.check(lease)
@@ -232,7 +232,7 @@ class TestFailure:
 
         def fail(data, out):
             begun.set()
-            assert waiting.wait(20)
+            assert waiting.wait(60)
             time.sleep(0.3)
             raise TransferError('503')
 
@@ -243,7 +243,7 @@ class TestFailure:
                 with pytest.raises(TransferError, match='503'):
                     cache.fetch(entry)
                 return
-            assert begun.wait(20)
+            assert begun.wait(60)
             waiting.set()
             with cache_of(remote, tmp_path / 'cache').acquire(entry) as lease:
                 remote.check(lease)
@@ -275,7 +275,7 @@ class TestKill:
         child = FORK.Process(target=fetch_all)
         child.start()
         for _ in range(moment):
-            assert steps.acquire(timeout=20)
+            assert steps.acquire(timeout=60)
         child.kill()
         child.join()
         left = names(tmp_path / 'cache')
@@ -378,7 +378,7 @@ class TestFork:
         run_together(child, 2)
         assert not cache.evict(remote.entries[0])
 
-        sleeper = FORK.Process(target=lambda: released.wait(20))
+        sleeper = FORK.Process(target=lambda: released.wait(60))
         sleeper.start()
         lease.release()
         assert cache.evict(remote.entries[0])  # although the child has a copy of the descriptor

@@ -31,7 +31,7 @@ def test_the_next_fetch_removes_what_daemon_threads_left(tmp_path, packed, momen
     def step():
         steps.release()
         if next(begun) >= moment:
-            seen.wait(20)
+            seen.wait(60)
 
     def slowly(data, out):
         for begin in range(0, len(data), 4000):
@@ -46,7 +46,7 @@ def test_the_next_fetch_removes_what_daemon_threads_left(tmp_path, packed, momen
         for half in (remote.entries[:2], remote.entries[2:]):
             threading.Thread(target=lambda of=half: [*map(cache.fetch, of)], daemon=True).start()
         for _ in range(moment):
-            assert steps.acquire(timeout=20)
+            assert steps.acquire(timeout=60)
         assert state.exists()
         seen.set()
 
@@ -91,7 +91,7 @@ def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
         cache = cache_of(remote, tmp_path / 'cache', store=Slow(remote.store))
         thread = threading.Thread(target=cache.fetch, args=(remote.entries[number],), daemon=not number)
         thread.start()
-        assert inside[number].acquire(timeout=20)
+        assert inside[number].acquire(timeout=60)
 
     other = FORK.Process(target=begin, args=(1,))  # its thread is waited for
     other.start()
@@ -169,7 +169,7 @@ def test_an_orphan_ends_whatever_it_does(tmp_path, monkeypatch, thread):
 
     child = FORK.Process(target=work)
     child.start()
-    child.join(30)
+    child.join(60)
     assert child.exitcode == 1
     assert cache_of(remote, tmp_path / 'cache').fetch(remote.entries[0])
     assert names(tmp_path / 'cache') == sorted(remote.data)

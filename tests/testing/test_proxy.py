@@ -55,7 +55,7 @@ def test_a_fault_of_some_seconds_begins_with_the_first_request_that_it_hits(url)
         begin = time.monotonic()
         assert status() == 503
         while status() == 503:
-            assert time.monotonic() - begin < 20
+            assert time.monotonic() - begin < 100
         assert time.monotonic() - begin >= 0.45
 
 

@@ -179,7 +179,7 @@ def test_nobody_waits_for_a_writer(remote, local):
     lock_file(handle, 'here')
     begin = time.monotonic()
     opened(remote, local)
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 100
     os.close(handle)
     assert os.listdir(local).count('.headrace-index') == 0
     opened(remote, local)

@@ -303,7 +303,7 @@ def test_a_job_that_starts_does_not_stall_a_running_one(tmp_path):
         try:
             starting = pool.submit(StreamingDataset, **where)
             assert Waiting.asked.wait(60)
-            assert pool.submit(lambda: running[15]['id']).result(timeout=30) == 15
+            assert pool.submit(lambda: running[15]['id']).result(timeout=60) == 15
             assert not starting.done()
         finally:
             Waiting.may_answer.set()

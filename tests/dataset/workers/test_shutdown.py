@@ -158,7 +158,7 @@ def test_a_thread_that_is_waited_for_reads_on_as_its_process_ends(make_dataset, 
                     begun.set()
 
         threading.Thread(target=read).start()
-        assert begun.wait(20)
+        assert begun.wait(60)
 
     child = multiprocessing.get_context('fork').Process(target=work)
     child.start()

@@ -120,7 +120,7 @@ def test_a_schedule_that_ends_far_beyond_the_run_takes_no_time(batch: int | None
     config = OrderConfig(
         shuffle=True, num_canonical_nodes=64, batching='stratified' if batch else 'random', global_batch_size=batch
     ).resolve_defaults(mix)
-    begin = time.perf_counter()
+    begin = time.process_time()
     for epoch in (0, 7, 10**6, 10**7 + 1):
         make_order(mix, config, epoch).at(np.arange(1024))
-    assert time.perf_counter() - begin < 20  # seconds; 10^7 epochs one by one are hours
+    assert time.process_time() - begin < 20  # seconds; 10^7 epochs one by one are hours

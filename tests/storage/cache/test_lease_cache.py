@@ -125,7 +125,7 @@ def test_who_waits_gets_room_though_others_take_turns_to_keep_what_is_in_the_way
             held = kept.take(step % 2) or holding(cache, remote.entries[step % 2])
             kept.keep(step % 2, held)
 
-    run_together(work, 4, timeout=30)
+    run_together(work, 4, timeout=60)
     assert waited.value < 10
 
 
@@ -248,13 +248,13 @@ def test_a_forked_child_inherits_nothing_that_is_kept(remote, tmp_path):
     forked, evicted = FORK.Barrier(3), FORK.Event()
 
     def work(_):
-        forked.wait(20)
-        assert evicted.wait(20)
+        forked.wait(60)
+        assert evicted.wait(60)
         assert not open_descriptors(tmp_path / 'cache')  # whose space the disk would not have back
         assert not [line for line in Path('/proc/self/maps').read_text().splitlines() if str(tmp_path) in line]
 
     def evict():
-        forked.wait(20)
+        forked.wait(60)
         assert is_evictable(cache, remote.entries[0])
         evicted.set()
 

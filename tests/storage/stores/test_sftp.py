@@ -228,7 +228,7 @@ class TestConnections:
         begin = time.monotonic()
         with pytest.raises(TransferError):
             put_bytes(store, 'y', os.urandom(32 << 20))
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 60
         proxy.faults = []
         listed = Retry(attempts=5).call('list', lambda: list(store.list('')))  # the time-out is short for an answer
         assert [info.key for info in listed] == ['x']

@@ -175,7 +175,7 @@ class TestRanges:
         go_on, wrote = threading.Event(), threading.Event()
 
         def late(data, out):
-            go_on.wait(10)
+            go_on.wait(60)
             try:
                 out.write(data)
             except Exception:
@@ -186,7 +186,7 @@ class TestRanges:
             fetch(FaultyStore(local, [late, 'denied']), Retry(attempts=1), size=len(DATA))
         before = (tmp_path / 'out').read_bytes()
         go_on.set()
-        assert wrote.wait(10)
+        assert wrote.wait(60)
         assert (tmp_path / 'out').read_bytes() == before
 
 
@@ -194,9 +194,9 @@ class TestPool:
     def test_calls_are_made_in_order_urgent_ones_first(self):
         pool, begun, order = TransferPool(1), threading.Event(), []
         gate = threading.Event()
-        first = threading.Thread(target=lambda: pool.run([lambda: (begun.set(), gate.wait(10))]))
+        first = threading.Thread(target=lambda: pool.run([lambda: (begun.set(), gate.wait(60))]))
         first.start()
-        assert begun.wait(10)
+        assert begun.wait(60)
         threads = []
         for urgent, name in [(False, 'a'), (False, 'b'), (True, 'c'), (True, 'd')]:
             thread = threading.Thread(target=lambda u=urgent, n=name: pool.run([lambda: order.append(n)], urgent=u))
@@ -205,26 +205,26 @@ class TestPool:
             while sum(len(queue.waiting) for queue in pool._queues) + len(order) < len(threads):
                 time.sleep(0.001)
         for thread in threads[2:]:  # they do not wait for the one that hangs
-            thread.join(10)
+            thread.join(60)
         assert order == ['c', 'd']
         gate.set()
         for thread in [first, *threads]:
-            thread.join(10)
+            thread.join(60)
         assert order == ['c', 'd', 'a', 'b']
 
     def test_what_somebody_waits_for_comes_in_order(self):
         pool, begun, order, gate = TransferPool(1), threading.Event(), [], threading.Event()
-        first = threading.Thread(target=lambda: pool.run([lambda: (begun.set(), gate.wait(10))], urgent=True))
+        first = threading.Thread(target=lambda: pool.run([lambda: (begun.set(), gate.wait(60))], urgent=True))
         first.start()
-        assert begun.wait(10)
+        assert begun.wait(60)
         for name in 'ab':
             rest = threading.Thread(target=lambda n=name: pool.run([lambda: order.append(n)], urgent=True))
             rest.start()
             while len(pool._queues[0].waiting) < 'ab'.index(name) + 1:
                 time.sleep(0.001)
         gate.set()
-        first.join(10)
-        rest.join(10)
+        first.join(60)
+        rest.join(60)
         assert order == ['a', 'b']
 
     def test_no_more_run_at_once_than_there_are_threads(self):
@@ -282,7 +282,7 @@ class TestPool:
         assert sorted(made) == list(range(20))
         monkeypatch.undo()
         together = threading.Barrier(8)
-        pool.run([lambda: together.wait(5)] * 8)
+        pool.run([lambda: together.wait(60)] * 8)
 
 
 class TestNearlyThere:
