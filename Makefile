@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials bench figures check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
+.PHONY: help setup environments demo tutorials bench figures check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
 	fuzz site clean
 
 # Programs of tests import headrace hundreds of times: each would compile it anew where this is set.
@@ -14,6 +14,7 @@ NEXT_TORCH := torch==2.13.0
 FOUNDRY := llm-foundry==0.22.0
 
 STORE := local
+FRAMEWORK := both
 OUT := demo-output
 # Processes that run tests, which wait for a quarter of their time: for servers, for other processes, for time-outs.
 JOBS := $(shell echo $$(( $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) * 3 / 2 )))
@@ -29,8 +30,14 @@ help: ## What there is to make
 
 setup: .venv/.ready ## The environment of the other commands, in .venv
 
+# Not those that no Python is there for.
+environments: .venv-next/.ready ## The environments of `make test-next` and `make test-pythons`
+	@status=0; for python in $(OTHER_PYTHONS); do \
+		if .ci/find-python $$python > /dev/null; then $(MAKE) --no-print-directory .venv-$$python/.ready || status=1; fi; \
+	done; exit $$status
+
 demo: .venv/.ready ## Text to shards to two trainers, a kill -9, a resume, the proof; STORE=s3 for a loopback S3 server
-	.venv/bin/headrace demo --store $(STORE) --out $(OUT)
+	.venv/bin/headrace demo --store $(STORE) --framework $(FRAMEWORK) --out $(OUT)
 
 # Only tutorials have notebooks there.
 tutorials: .venv/.ready ## Each tutorial by its own command, at small size: 3 minutes

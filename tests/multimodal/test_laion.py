@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,15 @@ import pytest
 import torch
 from image_server import ImageServer, image_server, jpeg
 from laion_originals import make_laion, of_laion, write
+from originals_contract import check_workers_and_kills
 from PIL import Image
-from sources_to_convert import digests, rows_of
+from sources_to_convert import rows_of
 
 from headrace import StreamingDataLoader
 from headrace.cli import main
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, TransferError
 from headrace.multimodal import StreamingLAION
 from headrace.multimodal.convert.laion400m import ORIGINAL
-from killed_children import in_a_child
 
 pytest.importorskip('aiohttp')
 pytest.importorskip('pyarrow')
@@ -80,22 +79,17 @@ def test_images_are_downloaded_and_broken_links_are_listed(
 def test_workers_and_restarts_write_the_same(
     originals: tuple[Path, list[dict[str, Any]]], tmp_path: Path, server: ImageServer
 ) -> None:
-    root, _ = originals
-    settings = {**SETTINGS, 'size_limit': 5000, 'limit': 2}
-    ORIGINAL.convert(root, tmp_path / 'one', **settings)
-    ORIGINAL.convert(root, tmp_path / 'four', workers=4, **settings)
-    expected = digests(tmp_path / 'one')
-    assert digests(tmp_path / 'four') == expected
-    out = tmp_path / 'killed'
-    _, steps = in_a_child(lambda: ORIGINAL.convert(root, tmp_path / 'whole', **settings), 0, str(tmp_path / 'whole'))
-    status, _ = in_a_child(lambda: ORIGINAL.convert(root, out, **settings), steps * 3 // 4, str(out))
-    assert status == signal.SIGKILL
-    assert digests(out) != expected
-    asked = server.asked.total()
-    report = ORIGINAL.convert(root, out, **settings)['']
-    assert report.tasks_done_before >= 1
-    assert server.asked.total() - asked < 85  # the first block is not asked for again
-    assert digests(out) == expected
+    asked: list[int] = []
+
+    def convert(out: Path, **more: Any) -> Any:
+        before = server.asked.total()
+        reports = ORIGINAL.convert(originals[0], out, **SETTINGS, size_limit=5000, limit=2, **more)
+        asked.append(server.asked.total() - before)
+        return reports
+
+    reports = check_workers_and_kills(convert, tmp_path, kills=[3 / 4])
+    assert reports[''].tasks_done_before >= 1
+    assert asked[-1] < asked[0]  # the first block is not asked for again
 
 
 def test_images_are_made_smaller_if_asked(server: ImageServer, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from originals_contract import check_workers_and_kills, visible
 from sources_to_convert import digests, rows_of
 
 from headrace import MDSWriter, StreamingDataLoader
@@ -75,20 +76,15 @@ def test_good_videos_are_kept_and_broken_ones_are_named(original: tuple[Path, in
 def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_goes_on(
     original: tuple[Path, int, list[str]], tmp_path: Path, is_inside: bool
 ) -> None:
-    def convert(name: str, **more: Any) -> dict[str, str]:
-        out = tmp_path / name
+    def convert(out: Path, **more: Any) -> Any:
         settings = {'inside': is_inside, 'out_mp4': str(out / 'mp4'), 'size_limit': 1 << 12}
-        WEBVID.convert(original[0], out / 'mds', progress_bar=False, **settings, **more)
-        # Each has a target of its own for the videos.
-        return {key: value for key, value in digests(out).items() if 'original.json' not in key}
+        return WEBVID.convert(original[0], out / 'mds', progress_bar=False, **settings, **more)
 
-    expected = convert('one')
-    assert convert('four', workers=4) == expected
-    _, steps = in_a_child(lambda: convert('whole'), 0, str(tmp_path / 'whole'))
-    status, _ = in_a_child(lambda: convert('killed'), steps // 2, str(tmp_path / 'killed'))
-    assert status == 9
-    assert not (tmp_path / 'killed' / 'mds' / 'index.json').exists()
-    assert convert('killed') == expected
+    def files(out: Path) -> dict[str, str]:
+        # Each has a target of its own for the videos.
+        return {name: digest for name, digest in visible(out).items() if 'original.json' not in name}
+
+    check_workers_and_kills(convert, tmp_path, files=files, kills=[1 / 2])
 
 
 def test_videos_can_go_below_the_shards(original: tuple[Path, int, list[str]], tmp_path: Path) -> None:

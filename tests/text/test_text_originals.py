@@ -6,21 +6,21 @@ import bz2
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
+from originals_contract import check_reports, check_stops_at_a_broken_member, check_workers_and_kills
 from sources_to_convert import digests, rows_of
 from text_originals import Made, make_c4, make_enwiki, make_pile, page_xml
 
 from headrace.cli import main
 from headrace.convert.originals import Original
-from headrace.errors import ConfigError, ConversionError, ObjectNotFoundError
+from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.text.convert.c4 import ORIGINAL as C4
 from headrace.text.convert.c4 import main as main_c4
 from headrace.text.convert.enwiki import ORIGINAL as ENWIKI
 from headrace.text.convert.pile import ORIGINAL as PILE
-from killed_children import in_a_child
 
 NAMES = ['c4', 'enwiki', 'pile']
 ORIGINALS: dict[str, tuple[Original, Callable[..., Made]]] = {
@@ -43,45 +43,24 @@ def test_all_good_records_are_converted_and_broken_ones_are_listed(
     original: tuple[Original, Path, Made], tmp_path: Path
 ) -> None:
     described, root, made = original
-    reports = described.convert(root, tmp_path / 'out', size_limit=1 << 13, progress_bar=False)
-    assert set(reports) == set(made.rows)
+    reports = described.convert(root, tmp_path, size_limit=1 << 13, progress_bar=False)
+    check_reports(tmp_path, reports, {split: len(rows) for split, rows in made.rows.items()}, made.broken)
     for split, rows in made.rows.items():
-        folder = tmp_path / 'out' / split
-        assert rows_of(folder) == rows
-        assert (reports[split].rows, reports[split].num_errors) == (len(rows), made.broken[split])
-        listed = folder / 'errors.jsonl'
-        assert len(listed.read_text().splitlines() if listed.exists() else []) == made.broken[split]
-        assert main(['verify', str(folder)]) == 0
-    assert sum(made.broken.values()) > 1
+        assert rows_of(tmp_path / split) == rows
 
 
 def test_any_number_of_workers_writes_the_same_and_a_killed_run_goes_on(
     original: tuple[Original, Path, Made], tmp_path: Path
 ) -> None:
     described, root, _ = original
-    settings: dict[str, Any] = {'size_limit': 1 << 12, 'progress_bar': False}
-    described.convert(root, tmp_path / 'one', **settings)
-    described.convert(root, tmp_path / 'four', workers=4, **settings)
-    expected = digests(tmp_path / 'one')
-    assert digests(tmp_path / 'four') == expected
-    out = tmp_path / 'killed'
-    _, steps = in_a_child(lambda: described.convert(root, out, **settings), 0, str(out))
-    assert digests(out) == expected
-    for path in sorted(out.rglob('*'), reverse=True):
-        path.unlink() if path.is_file() else path.rmdir()
-    status, _ = in_a_child(lambda: described.convert(root, out, **settings), steps * 2 // 3, str(out))
-    assert status == 9
-    assert digests(out) != expected
-    described.convert(root, out, **settings)
-    assert digests(out) == expected
+    check_workers_and_kills(partial(described.convert, root, size_limit=1 << 12, progress_bar=False), tmp_path)
 
 
 def test_a_broken_member_stops_a_conversion_that_is_told_to(
     original: tuple[Original, Path, Made], tmp_path: Path
 ) -> None:
     described, root, _ = original
-    with pytest.raises(ConversionError, match='cannot be converted'):
-        described.convert(root, tmp_path / 'out', on_error='stop', progress_bar=False)
+    check_stops_at_a_broken_member(described, root, tmp_path / 'out')
 
 
 def test_the_command_and_mosaicmls_arguments_do_the_same(

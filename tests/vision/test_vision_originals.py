@@ -8,12 +8,14 @@ import itertools
 import json
 import tarfile
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from originals_contract import check_reports, check_stops_at_a_broken_member, check_workers_and_kills
 from PIL import Image
 from sources_to_convert import digests, rows_of
 from vision_originals import (
@@ -31,14 +33,13 @@ from vision_originals import (
 from headrace.cli import main
 from headrace.convert.originals import Original
 from headrace.convert.originals.members import Member, tar_members
-from headrace.errors import ArgumentError, ConfigError, ConversionError, FormatError, ObjectNotFoundError
+from headrace.errors import ArgumentError, ConfigError, FormatError, ObjectNotFoundError
 from headrace.vision import StreamingADE20K, StreamingCIFAR10, StreamingCOCO, StreamingImageNet
 from headrace.vision.convert.ade20k import ORIGINAL as ADE20K
 from headrace.vision.convert.cifar10 import ORIGINAL as CIFAR10
 from headrace.vision.convert.coco import ORIGINAL as COCO
 from headrace.vision.convert.imagenet import ORIGINAL as IMAGENET
 from headrace.vision.convert.imagenet import main as main_imagenet
-from killed_children import in_a_child
 
 MAKERS: dict[str, tuple[Original, Callable[[Path], Made]]] = {
     'imagenet': (IMAGENET, make_imagenet),
@@ -65,18 +66,12 @@ def original(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 def test_good_records_are_kept_and_broken_ones_are_named(original: tuple[Original, Path, Made], tmp_path: Path) -> None:
     described, root, made = original
-    reports = described.convert(root, tmp_path / 'out', size_limit=1 << 13, progress_bar=False)
-
-    for split, rows in made.rows.items():
-        folder, report = tmp_path / 'out' / split, reports[split]
-        assert (report.rows, len(rows_of(folder))) == (rows, rows)
-        assert sorted(error.input for error in report.errors) == made.broken[split]
-        listed = folder / 'errors.jsonl'
-        names = [json.loads(line)['input'] for line in listed.read_text().splitlines()] if listed.exists() else []
-        assert sorted(names) == made.broken[split]
-        shards = b''.join(path.read_bytes() for path in folder.glob('*.mds'))
+    reports = described.convert(root, tmp_path, size_limit=1 << 13, progress_bar=False)
+    check_reports(tmp_path, reports, made.rows, {split: len(made.broken[split]) for split in made.rows})
+    for split in made.rows:
+        assert sorted(error.input for error in reports[split].errors) == made.broken[split]
+        shards = b''.join(path.read_bytes() for path in (tmp_path / split).glob('*.mds'))
         assert all(file in shards for file in made.files.get(split, []))
-        assert main(['verify', str(folder)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -88,39 +83,21 @@ def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_goes
     original: tuple[Original, Path, Made], tmp_path: Path
 ) -> None:
     described, root, _ = original
-    settings: dict[str, Any] = {'size_limit': 1 << 12, 'progress_bar': False}
-    described.convert(root, tmp_path / 'one', **settings)
-    described.convert(root, tmp_path / 'four', workers=4, **settings)
-    expected = digests(tmp_path / 'one')
-    assert digests(tmp_path / 'four') == expected
-    whole, out = tmp_path / 'whole', tmp_path / 'killed'
-    _, steps = in_a_child(lambda: described.convert(root, whole, **settings), 0, str(whole))
-    assert digests(whole) == expected
-    for _ in range(2):
-        status, _ = in_a_child(lambda: described.convert(root, out, **settings), steps // 3, str(out))
-        assert status == 9
-        assert visible(out) != expected
-    reports = described.convert(root, out, **settings)
-    assert visible(out) == expected
+    convert = partial(described.convert, root, size_limit=1 << 12, progress_bar=False)
+    reports = check_workers_and_kills(convert, tmp_path)
     assert reports['train'].tasks_done_before
     # Finished splits are kept, and reported as before.
-    again = described.convert(root, out, **settings)
+    again = convert(tmp_path / 'killed')
     assert [(one.rows, one.shards, one.raw_bytes, one.errors) for one in again.values()] == [
         (one.rows, one.shards, one.raw_bytes, one.errors) for one in reports.values()
     ]
-
-
-def visible(folder: Path) -> dict[str, str]:
-    """All files but those by which a killed conversion goes on; one that was whole may leave some of these."""
-    return {name: digest for name, digest in digests(folder).items() if '.headrace-convert/' not in name}
 
 
 def test_a_broken_member_stops_a_conversion_that_is_told_to(
     original: tuple[Original, Path, Made], tmp_path: Path
 ) -> None:
     described, root, _ = original
-    with pytest.raises(ConversionError, match='cannot be converted'):
-        described.convert(root, tmp_path / 'out', on_error='stop', progress_bar=False)
+    check_stops_at_a_broken_member(described, root, tmp_path / 'out')
 
 
 @pytest.mark.parametrize('layout', ['imagenet', 'imagenet_tars'])
