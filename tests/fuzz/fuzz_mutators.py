@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import copy
 import gzip
 import json
 import random
@@ -105,7 +106,9 @@ def _json(rng: random.Random, data: bytes) -> bytes:
                     del inner[key]
                 else:
                     old = inner[key]
-                    inner[key] = rng.choice((*_ODD, old * 2 if isinstance(old, int | str | list) else old))
+                    inner[key] = copy.deepcopy(
+                        rng.choice((*_ODD, old * 2 if isinstance(old, int | str | list) else old))
+                    )
                 break
             inner = inner[key]
     return json.dumps(value).encode()
