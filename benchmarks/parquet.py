@@ -1,27 +1,32 @@
-"""The same Parquet files, read shuffled by headrace and Hugging Face datasets; and MDS of the same samples.
+"""The same Parquet files and tars, read by headrace and by others; and MDS of the same samples.
 
-    python benchmarks/parquet.py [ROUNDS] [--json OUT]
+    python benchmarks/parquet.py [ROUNDS] [--readers mds litdata ...] [--json OUT]
 
-60,000 samples, an id and 60 words, in four files with row groups of 5,000 rows. MDS has shards of as many rows. The
-remote is a folder in the page cache, the cache folder is empty, and there are no workers. Each run is a process of its
-own, and rounds are interleaved.
+60,000 samples, an id and 60 words, in four files with row groups of 5,000 rows, or in four tars of 15,000 samples. MDS
+has shards of as many rows as a row group. The remote is a folder in the page cache, the cache folder is empty, and no
+worker reads. Each run is a process of its own, and rounds are interleaved: about a minute each on a quiet machine.
 
-- "epoch 1" is from opening to the last batch of 64; "epoch 2" is the next pass of the same process.
+- "epoch 1" is from opening to the last batch of 64; "epoch 2" is the next pass of the same process. Both are shuffled.
 - "rows" is the rate of single samples by random number, 2,000 of them after epoch 2; a streaming reader has none.
+- "cold rows" is the rate of 200 random rows from an empty cache, with the opening. Each first read of a row group or of
+  a run of a tar fetches and decodes all of its rows; the next ones find them in the cache.
 - "next start" is from opening to the first batch in a next process, in which caches are full.
 - Hugging Face streams with a shuffle buffer of 10,000 samples. "mapped" converts the files to Arrow first, and needs
-  all of them on the disk. litdata's reader of Parquet needs polars, and is left out.
+  all of them on the disk. litdata reads Parquet with polars, after `index_parquet_dataset`, which counts as opening.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import random
+import shutil
 import statistics
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -29,7 +34,9 @@ from pathlib import Path
 from typing import Any
 
 ROWS, FILES, GROUP, BATCH = 60_000, 4, 5_000, 64
-READERS = ('mds', 'parquet', 'huggingface', 'huggingface mapped')
+WARM, COLD = 2_000, 200
+"""Random rows that are read from a full cache, and from an empty one."""
+READERS = ('mds', 'parquet', 'webdataset', 'huggingface', 'huggingface mapped', 'litdata')
 
 
 def write(folder: Path) -> None:
@@ -46,6 +53,14 @@ def write(folder: Path) -> None:
     for number in range(FILES):
         part = table.slice(number * ROWS // FILES, ROWS // FILES)
         pq.write_table(part, folder / 'parquet' / f'train-{number:05}-of-{FILES:05}.parquet', row_group_size=GROUP)
+    (folder / 'webdataset').mkdir()
+    for number in range(FILES):
+        with tarfile.open(folder / 'webdataset' / f'{number:06}.tar', 'w') as tar:
+            for row in range(number * ROWS // FILES, (number + 1) * ROWS // FILES):
+                for name, data in (('id', str(row).encode()), ('txt', texts[row].encode())):
+                    info = tarfile.TarInfo(f'{row:08}.{name}')
+                    info.size = len(data)
+                    tar.addfile(info, io.BytesIO(data))
     with MDSWriter(out=str(folder / 'mds'), columns={'id': 'int', 'text': 'str'}, size_limit='2mb') as writer:
         for number, text in enumerate(texts):
             writer.write({'id': number, 'text': text})
@@ -56,6 +71,18 @@ def open_headrace(remote: str, cache: str) -> tuple[Iterable[Any], Callable[[int
 
     dataset = StreamingDataset(remote=remote, local=cache, batch_size=BATCH, shuffle=True)
     return StreamingDataLoader(dataset, batch_size=BATCH), dataset.__getitem__
+
+
+def open_litdata(remote: str, cache: str) -> tuple[Iterable[Any], Callable[[int], Any]]:
+    import litdata
+    from litdata.streaming.item_loader import ParquetLoader
+
+    copy = Path(cache, 'data')  # the index is written beside the files
+    if not copy.exists():
+        shutil.copytree(remote, copy)
+        litdata.index_parquet_dataset(str(copy))
+    data = litdata.StreamingDataset(str(copy), item_loader=ParquetLoader(), shuffle=True)
+    return litdata.StreamingDataLoader(data, batch_size=BATCH), data.__getitem__
 
 
 def open_huggingface(remote: str, cache: str) -> tuple[Iterable[Any], None]:
@@ -77,42 +104,51 @@ def open_mapped(remote: str, cache: str) -> tuple[Iterable[Any], Callable[[int],
 
 
 def opener(name: str) -> Callable[[str, str], tuple[Iterable[Any], Callable[[int], Any] | None]]:
-    return {'huggingface': open_huggingface, 'huggingface mapped': open_mapped}.get(name, open_headrace)
+    others = {'huggingface': open_huggingface, 'huggingface mapped': open_mapped, 'litdata': open_litdata}
+    return others.get(name, open_headrace)
 
 
-def run(name: str, remote: str, cache: str, again: bool) -> None:
+def run(name: str, remote: str, cache: str, what: str) -> None:
     """One process: print the figures as JSON."""
     opened = opener(name)
     begin = time.perf_counter()
     loader, get = opened(remote, cache)
-    if again:
-        next(iter(loader))
-        print(json.dumps({'next': time.perf_counter() - begin}), flush=True)
-        os._exit(0)
     figures: dict[str, float] = {}
-    for epoch in ('first', 'second'):
-        count = sum(len(batch['text']) for batch in loader)
-        assert abs(count - ROWS) < 2 * BATCH, count
-        figures[epoch] = time.perf_counter() - begin
-        begin = time.perf_counter()
-    if get is not None:
-        numbers = random.Random(1).sample(range(ROWS), 2_000)
-        begin = time.perf_counter()
-        for number in numbers:
-            get(number)
-        figures['rows'] = 2_000 / (time.perf_counter() - begin)
+    if what == 'next':
+        next(iter(loader))
+        figures['next'] = time.perf_counter() - begin
+    elif what == 'cold':
+        if get is not None:
+            for number in random.Random(2).sample(range(ROWS), COLD):
+                get(number)
+            figures['cold'] = COLD / (time.perf_counter() - begin)
+    else:
+        for epoch in ('first', 'second'):
+            count = sum(len(batch['id']) for batch in loader)
+            assert abs(count - ROWS) < 2 * BATCH, count
+            figures[epoch] = time.perf_counter() - begin
+            begin = time.perf_counter()
+        if get is not None:
+            numbers = random.Random(1).sample(range(ROWS), WARM)
+            begin = time.perf_counter()
+            for number in numbers:
+                get(number)
+            figures['rows'] = WARM / (time.perf_counter() - begin)
     print(json.dumps(figures), flush=True)
     os._exit(0)
 
 
 def measure(name: str, folder: Path, root: Path, round_number: int) -> dict[str, float]:
-    remote = folder / ('mds' if name == 'mds' else 'parquet')
-    cache = root / f'cache-{name}-{round_number}'
-    cache.mkdir()
+    remote = folder / (name if name in ('mds', 'webdataset') else 'parquet')
     found: dict[str, float] = {}
-    for again in ('', 'again'):
-        command = [sys.executable, __file__, '--run', name, str(remote), str(cache), again]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    for what in ('epochs', 'next', 'cold'):
+        # The next start has the cache of the epochs.
+        cache = root / f'cache-{name}-{round_number}-{what == "cold"}'
+        cache.mkdir(exist_ok=True)
+        command = [sys.executable, __file__, '--run', name, str(remote), str(cache), what]
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f'{name}: {done.stderr[-2000:]}')
         found |= json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -120,31 +156,34 @@ def measure(name: str, folder: Path, root: Path, round_number: int) -> dict[str,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('rounds', nargs='?', type=int, default=5)
+    parser.add_argument('--readers', nargs='+', choices=READERS, default=READERS)
     parser.add_argument('--json', type=Path)
     parser.add_argument('--run', nargs=4, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.run:
-        name, remote, cache, again = given.run
-        run(name, remote, cache, bool(again))
+        run(*given.run)
         return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in READERS}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in given.readers}
     with tempfile.TemporaryDirectory() as text:
         root = Path(text)
         (root / 'data').mkdir()
         write(root / 'data')
         for number in range(given.rounds):
-            for name in READERS:
+            for name in given.readers:
                 found[name].append(measure(name, root / 'data', root, number))
     medians = {
         name: {key: statistics.median(one[key] for one in runs) for key in runs[0]} for name, runs in found.items()
     }
-    print('| reader | epoch 1, samples/s | epoch 2, samples/s | x headrace, epoch 2 | rows/s | next start |')
-    print('|---|---|---|---|---|---|')
+    print(
+        '| reader | epoch 1, rows/s | epoch 2 | epoch 1, x MDS | epoch 2, x MDS | rows/s | cold rows/s | next start |'
+    )
+    print('|---|---|---|---|---|---|---|---|')
+    mds = medians.get('mds', next(iter(medians.values())))
     for name, one in medians.items():
-        rows = f'{one["rows"]:,.0f}' if 'rows' in one else ''
+        rates = ' | '.join(f'{one[key]:,.0f}' if key in one else 'none' for key in ('rows', 'cold'))
         print(
             f'| {name} | {ROWS / one["first"]:,.0f} | {ROWS / one["second"]:,.0f} | '
-            f'{one["second"] / medians["parquet"]["second"]:.1f} | {rows} | {one["next"]:.2f} s |'
+            f'{one["first"] / mds["first"]:.2f} | {one["second"] / mds["second"]:.2f} | {rates} | {one["next"]:.2f} s |'
         )
     if given.json:
         given.json.write_text(json.dumps(medians, indent=1))
