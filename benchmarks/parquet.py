@@ -4,7 +4,8 @@
 
 60,000 samples, an id and 60 words, in four files with row groups of 5,000 rows, or in four tars of 15,000 samples. MDS
 has shards of as many rows as a row group. The remote is a folder in the page cache, the cache folder is empty, and no
-worker reads. Each run is a process of its own, imports do not count, and rounds are interleaved: about a minute each on a quiet machine.
+worker reads. Each run is a process of its own, imports do not count, and rounds
+are interleaved: about a minute each on a quiet machine.
 
 - "epoch 1" is from opening to the last batch of 64; "epoch 2" is the next pass of the same process. Both are shuffled.
 - "rows" is the rate of single samples by random number, 2,000 of them after epoch 2; a streaming reader has none.
