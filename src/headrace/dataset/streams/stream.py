@@ -203,6 +203,8 @@ class Stream(FactsRepr):
             if getattr(self, key) is None:
                 setattr(self, key, value)
         self.split = self.split or ''  # programs join it to `local`
+        if self.download_timeout is not None and not self.download_timeout > 0:
+            raise StreamError(f'download_timeout must be above 0 seconds, got {self.download_timeout} ({self.title}).')
 
     def read_selection(self) -> Selection | None:
         """The rows to offer; None: all.
