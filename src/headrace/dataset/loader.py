@@ -333,6 +333,10 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
         """Tokens of each stream that this rank's packed batches had so far, int64[streams]; None without packing."""
         return self._counters.stream_tokens
 
+    def stream_tokens_before(self, last: int) -> npt.NDArray[np.int64] | None:
+        """As `stream_tokens`, without the last batches, at most two."""
+        return self._counters.stream_tokens_before(last)
+
     def next_pass(self) -> tuple[int, int]:
         """Epoch and first sample of the next pass."""
         epoch, start = self.dataset.progress.next(rank=self.dataset.topology.rank)

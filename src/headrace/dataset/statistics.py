@@ -206,6 +206,7 @@ class LoaderCounters:
         self._busy: deque[float] = deque(maxlen=_RECENT)
         self.own_samples = 0
         """Rows of the last batch that are no padding."""
+        self._recent_tokens: deque[npt.NDArray[np.int64]] = deque(maxlen=2)
         self._rows = 0
         self._own_streams: npt.NDArray[Any] | None = None
         self._bad_rows: npt.NDArray[np.bool_] | None = None
@@ -257,6 +258,7 @@ class LoaderCounters:
         self.own_samples = own_samples
         _, self._rows, self._own_streams, _, self._bad_rows, left_out, stream_tokens = received
         if stream_tokens is not None:
+            self._recent_tokens.append(stream_tokens)
             self._streams += stream_tokens
         elif self._own_streams is not None:
             self._streams += np.bincount(self._own_streams[:own_samples], minlength=len(self._names))
@@ -290,6 +292,11 @@ class LoaderCounters:
     def stream_tokens(self) -> npt.NDArray[np.int64] | None:
         """Tokens of each stream in the packed batches so far, int64[streams]; None: batches are not packed."""
         return self._stream_samples if self._packs else None
+
+    def stream_tokens_before(self, last: int) -> npt.NDArray[np.int64] | None:
+        """The same without the last batches, at most two."""
+        tokens = self.stream_tokens
+        return None if tokens is None else tokens - sum(list(self._recent_tokens)[-last:] if last else [])
 
     @property
     def own_streams(self) -> npt.NDArray[np.int64]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -14,6 +14,7 @@ from typing_extensions import override
 from headrace.errors import ConfigError
 from headrace.lightning.position.position_file import write_text
 from headrace.lightning.statistics import logged_steps, streaming_loaders
+from headrace.lightning.trained_batches import TrainedBatches
 from headrace.metrics import LossSpike, SpikeDetector, SpikeReports, TrainedBatch
 from headrace.packing import gather_of_ranks
 from headrace.redaction import redact
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
 
     from headrace.dataset import StreamingDataLoader
-    from headrace.order import BatchPlan
 
 __all__ = ['LossSpikes', 'checkpoint_folder']
 
@@ -77,9 +77,7 @@ class LossSpikes(Callback):
         self._monitor = monitor
         self._sync_dist = sync_dist
         self._stop = stop
-        self._handed_out: dict[str, tuple[BatchPlan, int] | None] = {}
-        self._fetched: dict[str, TrainedBatch] = {}  # of the next step
-        self._is_ahead, self._is_pass_start = False, True
+        self._trained = TrainedBatches()
         self._last: _Batch | None = None
 
     @override
@@ -90,7 +88,7 @@ class LossSpikes(Callback):
                 'but each knows only its own loss.'
             )
         _loaders(trainer)
-        self._handed_out, self._is_pass_start = {}, True
+        self._trained.begin()
         self._reports.begin()
         self._last = None
 
@@ -99,30 +97,13 @@ class LossSpikes(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._judge(trainer)
-        batches = self._trained(trainer)
+        batches = self._trained.after_step(_loaders(trainer))
         loss = self._loss(trainer, pl_module, outputs)
         if loss is not None:
             # Lightning's types of its counters lack their names.
             progress: Any = trainer.fit_loop.epoch_loop.batch_progress
             number = progress.total.processed - 1
             self._last = _Batch(loss, number, logged_steps(trainer), batches)
-
-    def _trained(self, trainer: Trainer) -> dict[str, TrainedBatch]:
-        """The batch of each loader that this step trained; with `max_size`, an exhausted loader has none."""
-        new: dict[str, TrainedBatch] = {}
-        for name, loader in _loaders(trainer).items():
-            now, before = loader.handed_out, self._handed_out.get(name)
-            if now is not None and (before is None or now[0] is not before[0] or now[1] != before[1]):
-                new[name] = TrainedBatch(loader, *now)
-            self._handed_out[name] = now
-        if self._is_pass_start:
-            # Without a loader's length, Lightning fetches one step ahead, and a pass begins with two.
-            self._is_pass_start, self._is_ahead = False, any(batch.number for batch in new.values())
-            self._fetched = {name: replace(batch, number=0) for name, batch in new.items() if batch.number}
-        if not self._is_ahead:
-            return new
-        trained, self._fetched = self._fetched, new
-        return trained
 
     def _loss(self, trainer: Trainer, pl_module: LightningModule, outputs: Any) -> torch.Tensor | None:
         if self._monitor is not None:
@@ -182,7 +163,7 @@ class LossSpikes(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._is_pass_start = True
+        self._trained.begin_pass()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

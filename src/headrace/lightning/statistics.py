@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
+from headrace.lightning.trained_batches import TrainedBatches
 from headrace.metrics import BatchSpans, BottleneckWatch, DataMeter, count_tokens
 from headrace.metrics.meter import print_summary
 from headrace.redaction import warn
@@ -81,6 +82,7 @@ class DataStatistics(Callback):
         self._watch = BottleneckWatch() if bottleneck else None
         self._loaders: dict[str, StreamingDataLoader] = {}
         self._meter = DataMeter()
+        self._trained = TrainedBatches()
         self._bar: Any = None
         self._texts: dict[str, str] = {}
         self._text_at = 0.0
@@ -91,6 +93,7 @@ class DataStatistics(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follow(trainer)
         self._meter.begin()
+        self._trained.begin()
         if self._spans is not None:
             self._spans.begin(self._loaders.values())
         if self._progress_bar and trainer.is_global_zero:
@@ -99,6 +102,7 @@ class DataStatistics(Callback):
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._follow(trainer)  # Lightning may have replaced them
+        self._trained.begin_pass()
 
     def _follow(self, trainer: Trainer) -> None:
         loaders = dict(streaming_loaders(trainer.train_dataloader))
@@ -118,7 +122,8 @@ class DataStatistics(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         is_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
-        self._meter.batch_done(self._tokens_of(batch), is_step=is_step)
+        trained = self._trained.after_step(self._loaders)
+        self._meter.batch_done(self._tokens_of(batch), is_step=is_step, trained=trained)
         if self._bar is not None and time.monotonic() - self._text_at >= _TEXT_EVERY:
             self._texts, self._text_at = self._meter.texts(), time.monotonic()
         every = self.every_n_steps or _log_every_n_steps(trainer)

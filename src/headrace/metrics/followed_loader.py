@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.statistics import LoaderStats, MixtureCounts, StreamCount, StreamStats
 from headrace.metrics.stream_counts import labelled, scaled_to
+from headrace.order import BatchPlan
 from headrace.packing import PackedDataset
 
 __all__ = ['FollowedLoader', 'Read', 'StreamRead']
@@ -111,6 +112,8 @@ class FollowedLoader:
     """With packing, the tokens of each stream at that time."""
     tokens: Tokens | None
     """The same after the last trained step."""
+    trained: tuple[BatchPlan, int] | None = None
+    """The last trained batch: the plan of its pass, and its number there."""
 
     @classmethod
     def of(cls, loader: StreamingDataLoader, mix: MixtureCounts) -> FollowedLoader:

@@ -14,6 +14,7 @@ from headrace.dataset.statistics import MixtureCounts, StreamCount
 from headrace.metrics.batch_times import BatchTimes
 from headrace.metrics.cache_fill import CacheFill
 from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead
+from headrace.metrics.spike_report import TrainedBatch
 from headrace.metrics.stream_counts import (
     add_counts,
     drift_of,
@@ -95,19 +96,36 @@ class DataMeter:
         """The loaders that are read."""
         return [followed.loader for followed in self._followed.values()]
 
-    def batch_done(self, tokens: int | Tensor | None = None, *, is_step: bool = True) -> None:
+    def batch_done(
+        self,
+        tokens: int | Tensor | None = None,
+        *,
+        is_step: bool = True,
+        trained: Mapping[str, TrainedBatch] | None = None,
+    ) -> None:
         """A batch of each loader was trained.
 
         Args:
             tokens: its number of tokens; None: it holds none.
             is_step: whether it ended an optimizer step. If not, it counts with the next step.
+            trained: the trained batches by name, if a trainer fetches ahead of them, by one at most; None: the last
+                ones of the loaders. A loader without a batch has trained no more than before.
         """
-        for followed in self._followed.values():
-            handed_out = followed.loader.handed_out
-            if handed_out is not None:
-                followed.mix.reach(*handed_out, is_done=is_step)
+        for name, followed in self._followed.items():
+            last, is_first = followed.loader.handed_out, followed.trained is None
+            if trained is None:
+                followed.trained = last
+            elif name in trained:
+                followed.trained = trained[name].plan, trained[name].number
+            done = followed.trained
+            if done is None:
+                continue
+            followed.mix.reach(*done, is_done=is_step)
+            ahead = int(done != last)
+            if is_first and trained is not None:  # the trainer fetched it before the meter followed the loader
+                followed.tokens_before = followed.loader.stream_tokens_before(ahead + 1)
             if is_step:
-                followed.tokens = followed.loader.stream_tokens
+                followed.tokens = followed.loader.stream_tokens_before(ahead)
         self._times.add(self._clock(), sum(each.loader.seconds_waiting for each in self._followed.values()))
         if tokens is not None:
             self._tokens += tokens
