@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.metrics import BatchSpans, DataMeter, PrometheusEndpoint
+from headrace.metrics.meter import export_figures
 
 
 @pytest.fixture
@@ -91,6 +93,16 @@ def test_spans_of_batches_have_their_waits_and_fetches(loader: StreamingDataLoad
     spans.begin([loader])
     spans([loader])
     assert memory.get_finished_spans()[-1].start_time == now
+
+
+def test_an_exporter_that_fails_ends_no_training() -> None:
+    def fails(figures: Mapping[str, float]) -> None:
+        raise OSError('the port is in use')
+
+    got: list[Mapping[str, float]] = []
+    with pytest.warns(UserWarning, match='OSError: the port is in use'):
+        export_figures([fails, got.append], {'data/samples': 1})
+    assert got == [{'data/samples': 1}]
 
 
 def test_spans_without_a_provider_do_nothing(loader: StreamingDataLoader) -> None:

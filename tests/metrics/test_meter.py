@@ -11,6 +11,7 @@ import torch
 
 from headrace import BAD_SAMPLE, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.metrics import DataMeter, count_tokens
+from headrace.metrics.cache_fill import CacheFill
 
 
 class Clock:
@@ -384,3 +385,28 @@ def test_the_cache_and_the_slowest_rank(make_dataset, tmp_path, clock):
     size = sum(path.stat().st_size for path in folder.glob('*.mds'))
     assert figures['data/cache_bytes'] == cached
     assert figures['data/cache_fill'] == pytest.approx(cached / size)
+
+
+def test_a_large_cache_is_counted_in_portions(make_dataset, tmp_path):
+    folder = make_dataset('portions', 20)
+    data = StreamingDataset(remote=str(folder), local=str(tmp_path / 'cache'), batch_size=10)
+    place = data.streams[0].folder
+    for number in range(250):
+        (place / f'{number}.mds').write_bytes(bytes(number))
+    size = sum(path.stat().st_size for path in place.glob('*.mds'))
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1.0  # a slow file system
+        return now
+
+    fill = CacheFill(clock=clock)
+    found = []
+    for _ in range(3):
+        found.append(fill.read([data]))
+        assert fill.read([data]) == found[-1]  # it rests for 100 times as long
+        now += 1000.0
+    assert found[:2] == [None, None]
+    assert found[2] is not None
+    assert found[2].used == size

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import warnings
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,25 @@ def test_a_changed_byte_costs_one_line(tmp_path: Path, whole: bytes) -> None:
         assert [entry for entry in found if entry in ENTRIES] == found
         assert len(found) == len(ENTRIES) - lost or at + 1 == len(whole)
         assert damaged == 1
+
+
+def test_a_full_disk_is_one_warning_and_its_lines_follow(tmp_path: Path) -> None:
+    file = RecordFile(tmp_path)
+    file.add(ENTRIES[0])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.path.stat().st_size + 10, before[1]))  # in the middle of a line
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter('always')
+            file.add(ENTRIES[1])
+            file.add(ENTRIES[2])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert read_record(tmp_path) == (ENTRIES[:1], 1)
+    assert ['The training goes on' in str(one.message) for one in caught] == [True]
+    file.add(ENTRIES[3])
+    file.close()
+    assert read_record(tmp_path) == (ENTRIES[:4], 1)
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:

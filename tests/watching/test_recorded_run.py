@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,42 @@ def test_a_killed_run_is_known_as_far_as_it_was_written(folders, tmp_path) -> No
     assert time.is_kept
 
 
+def test_a_resume_that_was_killed_before_its_first_step_goes_on_with_the_checkpoint(folders, tmp_path) -> None:
+    first = Process(folders, tmp_path, 1)
+    _, state = first.train(7, save=5)
+    first.record.end()
+    second = Process(folders, tmp_path, 1)
+    second.record.begin({'': second.loaders[0]}, step=5)
+    run = RecordedRun(tmp_path)
+    uses = {sample: list(run.uses(sample)) for sample in (0, 7, 129)}
+    with pytest.raises(ConfigError, match='below 7, got --step 9. The last resume has trained no batch yet'):
+        run.step(9)
+    third = Process(folders, tmp_path, 1)
+    third.train(1, first=5, state=state)
+    run = RecordedRun(tmp_path)
+    for sample, found in uses.items():
+        assert [use.step for use in run.uses(sample)] == [use.step for use in found]
+
+
+def test_a_record_has_no_credentials_and_is_no_url(folders, tmp_path) -> None:
+    stream = Stream(
+        remote=str(folders['a']), local=str(tmp_path / 'cache'), endpoint_url='https://user:pass1@host?sig=sig2'
+    )
+    loader = StreamingDataLoader(StreamingDataset(streams=[stream], batch_size=10))
+    record = RunRecorder(tmp_path / 'run')
+    record.begin({'': loader})
+    for _ in loader:
+        record.batch_done()
+    record.end()
+    text = (tmp_path / 'run' / 'headrace.record').read_text()
+    assert 'https://user@host' in text
+    assert 'pass1' not in text
+    assert 'sig2' not in text
+    for folder in ('s3://bucket/run', Path('gs:/bucket/run')):
+        with pytest.raises(ConfigError, match='a folder of this machine'):
+            RunRecorder(folder)
+
+
 def test_the_step_is_written_now_and_then(folders, tmp_path) -> None:
     process = Process(folders, tmp_path, 1)
     now = 0.0
@@ -230,3 +269,36 @@ def test_a_packed_run_is_explained_with_its_configuration(tmp_path, capsys) -> N
     assert 'Name its configuration: headrace explain CONFIG --run' in capsys.readouterr().err
     with pytest.raises(ConfigError, match='without `packing`, got 3'):
         list(run.uses(3))
+
+
+@pytest.mark.slow
+def test_a_training_that_is_killed_and_resumed_is_recorded_step_by_step(folders, tmp_path) -> None:
+    command = [sys.executable, str(Path(__file__).with_name('recorded_training.py')), str(tmp_path), str(folders['b'])]
+    trained = tmp_path / 'trained'
+    for lines in (17, 40):
+        process = subprocess.Popen(command)
+        try:
+            while not trained.exists() or trained.read_bytes().count(b'\n') < lines:
+                assert process.poll() is None
+                threading.Event().wait(0.01)
+        finally:
+            process.kill()
+            process.wait()
+    subprocess.run(command, check=True)
+    last: dict[int, list[int]] = {}  # a step's batch in the weights is the last one
+    for line in trained.read_text().splitlines():
+        step, *ids = map(int, line.split())
+        last[step] = ids
+    assert sorted(last) == list(range(60))
+    run = RecordedRun(tmp_path)
+    first, second, third = run.history.segments
+    assert 0 == first.first_step < second.first_step < third.first_step
+    assert third.has_ended
+    assert third.reached == 60
+    for step, ids in last.items():
+        assert [i + 1000 for i in run.step(step).report.batches[0].ids.tolist()] == ids, step
+    for use in run.uses(3):
+        assert not use.is_past or 1003 in last[use.step]
+    assert sum(use.is_past for use in run.uses(3)) == sum(1003 in ids for ids in last.values())
+    status = json.loads((tmp_path / 'headrace-status' / 'rank-00000.json').read_text())
+    assert (status['state'], status['step']) == ('ended', 60)

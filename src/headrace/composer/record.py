@@ -50,6 +50,7 @@ class RunRecord(Callback):
                 f'RunRecord follows a StreamingDataLoader, but the train loader is {type(loader).__name__}. Train on '
                 f'`streaming_data_spec(...)`, or remove the callback.'
             )
+        self._end()  # of an earlier `fit`
         folder = checkpoint_folder(state, self._folder, 'RunRecord')
         self._recorder = RunRecorder(folder)
         self._recorder.begin({'': loader}, step=int(state.timestamp.batch))
@@ -81,7 +82,9 @@ class RunRecord(Callback):
         return {}
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
-        """End the segment."""
+        """End the segment; a training that failed comes here without `fit_end`."""
+        if self._status is not None:
+            self._status.end('failed')
         self._end()
 
     def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002

@@ -13,7 +13,7 @@ from composer.utils import dist
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.metrics import BatchSpans, BottleneckWatch, DataMeter
-from headrace.metrics.meter import print_summary
+from headrace.metrics.meter import export_figures, print_summary
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
@@ -106,8 +106,7 @@ class DataStatistics(Callback):
             per_stream_reads=self._per_stream_reads,
             detailed=self._detailed,
         )
-        for export in self._exporters:
-            export(figures)
+        export_figures(self._exporters, figures)
         logger.log_metrics(figures)
 
     def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
@@ -14,6 +13,8 @@ from headrace.lightning.statistics import streaming_loaders
 from headrace.watching import RankStatus, RunRecorder
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from lightning.pytorch import LightningModule, Trainer
 
 __all__ = ['RunRecord']
@@ -50,7 +51,7 @@ class RunRecord(Callback):
                 f'{type(trainer.train_dataloader).__name__}. Train on a StreamingDataModule or a StreamingDataLoader, '
                 f'or remove the callback.'
             )
-        folder = Path(self._folder or checkpoint_folder(trainer))
+        folder = self._folder or checkpoint_folder(trainer)
         self._recorder = RunRecorder(folder)
         self._recorder.begin(loaders, step=_trained_batches(trainer))
         self._status = None if self._status_every is None else RankStatus(folder, every=self._status_every)

@@ -14,7 +14,7 @@ from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.trained_batches import TrainedBatches
 from headrace.metrics import BatchSpans, BottleneckWatch, DataMeter, count_tokens
-from headrace.metrics.meter import print_summary
+from headrace.metrics.meter import export_figures, print_summary
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
@@ -164,8 +164,7 @@ class DataStatistics(Callback):
             detailed=self._detailed,
         )
         if trainer.is_global_zero:
-            for export in self._exporters:
-                export(figures)
+            export_figures(self._exporters, figures)
             for logger in trainer.loggers:
                 logger.log_metrics(figures, step=logged_steps(trainer))
 

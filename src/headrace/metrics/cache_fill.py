@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 __all__ = ['CacheFill', 'CacheUse']
 
 _LEAST = 10.0  # seconds between two counts
-_SHARE = 100  # and so many times as long as a count takes
+_SHARE = 100  # and so many times as long as a portion takes
+_LONGEST = 0.02  # seconds of a portion
+_PORTION = 100  # files between two looks at the clock
 
 
 class CacheUse(NamedTuple):
@@ -26,45 +29,70 @@ class CacheUse(NamedTuple):
 
 
 class CacheFill:
-    """Counts the files in the cache folders of datasets, at most every 10 s and 1 % of the time."""
+    """Counts the files in the cache folders of datasets, at most every 10 s and 1 % of the time.
 
-    def __init__(self) -> None:
+    A large cache is counted in portions of 20 ms, so that no batch waits longer.
+
+    Args:
+        clock: seconds, from anywhere.
+    """
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._use: CacheUse | None = None
-        self._next = 0.0
+        self._next = float('-inf')
+        self._sizes: Iterator[int] | None = None
+        """Of the files that a count has not reached; None: no count has begun."""
+        self._used = self._most = 0
+        """Of that count."""
 
     def read(self, datasets: Iterable[StreamingDataset]) -> CacheUse | None:
-        """The use of the caches, as it was lately; None if all data are local."""
-        begun = time.monotonic()
+        """The use of the caches, as it was lately; None if all data are local, or the first count is not done."""
+        begun = self._clock()
         if begun < self._next:
             return self._use
+        if self._sizes is None:
+            self._begin(datasets)
+        least = 0.0 if self._go_on(begun) else _LEAST
+        now = self._clock()
+        self._next = now + max(least, _SHARE * (now - begun))
+        return self._use
+
+    def _begin(self, datasets: Iterable[StreamingDataset]) -> None:
         folders: set[Path] = set()
-        most = 0
+        self._used = self._most = 0
         for dataset in datasets:
             remote = [stream for stream in dataset.streams if not stream.is_local]
             folders.update(stream.folder for stream in remote)
             size = sum(int(stream.shards.raw_bytes().sum()) for stream in remote)
-            most += size if dataset.cache_limit is None else min(size, dataset.cache_limit)
-        self._use = CacheUse(sum(map(_bytes_in, folders)), most) if folders else None
-        now = time.monotonic()
-        self._next = now + max(_LEAST, _SHARE * (now - begun))
-        return self._use
+            self._most += size if dataset.cache_limit is None else min(size, dataset.cache_limit)
+        self._sizes = itertools.chain.from_iterable(map(_sizes_in, folders)) if folders else None
+
+    def _go_on(self, begun: float) -> bool:
+        """Go on with the count for a while; returns whether files are left."""
+        while self._sizes is not None:
+            sizes = list(itertools.islice(self._sizes, _PORTION))
+            self._used += sum(sizes)
+            if len(sizes) < _PORTION:
+                self._use, self._sizes = CacheUse(self._used, self._most), None
+            elif self._clock() - begun >= _LONGEST:
+                break
+        return self._sizes is not None
 
 
-def _bytes_in(folder: str | Path) -> int:
-    """Bytes of the shards in a folder and below; indexes and files that vanish meanwhile do not count."""
-    total = 0
+def _sizes_in(folder: str | Path) -> Iterator[int]:
+    """Bytes of each shard in a folder and below; indexes and files that vanish meanwhile do not count."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name == 'index.json' or entry.name.startswith('.'):  # headrace's own
                     continue
                 if entry.is_dir(follow_symlinks=False):
-                    total += _bytes_in(entry.path)
+                    yield from _sizes_in(entry.path)
                 elif entry.is_file(follow_symlinks=False):
-                    total += _size(entry)
+                    yield _size(entry)
     except OSError:
-        return total
-    return total
+        return
 
 
 def _size(entry: os.DirEntry[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +24,9 @@ from headrace.metrics.stream_counts import (
     shares_of,
     to_state,
 )
+from headrace.redaction import warn
 
-__all__ = ['DataMeter', 'print_summary']
+__all__ = ['DataMeter', 'export_figures', 'print_summary']
 
 _TEXT_STREAMS = 4  # Streams whose shares fit into a line.
 _LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
@@ -398,6 +399,15 @@ class DataMeter:
 def print_summary(meter: DataMeter) -> None:
     """Print a meter's line about the run on stderr."""
     print(f'headrace: {meter.summary()}', file=sys.stderr, flush=True)
+
+
+def export_figures(exporters: Iterable[Callable[[Mapping[str, float]], object]], figures: Mapping[str, float]) -> None:
+    """Give figures to each exporter; what one raises is a warning, and ends no training."""
+    for export in exporters:
+        try:
+            export(figures)
+        except Exception as error:  # noqa: PERF203 - an exporter is any function
+            warn(f'The exporter {type(export).__name__} raised {type(error).__name__}: {error} The training goes on.')
 
 
 def _bytes_text(count: float) -> str:

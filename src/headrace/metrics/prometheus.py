@@ -61,7 +61,7 @@ class PrometheusEndpoint:
             ) from error
         self._port, self._address = port, address
         self._figures: Mapping[str, float] = {}
-        self._labels = dict(labels or {})
+        self._labels = {name: str(value) for name, value in (labels or {}).items()}  # a rank may be an int
         self._served: tuple[WSGIServer, Thread] | None = None
         self.url: str | None = None
         """The endpoint's address; None before the first call."""

@@ -123,8 +123,14 @@ class RecordedRun:
             ResumeError: the data or the configuration are not those of the run.
         """
         times = self.history.trained(step, self.loader_name) if step >= 0 else []
+        first = min(segment.first_step for segment in self.history.segments)
+        if not times and step >= first:
+            last = max(segment.reached for segment in self.history.segments)
+            raise ConfigError(
+                f'The record in {self.folder} knows the steps below {last}, got --step {step}. The last resume has '
+                f'trained no batch yet.'
+            )
         if not times:
-            first = min(segment.first_step for segment in self.history.segments)
             raise ConfigError(f'The record in {self.folder} begins with step {first}, got --step {step}.')
         chosen = next((one for one in reversed(times) if one.is_kept), times[-1])
         loader = self.loader(chosen.segment, chosen.place)
@@ -163,25 +169,29 @@ class RecordedRun:
         kept = self.history.kept()
         for segment, end in kept:
             passes = [one for one in segment.passes if one.loader == self.loader_name and one.first_step < end]
-            for one, after in zip(passes, [*(p.first_step for p in passes[1:]), end], strict=True):
+            ends = [*(one.first_step for one in passes[1:]), end][: len(passes)]  # a resume may have no pass yet
+            for one, after in zip(passes, ends, strict=True):
                 loader = self.loader(segment, one)
                 found = _id_in(loader, name, row)
                 if found is not None:
                     plan = loader.plan(one.epoch, one.sample)
                     yield from _uses(plan, found, one.first_step, 0, after - one.first_step, segment.number)
-        yield from self._next_use(kept[-1][0], name, row)
+        for segment, end in reversed(kept):
+            place = segment.pass_of(end, self.loader_name)
+            if place is not None:  # a resume may have no pass yet, and goes on with that of the checkpoint
+                yield from self._next_use(segment, place, end, name, row)
+                return
 
-    def _next_use(self, segment: Segment, stream: str, row: int) -> Iterator[SampleSeen]:
-        """The first use after the last step that is known."""
-        place = segment.pass_of(segment.reached, self.loader_name)
-        if place is None:
-            return
+    def _next_use(
+        self, segment: Segment, place: RecordedPass, reached: int, stream: str, row: int
+    ) -> Iterator[SampleSeen]:
+        """The first use from a step on, if the segment's pass and later ones go on."""
         loader = self.loader(segment, place)
         sample_id = _id_in(loader, stream, row)
         if sample_id is None:
             return
         plan = loader.plan(place.epoch, place.sample)
-        number = segment.reached - place.first_step
+        number = reached - place.first_step
         use = next_use(
             lambda epoch: plan if epoch == place.epoch else loader.plan(epoch),
             sample_id,

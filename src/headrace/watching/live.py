@@ -15,6 +15,7 @@ from headrace.watching.status import STATUS_FOLDER
 __all__ = ['read_live']
 
 _STALE = 60.0  # seconds
+_KEYS = {'rank', 'world_size', 'node', 'host', 'started', 'state', 'time', 'step', 'figures'}
 
 
 def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> dict[str, Any]:
@@ -45,7 +46,8 @@ def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> 
     ranks = [status for status in found if newest is not None and status['rank'] < newest['world_size']]
     for status in ranks:
         status['age'] = max(0.0, now - status['time'])
-        status['is_stale'] = status['age'] > _STALE and status['state'] not in ('ended', 'failed')
+        # An evaluation, or what comes before the first batch, may take long and writes nothing.
+        status['is_stale'] = status['age'] > _STALE and status['state'] == 'training'
     size = 0 if newest is None else newest['world_size']
     there = {status['rank'] for status in ranks}
     return {
@@ -62,9 +64,10 @@ def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> 
 def _read(path: Path) -> dict[str, Any] | None:
     """A rank's status; None if the file vanished, or is not one."""
     try:
-        status = json.loads(path.read_text(encoding='utf-8'))
-        return cast('dict[str, Any]', status) if isinstance(status['figures'], dict) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        status: Any = json.loads(path.read_text(encoding='utf-8'))
+        is_whole = isinstance(status, dict) and status.keys() >= _KEYS and 'data/wait_share' in status['figures']
+        return cast('dict[str, Any]', status) if is_whole else None
+    except (OSError, ValueError, TypeError):
         return None
 
 

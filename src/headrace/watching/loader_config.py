@@ -73,6 +73,8 @@ def _stream(stream: Stream) -> dict[str, Any]:
         remote = without_credentials(stream.remote)
         found['remote'] = remote if '://' in remote else os.path.abspath(remote)  # noqa: PTH100
     found |= {name: getattr(stream, name) for name in _OF_STREAM}
+    if stream.endpoint_url is not None:
+        found['endpoint_url'] = without_credentials(stream.endpoint_url)
     for name in ('subset', 'fraction', 'where'):  # as users write them, or read already
         value = getattr(stream, name)
         found[name] = getattr(value, 'plain', value)

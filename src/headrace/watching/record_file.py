@@ -6,14 +6,17 @@ line that is cut. A reader ignores it, and the next writer begins a new line beh
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from headrace.errors import ConfigError
+from headrace.redaction import warn
 
 __all__ = ['RECORD', 'RecordFile', 'RecordRead', 'read_record']
 
@@ -26,6 +29,8 @@ _CHECKSUM = 8  # digits
 class RecordFile:
     """Appends entries to the record of a run.
 
+    An error of the disk ends no training: it is a warning, and the next entry brings the lines that are missing.
+
     Args:
         folder: the run's folder; it is made.
 
@@ -35,6 +40,8 @@ class RecordFile:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / RECORD
+        self._waiting = deque[bytes]()
+        self._has_warned = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, 'ab+', buffering=0)  # noqa: SIM115 - open until `close`
@@ -47,17 +54,32 @@ class RecordFile:
     def add(self, entry: Mapping[str, Any]) -> None:
         """Append an entry of plain values. One write call, so that lines of several processes do not mix."""
         text = json.dumps(entry, separators=(',', ':')).encode()
-        line = b'%08x %s\n' % (zlib.crc32(text), text)
-        size = self._file.seek(0, os.SEEK_END)
-        if size:
-            self._file.seek(size - 1)
-            if self._file.read(1) != b'\n':  # an earlier process was killed in the middle of a line
-                line = b'\n' + line
-        self._file.write(line)
+        self._waiting.append(b'%08x %s\n' % (zlib.crc32(text), text))
+        try:
+            self._write_waiting()
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warn(
+                    f'The record {self.path} cannot be written to: {error.strerror}. The training goes on, and the '
+                    f'lines wait in memory for the next ones. Make room on the disk.'
+                )
+
+    def _write_waiting(self) -> None:
+        while self._waiting:
+            line = self._waiting[0]
+            size = self._file.seek(0, os.SEEK_END)
+            if size:
+                self._file.seek(size - 1)
+                if self._file.read(1) != b'\n':  # a process was killed, or the disk full, in the middle of a line
+                    line = b'\n' + line
+            if self._file.write(line) == len(line):
+                self._waiting.popleft()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # some file systems say here that an earlier write failed
+            self._file.close()
 
 
 class RecordRead(NamedTuple):

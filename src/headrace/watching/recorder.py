@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import ConfigError
 from headrace.watching.loader_config import loader_config
 from headrace.watching.record_file import RecordFile
 from headrace.watching.versions import code_of_run, library_versions
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ['RunRecorder']
 
+_URL = re.compile(r'[A-Za-z][A-Za-z0-9+.-]+:/')  # not the drive C:/
 _OF_POSITION = ('epoch', 'sample_in_epoch')
 _PINNED_POSITION = ('cuts', 'count')  # of a state's `config`
 
@@ -40,7 +43,8 @@ class RunRecorder:
     """Writes down where each step of a run is in the data, for `headrace explain --run`.
 
     Only rank 0 writes. A new pass, a checkpoint and a resume write a line of about 100 bytes; a new mixture or
-    configuration is written once. A killed process loses at most the line that it was writing.
+    configuration is written once. A killed process loses at most the line that it was writing. An error of the disk
+    during the run is a warning.
 
         record = RunRecorder('runs/a')
         record.begin({'': loader}, step=steps_of_the_checkpoint)
@@ -55,10 +59,15 @@ class RunRecorder:
         clock: seconds, from anywhere.
 
     Raises:
-        ConfigError: the record cannot be written; at `begin`.
+        ConfigError: the folder is a URL; or, at `begin`, the record cannot be opened.
     """
 
     def __init__(self, folder: str | Path, *, every: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        if _URL.match(str(folder)):
+            raise ConfigError(
+                f'The record of a run is a file in a folder of this machine, got {folder}. Give a local '
+                f'`folder`, the same after each resume.'
+            )
         self.folder = Path(folder)
         """The run's folder."""
         self.step = 0

@@ -41,6 +41,8 @@ class RankStatus:
         self._meter = DataMeter(clock=clock)
         self._step = 0
         self._about: dict[str, Any] = {}
+        self._figures: dict[str, float] = {}
+        self._read_at: int | None = None  # step
         self._written_at: float | None = None
 
     def begin(self, loaders: Mapping[str, StreamingDataLoader], *, step: int = 0) -> None:
@@ -50,7 +52,7 @@ class RankStatus:
             loaders: the training loaders by name; a single one is ''.
             step: batches that the run has trained by then.
         """
-        self._step = step
+        self._step, self._read_at = step, None
         self._meter.follow(loaders)
         self._meter.begin()
         topology = next(iter(loaders.values())).dataset.topology
@@ -95,9 +97,11 @@ class RankStatus:
     def _write(self, state: str) -> None:
         self._written_at = self._clock()
         topology = self._meter.loaders[0].dataset.topology
-        # A loader may not know its mixture before its first batch; nothing is shown of it then.
-        figures = self._meter.read(replicas=topology.replicas, detailed=True)
-        status = {**self._about, 'state': state, 'time': time.time(), 'step': self._step, 'figures': figures}
+        if self._step != self._read_at:  # an instant without a batch, after an evaluation, has no rates
+            # A loader may not know its mixture before its first batch; nothing is shown of it then.
+            self._figures = self._meter.read(replicas=topology.replicas, detailed=True)
+            self._read_at = self._step
+        status = {**self._about, 'state': state, 'time': time.time(), 'step': self._step, 'figures': self._figures}
         path = self._folder / f'rank-{topology.rank:05}.json'
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
