@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,24 @@ def test_each_step_is_the_one_that_the_model_was_given(tmp_path: Path) -> None:
         stored = [i if stream == 0 else i - 60 for i, stream in zip(batch.ids.tolist(), batch.streams, strict=True)]
         assert stored == ids, step
     assert [one.segment.number for one in run.history.trained(16)] == [1, 2]
+
+
+def test_the_status_says_whether_the_training_failed(tmp_path: Path) -> None:
+    class Fails(RunRecord):
+        def batch_end(self, state: Any, logger: Any) -> None:
+            super().batch_end(state, logger)
+            if int(state.timestamp.batch) == 3:
+                raise RuntimeError('the third batch')
+
+    data = StreamingDataset(local=make_data(tmp_path / 'a', 32), batch_size=8)
+    status = tmp_path / 'run' / 'headrace-status' / 'rank-00000.json'
+    train(data, RunRecord(str(tmp_path / 'run')))
+    assert json.loads(status.read_text())['state'] == 'ended'
+    data = StreamingDataset(local=str(tmp_path / 'a'), batch_size=8)
+    with pytest.raises(RuntimeError, match='the third batch'):
+        train(data, Fails(str(tmp_path / 'failed')))
+    found = json.loads((tmp_path / 'failed' / 'headrace-status' / 'rank-00000.json').read_text())
+    assert (found['state'], found['step']) == ('failed', 3)
 
 
 def test_a_run_without_a_folder_is_refused(tmp_path: Path) -> None:

@@ -156,12 +156,30 @@ def test_only_this_machine_is_answered(server: WatchServer) -> None:
     assert json.load(get('status.json'))['world_size'] == 2
     with pytest.raises(urllib.error.HTTPError, match='403'):
         get('status.json', Host='attacker.example')
+    with pytest.raises(urllib.error.HTTPError, match='403'):
+        get('status.json', Host='[')
     with pytest.raises(urllib.error.HTTPError, match='404'):
         get('../../etc/passwd')
     page = get('').read().decode()
     assert 'http://' not in page.replace('http://www.w3.org', '')  # it needs no network
     with pytest.raises(ConfigError, match='must be a free port'):
         WatchServer(server.folder, server.server_address[1])
+
+
+def test_a_browser_that_goes_away_prints_nothing(data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    Rank(data, tmp_path, 0, 1)
+    with WatchServer(tmp_path) as serving:
+        for error in (ConnectionResetError(), BrokenPipeError()):
+            try:
+                raise error
+            except OSError:
+                serving.handle_error(None, ('127.0.0.1', 1))
+        assert capfd.readouterr().err == ''
+        try:
+            raise ValueError('a bug')
+        except ValueError:
+            serving.handle_error(None, ('127.0.0.1', 1))
+    assert 'a bug' in capfd.readouterr().err
 
 
 def test_the_page_in_a_browser(server: WatchServer, ranks: list[Rank], tmp_path: Path) -> None:

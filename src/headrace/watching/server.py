@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import http.server
 import json
+import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from typing_extensions import override
 
@@ -17,7 +17,7 @@ from headrace.watching.live import read_live
 __all__ = ['WatchServer']
 
 _PAGE = Path(__file__).with_name('page.html')
-_NAMES = ('127.0.0.1', 'localhost')
+_NAMES = ('127.0.0.1', 'localhost')  # with any port: ssh may forward another one
 
 
 class WatchServer(http.server.ThreadingHTTPServer):
@@ -42,6 +42,12 @@ class WatchServer(http.server.ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             raise ConfigError(f'`port` must be a free port of 127.0.0.1, or 0 for any, got {port}: {error}.') from error
 
+    @override
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing for a browser that went away; the terminal is the user's."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
     @property
     def url(self) -> str:
         """The page's address."""
@@ -53,7 +59,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # A page of another site that resolves its own name to this machine must not read the run.
-        if urlsplit(f'//{self.headers.get("Host", "")}').hostname not in _NAMES:
+        if self.headers.get('Host', '').partition(':')[0] not in _NAMES:
             self._answer(403, 'text/plain', b'This page is for this machine alone.')
         elif self.path == '/':
             self._answer(200, 'text/html', _PAGE.read_bytes())
