@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.format.batch_columns import as_sequence, common_length, name_place, python_values
-from headrace.format.block_pool import shared_pool
+from headrace.format.block_pool import BlockPool, shared_pool
 from headrace.format.checksum import get_hash
 from headrace.format.compression import compress, get_compression_extension
 from headrace.format.encoded_shard import CollectedShard, EncodedRows, EncodedShard, ShardPieces
@@ -196,6 +196,15 @@ class ShardEncoder(ABC):
         self._samples_before += len(sizes)
         self._start_shard()
         return CollectedShard(number, len(sizes), lambda: self._pack_shard(number, pieces, sizes))
+
+    def release(self) -> None:
+        """Give all memory back, and lose the samples of the open shard. Nothing may be added afterwards.
+
+        The settings and the number of samples stay.
+        """
+        self._blocks = BlockPool()
+        self._memory = ShardMemory(self._blocks)
+        self._samples.clear()
 
     def _encode_checked(self, sample: Mapping[str, Any]) -> bytes:
         try:

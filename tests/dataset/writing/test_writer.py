@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 
 import pytest
 
 from headrace import CSVWriter, JSONWriter, MDSWriter, StreamingDataset, XSVWriter
+from headrace.format import encoder
+from headrace.format.block_pool import BlockPool
 
 COLUMNS = {'id': 'int'}
 
@@ -38,6 +43,28 @@ def test_without_keep_local_the_folder_ends_empty(tmp_path):
     write((str(tmp_path / 'local'), str(tmp_path / 'remote')))
     assert os.listdir(tmp_path / 'local') == []
     assert read(tmp_path / 'remote') == list(range(50))
+
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_a_closed_writer_holds_no_memory_of_shards(tmp_path, monkeypatch, fails):
+    pools = []
+
+    def new_pool():
+        pool = BlockPool()
+        pools.append(weakref.ref(pool))
+        return pool
+
+    monkeypatch.setattr(encoder, 'shared_pool', new_pool)
+    writer = MDSWriter(out=str(tmp_path / 'd'), columns={'data': 'bytes'}, size_limit=3 << 20)
+    with pytest.raises(KeyError) if fails else contextlib.nullcontext(), writer:
+        for _ in range(80):
+            writer.write({'data': bytes(90_000)})
+        assert pools[0]() is not None
+        if fails:
+            writer.write({})
+    gc.collect()
+    assert [pool() for pool in pools] == [None]
+    assert writer.num_samples == 80
 
 
 def test_a_folder_that_holds_something_is_refused_or_emptied(tmp_path):

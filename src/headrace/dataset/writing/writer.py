@@ -309,6 +309,9 @@ class Writer:
     def _close(self, *, is_done: bool) -> None:
         self._is_open = False
         self._collect = self._refuse
+        if self._encoder is not None:
+            # A closed writer may live long, beside the training.
+            self._encoder.release()
         if self._progress is not None:
             self._progress.close()
         self._claim.release(is_done=is_done)
