@@ -9,6 +9,7 @@ from torch.utils.data import get_worker_info
 
 from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY
 from headrace.dataset.batch_keys.padding import PADDING_KEY
+from headrace.dataset.pass_end import ending_here
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import upcoming_batches
 from headrace.dataset.reading.protocol import SampleSource
@@ -44,6 +45,7 @@ def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
         first=0,
         ahead=look_ahead(dataset.predownload, plan.batch_size, count),
     )
+    ends_here = ending_here()
     try:
         for k in range(number, plan.num_batches, count):
             dataset.pool.shards.advance(k)
@@ -51,8 +53,9 @@ def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
             for row, sample in enumerate(_samples(dataset, epoch, plan.ids(k).tolist())):
                 yield PADDING_KEY.put(sample, row >= own_samples) if is_marked else sample
     finally:
-        dataset.pool.shards.pause()
-        dataset.progress.end(epoch)
+        if ends_here():
+            dataset.pool.shards.pause()
+            dataset.progress.end(epoch)
 
 
 def _samples(dataset: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:

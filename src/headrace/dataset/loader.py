@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -18,6 +16,7 @@ from headrace.dataset.batch_keys.stream_number import STREAM_KEY
 from headrace.dataset.cursor import Cursor, EpochHint
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.facts import loader_facts
+from headrace.dataset.pass_end import ending_here
 from headrace.dataset.reading.protocol import Collate, PassRequest, Reader
 from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
 from headrace.dataset.workers.worker_pool import WorkerPool, each
@@ -218,7 +217,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
             )
         )
         self._counters.begin_pass(new_processes=not self.persistent_workers)
-        owner, last, source = os.getpid(), plan.num_batches - 1, None
+        ends_here, last, source = ending_here(), plan.num_batches - 1, None
         self._epoch_under_way = epoch
         try:
             source = self._workers(reader, keys) if self.num_workers else map(reader.__getitem__, keys)
@@ -235,9 +234,7 @@ class StreamingDataLoader(DataLoader[Any], FactsRepr):
                 yield self._hand_out(plan, number, received, own_samples)
                 self._counters.ask()
         finally:
-            # A worker that is forked later has a copy of an abandoned pass, and must not end it. At the end of the
-            # interpreter a thread of the prefetch may stand still with a lock for ever.
-            if owner == os.getpid() and not sys.is_finalizing():
+            if ends_here():
                 self._end_pass(epoch, source)
 
     def _hand_out(self, plan: BatchPlan, number: int, received: WorkerBatch, own_samples: int) -> Any:

@@ -18,6 +18,7 @@ from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
+from headrace.dataset.pass_end import ending_here
 from headrace.dataset.reading.batch_memory import batch_memory
 from headrace.dataset.reading.protocol import Reader
 from headrace.dataset.statistics import ReadCounts, WorkerBatch
@@ -98,10 +99,13 @@ class _Batches(_MultiProcessingDataLoaderIter):
     rings: SlotRings | None
 
     def __init__(self, loader: DataLoader[Any]) -> None:
+        self._ends_here = ending_here()
         super().__init__(loader)
         _queues[id(self)] = getattr(self, '_worker_result_queue', None), getattr(self, '_index_queues', None)
 
     def _shutdown_workers(self) -> None:
+        if not self._ends_here():  # PyTorch's would end the workers of the parent
+            return
         results = getattr(self, '_worker_result_queue', None)  # a constructor may have failed
         if isinstance(results, PipeQueue):
             pinning = getattr(self, '_pin_memory_thread_done_event', None)
