@@ -133,7 +133,7 @@ def test_parquet_in_a_local_folder_trains(tmp_path: Path, capsys: pytest.Capture
     ids = arrow.FixedSizeListArray.from_arrays(np.arange(64, dtype=np.int32) * 5, 8)
     parquet.write_table(arrow.table({'input_ids': ids}), data / 'part.parquet')
     assert init(data, out) == 0
-    assert 'VOCABULARY = 512 ' in (out / 'train.py').read_text()
+    assert "batch['input_ids']" in (out / 'train.py').read_text()
     shorten(out)
     assert last_line(out, capsys).startswith('Step 4 of 4 is done.')
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import headrace
 from headrace.cli import (
     bench,
+    cache,
     completion,
     config,
     convert,
@@ -61,6 +62,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, Command] = {
     'bench': bench,
+    'cache': cache,
     'completion': completion,
     'config': config,
     'convert': convert,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -12,15 +12,13 @@ from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.storage.resolve import local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 __all__ = ['FirstData', 'look_at']
 
 _TOKENS: Final = ('input_ids', 'tokens')
 _LABELS: Final = ('label', 'labels', 'class', 'cls', 'target', 'fine_label', 'y')
 _ROW_OF_INTEGERS: Final = re.compile(r'u?int\d+ array of shape \((\d+),\)')
-_LOOKED_AT: Final = 16
-"""Samples for the size of the vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,6 @@ class FirstData:
     """By name, the type in a batch, such as 'int64' or 'image'."""
     tokens: str | None = None
     """Column of token ids in rows of one length."""
-    vocabulary: int = 0
-    """A power of two above all token ids of the first samples."""
     image: str | None = None
     """Column of images; None without `label`."""
     label: str | None = None
@@ -82,13 +78,7 @@ def look_at(place: str) -> FirstData:
     filled = np.flatnonzero(content.shards.samples)
     if not len(filled):
         raise ConfigError(f'A first run needs samples, but {place} holds none. Write some, or name other data.')
-    shard = int(filled[0])
-    columns = content.shards[shard].schema.kinds()
-    tokens = next((name for name in _TOKENS if _ROW_OF_INTEGERS.fullmatch(columns.get(name, ''))), None)
-    vocabulary = 0
-    if tokens is not None:
-        vocabulary = _vocabulary([sample[tokens] for sample in content.read(shard, _LOOKED_AT)])
-    return _found(place, content.format, columns, tokens if vocabulary else None, vocabulary)
+    return _found(place, content.format, content.shards[int(filled[0])].schema.kinds())
 
 
 def _image_folder(place: str) -> FirstData | None:
@@ -102,10 +92,11 @@ def _image_folder(place: str) -> FirstData | None:
     if not images:
         return None
     folder = ImageFolder(store, images, columns=None, retry=PATIENT)
-    return _found(place, folder.kind, {'image': 'image', 'label': 'int64'}, None, 0)
+    return _found(place, folder.kind, {'image': 'image', 'label': 'int64'})
 
 
-def _found(place: str, kind: str, columns: Mapping[str, str], tokens: str | None, vocabulary: int) -> FirstData:
+def _found(place: str, kind: str, columns: Mapping[str, str]) -> FirstData:
+    tokens = (name for name in _TOKENS if _is_row_of_tokens(columns.get(name, '')))
     images = [name for name, column in columns.items() if column == 'image']
     label = next((name for name in _LABELS if re.fullmatch(r'u?int\d+', columns.get(name, ''))), None)
     is_classified = len(images) == 1 and label is not None
@@ -113,16 +104,13 @@ def _found(place: str, kind: str, columns: Mapping[str, str], tokens: str | None
         place,
         kind,
         columns,
-        tokens=tokens,
-        vocabulary=vocabulary,
+        tokens=next(tokens, None),
         image=images[0] if is_classified else None,
         label=label if is_classified else None,
     )
 
 
-def _vocabulary(rows: Sequence[Any]) -> int:
-    """A power of two above all ids, at least 256; 0 if an id is negative, or the rows are too short to learn from."""
-    ids = np.stack(rows).astype(np.int64)
-    if ids.min(initial=0) < 0 or ids.shape[1] < 2:
-        return 0
-    return max(256, 1 << int(ids.max(initial=0)).bit_length())
+def _is_row_of_tokens(kind: str) -> bool:
+    """Whether values are rows of integers of one length, and long enough to predict from."""
+    found = _ROW_OF_INTEGERS.fullmatch(kind)
+    return found is not None and int(found[1]) > 1

@@ -286,14 +286,13 @@ def publishing(limited: LimitedFolder, size: int) -> Generator[None]:
         yield
 
 
-def evict(limited: LimitedFolder, entry: CacheEntry) -> bool:
-    """Delete an entry, unless somebody has it in use."""
-    with locked_folders([limited.folder]):
-        outcome = delete_entry(limited.folder, entry)
-        if isinstance(outcome, Path):
-            return False
-        add_to_ledger(limited.folder, -outcome)
-    return True
+def evict(folder: Path, entry: CacheEntry) -> int | Path:
+    """Delete an entry, unless somebody has it in use; see `delete_entry`. The folder's count stays right."""
+    with locked_folders([folder]):
+        outcome = delete_entry(folder, entry)
+        if not isinstance(outcome, Path):
+            add_to_ledger(folder, -outcome)
+    return outcome
 
 
 def delete_entry(folder: Path, entry: CacheEntry) -> int | Path:

@@ -17,7 +17,7 @@ from headrace.errors import StreamError
 from headrace.redaction import without_credentials
 from headrace.storage.resolve import local_path
 
-__all__ = ['ORIGIN', 'check_origin', 'is_from', 'note_of']
+__all__ = ['ORIGIN', 'check_origin', 'is_from', 'note_of', 'read_note']
 
 ORIGIN: Final = '.headrace-remote'
 """File in a cache folder that names the remote."""
@@ -38,7 +38,7 @@ def check_origin(folder: Path, url: str) -> None:
     Raises:
         StreamError: it is.
     """
-    noted, own = _read_note(folder), note_of(url).strip()
+    noted, own = read_note(folder), note_of(url).strip()
     # `rm -r cache/*` leaves files with a dot.
     if noted and noted != own and _holds_files(folder):
         raise StreamError(
@@ -49,10 +49,10 @@ def check_origin(folder: Path, url: str) -> None:
 
 def is_from(folder: Path, url: str) -> bool:
     """Whether a folder's note names this remote."""
-    return _read_note(folder) == note_of(url).strip()
+    return read_note(folder) == note_of(url).strip()
 
 
-def _read_note(folder: Path) -> str:
+def read_note(folder: Path) -> str:
     """The note's text; empty if there is none. A power failure may empty it, too."""
     try:
         handle = os.open(folder / ORIGIN, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

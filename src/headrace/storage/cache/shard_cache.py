@@ -195,7 +195,7 @@ class ShardCache:
         if self.store is None or len(self._files.absent(entry)) == len(entry.parts):
             return False
         if self._limited is not None:
-            return evict(self._limited, entry)
+            return not isinstance(evict(self._limited.folder, entry), Path)
         return not isinstance(delete_entry(self.folder, entry), Path)
 
     def fetch_index(

@@ -1,0 +1,241 @@
+"""The content of cache folders: what they hold, what is in use, and their safe removal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.errors import CacheError, ConfigError, FormatError
+from headrace.format import ShardTable, parse_index
+from headrace.format.compression import unpack_file
+from headrace.sources.source_index import SourceIndex
+from headrace.storage.cache.disk_usage import LimitedFolder, Present, count_fetches, count_files
+from headrace.storage.cache.entry import CacheEntry, CachePart
+from headrace.storage.cache.fetch_lock import reclaim_fetches
+from headrace.storage.cache.limit import evict
+from headrace.storage.cache.locks import held, open_to_lock, try_lock_file
+from headrace.storage.cache.remote_marker import ORIGIN, read_note
+from headrace.storage.stats import CacheStats
+
+__all__ = ['CacheContent', 'Removal', 'clear_cache', 'find_caches', 'look_into']
+
+_DEEPEST: Final = 3
+"""Folders between a given one and a stream's."""
+
+
+@dataclass(frozen=True)
+class CacheContent:
+    """One stream's cache folder."""
+
+    folder: Path
+    remote: str
+    """As the folder's note has it, without credentials; empty: headrace has not filled the folder."""
+    num_shards: int
+    """Shards of the remote, by the index in the folder."""
+    num_present: int
+    """Shards with files in the folder."""
+    bytes: int
+    """Bytes of these files."""
+    num_in_use: int
+    """Present shards that a process holds a lease on, or is about to remove."""
+    num_fetches: int
+    """Fetches under way."""
+    fetch_bytes: int
+    """Bytes that fetches have reserved or written, those of killed processes included."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            'folder': str(self.folder),
+            'remote': self.remote,
+            'shards': self.num_shards,
+            'present': self.num_present,
+            'bytes': self.bytes,
+            'in_use': self.num_in_use,
+            'fetches': self.num_fetches,
+            'fetch_bytes': self.fetch_bytes,
+        }
+
+
+@dataclass(frozen=True)
+class Removal:
+    """The result of `clear_cache` for one folder."""
+
+    folder: Path
+    num_removed: int
+    """Shards that are gone."""
+    bytes: int
+    """Their bytes."""
+    num_in_use: int
+    """Shards that stay, since a process uses them."""
+    num_links: int
+    """Shards that stay, since a file of theirs is a symbolic link."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            'folder': str(self.folder),
+            'removed': self.num_removed,
+            'bytes': self.bytes,
+            'in_use': self.num_in_use,
+            'links': self.num_links,
+        }
+
+
+def find_caches(root: Path) -> list[Path]:
+    """The cache folders at a place: the folder itself, and those below it. No link is followed.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if root.is_symlink() or not root.is_dir():
+        what = f'a link to {root.resolve()}: name that folder' if root.is_symlink() else 'no folder: check the path'
+        raise ConfigError(f'A cache is a folder, but {root} is {what}.')
+    found = list(_marked(root, _DEEPEST))
+    if not found:
+        raise ConfigError(
+            f'A cache folder holds the file {ORIGIN}, which headrace writes, but neither {root} nor a folder in it '
+            f'does. Name the `local` of a stream. Nothing was touched.'
+        )
+    return sorted(found)
+
+
+def _marked(folder: Path, depth: int) -> Iterator[Path]:
+    if read_note(folder):
+        yield folder
+    if not depth:
+        return
+    with contextlib.suppress(PermissionError), os.scandir(folder) as items:
+        for item in items:
+            if not item.name.startswith('.') and item.is_dir(follow_symlinks=False):
+                yield from _marked(folder / item.name, depth - 1)
+
+
+def look_into(folder: Path) -> CacheContent:
+    """The content of a cache folder. Changes nothing; a folder that is absent is empty.
+
+    Raises:
+        CacheError: the index in it cannot be read.
+    """
+    tables = _tables(folder)
+    present = _present(folder, tables)
+    fetch_bytes, locks = count_fetches(folder)
+    return CacheContent(
+        folder,
+        read_note(folder),
+        num_shards=max(map(len, tables), default=0),
+        num_present=len(present),
+        bytes=sum(item.size for item in present),
+        num_in_use=sum(_is_locked(folder / item.entry.key) for item in present),
+        num_fetches=sum(map(_is_locked, locks)),
+        fetch_bytes=fetch_bytes,
+    )
+
+
+def clear_cache(folder: Path, *, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Removal:
+    """Remove the shards of a cache folder that no process uses, one by one, and what killed fetches left.
+
+    The index and the note stay, so runs that use the folder go on, and fetch what they need again.
+
+    Args:
+        folder: a folder of `find_caches`.
+        progress: is called with the shards that are done, and with all.
+
+    Raises:
+        CacheError: the folder is not marked as a cache; its index cannot be read; or a file cannot be removed.
+    """
+    if not read_note(folder):
+        raise CacheError(
+            f'Only a folder with the file {ORIGIN} is cleared, but {folder} has none. Name a cache folder.'
+        )
+    present = _present(folder, _tables(folder))
+    removed = size = in_use = links = 0
+    for number, item in enumerate(present, 1):
+        if _has_link(folder, item.entry):
+            links += 1
+        else:
+            outcome = evict(folder, item.entry)
+            if isinstance(outcome, Path):
+                in_use += 1
+            elif outcome:
+                removed += 1
+                size += outcome
+        progress(number, len(present))
+    reclaim_fetches(folder)
+    return Removal(folder, removed, size, in_use, links)
+
+
+def _has_link(folder: Path, entry: CacheEntry) -> bool:
+    names = [name for part in entry.parts for name in (part.name, part.packed_name) if name is not None]
+    return any((folder / name).is_symlink() for name in names)
+
+
+def _present(folder: Path, tables: Sequence[ShardTable]) -> list[Present]:
+    """The entries with files in the folder."""
+
+    def find(name: str) -> CacheEntry | None:
+        for table in tables:
+            shard = table.find(name)
+            if shard is not None:
+                return _entry(table, shard)
+        return None
+
+    limited = LimitedFolder(folder, find, CacheStats())
+    count_files(limited)
+    return limited.present
+
+
+def _entry(table: ShardTable, shard: int) -> CacheEntry:
+    info = table[shard]
+    return CacheEntry(
+        tuple(
+            CachePart(
+                name=file.raw.basename,
+                size=file.raw.bytes,
+                packed_name=None if file.zip is None else file.zip.basename,
+                unpack=None if file.zip is None else partial(unpack_file, info.compression or ''),
+            )
+            for file in info.files
+        )
+    )
+
+
+def _tables(folder: Path) -> list[ShardTable]:
+    """The shards by each index in the folder: one of headrace's format, or one for each choice of columns of another.
+
+    Raises:
+        CacheError: an index is damaged.
+    """
+    tables: list[ShardTable] = []
+    for path in (folder / 'index.json', *sorted(folder.glob('source*.index'))):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            continue
+        try:
+            if path.suffix == '.json':
+                tables.append(parse_index(data, source=str(path), allow_unsafe_types=True, allow_empty=True))
+            else:
+                tables.append(SourceIndex.from_bytes(data).shards())
+        except FormatError as error:
+            raise CacheError(
+                f'{path} names the shards of the cache, but is damaged: {error} Remove it: the next run fetches it.'
+            ) from error
+    return tables
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether a process has locked a file; a link's is not looked at."""
+    if path.is_symlink():
+        return False
+    try:
+        handle = open_to_lock(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return False
+    with held(handle):
+        return not try_lock_file(handle, path)
