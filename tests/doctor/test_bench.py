@@ -66,3 +66,10 @@ def test_the_command(data, tmp_path, capsys):
     assert main(['bench', str(path), '--workers', 'some']) == 1
     assert main(['bench', str(path), '--seconds', '0']) == 1
     assert '--seconds must be more than 0' in capsys.readouterr().err
+
+
+def test_keys_go_over_a_dataset(data, capsys):
+    assert main(['bench', str(data), 'train.no_such_key=1', '--workers', '0', '--seconds', '0.01']) == 1
+    assert 'train.no_such_key' in capsys.readouterr().err
+    assert main(['bench', str(data), 'train.fraction=[0, 0.01]', 'train.remainder=drop', '--seconds', '0.01']) == 1
+    assert 'has no batch' in capsys.readouterr().err

@@ -27,7 +27,12 @@ HELP = 'measure samples, bytes, waits and processor time of your data on this ma
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the data and the measurement."""
     parser.add_argument('what', metavar='CONFIG|URL', help='YAML file of the loaders, or a dataset')
-    parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
+    parser.add_argument(
+        'overrides',
+        nargs='*',
+        metavar='KEY=VALUE',
+        help='what goes over the file; of a dataset, such as train.decode.size=224',
+    )
     parser.add_argument('--seconds', type=float, default=5, help='for each number of workers (default: %(default)s)')
     parser.add_argument(
         '--workers', metavar='N,N', help="numbers of workers (default: 0, and the configuration's, or 2)"
@@ -41,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'headrace bench train.yaml                    # with the cache as it is',
         'headrace bench train.yaml --cold --workers 0,4,8',
         'headrace bench s3://bucket/data --batch-size 256 --seconds 20',
+        'headrace bench s3://bucket/images train.decode.size=224',
     )
 
 
@@ -113,8 +119,9 @@ def _configured(arguments: argparse.Namespace) -> Generator[LoaderConfig]:
     with tempfile.TemporaryDirectory(prefix='headrace-bench-') as folder:
         source = {**place, **({} if 'local' in place else {'local': folder})}
         given = {name: value for name, value in store.items() if value is not None}
-        made = {'streams': {'data': {**source, **given}}}
-        config = load_config({'global_batch_size': arguments.batch_size, 'train': made})
+        train = {'streams': {'data': {**source, **given}}}
+        made = {'global_batch_size': arguments.batch_size, 'train': train}
+        config = load_config(made, overrides=arguments.overrides)
         assert config.train is not None
         yield config.train
 
