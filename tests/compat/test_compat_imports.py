@@ -104,6 +104,10 @@ def test_names_that_neither_has_fail_as_ever(line: str, error: type[Exception]) 
         run(line)
 
 
+def test_the_file_of_the_package_tells_which_one_it_is() -> None:
+    assert 'headrace' in Path(run('import streaming')['streaming'].__file__).parts
+
+
 def test_modules_can_be_listed_copied_and_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     util = importlib.import_module('streaming.base.util')
 

@@ -31,6 +31,7 @@ class AliasModule(ModuleType):
         self.__path__ = []
         if name == ROOT:
             self.__version__ = __version__
+            self.__file__ = __file__  # programs print it, to see which package they run on
 
     def __getattr__(self, name: str) -> Any:
         path = f'{self.__name__}.{name}'
