@@ -14,6 +14,8 @@ import pytest
 
 from headrace import MDSWriter
 from headrace.cli import COMMANDS, main
+from headrace.cli.previews import print_preview
+from headrace.inspect import describe_decoded
 
 LOOK = ('cp', 'inspect', 'merge', 'reshard', 'verify')
 
@@ -178,3 +180,11 @@ def test_reshard(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     found = json.loads(capsys.readouterr().out)
     assert (found['samples'], found['order'], found['columns']) == (100, 'shuffled', ['id', 'row'])
     assert main(['verify', str(tmp_path / 'out'), '-j', '1']) == 0
+
+
+def test_a_preview_says_the_size_of_a_picture_once(capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip('PIL.Image')
+
+    print_preview('Row 0', {'image': describe_decoded(image.new('RGB', (40, 20))), 'label': describe_decoded(3)})
+
+    assert capsys.readouterr().out.splitlines()[:3] == ['Row 0', '  image: picture, 40 x 20 RGB', '  label: 3']

@@ -210,6 +210,7 @@ def test_the_command_explains_steps_and_samples(folders, tmp_path, capsys) -> No
     assert values['id']['value'] == first[3][5]
     assert int(ident) == found['rows'][0]['id']
     assert found['topology'] == {'world_size': 2, 'num_nodes': 1, 'replication': 1}
+    assert '  checkpoints of 1 step; mixture: ' in shown()
     uses = json.loads(shown('--sample', 7, '--json'))
     assert uses['stream'] == 'a'
     assert len(uses['uses']) >= 2

@@ -52,7 +52,9 @@ def print_preview(heading: str, values: dict[str, SampleValue]) -> None:
     """Print a sample: its heading, then a line for each value."""
     print(heading)
     for name, value in values.items():
-        text = ' '.join(part for part in (value.shape, str(value.value)) if part)
+        # The text of a picture begins with what its shape says.
+        shape = '' if value.pictures else value.shape
+        text = ' '.join(part for part in (shape, str(value.value)) if part)
         print(f'  {printable(name)}: {shorten(text, _WIDTH)}')
     if has_colours():
         print_thumbnails(values.values())

@@ -183,7 +183,8 @@ def _print_segments(run: RecordedRun, arguments: argparse.Namespace) -> int:
             f'Segment {segment["number"]}: steps {segment["first_step"]} to {segment["reached"]}, {text}; '
             f'{_time(segment["time"])}, {_ranks(segment["topology"])}, headrace {segment["versions"]["headrace"]}'
         )
-        print(f'  {len(segment["checkpoints"])} checkpoints; mixture: {shares}')
+        saved = len(set(segment['checkpoints']))  # a trainer may write several files at a step
+        print(f'  checkpoints of {saved} step{"s" * (saved != 1)}; mixture: {shares}')
     if described['damaged_lines']:
         print(f'{described["damaged_lines"]} lines of the record were cut by a kill, and ignored.')
     return 0

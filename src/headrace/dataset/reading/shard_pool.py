@@ -169,7 +169,7 @@ def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: De
             except (TypeError, RuntimeError) as error:
                 raise CollateError(
                     f'Column {name!r} cannot be made into a batch: {error}. The first value that does not fit is of '
-                    f'{misfit(column, ids.tolist(), describe)}. Pass `collate_fn` to the loader, or '
-                    f'override `get_item` to turn it into tensors of one shape.'
+                    f'{misfit(column, ids.tolist(), describe)}. Pass `collate_fn` to the loader, '
+                    f'override `get_item` to turn it into tensors of one shape, or leave it out with `columns`.'
                 ) from error
     return out
