@@ -24,6 +24,7 @@ PACKAGES = (
     'headrace.metrics',
     'headrace.packing',
     'headrace.convert',
+    'headrace.convert.ray',
     'headrace.inspect',
     'headrace.simulate',
     'headrace.doctor',
@@ -97,9 +98,31 @@ def _linked_files(files: Files) -> set[str]:
 
 def _api() -> str:
     """A section for each public name of each package that users import."""
+    public = {
+        package: {name: getattr(module, name) for name in sorted(getattr(module, '__all__', ()))}
+        for package in PACKAGES
+        for module in [importlib.import_module(package)]
+    }
+    sections = {id(found) for names in public.values() for found in names.values()}
     lines = ['# API', '', 'Every public name, by the package that users import it from.', '']
-    for package in PACKAGES:
+    for package, names in public.items():
         lines += [f'## `{package}`', '']
-        for name in sorted(getattr(importlib.import_module(package), '__all__', ())):
-            lines += [f'::: {package}.{name}', '    options: {heading_level: 3}', '']
+        for name, found in names.items():
+            options = f'heading_level: 3, inherited_members: {_inherited(found, sections)}'
+            lines += [f'::: {package}.{name}', f'    options: {{{options}}}', '']
     return '\n'.join(lines)
+
+
+def _inherited(found: Any, sections: set[int]) -> list[str]:
+    """The members that a class has from classes of headrace without a section, and that no base with one shows."""
+    bases = found.__mro__[1:] if isinstance(found, type) else ()
+    shown = {name for base in bases if id(base) in sections for name in dir(base)}
+    return sorted(
+        {
+            name
+            for base in bases
+            if base.__module__.startswith('headrace.') and id(base) not in sections
+            for name in vars(base)
+            if not name.startswith('_') and name not in shown
+        }
+    )
