@@ -95,7 +95,8 @@ def convert(
             A sample is a mapping from column to value, or a tuple.
         out: folder or URL of the new dataset.
         function: makes of an input a sample, an iterable of samples, or None. With processes that are not forked, it
-            stands at the top of a module.
+            stands at the top of a module. Each of 256 inputs or fewer has shards of its own, so few large inputs are
+            better than many small ones.
         columns: encodings by column; or names of the columns to convert. None: all of them, with the encodings of the
             format, or those that fit the first samples. For tuples, the names in order.
         format: name of the source's format; None: found by the names of its files.
