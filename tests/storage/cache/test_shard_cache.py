@@ -434,6 +434,19 @@ class TestFolderProblems:
             remote.check(lease)
         assert races
 
+    @pytest.mark.parametrize(('number', 'expected'), [(errno.ENOSPC, DiskFullError), (errno.EACCES, CacheError)])
+    def test_a_subfolder_that_cannot_be_made(self, tmp_path, monkeypatch, number, expected):
+        remote, make = make_remote(tmp_path / 'remote', prefix='sub/'), Path.mkdir
+
+        def refuse(path, *how, **more):
+            if path == tmp_path / 'cache/sub':
+                raise OSError(number, os.strerror(number), str(path))
+            make(path, *how, **more)
+
+        monkeypatch.setattr(Path, 'mkdir', refuse)
+        with pytest.raises(expected, match='/cache/sub (has no room|is not: EACCES)'):
+            cache_of(remote, tmp_path / 'cache').acquire(remote.entries[0])
+
     def test_no_locks_on_this_file_system(self, plain, tmp_path, monkeypatch):
         def refuse(*_):
             raise OSError(38, 'Function not implemented')

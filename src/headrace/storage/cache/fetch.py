@@ -73,7 +73,8 @@ class Fetcher:
                 try:
                     final.parent.mkdir(parents=True, exist_ok=True)
                 except OSError as error:
-                    if not os.path.lexists(error.filename):  # it, or the folder above, was deleted meanwhile
+                    is_race = isinstance(error, (FileExistsError, FileNotFoundError))
+                    if is_race and not os.path.lexists(error.filename):  # it, or the folder above, was deleted
                         raise FileNotFoundError(errno.ENOENT, 'No such folder', error.filename) from error
                     raise cannot_write(final.parent, error) from error
                 check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
