@@ -40,7 +40,7 @@ def scraped(endpoint: PrometheusEndpoint) -> dict[tuple[str, frozenset[tuple[str
 
 def test_prometheus_scrapes_the_last_figures(loader: StreamingDataLoader) -> None:
     pytest.importorskip('prometheus_client')
-    endpoint = PrometheusEndpoint(0, labels={'run': 'a'})
+    endpoint = PrometheusEndpoint(0, labels={'run': 'a', 'rank': 0})  # type: ignore[dict-item]
     try:
         assert endpoint.url is None
         endpoint({})
@@ -52,10 +52,10 @@ def test_prometheus_scrapes_the_last_figures(loader: StreamingDataLoader) -> Non
             meter.batch_done()
         endpoint(figures := meter.read(detailed=True))
         found = scraped(endpoint)
-        run = ('run', 'a')
-        assert found['headrace_data_wait_share', frozenset([run])] == figures['data/wait_share']
-        assert found['headrace_data_samples_total', frozenset([run])] == 100
-        odd = frozenset([run, ('stream', 'odd "name"\n')])
+        own = ('run', 'a'), ('rank', '0')
+        assert found['headrace_data_wait_share', frozenset(own)] == figures['data/wait_share']
+        assert found['headrace_data_samples_total', frozenset(own)] == 100
+        odd = frozenset([*own, ('stream', 'odd "name"\n')])
         assert found['headrace_mix_share', odd] == 0.5
         assert found['headrace_stream_bytes_downloaded_total', odd] == figures['data/odd "name"\n/bytes_downloaded'] > 0
         assert len(found) == len(figures)  # none is lost
@@ -93,6 +93,13 @@ def test_spans_of_batches_have_their_waits_and_fetches(loader: StreamingDataLoad
     spans.begin([loader])
     spans([loader])
     assert memory.get_finished_spans()[-1].start_time == now
+
+
+@pytest.mark.parametrize('name', ['run-id', '', '7', '__run', 'stream'])
+def test_labels_that_prometheus_refuses_are_refused_at_once(name: str) -> None:
+    pytest.importorskip('prometheus_client')
+    with pytest.raises(ConfigError, match='`labels` must have names'):
+        PrometheusEndpoint(labels={name: 'a'})
 
 
 def test_an_exporter_that_fails_ends_no_training() -> None:

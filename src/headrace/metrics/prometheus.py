@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ['PrometheusEndpoint']
 
+_LABEL = re.compile('[a-zA-Z][a-zA-Z0-9_]*')
 _COUNTERS = (
     'bad_samples',
     'bytes_downloaded',
@@ -46,7 +47,8 @@ class PrometheusEndpoint:
 
     Raises:
         MissingDependencyError: prometheus_client is not installed.
-        ConfigError: at the first call: the port is in use, or the address is not this machine's.
+        ConfigError: Prometheus has no such name of a label; or, at the first call, the port is in use, or the address
+            is not this machine's.
     """
 
     def __init__(
@@ -59,6 +61,12 @@ class PrometheusEndpoint:
                 'PrometheusEndpoint needs prometheus_client, which is not installed: pip install '
                 '"headrace[prometheus]".'
             ) from error
+        for name in labels or {}:
+            if not _LABEL.fullmatch(name) or name == 'stream':
+                raise ConfigError(
+                    f"`labels` must have names of letters, digits and '_' that begin with a letter, and not 'stream', "
+                    f'which figures have already; got {name!r}. Rename it.'
+                )
         self._port, self._address = port, address
         self._figures: Mapping[str, float] = {}
         self._labels = {name: str(value) for name, value in (labels or {}).items()}  # a rank may be an int
