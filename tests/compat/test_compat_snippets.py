@@ -321,6 +321,9 @@ def test_files_to_and_from_stores(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match='not empty'):
         CloudUploader.get(str(folder))
     assert CloudUploader.get(str(folder), exist_ok=True).remote is None
+    for out in ((), (str(folder),), (str(folder), None), (str(folder), str(remote), 'more')):
+        with pytest.raises(ValueError, match='`out`'):
+            CloudUploader.get(out)
 
 
 @pytest.mark.usefixtures('own_stores')

@@ -125,6 +125,31 @@ class TestStoredOrder:
         order = shuffled(mixture([5, 5]), nodes=3, shuffle=False)
         assert [whole(order)[node::3].tolist() for node in range(3)] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
 
+    @pytest.mark.parametrize(
+        ('batching', 'nodes', 'size', 'last'),
+        [
+            ('random', 4, 7, 153),
+            ('stratified', 4, 7, 153),
+            ('stratified', 4, 8, 153),
+            ('per_stream', 4, 8, 152),  # whole batches of each stream
+            ('device_per_stream', 2, 8, 152),
+        ],
+    )
+    def test_whole_streams_give_the_same_global_batches_in_each_epoch(
+        self, batching: str, nodes: int, size: int, last: int
+    ) -> None:
+        config = OrderConfig(
+            shuffle=False,
+            num_canonical_nodes=nodes,
+            batching=batching,
+            global_batch_size=size,
+            device_batches=4 if batching == 'device_per_stream' else None,
+        )
+        mix = mixture([60, 40, 100], [152, last])
+        epochs = [whole(make_order(mix, config, epoch)).tolist() for epoch in range(3)]
+        first, *others = [[sorted(ids[at : at + size]) for at in range(0, len(ids), size)] for ids in epochs]
+        assert others == [first, first]
+
 
 class TestDefaults:
     @pytest.mark.parametrize(('shards', 'nodes'), [(1, 1), (127, 1), (128, 2), (1000, 8), (4096, 64), (10**5, 64)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any, cast
 
 from tqdm import tqdm
 
@@ -71,6 +72,16 @@ def download_file(remote: str | None, local: str, timeout: float) -> None:
     CloudDownloader().download(remote, local, timeout)
 
 
+def _pair(out: Any) -> tuple[str, str]:
+    places = cast('list[Any]', list(out)) if isinstance(out, tuple | list) else []
+    if len(places) != 2 or not all(isinstance(place, str) and place for place in places):
+        raise ConfigError(
+            f'Invalid `out` argument: it is a folder, a URL, or a pair (folder, URL) of texts, but got {out!r}. '
+            f'Without a URL pass the folder alone.'
+        )
+    return places[0], places[1]
+
+
 class CloudUploader:
     """Uploads files of a folder to a store.
 
@@ -86,6 +97,7 @@ class CloudUploader:
         exist_ok: whether the folder may hold something.
 
     Raises:
+        ConfigError: `out` is something else.
         FileExistsError: the folder holds something, and `exist_ok` is False.
     """
 
@@ -102,7 +114,7 @@ class CloudUploader:
             folder = local_path(out) if is_folder else tempfile.mkdtemp()
             self.remote = None if is_folder else out
         else:
-            folder, self.remote = out
+            folder, self.remote = _pair(out)
         self.local = str(folder)
         self.keep_local, self.retry = keep_local, retry
         self._store: Store | None = None if self.remote is None else open_store(self.remote)
