@@ -49,6 +49,16 @@ def test_every_command_has_examples_and_an_exit_status(command: str, capsys: pyt
     shown = capsys.readouterr().out
     assert f'examples:\n  headrace {command}' in shown
     assert 'Exit status: ' in shown
+    assert 'SUPPRESS' not in shown
+    assert '(default: None)' not in shown
+
+
+def test_help_names_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(['simulate', '--help'])
+    shown = ' '.join(capsys.readouterr().out.split())
+    assert 'without waiting for data (default: 0.1)' in shown
+    assert 'such as 1.2gb (default: 119mb)' in shown
 
 
 def test_inspect(data: Path, capsys: pytest.CaptureFixture[str]) -> None:

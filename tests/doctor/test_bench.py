@@ -73,3 +73,14 @@ def test_keys_go_over_a_dataset(data, capsys):
     assert 'train.no_such_key' in capsys.readouterr().err
     assert main(['bench', str(data), 'train.fraction=[0, 0.01]', 'train.remainder=drop', '--seconds', '0.01']) == 1
     assert 'has no batch' in capsys.readouterr().err
+
+
+def test_what_is_no_data_is_refused(data, capsys):
+    assert main(['bench', 'no_such.yaml']) == 1
+    assert 'there is no file no_such.yaml' in capsys.readouterr().err
+    assert main(['bench', data.as_uri(), '--workers', '0', '--seconds', '0.01', '--batch-size', '4', '--json']) == 0
+    assert json.loads(capsys.readouterr().out)['rates'][0]['batches'] > 1
+
+
+def test_it_is_one_rank_whatever_the_configuration_says(data):
+    assert bench(loader(data, replication=2), workers=0, seconds=0.01).samples > 0

@@ -99,3 +99,52 @@ def test_impossible_targets_are_refused(config, capsys):
         tune(train, Conditions(step_seconds=0))
     assert main(['tune', str(config()), '--wait', 'little']) == 1
     assert "such as 1% or 0.01, got 'little'" in capsys.readouterr().err
+
+
+def test_the_file_has_the_values_given_on_the_command_line(config, tmp_path):
+    out = tmp_path / 'tuned.yaml'
+    arguments = ['tune', str(config(batching_method='random')), '--read-seconds', '0.25', '--bandwidth', '1gb']
+    given = ['global_batch_size=32', 'train.shuffle=true', '~train.batching_method']
+    assert main([*arguments, '--wait', '20%', '--write', str(out), *given]) == 0
+    written, read = load_config(out).train, load_config(config(batching_method='random'), overrides=given).train
+    assert written == replace_settings(read, {'num_workers': written.loader.num_workers})
+    assert written.loader.num_workers > 0
+
+
+def test_a_file_without_a_folder_is_refused_before_the_search(config, tmp_path, capsys):
+    assert main(['tune', str(config()), '--write', str(tmp_path / 'none' / 'tuned.yaml')]) == 1
+    assert '--write must name a file in a folder that is there' in capsys.readouterr().err
+
+
+def test_a_search_ends_with_its_time(config):
+    path, conditions = config(shuffle=True), Conditions(step_seconds=0.1, bandwidth=2e5, latency=0.001)
+    now, seen = 0.0, []
+
+    def progress(trial):
+        nonlocal now
+        seen.append(trial)
+        now += 1
+
+    train = load_config(path).train
+    tuning = tune(train, conditions, target=0.0, seconds=3, progress=progress, clock=lambda: now)
+    assert tuning.trials == tuple(seen[:1]) + tuning.trials[1:]
+    assert len(tuning.trials) == 3
+    assert not tuning.is_complete
+    assert any('before all values were tried' in note for note in tuning.notes())
+    ticks = iter(range(1_000_000))
+    with pytest.raises(ConfigError, match='run without changes was not simulated'):
+        tune(train, conditions, seconds=3, clock=lambda: float(next(ticks)))
+    with pytest.raises(ConfigError, match='more than 0 s'):
+        tune(train, conditions, seconds=0)
+
+
+def test_a_cache_that_saves_time_is_proposed_although_the_run_still_waits(config):
+    size = simulate(load_config(config()).train, Conditions()).dataset_bytes
+    train = load_config(config(shuffle=True, cache_limit=size // 8)).train
+    conditions = Conditions(step_seconds=0.001, bandwidth=2e5, latency=0.001, batches=32)
+    tuning = tune(train, conditions, target=0.0, keep_order=True)
+    before = tuning.trials[0]
+    assert not tuning.is_reached
+    assert before.waiting > 0.95
+    assert tuning.changes['cache_limit'] > size // 8
+    assert tuning.after.epoch_seconds < 0.7 * before.epoch_seconds

@@ -75,12 +75,29 @@ def test_a_run_stands_beside_the_one_as_configured(page):
         ({'latency': '-1'}, 'must be 0 or more'),
         ({'bandwidth': 'quick'}, 'A size in bytes'),
         ({'ranks': '3'}, '16'),
+        ({'num_workers': '1' + '0' * 30}, 'from 0 to 256'),
+        ({'num_workers': '-1'}, 'from 0 to 256'),
+        ({'step_seconds': '1e308'}, 'too small or too large'),
     ],
 )
 def test_a_wrong_value_is_named(page, value, rule):
     status, _, text = get(page, '/run?' + urlencode(value))
     assert status == 400
     assert rule in json.loads(text)['error']
+
+
+def test_a_run_without_end_is_ended(page, monkeypatch):
+    monkeypatch.setattr('headrace.simulate.ui.MOST_SECONDS', 0.0)
+    status, _, text = get(page, '/run?latency=1e308')
+    assert status == 400
+    assert 'was not done after' in json.loads(text)['error']
+
+
+def test_a_port_in_use_is_named(page):
+    with pytest.raises(ConfigError, match=rf'--port must be a free port .* got {page.server_port}: '):
+        SimulationServer(page.simulations.config, Conditions(batches=1), {}, title='x', port=page.server_port)
+    with pytest.raises(ConfigError, match='got 99999: '):
+        SimulationServer(page.simulations.config, Conditions(batches=1), {}, title='x', port=99999)
 
 
 def test_other_pages_do_not_reach_it(page):

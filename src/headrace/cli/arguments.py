@@ -41,7 +41,10 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **options)
 
     def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
-        """Declare an argument, as argparse does."""
+        """Declare an argument, as argparse does; the help names its default, if it has one."""
+        text, default = options.get('help'), options.get('default')
+        if text and 'default' not in text and default not in (None, False, '', argparse.SUPPRESS) and default != []:
+            options['help'] = f'{text} (default: {str(default).replace("%", "%%")})'
         action = super().add_argument(*names, **options)
         if action.choices is None and action.nargs != 0 and (action.type is Path or not action.option_strings):
             self.paths.append(action)
@@ -82,13 +85,13 @@ def add_two_stores(parser: argparse.ArgumentParser, *, to: str) -> None:
 
 
 @contextlib.contextmanager
-def shown_progress(what: str, **unit: Any) -> Generator[Callable[[int, int], None]]:
-    """A bar on stderr, if that is a terminal. Gives a function of what is done and of the whole."""
+def shown_progress(what: str, **unit: Any) -> Generator[Callable[[int, int | None], None]]:
+    """A bar on stderr, if that is a terminal. Gives a function of what is done and of the whole; None: unknown."""
     from tqdm import tqdm
 
     with tqdm(desc=what, disable=not sys.stderr.isatty(), **unit) as bar:
 
-        def show(done: int, total: int) -> None:
+        def show(done: int, total: int | None) -> None:
             bar.total = total
             bar.update(done - bar.n)
 

@@ -56,15 +56,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.seconds > 0:
         raise ConfigError(f'--seconds must be more than 0, got {arguments.seconds}.')
+    is_cold = arguments.cold or not Path(arguments.what).is_file()
     with _configured(arguments) as config:
         numbers = [0, config.loader.num_workers or 2] if arguments.workers is None else _numbers(arguments.workers)
         rates: list[Rate] = []
         for number in numbers:
-            with _cache(config, is_cold=arguments.cold) as chosen:
+            with _cache(config, is_cold=is_cold) as chosen:
                 rates.append(bench(chosen, workers=number, seconds=arguments.seconds))
-        with _cache(config, is_cold=arguments.cold) as chosen:
+        with _cache(config, is_cold=is_cold) as chosen:
             limit = limit_of(chosen, rates)
-    read_seconds = min(rates, key=lambda rate: rate.workers).cpu_seconds_per_batch
+    fewest = min(rates, key=lambda rate: rate.workers)
+    read_seconds, batch_size = fewest.cpu_seconds_per_batch, round(fewest.samples / (fewest.batches - 1))
     if arguments.json:
         found = [rate.to_json() for rate in rates]
         print(json.dumps({'data': arguments.what, 'rates': found, 'limit': limit, 'read_seconds': read_seconds}))
@@ -72,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     header = ('workers', 'samples/s', 'values', 'downloaded', 'first batch', 'wait p50', 'p99', 'CPU of a batch')
     print('\n'.join(text_table([header, *map(_row, rates)], indent=0)))
     print(limit)
-    print(f'For headrace simulate and tune: --read-seconds {read_seconds:.2g}')
+    of = f'if a rank has batches of {batch_size:,}'
+    print(f'For headrace simulate and tune: --read-seconds {read_seconds:.2g}, {of}.')
     return 0
 
 
@@ -108,7 +111,10 @@ def _configured(arguments: argparse.Namespace) -> Generator[LoaderConfig]:
             raise ConfigError('a measurement needs a `train` section, and the configuration has none.')
         yield config.train
         return
-    place = {'local': arguments.what} if local_path(arguments.what) is not None else {'remote': arguments.what}
+    if arguments.what.endswith(('.yaml', '.yml')):
+        raise ConfigError(f'there is no file {arguments.what}: check its path.')
+    folder = local_path(arguments.what)
+    place = {'remote': arguments.what} if folder is None else {'local': folder}
     options = store_options(arguments)
     store = {
         'endpoint_url': options.endpoint_url,

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from headrace.cli.arguments import count, show_examples
+from headrace.cli.arguments import count, show_examples, shown_progress
 from headrace.cli.conditions import add_condition_arguments, read_conditions, train_config
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.simulate import Tuning
+    from headrace.simulate.tune import Trial
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -23,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--most-workers', type=count, default=8, metavar='N', help='workers of a rank at most')
     parser.add_argument('--disk', metavar='SIZE', help='the most that the cache of a node may take, such as 200gb')
     parser.add_argument('--keep-order', action='store_true', help='for a run in progress: change no order of samples')
+    parser.add_argument('--seconds', type=float, default=120, help='the most time that the search may take')
     parser.add_argument('--write', type=Path, metavar='OUT.yaml', help='write a configuration with the changes')
     show_examples(
         parser,
@@ -40,24 +47,47 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path | None = arguments.write
     if out is not None and out.exists():
         raise ConfigError(f'--write must name a new file, but {out} is there already.')
-    tuning = tune(
-        train_config(arguments),
-        read_conditions(arguments),
-        target=_share(arguments.wait),
-        most_workers=arguments.most_workers,
-        disk=None if arguments.disk is None else bytes_to_int(arguments.disk),
-        keep_order=arguments.keep_order,
-    )
+    if out is not None and not out.parent.is_dir():
+        raise ConfigError(f'--write must name a file in a folder that is there, but {out.parent} is none.')
+    with shown_progress('tune', unit=' runs') as show:
+        trials: list[Trial] = []
+
+        def progress(trial: Trial) -> None:
+            trials.append(trial)
+            show(len(trials), None)
+
+        tuning = tune(
+            train_config(arguments),
+            read_conditions(arguments),
+            target=_share(arguments.wait),
+            most_workers=arguments.most_workers,
+            disk=None if arguments.disk is None else bytes_to_int(arguments.disk),
+            keep_order=arguments.keep_order,
+            seconds=arguments.seconds,
+            progress=progress,
+        )
     print(json.dumps(tuning.to_json()) if arguments.json else tuning)
     if out is not None:
-        from headrace.simulate.settings import yaml_lines
-
-        config = os.path.relpath(arguments.config.resolve(), out.resolve().parent)
-        lines = [f'defaults: {json.dumps([config])}', *(yaml_lines(tuning.changes) if tuning.changes else ())]
-        out.write_text('\n'.join([*lines, '']), encoding='utf-8')
+        out.write_text(_changed(arguments, tuning, out.resolve().parent), encoding='utf-8')
         if not arguments.json:
-            print(f'{out} is {arguments.config} with these changes.')
+            given = 'the given values and ' if arguments.overrides else ''
+            print(f'{out} is {arguments.config} with {given}these changes.')
     return 0 if tuning.is_reached else 1
+
+
+def _changed(arguments: argparse.Namespace, tuning: Tuning, folder: Path) -> str:
+    """YAML for a folder: the configuration with the changes."""
+    from headrace.mixing import load_config, to_yaml
+    from headrace.simulate.settings import replace_settings, yaml_lines
+
+    if not arguments.overrides:
+        config = os.path.relpath(arguments.config.resolve(), folder)
+        lines = [f'defaults: {json.dumps([config])}', *(yaml_lines(tuning.changes) if tuning.changes else ())]
+        return '\n'.join([*lines, ''])
+    # What is given over the file may remove keys, which no file can do to another one: all is written.
+    config = load_config(arguments.config, overrides=arguments.overrides)
+    assert config.train is not None
+    return to_yaml(dataclasses.replace(config, train=replace_settings(config.train, tuning.changes)))
 
 
 def _share(text: str) -> float:

@@ -18,6 +18,7 @@ from headrace.config.build import build_loader
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
+from headrace.order import Topology
 
 __all__ = ['Rate', 'bench', 'limit_of']
 
@@ -168,7 +169,8 @@ def _largest_part(config: LoaderConfig) -> tuple[str, float]:
 
 def _loader(config: LoaderConfig, workers: int) -> StreamingDataLoader:
     chosen = dataclasses.replace(config.loader, num_workers=workers)
-    return build_loader(dataclasses.replace(config, loader=chosen))
+    # One rank, whatever the launcher's environment and the configuration say.
+    return build_loader(dataclasses.replace(config, loader=chosen, replication=None), topology=Topology())
 
 
 def _for_ever(loader: StreamingDataLoader) -> Generator[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,10 +21,11 @@ from headrace.simulate.world import Event, Process, World
 __all__ = ['simulate']
 
 _LEAST_BATCHES, _ROWS_PER_SHARD = 64, 30
+_MOST_WORKERS = 256  # of a rank; each is a process with a prefetch of its own
 _NODES = 4  # the most that are simulated; others do the same with other shards
 
 
-def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
+def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[], None] = lambda: None) -> SimulatedRun:
     """Simulate the first epochs of a run.
 
     It reads the indexes of the streams, and shards only for a new filter `where`. The order, the batches, the shards of
@@ -32,10 +35,11 @@ def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
     Args:
         config: the training loader.
         conditions: machines, network and model.
+        check: called now and then; what it raises ends the simulation.
 
     Raises:
-        ConfigError: the loader packs documents, whose number of tokens is not known before they are read; or an epoch
-            has no batch.
+        ConfigError: the loader packs documents, whose number of tokens is not known before they are read; an epoch has
+            no batch; or the workers are too many.
         TopologyError: the ranks do not divide the global batch.
         StreamError, OSError: the index of a stream cannot be read.
     """
@@ -44,11 +48,14 @@ def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
             'a simulation needs a loader without `packing`: which documents a batch holds is known when they are read. '
             'Remove `packing` from a copy of the configuration, and give the documents of a step as the batch size.'
         )
+    workers = config.loader.num_workers
+    if not 0 <= workers <= _MOST_WORKERS:
+        raise ConfigError(f'a simulation needs `num_workers` from 0 to {_MOST_WORKERS:,}, got {workers}.')
     topology = Topology(
         rank=0, world_size=conditions.ranks, num_nodes=conditions.nodes, replication=config.replication or 1
     )
     dataset = build_dataset(config, topology=topology)
-    world = World()
+    world = World(check)
     shards = [stream.shards for stream in dataset.streams]
     stored = np.concatenate([each.stored_bytes() for each in shards])
     raw = np.concatenate([each.raw_bytes() for each in shards])
@@ -82,6 +89,7 @@ def simulate(config: LoaderConfig, conditions: Conditions) -> SimulatedRun:
         over = Event()
         for rank in ranks:
             rank.made = {number: Event() for number in range(count)}
+            check()
             rank.begin()
         world.start(_train(world, nodes, ranks, count, epoch, conditions, steps, over))
         world.run(lambda over=over: over.has_happened)

@@ -7,7 +7,9 @@ waits as little as it should. The settings that change the order come last.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,6 +52,11 @@ class Trial:
     is_kept: bool = False
 
     @property
+    def seconds_waiting(self) -> float:
+        """Seconds of an epoch that are spent waiting for data."""
+        return self.waiting * self.epoch_seconds
+
+    @property
     def changes_order(self) -> bool:
         """Whether a run in progress cannot take this change."""
         return self.setting in OF_THE_ORDER
@@ -71,6 +78,8 @@ class Tuning:
     """The run with the changes."""
     limit: str
     """The limit of the run, if it waits more than it should; else empty."""
+    is_complete: bool = True
+    """Whether the search ended before its time was up."""
 
     @property
     def is_reached(self) -> bool:
@@ -87,7 +96,9 @@ class Tuning:
         notes: list[str] = []
         if not self.changes:
             notes.append('No change is proposed.')
-        if not self.is_reached:
+        if not self.is_complete:
+            notes.append('The time of the search was up before all values were tried: give it more with --seconds.')
+        if not self.is_reached and self.is_complete:
             notes.append(f'The target of {_percent(self.target)} is out of reach: {self.limit}')
         if self.changes_order:
             names = ' and '.join(name for name in SETTINGS if name in self.changes and name in OF_THE_ORDER)
@@ -102,6 +113,7 @@ class Tuning:
         return {
             'target': self.target,
             'is_reached': self.is_reached,
+            'is_complete': self.is_complete,
             'changes': self.changes,
             'changes_order': self.changes_order,
             'before': self.before,
@@ -139,6 +151,9 @@ def tune(
     most_workers: int = 8,
     disk: int | None = None,
     keep_order: bool = False,
+    seconds: float = math.inf,
+    progress: Callable[[Trial], None] = lambda _: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Tuning:
     """Search for settings under which a run waits little for data.
 
@@ -149,32 +164,66 @@ def tune(
         most_workers: workers of a rank at most.
         disk: bytes that the cache of a node may take at most; None: no more than all shards, if there is a limit.
         keep_order: leave out the settings that change the order, for a run in progress.
+        seconds: real time of the search; then the best of what was tried is proposed.
+        progress: called after each simulated run.
+        clock: seconds.
 
     Raises:
-        ConfigError: a value is out of range; or as of `simulate`.
+        ConfigError: a value is out of range; the time is up before the run without changes is simulated; or as of
+            `simulate`.
         HeadraceError, OSError: as of `simulate`, for the configuration without changes.
     """
     if not 0 <= target < 1:
         raise ConfigError(f'the target of waiting is a share from 0 to below 1, such as 1% or 0.01, got {target}.')
     if not conditions.step_seconds:
         raise ConfigError('tuning needs the time of a step, since a run without it only waits. Give `step_seconds`.')
-    search = _Search(config, conditions, target, disk)
-    for _ in range(_ROUNDS):
-        before = dict(search.chosen)
-        for setting in SETTINGS:
-            if not search.is_reached and not (keep_order and setting in OF_THE_ORDER):
-                search.try_all(setting, most_workers)
-        if search.is_reached or search.chosen == before:
-            break
+    if not seconds > 0:
+        raise ConfigError(f'the time of a search must be more than 0 s, got {seconds}.')
+    end = clock() + seconds
+
+    def check() -> None:
+        if clock() >= end:
+            raise _TimeIsUpError
+
+    try:
+        search = _Search(config, conditions, target, disk, check, progress)
+    except _TimeIsUpError:
+        raise ConfigError(
+            f'the run without changes was not simulated in the {seconds:g} s of the search. Give more time, or '
+            'simulate fewer batches.'
+        ) from None
+    try:
+        for _ in range(_ROUNDS):
+            before = dict(search.chosen)
+            for setting in SETTINGS:
+                if not search.is_reached and not (keep_order and setting in OF_THE_ORDER):
+                    search.try_all(setting, most_workers)
+            if search.is_reached or search.chosen == before:
+                break
+    except _TimeIsUpError:
+        return search.result(is_complete=False)
     return search.result()
+
+
+class _TimeIsUpError(Exception):
+    """Ends a search."""
 
 
 class _Search:
     """The state of a search: the settings chosen so far, and the run with them."""
 
-    def __init__(self, config: LoaderConfig, conditions: Conditions, target: float, disk: int | None) -> None:
+    def __init__(
+        self,
+        config: LoaderConfig,
+        conditions: Conditions,
+        target: float,
+        disk: int | None,
+        check: Callable[[], None],
+        progress: Callable[[Trial], None],
+    ) -> None:
         self._config, self._conditions, self._target = config, conditions, target
-        self._run = simulate(config, conditions)
+        self._check, self._progress = check, progress
+        self._run = simulate(config, conditions, check=check)
         dataset = build_dataset(
             config,
             topology=Topology(
@@ -189,9 +238,10 @@ class _Search:
         limit = self._before['cache_limit']
         if disk is not None and disk < all_bytes and (limit is None or limit > disk):
             self.chosen['cache_limit'] = disk  # it must fit, whatever the run then waits
-            self._run = simulate(replace_settings(config, self.chosen), conditions)
+            self._run = simulate(replace_settings(config, self.chosen), conditions, check=check)
         self._trials = [_trial('', None, self._run)]
         self._best = self._trials[0]
+        progress(self._best)
         self._tried = {frozenset(self.chosen.items())}
 
     @property
@@ -202,28 +252,43 @@ class _Search:
         """Try other values of a setting, the nearest first, until one is enough; keep the best."""
         best: tuple[Trial, SimulatedRun, int] | None = None
         useless = 0
+        try:
+            for trial, run, value in self._new_trials(setting, most_workers):
+                least = self._best if best is None else best[0]
+                useless = 0 if trial.seconds_waiting < _GAIN * least.seconds_waiting else useless + 1
+                if best is None or trial.seconds_waiting < best[0].seconds_waiting:
+                    best = trial, run, value
+                if trial.waiting <= self._target or useless == _USELESS:
+                    break
+        finally:  # also when the time is up
+            if best is not None and self._is_worth_it(best[0]):
+                trial, self._run, self.chosen[setting] = best
+                self._best = dataclasses.replace(trial, is_kept=True)
+                self._trials[self._trials.index(trial)] = self._best
+
+    def _is_worth_it(self, trial: Trial) -> bool:
+        if trial.waiting <= self._target:
+            return True
+        return self._excess(trial) < _GAIN * self._excess(self._best)
+
+    def _excess(self, trial: Trial) -> float:
+        """Seconds of an epoch that are waited beyond the target."""
+        return trial.seconds_waiting - self._target * trial.epoch_seconds
+
+    def _new_trials(self, setting: str, most_workers: int) -> Iterator[tuple[Trial, SimulatedRun, int]]:
         for value in self._values(setting, most_workers):
             values = {**self.chosen, setting: value}
             if frozenset(values.items()) in self._tried:
                 continue
             self._tried.add(frozenset(values.items()))
             try:
-                run = simulate(replace_settings(self._config, values), self._conditions)
+                run = simulate(replace_settings(self._config, values), self._conditions, check=self._check)
             except HeadraceError:  # a value that the data or the order do not allow, such as a cache of half a shard
                 continue
             trial = _trial(setting, value, run)
             self._trials.append(trial)
-            useless = 0 if trial.waiting < _GAIN * (self._best if best is None else best[0]).waiting else useless + 1
-            if best is None or trial.waiting < best[0].waiting:
-                best = trial, run, value
-            if trial.waiting <= self._target or useless == _USELESS:
-                break
-        if best is None:
-            return
-        trial, run, value = best
-        if trial.waiting <= self._target or trial.waiting - self._target < _GAIN * (self._best.waiting - self._target):
-            self._trials[self._trials.index(trial)] = self._best = dataclasses.replace(trial, is_kept=True)
-            self._run, self.chosen[setting] = run, value
+            self._progress(trial)
+            yield trial, run, value
 
     def _values(self, setting: str, most_workers: int) -> Iterator[int]:
         value = self.chosen.get(setting, self._before[setting])
@@ -237,7 +302,7 @@ class _Search:
             return
         elif setting == 'predownload':
             yield from (value * factor for factor in (2, 4, 8))
-            if self._before['cache_limit'] is not None:
+            if self.chosen.get('cache_limit', self._before['cache_limit']) is not None:
                 yield from (value // factor for factor in (2, 4) if value // factor)
         elif setting == 'cache_limit':
             while value < self._most_cached:
@@ -255,12 +320,12 @@ class _Search:
             value = min(value, self._samples // canonical)  # a larger block is the same as all of them
             yield from (value // factor for factor in (2, 4, 8, 16) if value // factor >= _SMALLEST_BLOCK)
 
-    def result(self) -> Tuning:
+    def result(self, *, is_complete: bool = True) -> Tuning:
         """The proposal."""
         changes = {name: self.chosen[name] for name in SETTINGS if name in self.chosen}
         changes = {name: value for name, value in changes.items() if value != self._before[name]}
         limit = '' if self.is_reached else self._limit()
-        return Tuning(self._target, tuple(self._trials), self._before, changes, self._best, limit)
+        return Tuning(self._target, tuple(self._trials), self._before, changes, self._best, limit, is_complete)
 
     def _limit(self) -> str:
         """The limit of a run that waits, with the change outside of the loader's settings."""

@@ -11,6 +11,7 @@ import html
 import json
 import secrets
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,7 +34,7 @@ from headrace.simulate.result import SimulatedRun
 from headrace.simulate.run import simulate
 from headrace.simulate.settings import OF_THE_ORDER, SETTINGS, replace_settings, settings_in_use
 
-__all__ = ['SimulationServer']
+__all__ = ['MOST_SECONDS', 'SimulationServer']
 
 _LABELS: Final = {
     'ranks': 'ranks, of all nodes',
@@ -52,6 +53,8 @@ _LABELS: Final = {
 }
 _CONDITIONS: Final = tuple(name for name in _LABELS if name not in SETTINGS)
 _SIZES: Final = frozenset({'bandwidth', 'cache_limit'})
+MOST_SECONDS: Final = 60.0
+"""Real time of a run on the page, after which it is ended; others wait meanwhile."""
 _UNITS: Final = (('tb', 1 << 40), ('gb', 1 << 30), ('mb', 1 << 20), ('kb', 1 << 10))
 
 
@@ -82,13 +85,23 @@ class _Simulations:
         """Figures and plots for the values of the form.
 
         Raises:
-            HeadraceError: a value breaks a rule.
+            HeadraceError: a value breaks a rule, or the run takes a minute.
         """
         conditions = {name: _number(name, text) for name, text in given.items() if name in _CONDITIONS and text}
         settings = {name: _number(name, text) if text else None for name, text in given.items() if name in SETTINGS}
+        end = time.monotonic() + MOST_SECONDS
+
+        def check() -> None:
+            if time.monotonic() > end:
+                raise ConfigError(
+                    f'the simulation was not done after {MOST_SECONDS:.0f} s. Give fewer {_LABELS["batches"]}, ranks, '
+                    'workers or epochs.'
+                )
+
         run = simulate(
             replace_settings(self.config, cast('dict[str, int | None]', settings)),
             dataclasses.replace(self.conditions, **conditions),  # pyright: ignore[reportArgumentType]
+            check=check,
         )
         cost = costs(run.epoch_fetched_bytes * run.conditions.nodes, self.prices)
         return content(run, cost, self.before)
@@ -105,7 +118,8 @@ class SimulationServer(ThreadingHTTPServer):
         port: of 127.0.0.1; 0: any free one.
 
     Raises:
-        HeadraceError, OSError: as of `simulate`; or the port is in use.
+        HeadraceError, OSError: as of `simulate`.
+        ConfigError: the port is in use, or there is no such port.
     """
 
     daemon_threads = True
@@ -120,7 +134,12 @@ class SimulationServer(ThreadingHTTPServer):
         in_use = settings_in_use(config, build_dataset(config, topology=topology))
         self.simulations = _Simulations(config, conditions, prices, title, before, in_use)
         self.one_at_a_time = threading.Lock()
-        super().__init__(('127.0.0.1', port), _Handler)
+        try:
+            super().__init__(('127.0.0.1', port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                f'--port must be a free port of 127.0.0.1, or 0 for any, got {port}: {str(error).rstrip(".")}.'
+            ) from error
 
     @property
     def url(self) -> str:
@@ -147,7 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self, simulations: _Simulations) -> str:
         self._nonce = secrets.token_urlsafe()
-        template = Template(resources.files('headrace.simulate').joinpath('ui.html').read_text())
+        template = Template(resources.files('headrace.simulate').joinpath('ui.html').read_text(encoding='utf-8'))
         return template.substitute(
             title=html.escape(simulations.title), style=STYLE, nonce=self._nonce, form=simulations.form()
         )
@@ -158,6 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
                 return 200, {'html': server.simulations.answer(given)}
         except (HeadraceError, OSError) as error:
             return 400, {'error': printable(redact(str(error)))}
+        except (ArithmeticError, ValueError) as error:
+            return 400, {'error': f'a value is too small or too large: {error}'}
 
     def _send(self, status: int, kind: str, text: str, *, nonce: str = '') -> None:
         body = text.encode()
@@ -171,8 +192,11 @@ class _Handler(BaseHTTPRequestHandler):
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; "
             "frame-ancestors 'none'",
         )
-        self.end_headers()
-        self.wfile.write(body)
+        try:
+            self.end_headers()
+            self.wfile.write(body)
+        except ConnectionError:
+            self.close_connection = True  # the page was closed or loaded again meanwhile
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the parameter's name
         """Print no line for each request."""

@@ -27,10 +27,15 @@ class Event:
 
 
 class World:
-    """The clock, and the processes that wait for a time."""
+    """The clock, and the processes that wait for a time.
 
-    def __init__(self) -> None:
+    Args:
+        check: called often while time passes; what it raises ends that.
+    """
+
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self.now = 0.0
+        self._check = check
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()  # calls of the same time run in the order in which they were made
 
@@ -56,6 +61,7 @@ class World:
     def run(self, is_over: Callable[[], bool]) -> None:
         """Pass time until a condition holds, or nothing is left to happen."""
         while self._due and not is_over():
+            self._check()
             self.now, _, call = heapq.heappop(self._due)
             call()
 
