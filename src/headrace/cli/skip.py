@@ -6,6 +6,7 @@ It reads indexes; with packing, it also reads and tokenises documents.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,15 +75,29 @@ def run(arguments: argparse.Namespace) -> int:
     if out is None:
         print(skip_yaml(report.skip, _comments(report)), end='')
         return 0
-    config = os.path.relpath(arguments.config.resolve(), out.resolve().parent)
-    text = skip_yaml(report.skip, _comments(report), [config])
     try:
-        out.write_text(text, encoding='utf-8')
+        out.write_text(_configuration(arguments, report, out.resolve().parent), encoding='utf-8')
     except OSError as error:
         raise ConfigError(f'--write {out} cannot be written: {error.strerror}.') from error
     print('\n'.join(_comments(report)))
-    print(f'{out} is {arguments.config} with skip: {report.skip}')
+    given = 'the given values and ' if arguments.overrides else ''
+    print(f'{out} is {arguments.config} with {given}skip: {report.skip}')
     return 0
+
+
+def _configuration(arguments: argparse.Namespace, report: StepReport, folder: Path) -> str:
+    """YAML for a folder: the configuration with the `skip`."""
+    from headrace.metrics import skip_yaml
+    from headrace.mixing import load_config, to_yaml
+
+    if not arguments.overrides:
+        return skip_yaml(report.skip, _comments(report), [os.path.relpath(arguments.config.resolve(), folder)])
+    # What is given over the file may remove keys, which no file can do to another one: all is written.
+    config = load_config(arguments.config, overrides=arguments.overrides)
+    assert config.train is not None  # its step was explained
+    train = dataclasses.replace(config.train, skip=tuple((begin, end) for begin, end in report.skip))
+    comments = (f'# {line}' for line in _comments(report))
+    return '\n'.join([*comments, to_yaml(dataclasses.replace(config, train=train))])
 
 
 def _load_state(loader: StreamingDataLoader, arguments: argparse.Namespace) -> int:
