@@ -52,13 +52,19 @@ class Handler(BaseHTTPRequestHandler):
             server.agents.add(self.headers['User-Agent'])
             server.now += 1
             server.most = max(server.most, server.now)
+        self.counts = True
         try:
             # A client that has given up is none of the server's business.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 self.answer(*self.path.strip('/').split('/'))
         finally:
-            with server.lock:
-                server.now -= 1
+            self.count_no_more()
+
+    def count_no_more(self) -> None:
+        """Count a request no longer. A client with its answer may send the next one before this thread goes on."""
+        with self.server.lock:
+            self.server.now -= self.counts
+            self.counts = False
 
     def answer(self, kind: str, rest: str = '') -> None:
         if kind == 'image':
@@ -103,6 +109,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+        self.count_no_more()
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
