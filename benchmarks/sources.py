@@ -4,8 +4,8 @@
 
 **text**: an id and 60 words, 30,000 samples. **files**: an id and 50 kB of random bytes, 2,000 samples, as images have.
 Parquet, Arrow, Hugging Face's and litdata's data are made with their own libraries. The remote is a folder in the page
-cache, the cache folder is empty, and no worker reads. Each run is a process of its own, and rounds are interleaved. The
-default takes four minutes on a quiet machine.
+cache, the cache folder is empty, and no worker reads. Each run is a process of its own, and rounds are interleaved. A
+round takes a minute on a quiet machine.
 
 - "open" is from the call of `StreamingDataset` to its return: listing, and indexing once.
 - "epoch 1" fetches, unpacks and reads; "epoch 2" reads from the cache. Both are shuffled, in batches of 64.
