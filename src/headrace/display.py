@@ -12,9 +12,20 @@ from typing import NamedTuple
 
 from headrace.redaction import redact
 
-__all__ = ['Facts', 'FactsRepr', 'count_text', 'html_table', 'printable', 'shorten', 'size_text', 'text_table']
+__all__ = [
+    'Facts',
+    'FactsRepr',
+    'count_text',
+    'decimal_size_text',
+    'html_table',
+    'printable',
+    'shorten',
+    'size_text',
+    'text_table',
+]
 
 _UNITS = ('KiB', 'MiB', 'GiB', 'TiB', 'PiB')
+_DECIMAL_UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
 
 
 def printable(text: str, *, keep: str = '') -> str:
@@ -54,6 +65,14 @@ def size_text(size: float) -> str:
     while size / 1024**power >= 1000 and power < len(_UNITS):
         power += 1
     return f'{size / 1024**power:.3g} {_UNITS[power - 1]}'
+
+
+def decimal_size_text(size: float) -> str:
+    """A number of bytes in powers of 1,000, as networks count them, such as '1.5 MB'."""
+    unit = 0
+    while size >= 1000 and unit < len(_DECIMAL_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f'{size:.1f} {_DECIMAL_UNITS[unit]}' if unit else f'{size:.0f} B'
 
 
 def count_text(count: int, what: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError
 from headrace.metrics import BatchSpans, DataMeter, PrometheusEndpoint
-from headrace.metrics.meter import export_figures
+from headrace.metrics.exporters import export_figures
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from composer.utils import dist
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.metrics import BatchSpans, BottleneckWatch, DataMeter
-from headrace.metrics.meter import export_figures, print_summary
+from headrace.metrics.exporters import export_figures
+from headrace.metrics.meter import print_summary
 from headrace.redaction import warn
 
 if TYPE_CHECKING:

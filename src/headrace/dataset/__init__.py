@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from headrace.dataset.loader import StreamingDataLoader
     from headrace.dataset.local import LocalDataset
     from headrace.dataset.mesh import topology_of_mesh
-    from headrace.dataset.statistics import LoaderStats, StreamCount, StreamStats
+    from headrace.dataset.mixture_counts import StreamCount
+    from headrace.dataset.statistics import LoaderStats, StreamStats
     from headrace.dataset.streams.registry import streams_registry
     from headrace.dataset.streams.stream import Stream
     from headrace.dataset.tracker import PositionTracker
@@ -64,7 +65,8 @@ if not TYPE_CHECKING:  # a type checker would take every name for one of this mo
             'streams_registry': 'headrace.dataset.streams.registry',
             'topology_of_mesh': 'headrace.dataset.mesh',
             **dict.fromkeys(('PADDING', 'without_padding'), 'headrace.dataset.batch_keys.padding'),
-            **dict.fromkeys(('LoaderStats', 'StreamCount', 'StreamStats'), 'headrace.dataset.statistics'),
+            'StreamCount': 'headrace.dataset.mixture_counts',
+            **dict.fromkeys(('LoaderStats', 'StreamStats'), 'headrace.dataset.statistics'),
             **dict.fromkeys(
                 ('CSVWriter', 'JSONWriter', 'MDSWriter', 'TSVWriter', 'XSVWriter'), 'headrace.dataset.writing.formats'
             ),

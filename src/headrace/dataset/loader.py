@@ -16,9 +16,10 @@ from headrace.dataset.batch_keys.stream_number import STREAM_KEY
 from headrace.dataset.cursor import Cursor, EpochHint
 from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.facts import loader_facts
+from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
 from headrace.dataset.pass_end import ending_here
 from headrace.dataset.reading.protocol import Collate, PassRequest, Reader
-from headrace.dataset.statistics import LoaderCounters, LoaderStats, MixtureCounts, StreamCount, WorkerBatch
+from headrace.dataset.statistics import LoaderCounters, LoaderStats, WorkerBatch
 from headrace.dataset.workers.worker_pool import WorkerPool, each
 from headrace.display import Facts, FactsRepr
 from headrace.errors import ConfigError

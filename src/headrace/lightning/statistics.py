@@ -14,7 +14,8 @@ from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.trained_batches import TrainedBatches
 from headrace.metrics import BatchSpans, BottleneckWatch, DataMeter, count_tokens
-from headrace.metrics.meter import export_figures, print_summary
+from headrace.metrics.exporters import export_figures
+from headrace.metrics.meter import print_summary
 from headrace.redaction import warn
 
 if TYPE_CHECKING:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
-from headrace.dataset.statistics import MixtureCounts, StreamCount
+from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
+from headrace.display import decimal_size_text
 from headrace.metrics.batch_times import BatchTimes
 from headrace.metrics.cache_fill import CacheFill
 from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead
@@ -24,13 +25,11 @@ from headrace.metrics.stream_counts import (
     shares_of,
     to_state,
 )
-from headrace.redaction import warn
 
-__all__ = ['DataMeter', 'export_figures', 'print_summary']
+__all__ = ['DataMeter', 'print_summary']
 
 _TEXT_STREAMS = 4  # Streams whose shares fit into a line.
 _LOGGED_STREAMS = 32  # Remote streams whose downloads are logged by default.
-_UNITS = ('B', 'kB', 'MB', 'GB', 'TB')
 
 
 class DataMeter:
@@ -325,7 +324,7 @@ class DataMeter:
         now, total = self._clock(), self._total()
         found: dict[str, str] = {}
         if any(followed.remote for followed in self._followed.values()):
-            found['data'] = _bytes_text(total.bytes_downloaded)
+            found['data'] = decimal_size_text(total.bytes_downloaded)
         share = (total.seconds_waiting - self._text_waiting) / max(now - self._text_since, 1e-9)
         found['stall'] = f'{min(share, 1):.1%}'
         self._text_since, self._text_waiting = now, total.seconds_waiting
@@ -345,7 +344,7 @@ class DataMeter:
         """
         done = self._total().minus(self._first)
         share = done.seconds_waiting / max(self._clock() - self._begun, 1e-9)
-        parts = [f'waited {min(share, 1):.1%} for data'.replace('%', ' %'), _bytes_text(done.bytes_downloaded)]
+        parts = [f'waited {min(share, 1):.1%} for data'.replace('%', ' %'), decimal_size_text(done.bytes_downloaded)]
         parts.append(f'{done.retries:.0f} retr{"y" if done.retries == 1 else "ies"}')
         drift = drift_of(self.counts())
         if drift is not None:
@@ -399,19 +398,3 @@ class DataMeter:
 def print_summary(meter: DataMeter) -> None:
     """Print a meter's line about the run on stderr."""
     print(f'headrace: {meter.summary()}', file=sys.stderr, flush=True)
-
-
-def export_figures(exporters: Iterable[Callable[[Mapping[str, float]], object]], figures: Mapping[str, float]) -> None:
-    """Give figures to each exporter; what one raises is a warning, and ends no training."""
-    for export in exporters:
-        try:
-            export(figures)
-        except Exception as error:  # noqa: PERF203 - an exporter is any function
-            warn(f'The exporter {type(export).__name__} raised {type(error).__name__}: {error} The training goes on.')
-
-
-def _bytes_text(count: float) -> str:
-    unit = 0
-    while count >= 1000 and unit < len(_UNITS) - 1:
-        count, unit = count / 1000, unit + 1
-    return f'{count:.1f} {_UNITS[unit]}' if unit else f'{count:.0f} B'
