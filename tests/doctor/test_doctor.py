@@ -181,6 +181,16 @@ class TestCommand:
         assert any(line.startswith(f'PROBLEM y: {tmp_path}/absent cannot be read') for line in lines)
         assert lines[-1].split(':')[1].startswith(' 1 problem(s)')
 
+    def test_nodes_that_download_the_same_shards(self, remote, tmp_path, capsys):
+        path = tmp_path / 'train.yaml'
+        path.write_text(f'global_batch_size: 8\ntrain: {{remote: "{remote}", local: {tmp_path}/x, shuffle: true}}\n')
+        parts = 'train.num_canonical_nodes=2'
+        for more, noted in ([], False), (['--nodes', '2', parts], False), (['--nodes', '2'], True):
+            main(['doctor', str(path), *more])
+            shown = capsys.readouterr().out
+            assert ('2 of 2 nodes download each shard' in shown) == noted
+            assert ('-> set `num_canonical_nodes: 2` in a new run' in shown) == noted
+
     def test_a_dataset_as_json(self, make_dataset, capsys):
         assert main(['doctor', str(make_dataset()), '--json']) == 0
         found = json.loads(capsys.readouterr().out)

@@ -19,7 +19,7 @@ from headrace.dataset.items import SamplesById
 from headrace.dataset.iterate import samples_of_pass
 from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
-from headrace.dataset.prefetch.cache_sizing import require_room, warn_without_room
+from headrace.dataset.prefetch.cache_sizing import require_room, warn_of_shared_shards, warn_without_room
 from headrace.dataset.prefetch.distance import check_predownload
 from headrace.dataset.reading.batch_reader import BatchReader
 from headrace.dataset.reading.protocol import Pass, PassRequest
@@ -260,7 +260,7 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             replication=replication,
             topology=topology,
         )
-        self._asked_for_room = False
+        self._is_checked = False
         self._samples = Samples(self.streams, self.mixture, cache_limit=self.cache_limit)
         self.skipping_reader: SkippingReader | None = None
         """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
@@ -317,9 +317,12 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         self.run.freeze_defaults(topology.nodes, batches.global_batch_size, topology.replicas)
         process = get_worker_info()
         speaks = not topology.rank and (process is None or process.id == 0)
-        if self.cache_limit is not None and speaks and not self._asked_for_room:
-            self._asked_for_room = True
-            warn_without_room(self.cache_limit, self.streams, *self.read_order(), topology.nodes)
+        if speaks and not self._is_checked:
+            self._is_checked = True
+            if self.cache_limit is not None:
+                warn_without_room(self.cache_limit, self.streams, *self.read_order(), topology.nodes)
+            if self._has_node_parts:
+                warn_of_shared_shards(self.streams, *self.read_order(), topology.nodes)
         if place is not None and place != progress.next(rank=topology.rank):
             progress.load(*place)
         return self.run.plan(*progress.begin(rank=topology.rank, worker=worker), batches)
@@ -327,6 +330,11 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
     def read_order(self) -> tuple[Mixture, OrderConfig]:
         """The mixture and the order of the samples that are read; with packing, those of the documents."""
         return self.mixture, self.order_config
+
+    @property
+    def _has_node_parts(self) -> bool:
+        """Whether a node reads only the canonical nodes that are its own."""
+        return True
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

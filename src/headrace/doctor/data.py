@@ -24,7 +24,9 @@ from headrace.display import size_text
 from headrace.doctor.finding import Finding
 from headrace.errors import HeadraceError
 from headrace.inspect.content import Content, open_content
-from headrace.mixing import Config
+from headrace.mixing import Config, LoaderConfig
+from headrace.order import OrderConfig
+from headrace.order.shared_shards import shared_shards
 from headrace.storage import StoreOptions, local_path, open_store
 
 __all__ = ['Place', 'check_data', 'places_of']
@@ -49,6 +51,8 @@ class Place:
     limit: int | None = None
     """Bytes that the cache may take."""
     options: StoreOptions = field(default_factory=StoreOptions)
+    is_trained: bool = False
+    """Whether the training loader reads it."""
 
 
 def places_of(config: Config) -> list[Place]:
@@ -58,14 +62,29 @@ def places_of(config: Config) -> list[Place]:
     for loader in (*train, *config.eval, *config.test, *config.predict):
         for stream in build_streams(loader):
             url, folder = stream.url or str(stream.folder), None if stream.is_local else stream.folder
-            name = stream.name or loader.name or 'train'
-            found.setdefault((url, folder), Place(name, url, folder, loader.cache_limit, store_options_of(stream)))
+            name, options = stream.name or loader.name or 'train', store_options_of(stream)
+            place = Place(name, url, folder, loader.cache_limit, options, is_trained=loader is config.train)
+            found.setdefault((url, folder), place)
     return list(found.values())
 
 
-def check_data(places: Iterable[Place], clock: Callable[[], float] = time.monotonic) -> Iterable[Finding]:
-    """Findings of each store and its cache, as they come."""
+def check_data(
+    places: Iterable[Place],
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    train: LoaderConfig | None = None,
+    nodes: int = 1,
+) -> Iterable[Finding]:
+    """Findings of each store and its cache, as they come, and at last of what nodes share.
+
+    Args:
+        places: the data.
+        clock: gives seconds.
+        train: the training loader of the places that `is_trained` marks.
+        nodes: nodes of its run.
+    """
     servers, claims = set[str](), dict[tuple[int, int | None], int]()
+    trained = 0
     for place in places:
         try:
             content = open_content(place.url, place.options)
@@ -74,6 +93,7 @@ def check_data(places: Iterable[Place], clock: Callable[[], float] = time.monoto
             continue
         total = int(content.shards.raw_bytes().sum())
         count = int(content.shards.samples.sum())
+        trained += len(content.shards) if place.is_trained and place.folder is not None else 0
         yield Finding(
             'ok',
             place.name,
@@ -88,6 +108,29 @@ def check_data(places: Iterable[Place], clock: Callable[[], float] = time.monoto
             if server and server not in servers:
                 servers.add(server)
                 yield from _clock_of(server)
+    if train is not None and trained:
+        yield from _shared_shards(train, trained, nodes)
+
+
+def _shared_shards(train: LoaderConfig, shards: int, nodes: int) -> Iterable[Finding]:
+    """Whether several nodes download the same shards.
+
+    Args:
+        train: the training loader.
+        shards: of all its streams.
+        nodes: nodes of the run.
+    """
+    config = OrderConfig(
+        algorithm=train.shuffle_algo,
+        shuffle=train.shuffle,
+        num_canonical_nodes=train.num_canonical_nodes,
+        batching=train.batching_method,
+    )
+    if train.global_batch_size is not None:
+        config = config.for_batches(train.global_batch_size, None)
+    found = shared_shards(config, shards, nodes)
+    if found is not None:
+        yield Finding('note', 'nodes', found.text, found.fix)
 
 
 def _rate(place: Place, content: Content, clock: Callable[[], float]) -> Finding:

@@ -147,13 +147,7 @@ class OrderConfig:
             ConfigError: canonical nodes or device batches do not divide the global batch where they must; or there are
                 too many canonical nodes for so many streams.
         """
-        nodes = self.num_canonical_nodes
-        if not nodes and self.is_mosaicml:
-            nodes = num_nodes * _COMPATIBLE_CANONICAL_NODES.get(str(self.algorithm), 1)
-        elif not nodes:
-            parts = mixture.num_shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1
-            nodes = min(1 << max(parts.bit_length() - 1, 0), _MAX_DEFAULT_CANONICAL_NODES)
-            nodes = math.gcd(nodes, self.global_batch_size or nodes)
+        nodes = self.canonical_nodes(mixture.num_shards, num_nodes)
         if nodes * len(mixture.streams) > max(_MAX_PLACES, len(mixture.streams)):
             raise ConfigError(
                 f'num_canonical_nodes times the number of streams must be at most {_MAX_PLACES:,}, got {nodes} for '
@@ -176,6 +170,21 @@ class OrderConfig:
             num_canonical_nodes=nodes,
             block_size=self.block_size or max(4_000_000 // nodes, 262_144),
         )
+
+    def canonical_nodes(self, shards: int, num_nodes: int = 1) -> int:
+        """The number of canonical nodes: what is given, or the default that `resolve_defaults` describes.
+
+        Args:
+            shards: of all streams together.
+            num_nodes: nodes of the parallel world that the run begins on.
+        """
+        if self.num_canonical_nodes:
+            return self.num_canonical_nodes
+        if self.is_mosaicml:
+            return num_nodes * _COMPATIBLE_CANONICAL_NODES.get(str(self.algorithm), 1)
+        parts = shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1
+        nodes = min(1 << max(parts.bit_length() - 1, 0), _MAX_DEFAULT_CANONICAL_NODES)
+        return math.gcd(nodes, self.global_batch_size or nodes)
 
     def warn_of_small_blocks(self, mixture: Mixture) -> None:
         """Warn of blocks that leave a stream's samples close to their shard, in the batches that they share.

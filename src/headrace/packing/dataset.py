@@ -177,6 +177,10 @@ class PackedDataset(StreamingDataset):
         return documents.mixture, documents.config(self.topology.nodes, self.run.lane_count)
 
     @property
+    def _has_node_parts(self) -> bool:
+        return self.run.whole is None  # which combines documents of all canonical nodes
+
+    @property
     def skipped_documents(self) -> Ranges:
         """Ranges of ids of documents that `skip` leaves out of all sequences."""
         return self.run.skipped_documents

@@ -122,3 +122,45 @@ def test_there_is_none_where_there_is_no_need(remote, tmp_path, how):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         next(iter(loaded(remote, tmp_path, limit, **how)))
+
+
+def read_by_nodes(remote, tmp_path, nodes, **how):
+    """How many times the nodes together read each shard, and the warnings of the first one."""
+    counts = 0
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        for rank in range(nodes):
+            topology = Topology(rank=rank, world_size=nodes, num_nodes=nodes)
+            dataset = StreamingDataset(
+                remote=str(remote), local=str(tmp_path / 'l'), batch_size=40, shuffle=True, topology=topology, **how
+            )
+            plan = dataset.begin_pass()
+            positions = np.concatenate([plan.node_positions(k) for k in range(plan.num_batches)])
+            counts += len(np.unique(dataset.locate(plan.order.at(positions))[0]))
+    said = [text for warning in caught if 'nodes download each shard' in (text := str(warning.message))]
+    return counts / len(dataset.shards), said
+
+
+@pytest.mark.parametrize(
+    ('nodes', 'how', 'copies', 'wanted'),
+    [
+        (4, {}, 2, 4),  # of 200 shards, 2 canonical nodes by default
+        (3, {}, 3, 3),
+        (4, {'num_canonical_nodes': 6}, 2, 4),
+        (3, {'num_canonical_nodes': 8}, 3, 6),
+        (4, {'num_canonical_nodes': 2, 'shuffle_algo': 'py1e'}, 2, 4),
+        (2, {}, 1, None),
+        (4, {'num_canonical_nodes': 8}, 1, None),
+        (4, {'shuffle_algo': 'py1e'}, 1, None),
+    ],
+)
+def test_shards_that_several_nodes_download_are_named_with_what_would_do(remote, tmp_path, nodes, how, copies, wanted):
+    read, said = read_by_nodes(remote, tmp_path, nodes, **how)
+    assert read == pytest.approx(copies, rel=0.1)
+    assert len(said) == (wanted is not None)  # by rank 0 alone
+    if wanted is not None:
+        assert f'{copies} of {nodes} nodes' in said[0]
+        assert f'`num_canonical_nodes: {wanted}`' in said[0]
+        read, said = read_by_nodes(remote, tmp_path, nodes, **{**how, 'num_canonical_nodes': wanted})
+        assert read == pytest.approx(1, rel=0.1)
+        assert not said

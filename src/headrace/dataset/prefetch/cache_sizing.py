@@ -1,4 +1,4 @@
-"""Checks of a cache limit: room for any shard, and for those that a shuffled order reads side by side."""
+"""Checks of caches: room for any shard, and for those that an order reads side by side; shards in several caches."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import numpy as np
 from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig
+from headrace.order.shared_shards import shared_shards
 from headrace.redaction import warn
 from headrace.storage.cache.entry import space_needed
 
-__all__ = ['bytes_side_by_side', 'fixed_bytes', 'require_room', 'warn_without_room']
+__all__ = ['bytes_side_by_side', 'fixed_bytes', 'require_room', 'warn_of_shared_shards', 'warn_without_room']
 
 _LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
 
@@ -91,3 +92,12 @@ def warn_without_room(limit: int, streams: Sequence[Stream], mixture: Mixture, c
             f'lower `shuffle_block_size` or `num_canonical_nodes`.',
             stacklevel=4,
         )
+
+
+def warn_of_shared_shards(streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
+    """Warn if several nodes are going to download the same shards; arguments as above."""
+    if all(stream.is_local for stream in streams):
+        return
+    found = shared_shards(config, mixture.num_shards, nodes)
+    if found is not None:
+        warn(f'{found.text}: {found.fix}.', stacklevel=4)
