@@ -135,7 +135,7 @@ class Node:
 
     def _ended(self, prefetcher: Prefetcher, fetch: Fetch) -> None:
         self._running[prefetcher] -= 1
-        prefetcher.ended(fetch, _PRESENT, came=True)
+        prefetcher.ended(fetch, FetchResult(FetchStatus.PRESENT, size=self.size_of(fetch.shard)))
 
     def _fetch(self, shard: int, almost: Callable[[], None], ended: Callable[[], None]) -> Event:
         event = self._fetching[shard] = Event()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,16 +12,16 @@ import pytest
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.prefetch.concurrency import Concurrency
 from headrace.dataset.prefetch.distance import LookAhead, look_ahead
-from headrace.dataset.prefetch.elsewhere import POLL
 from headrace.dataset.prefetch.prefetcher import Prefetcher
-from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, Fetch
+from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, POLL, Fetch
 from headrace.dataset.prefetch.upcoming_batch import UpcomingBatch
 from headrace.errors import ChecksumError, TransferError
-from headrace.storage import FetchResult, FetchStatus, Transfer
+from headrace.storage import FetchResult, FetchStatus
 from headrace.storage.stores.local import LocalStore
 
 SIZE = 100
 PRESENT, ELSEWHERE, NO_ROOM = map(FetchResult, (FetchStatus.PRESENT, FetchStatus.ELSEWHERE, FetchStatus.NO_ROOM))
+CAME = FetchResult(FetchStatus.PRESENT, size=SIZE)
 FAR = LookAhead(1000, math.inf)
 
 
@@ -74,10 +73,10 @@ class Network:
         if (outcome == PRESENT or shard in self.late) and shard not in self._free:
             return False
         del self._under_way[shard]
-        came = outcome == PRESENT and shard not in self.present
-        if outcome == PRESENT:
+        if outcome == PRESENT and shard not in self.present:
             self.present.add(shard)
-        prefetcher.ended(fetch, outcome, came=came)
+            outcome = CAME
+        prefetcher.ended(fetch, outcome)
         return True
 
     def let(self, *shards: int) -> None:
@@ -606,13 +605,14 @@ def test_the_reader_waits_for_a_shard_that_a_thread_fetches():
 
     network = Network()
 
-    def fetch(shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
-        inside.set()
-        assert go_on.wait(100)
-        network.present.add(shard)
-        return PRESENT
+    def work(prefetcher: Prefetcher) -> None:
+        while (fetch := prefetcher.take()) is not None:
+            inside.set()
+            assert go_on.wait(100)
+            network.present.add(fetch.shard)
+            prefetcher.ended(fetch, CAME)
 
-    one = Prefetcher(network, FAR, fetch)
+    one = Prefetcher(network, FAR, work)
     one.follow(upcoming([[0]]), first=0)
     one.advance(0)
     assert inside.wait(100)

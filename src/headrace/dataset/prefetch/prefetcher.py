@@ -1,4 +1,4 @@
-"""The prefetcher: threads that fetch shards in the order of their first use in the plan."""
+"""The prefetcher: hands out fetches of shards in the order of their first use in the plan."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 from headrace.dataset.prefetch.concurrency import Concurrency, Starvation
@@ -15,16 +14,12 @@ from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.horizon import Horizon
 from headrace.dataset.prefetch.schedule import Fetch, FetchSchedule
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
-from headrace.storage import FetchResult, Transfer
+from headrace.storage import FetchResult
 
-__all__ = ['FetchAhead', 'Prefetcher', 'SizedShards']
+__all__ = ['Prefetcher', 'SizedShards']
 
 # Shards that are fetched, verified and unpacked at the same time; `storage.transfer.download` bounds the requests.
 _THREADS = 8
-
-
-FetchAhead = Callable[[int, Transfer, Callable[[int], float]], FetchResult]
-"""Makes a shard present, unless that needs to wait for another process; may raise. It gets the next use of shards."""
 
 
 class SizedShards(Protocol):
@@ -42,8 +37,8 @@ class SizedShards(Protocol):
 class Prefetcher:
     """Fetches, in one process, the shards of the next batches.
 
-    `Horizon` knows the batches, and `FetchSchedule` chooses the next shard. This class has the lock and the threads. It
-    fetches no shard that another process is fetching.
+    `Horizon` knows the batches, and `FetchSchedule` chooses the next shard. This class has the lock, and starts the
+    threads. Each of them takes a fetch, makes the shard present, and says how it `ended`.
 
     Only the thread that reads batches calls `follow`, `advance`, `wait` and `close`. The fetching threads are daemons,
     started at the first missing shard, so that a process can end while the network hangs.
@@ -51,7 +46,7 @@ class Prefetcher:
     Args:
         shards: the shards.
         ahead: the look-ahead.
-        fetch: fetches a shard, in the prefetcher's threads; None: the caller fetches, with `take` and `ended`.
+        work: the work of a thread: `take` and `ended` in turn, until `take` gives None. None: there are no threads.
         room: bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
         concurrency: limits concurrent fetches; None: by their measured gain.
         clock: the time in seconds.
@@ -61,19 +56,18 @@ class Prefetcher:
         self,
         shards: SizedShards,
         ahead: LookAhead,
-        fetch: FetchAhead | None = None,
+        work: Callable[[Prefetcher], None] | None = None,
         *,
         room: float = math.inf,
         concurrency: Concurrency | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shards, self._fetch = shards, fetch
+        self._shards, self._work = shards, work
         self._horizon = Horizon(ahead, shards.size_of, room)
         self._schedule = FetchSchedule(self._horizon, concurrency, clock)
         self._starvation = Starvation(clock)
         self._lock = threading.Condition()
         self._threads: list[threading.Thread] = []
-        self._most_threads = 0 if fetch is None else _THREADS
         self._closed = False
 
     # -- the reader ------------------------------------------------------------------------------------------------
@@ -89,7 +83,7 @@ class Prefetcher:
         self.pause()
         self._horizon.follow(upcoming, first=first)
         self._starvation.source = starved
-        self._schedule.slots.concurrency.begin(self._starvation.seconds)
+        self._schedule.concurrency.begin(self._starvation.seconds)
 
     def pause(self) -> None:
         """Begin no fetches until the next `follow`; running ones end by themselves."""
@@ -131,7 +125,7 @@ class Prefetcher:
         with self._lock:
             self._starvation.begin()
             self._schedule.leave(shard)
-            while shard in self._schedule.slots:
+            while self._schedule.is_running(shard):
                 self._lock.wait()
             # The reader gets it now, or ends the run; later it may be prefetched again.
             failure = self._schedule.take_failure(shard)
@@ -146,8 +140,8 @@ class Prefetcher:
         """Note that the reader has the shard of its last `wait`, or cannot have it."""
         with self._lock:
             self._starvation.end()
-            if self._schedule.slots.reader_fetches:
-                self._schedule.slots.reader_fetches = False
+            if self._schedule.reader_fetches:
+                self._schedule.reader_fetches = False
                 self._lock.notify_all()
 
     @property
@@ -171,23 +165,16 @@ class Prefetcher:
 
     def _start_threads(self) -> None:
         """Start the threads that have work. Needs the lock."""
-        if len(self._threads) == self._most_threads:
+        if self._work is None or len(self._threads) == _THREADS:
             return
-        wanted = self._schedule.wanted_threads(self._most_threads)
+        wanted = self._schedule.wanted_threads(_THREADS)
         while len(self._threads) < wanted:
-            thread = threading.Thread(target=self._work, name='headrace-fetch', daemon=True)
+            thread = threading.Thread(target=self._work, args=(self,), name='headrace-fetch', daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the limit of threads is reached: the reader fetches
                 return
             self._threads.append(thread)
-
-    def _work(self) -> None:
-        # An error holds the frames that raised it, the reader's too. If it stayed here, the dataset would never be
-        # deleted, and never end this thread.
-        assert self._fetch is not None
-        while (fetch := self.take()) is not None:
-            self._run(fetch, self._fetch)
 
     def take(self, *, wait: bool = True) -> Fetch | None:
         """The next fetch, once one may begin; None: the prefetcher is closed, or not `wait` and none may begin now."""
@@ -202,7 +189,7 @@ class Prefetcher:
     def _check_other_fetches(self) -> None:
         """Check which shards other processes have fetched."""
         with self._lock:
-            shards = self._schedule.other_fetches.to_look_at()
+            shards = self._schedule.others_to_look_at()
         for shard in shards:
             with contextlib.suppress(OSError):  # raised to the reader, once it needs the shard
                 if self._shards.is_ready(shard):
@@ -210,25 +197,14 @@ class Prefetcher:
                         size = self._shards.size_of(shard)
                         self._schedule.came_from_others(shard, size, self._starvation.seconds)
 
-    def _run(self, fetch: Fetch, fetch_ahead: FetchAhead) -> None:
-        how = Transfer(urgent=fetch.is_urgent, almost_done=partial(self.almost_done, fetch.shard))
-        try:
-            was_there = self._shards.is_ready(fetch.shard)
-            result = fetch_ahead(fetch.shard, how, self.next_use)
-        except Exception as error:
-            self.ended(fetch, error)
-        else:
-            self.ended(fetch, result, came=not was_there)
-
     def almost_done(self, shard: int) -> None:
         """Note that the last bytes of a shard are about to come."""
         with self._lock:
-            if self._schedule.slots.almost_done(shard):
+            if self._schedule.almost_done(shard):
                 self._lock.notify_all()
 
-    def ended(self, fetch: Fetch, result: FetchResult | Exception, *, came: bool = False) -> None:
-        """Note the end of a fetch: its result or error, and whether the shard `came` by it."""
+    def ended(self, fetch: Fetch, result: FetchResult | Exception) -> None:
+        """Note the end of a fetch: its result or error."""
         with self._lock:
-            size = self._shards.size_of(fetch.shard) if came else 0
-            self._schedule.ended(fetch, result, size=size, starved=self._starvation.seconds)
+            self._schedule.ended(fetch, result, starved=self._starvation.seconds)
             self._lock.notify_all()

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from headrace.dataset.batch_keys.bad_sample import is_bad_sample
 from headrace.dataset.prefetch.cache_sizing import fixed_bytes
 from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
+from headrace.dataset.prefetch.schedule import Fetch
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading.bad_shards import BadShards
@@ -71,13 +73,29 @@ class CachedShards:
         with self._naming(shard):
             return stream.cache().fetch(stream.entry(local), next_use=_by_entry(next_use))
 
-    def fetch_ahead(self, shard: int, how: Transfer, next_use: Callable[[int], float]) -> FetchResult:
-        """Make a shard present in its cache, unless that needs to wait for another process."""
-        if shard in self.bad:
-            return FetchResult(FetchStatus.PRESENT)
-        stream, local = self.place(shard)
-        with self._naming(shard):
-            return stream.cache().fetch(stream.entry(local), next_use=_by_entry(next_use), wait=False, how=how)
+    def fetch_ahead(self, prefetcher: Prefetcher) -> None:
+        """A thread of a prefetcher: make the shards that it chooses present, one after the other.
+
+        A shard that another process fetches is left to that process.
+        """
+        # An error holds the frames that raised it, the reader's too. If it stayed in this frame, the dataset would
+        # never be deleted, and never end this thread.
+        while (fetch := prefetcher.take()) is not None:
+            self._fetch_ahead(fetch, prefetcher)
+
+    def _fetch_ahead(self, fetch: Fetch, prefetcher: Prefetcher) -> None:
+        how = Transfer(urgent=fetch.is_urgent, almost_done=partial(prefetcher.almost_done, fetch.shard))
+        next_use = _by_entry(prefetcher.next_use)
+        try:
+            result = FetchResult(FetchStatus.PRESENT)
+            if fetch.shard not in self.bad:
+                stream, local = self.place(fetch.shard)
+                with self._naming(fetch.shard):
+                    result = stream.cache().fetch(stream.entry(local), next_use=next_use, wait=False, how=how)
+        except Exception as error:
+            prefetcher.ended(fetch, error)
+        else:
+            prefetcher.ended(fetch, result)
 
     def acquire(self, shard: int, *, next_use: Callable[[int], float]) -> Lease:
         """Make a shard present and map it."""

@@ -272,7 +272,7 @@ class ShardFetch:
                     os.close(handle)
                 raise
         self.files.verified(entry)
-        return FetchResult(FetchStatus.PRESENT, handle=handle)
+        return FetchResult(FetchStatus.PRESENT, size=entry.size, handle=handle)
 
     def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
         """Lock the entry's first part under its temporary name, if that is among what was made."""

@@ -35,6 +35,8 @@ class FetchResult:
     status: FetchStatus
     blocker: Path | None = None
     """The locked file, if the status is BLOCKED."""
+    size: int = 0
+    """Bytes of the shard in the cache, if this attempt fetched it; 0: it was there."""
     handle: int | None = None
     """The first part, open and locked, if a reader fetched it under a limit. The receiver closes it."""
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.dataset.prefetch.next_use import CacheWindow, NextUse
+from headrace.dataset.prefetch.horizon import CacheWindow, NextUse
 
 pytestmark = pytest.mark.once
 

@@ -1,4 +1,4 @@
-"""The queue of shards to fetch ahead, and when the schedule lets one begin."""
+"""The schedule: its queue of shards, and when it lets a fetch begin."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import pytest
 
 from headrace.dataset.prefetch.concurrency import Concurrency
 from headrace.dataset.prefetch.distance import LookAhead
-from headrace.dataset.prefetch.elsewhere import POLL
 from headrace.dataset.prefetch.horizon import Horizon
-from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, FetchSchedule
+from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, POLL, FetchSchedule
 from headrace.dataset.prefetch.upcoming_batch import UpcomingBatch
 from headrace.storage import FetchResult, FetchStatus
 
@@ -41,12 +40,12 @@ def test_a_shard_that_another_process_fetched_and_nobody_needs_any_more_is_not_l
     advance(schedule, horizon, 0)
     for _ in range(2):
         schedule.ended(schedule.take(), FetchResult(FetchStatus.ELSEWHERE))
-    assert schedule.other_fetches.to_look_at() == [0, 1]
+    assert schedule.others_to_look_at() == [0, 1]
     schedule.leave(0)  # the reader has it, from a cache that evicts it before anybody looks
     advance(schedule, horizon, 1)
-    assert schedule.other_fetches.to_look_at() == []  # too soon
+    assert schedule.others_to_look_at() == []  # too soon
     now += POLL
-    assert schedule.other_fetches.to_look_at() == [1]
+    assert schedule.others_to_look_at() == [1]
     assert schedule.take().shard == 1
 
 
