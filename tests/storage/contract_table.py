@@ -99,13 +99,13 @@ class Results:
 
     def markdown(self):
         """The tables."""
-        parts = ['Without faults, tests by what they are mostly about:', self._table(self.sound, 'store: server')]
+        parts = ['Without faults, tests by operation:', self._table(self.sound, 'store: server')]
         sets = defaultdict(list)
         for row, faults in self.by_fault.items():
             sets[frozenset(faults)].append(row)
-        for faults, rows in sets.items():
+        for rows in sets.values():
             parts += [
-                f'With faults ({", ".join(ordered(faults))}), tests by operation; a download is a get with retries:',
+                'With faults, tests by operation. A download is a get with retries:',
                 self._table({row: self.by_operation[row] for row in rows}, 'store: server'),
                 'The same tests by fault:',
                 self._table({row: self.by_fault[row] for row in rows}, 'store: server'),
