@@ -120,7 +120,7 @@ def test_the_table(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.splitlines() == [
         'Global batch 0 of epoch 0, of 1, on 2 ranks and 1 node; the position after it is 5 of 5.',
         'Streams: stream_0 5 (1.000)',
-        'What leaves it out: skip: [[0, 5]]',
+        'To skip it: skip: [[0, 5]]',
         'rank  row  position    stream  shard             file  shard_row  id',
         '   0    0         0  stream_0      1  shard.00001.mds          5   0',
         '   0    1         2  stream_0      1  shard.00001.mds          7   2',

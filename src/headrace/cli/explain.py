@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(_heading(explanation, plan, has_length=loader.dataset.has_length))
     if arguments.rank is not None:
         print(f'Rank {arguments.rank}: {_shares(shown)}')
-    print(f'What leaves it out: skip: [{skip}]')
+    print(f'To skip it: skip: [{skip}]')
     print(shown)
     return 0
 

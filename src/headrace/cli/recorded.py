@@ -103,7 +103,7 @@ def _heading(explained: ExplainedStep, run: RecordedRun) -> list[str]:
         f'Global batch {report.numbers[0]} of epoch {batch.epoch}, {batch.position_unit} {begin} to {end} of the run. '
         f'Streams, in {batch.counted}: {shares}'
     )
-    lines.append(f'What leaves it out: skip: [[{begin}, {end}]]')
+    lines.append(f'To skip it: skip: [[{begin}, {end}]]')
     return lines
 
 
