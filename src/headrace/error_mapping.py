@@ -18,8 +18,8 @@ def mapping_errors(
 ) -> Callable[Arguments, contextlib.AbstractContextManager[None]]:
     """Make a context manager of a generator that raises every error that it is given, or another one in its place.
 
-    The frame of contextlib's own manager keeps the error. On Python 3.13 the error's traceback keeps that frame, too,
-    and such a cycle holds whatever the frames refer to, such as a dataset, until garbage is collected.
+    The frame of contextlib's own manager keeps the error. On Python 3.13 the error's traceback keeps that frame, too.
+    Such a cycle keeps all objects of the frames, such as a dataset, until garbage is collected.
     """
 
     @functools.wraps(function)

@@ -122,7 +122,7 @@ class ShardError(FormatError):
 
 
 class ChecksumError(FormatError):
-    """A file's size or hash differs from what the index gives."""
+    """A file's size or hash differs from the index."""
 
 
 class CollateError(HeadraceError, TypeError):

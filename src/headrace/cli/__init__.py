@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument('--version', action='version', version=f'headrace {headrace.__version__}')
     arguments, commands = list(sys.argv[1:] if arguments is None else arguments), dict(COMMANDS)
     if arguments[:1] == ['convert'] and arguments[1:2] and arguments[1] in ORIGINALS:
-        # A known dataset has a command of its own, with options of its own.
+        # Each known dataset has a separate command and options.
         commands['convert ' + arguments[1]] = OriginalCommand(arguments[1])
         arguments[:2] = ['convert ' + arguments[1]]
     subparsers = parser.add_subparsers(dest='command', metavar='COMMAND', required=True)

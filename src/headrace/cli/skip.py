@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
-HELP = "say what a trainer's step was made of, and print or write the configuration that leaves it out"
+HELP = "show the samples of a trainer's step, and print or write the configuration that skips it"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +92,7 @@ def _configuration(arguments: argparse.Namespace, report: StepReport, folder: Pa
 
     if not arguments.overrides:
         return skip_yaml(report.skip, _comments(report), [os.path.relpath(arguments.config.resolve(), folder)])
-    # What is given over the file may remove keys, which no file can do to another one: all is written.
+    # Overrides may remove keys of the file, which an including file cannot do. So the whole configuration is written.
     config = load_config(arguments.config, overrides=arguments.overrides)
     assert config.train is not None  # its step was explained
     train = dataclasses.replace(config.train, skip=tuple((begin, end) for begin, end in report.skip))

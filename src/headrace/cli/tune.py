@@ -84,7 +84,7 @@ def _changed(arguments: argparse.Namespace, tuning: Tuning, folder: Path) -> str
         config = os.path.relpath(arguments.config.resolve(), folder)
         lines = [f'defaults: {json.dumps([config])}', *(yaml_lines(tuning.changes) if tuning.changes else ())]
         return '\n'.join([*lines, ''])
-    # What is given over the file may remove keys, which no file can do to another one: all is written.
+    # Overrides may remove keys of the file, which an including file cannot do. So the whole configuration is written.
     config = load_config(arguments.config, overrides=arguments.overrides)
     assert config.train is not None
     return to_yaml(dataclasses.replace(config, train=replace_settings(config.train, tuning.changes)))

@@ -70,8 +70,9 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
     Args:
         streams: the streams to mix. Or give one by `remote`, `local` and `split`, and None or an empty list here.
         remote, local, split: see `Stream`; with `streams`, defaults for them.
-        download_retry, download_timeout, validate_hash, keep_zip, endpoint_url, region, anonymous, requester_pays,
-            store_options, on_changed_data: see `Stream`; defaults for all streams.
+        download_retry, download_timeout, validate_hash, keep_zip: see `Stream`; defaults for all streams.
+        endpoint_url, region, anonymous, requester_pays: see `Stream`; defaults for all streams.
+        store_options, on_changed_data: see `Stream`; defaults for all streams.
         subset, fraction, fraction_seed, where: see `Stream`; defaults for all streams. Ids, sizes and weights count
             the samples that are offered.
         columns: names of the columns to read, for streams that do not name their own; no other is decoded. None: all.

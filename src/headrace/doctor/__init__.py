@@ -1,4 +1,4 @@
-"""Problems of a training run, found before it starts: this machine, the launcher, versions, stores, caches."""
+"""Problems of a run, found before it starts: of the machine, the launcher, versions, stores and caches."""
 
 from headrace.doctor.data import Place, check_data, places_of
 from headrace.doctor.finding import Finding

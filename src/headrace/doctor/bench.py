@@ -33,7 +33,7 @@ _PARTS: Final = {
 
 @dataclass(frozen=True)
 class Rate:
-    """What a loader gave with a number of workers, on one rank, to a trainer that only takes batches."""
+    """The rate of a loader with a number of workers, on one rank, for a trainer that only takes batches."""
 
     workers: int
     batches: int
@@ -120,7 +120,7 @@ def bench(
 
 
 def limit_of(config: LoaderConfig, rates: Sequence[Rate]) -> str:
-    """A sentence on what limits the loader, with what to change.
+    """A sentence that names the limit of the loader, and a remedy.
 
     Args:
         config: the loader, read a little further under a profiler, if the processors are the limit.
@@ -152,7 +152,7 @@ def _largest_part(config: LoaderConfig) -> tuple[str, float]:
     next(batches)  # opens the first shards
     profile.runcall(lambda: [*islice(batches, _PROFILED)])
     batches.close()
-    # (file, line, function) -> (primitive calls, calls, own time, time with callees, callers)
+    # By (file, line, function); own time is at index 2, time with callees at 3.
     found = cast('dict[tuple[str, int, str], tuple[Any, ...]]', pstats.Stats(profile).stats)  # pyright: ignore[reportAttributeAccessIssue]
     total = sum(times[2] for times in found.values()) or 1.0
     shares = {

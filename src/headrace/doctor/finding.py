@@ -10,7 +10,7 @@ __all__ = ['Finding']
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found."""
+    """The result of a check."""
 
     level: Literal['ok', 'note', 'problem']
     """`problem`: a run will fail or be slow. `note`: worth knowing. `ok`: as it should be."""

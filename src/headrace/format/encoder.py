@@ -3,15 +3,13 @@
 An encoder turns samples into finished shards and does no input or output::
 
     encoder = MDSEncoder({'id': 'int', 'text': 'str'}, compression='zstd', hashes=['sha1'], size_limit='64mb')
-    shards = []
-    for sample in samples:
-        for shard in encoder.add(sample):     # a full shard, if the sample did not fit
-            store(shard.files)
-            shards.append(shard.info)
-    for shard in encoder.finish():            # the last one
+    full = [shard for sample in samples for shard in encoder.add(sample)]
+
+    full += encoder.finish()                  # the last shard
+    for shard in full:
         store(shard.files)
-        shards.append(shard.info)
-    store([('index.json', dump_index(shards))])
+
+    store([('index.json', dump_index([shard.info for shard in full]))])
 
 ``add`` checks and encodes the sample first, so the encoder accepts the next sample after an error. ``add_batch`` takes
 columns with the values of many samples, and makes the same shards. A shard stays in memory until it is full. Errors
@@ -130,8 +128,9 @@ class ShardEncoder(ABC):
         """Add many samples: the same shards as of `add`, sample by sample. Keys without a column are ignored.
 
         Args:
-            columns: the values of each column, equally many: a list, an array whose first axis is the sample, or what
-                converts to one, such as a tensor. Numbers of an array of one axis count as Python numbers.
+            columns: the values of each column, equally many. A column is a list, an array whose first axis is the
+                sample, or an object that converts to one, such as a tensor. Numbers of an array of one axis count as
+                Python numbers.
 
         Returns:
             The shards that are full.

@@ -17,8 +17,8 @@ __all__ = ['Bottleneck', 'BottleneckWatch', 'Part']
 Part: TypeAlias = Literal['store', 'decompression', 'decoding', 'workers', 'start']
 """The slow part: the store, decompression, decoding with `transform` and `collate`, too few workers, their start."""
 
-_WAIT_SHARE = 0.1  # of the time, from which data is the bottleneck
-_PART_SHARE = 0.5  # of the reading processes' time or waits, from which a part is the slow one
+_WAIT_SHARE = 0.1  # Of the time: data is the bottleneck from here on.
+_PART_SHARE = 0.5  # Of the reading processes' time or waits: a part is the slow one from here on.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Bottleneck:
     share: float
     """Time that the trainer waited for data, as a share of all time, from 0 to 1."""
     advice: str
-    """What was seen, and what to change."""
+    """The observation, and the change that helps."""
 
     def __str__(self) -> str:
         return f'The trainer waits {self.share:.0%} of its time for data. {self.advice}'

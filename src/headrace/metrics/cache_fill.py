@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ['CacheFill', 'CacheUse']
 
-_LEAST = 10.0  # seconds between two counts
-_SHARE = 100  # and so many times as long as a portion takes
+_LEAST = 10.0  # Seconds between two counts, at least.
+_SHARE = 100  # Durations of a portion between two counts, at least.
 _LONGEST = 0.02  # seconds of a portion
 _PORTION = 100  # files between two looks at the clock
 

@@ -76,7 +76,7 @@ class BatchSpans:
 
 
 def _fetched(loaders: Iterable[StreamingDataLoader]) -> dict[str, float]:
-    """What readers have fetched so far."""
+    """The counts of the readers' fetches so far."""
     all_stats = [loader.stats() for loader in loaders]
     streams = [stream for stats in all_stats for stream in stats.streams.values()]
     return {

@@ -24,7 +24,7 @@ _MAX_POINTS: Final = 10_000  # of a schedule
 
 
 def short(value: object, longest: int = 80) -> str:
-    """A value for a message, of so many characters at most."""
+    """A value for a message, of `longest` characters at most."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):  # of too many digits, or too deep

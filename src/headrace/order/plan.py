@@ -96,10 +96,10 @@ class Plan:
     """Cuts a global sequence into batches and deals their rows to the replicas.
 
     Batch k is the run of positions [start + k·G, start + (k+1)·G), cut off at the end of the sequence, on every
-    topology. Position p goes to node p mod P of the parallel world and there to replica (p div P) mod R: P·R
-    consecutive positions hold one row for each replica, wherever they begin, and a node gets only positions of the
-    canonical nodes c ≡ node (mod P) where P divides the order's number of canonical nodes. A replica's rows of a batch
-    are in the sequence's order.
+    topology. Position p goes to node p mod P of the parallel world and there to replica (p div P) mod R. So any P·R
+    consecutive positions hold one row for each replica. If P divides the order's number of canonical nodes, a node
+    gets only positions of the canonical nodes c ≡ node (mod P). A replica's rows of a batch are in the sequence's
+    order.
 
     With skipped ranges (``skip``), batch k is the k-th run of G *kept* positions from ``start``. A batch on both sides
     of such a range deals the rows after it as if they followed directly. So replicas get equally many rows.
@@ -261,7 +261,7 @@ class Plan:
     def stream_counts(self, first: int, last: int) -> IntArray:
         """Each stream's samples in batches from ``first`` on and below ``last``, on all replicas; int64[streams].
 
-        Padding does not count. See `Order.stream_counts` for what it costs.
+        Padding does not count. `Order.stream_counts` gives the cost.
         """
         counts = np.zeros(len(self.order.mixture.streams), np.int64)
         for begin, end in self.spans(first, last):

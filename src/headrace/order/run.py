@@ -33,7 +33,7 @@ MixtureChange: TypeAlias = Literal['refuse', 'continue']
 
 
 class RunArguments(NamedTuple):
-    """What a run was asked for, before defaults were filled in."""
+    """The arguments of a run, before defaults are filled in."""
 
     order: OrderConfig
     epoch_size: int | None
@@ -293,7 +293,7 @@ class Run:
         return config
 
     def changed_mixture(self, state: ResumeState, global_batch_size: int | None) -> tuple[Mixture, OrderConfig] | None:
-        """The mixture with which the run goes on from a state, and its order; None: with that of the state.
+        """The mixture and order in which the run continues from a state; None: those of the state.
 
         Raises:
             ResumeError: as `resume`.

@@ -1,7 +1,7 @@
-"""Ranges of a run's global sequence that are left out, and the positions of an epoch that are kept.
+"""Ranges of a run's global sequence that are skipped, and the positions of an epoch that are kept.
 
-A run's sequence is that of epoch 0, then that of epoch 1, and so on. Positions count its slots, those left out
-included, so that a position means the same whatever is left out.
+A run's sequence is that of epoch 0, then that of epoch 1, and so on. Positions count all its slots, skipped ones
+included, so a position means the same with any ranges.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Bound:
 
     count: int
     unit: Literal['sp', 'ba', 'doc']
-    """``sp``: samples from the run's beginning. ``ba``: global batches from there, as a trainer counts its steps that
-    leaves nothing out and keeps one global batch size; a smaller last batch of an epoch counts, a dropped one not.
+    """``sp``: samples from the run's beginning. ``ba``: global batches from there, as a trainer counts its steps if it
+    skips nothing and keeps one global batch size. A smaller last batch of an epoch counts; a dropped one does not.
     ``doc``: ids of documents; such a range is no part of the run's sequence."""
 
     def __str__(self) -> str:

@@ -146,7 +146,7 @@ class ResumeState:
             MissingStateKeyError: keys are missing; all are named.
             ResumeError: values have wrong types, or the version is not known; all are named.
         """
-        if state is None:  # what a trainer saves for a loader without a state
+        if state is None:  # trainers save this for a loader without a state
             raise ResumeError('the checkpoint holds no position in the data: it was saved with a loader that has none.')
         if not isinstance(cast('object', state), Mapping):
             raise ResumeError(f'a dataset state must be a mapping, got {short(state)}.')

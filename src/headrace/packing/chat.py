@@ -120,7 +120,7 @@ class ChatTokenizer:
 
 
 def _refuse_date(_: str) -> str:
-    """Stand in for the template's function of this name: a run that goes on tomorrow must have the same tokens."""
+    """Stand in for the template's function of this name: a run resumed tomorrow must have the same tokens."""
     raise ConfigError(
         'A conversation must have the same tokens on any day, but the chat template writes the date of today. Fix it, '
         "as by variables={'date_string': '26 Jul 2024'} for templates of Llama, or give another `chat_template`."

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ['Chunk', 'ChunkKey', 'DocumentCount', 'Packer', 'count_documents', 'first_sequence']
 
 _MOST_DOCUMENTS = 512  # of a chunk
-_KEPT_BATCHES = 4  # whose documents are remembered: a trainer judges a batch when it has fetched later ones
-_EAGERNESS = 1.5  # tokens received for each one delivered, while lanes are below their target
+_KEPT_BATCHES = 4  # Documents of these are remembered: a trainer judges a batch when it has fetched later ones.
+_EAGERNESS = 1.5  # Tokens received for each one delivered, while lanes are below their target.
 
 
 class DocumentCount(NamedTuple):

@@ -185,7 +185,7 @@ class PackedRun(Run):
         return replace(documents, epoch=epoch, sample_in_epoch=sample, epoch_size=rows.epoch_size, config=text)
 
     def _check_skipped_documents(self, then: Any) -> None:
-        """Check that this run leaves out every document that the checkpoint's run leaves out."""
+        """Check that this run skips every document that the checkpoint's run skips."""
         if not are_ranges(then):
             raise ResumeError(
                 f'skipped_documents of a packed run are pairs of ids, got {short(then)}. The checkpoint is damaged.'

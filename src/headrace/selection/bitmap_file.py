@@ -2,10 +2,13 @@
 
 A file of ``.headrace-selections`` is, all little-endian::
 
-    'hrbitmap' | u32 version | u32 bytes of a count | u64 samples | u64 words | digest of what it is of, 16 bytes
-    | digest of the rest and of the above, 16 bytes | u64 word[words] | count[words + 1]
+    'hrbitmap' | u32 version | u32 bytes of a count | u64 samples | u64 words
 
-and `order.row_selection.SelectedBits` explains words and counts. A file is valid if both digests are right. One process
+    | 16 bytes: digest of the selection's key | 16 bytes: digest of the rest and of the above
+
+    | u64 word[words] | count[words + 1]
+
+`order.row_selection.SelectedBits` explains words and counts. A file is valid if both digests are right. One process
 makes it under the subfolder's lock, and the others wait in the kernel. A process that is killed leaves a temporary
 file, which the next maker removes. Finished files stay until somebody deletes the subfolder. They cost an evaluation of
 all samples, and less than 2 bits for each.

@@ -69,8 +69,8 @@ class Predicate(Protocol):
 class Where:
     """A predicate that is a function of a sample.
 
-    It is called once for each sample, by one thread at a time, and what it says is kept on disk under `name`: the
-    same name means the same function. Give another name when it changes.
+    It is called once for each sample, by one thread at a time. Its results are kept on disk under `name`, so the same
+    name means the same function. Give another name when it changes.
 
     Args:
         function: takes a sample, a dict of columns; true keeps it. It must depend on nothing else.

@@ -1,8 +1,8 @@
 """Which samples of a stream are offered, out of those that are stored: `subset`, `fraction` and `where`.
 
-Each of the three says of a stored sample whether it is kept, whatever the others say, and what all of them keep is
-offered. So a sample is on its side of a split whatever else is selected, and no order between the three matters but for
-the work: `where` is evaluated on the samples of `subset` only, once per machine (`bitmap_file`).
+Each of the three decides alone whether it keeps a stored sample. The stream offers the samples that all three keep. So
+a sample stays on its side of a split if other selections change. The order of the three matters only for the cost:
+`where` is evaluated on the samples of `subset`, once per machine (`bitmap_file`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ['Conditions']
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What a simulation assumes. Times are in seconds, rates in bytes per second.
+    """The assumptions of a simulation. Times are in seconds, rates in bytes per second.
 
     Raises:
         ConfigError: a value is out of range.

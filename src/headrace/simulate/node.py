@@ -94,8 +94,8 @@ class Node:
         """Fetch a shard for a reader that waits for it.
 
         Returns:
-            The end of the fetch. If there is no room, something else to wait for: the end of another fetch, or no time
-            at all, until other readers have taken what came for them. Then the reader asks again.
+            The end of the fetch. If there is no room, the end of another fetch; or no time at all, if other readers
+            must first take their shards. Then the reader asks again.
         """
         if not self._make_room(shard, math.inf):
             other = next(iter(self._fetching.values()), None)

@@ -21,8 +21,8 @@ from headrace.simulate.world import Event, Process, World
 __all__ = ['simulate']
 
 _LEAST_BATCHES, _ROWS_PER_SHARD = 64, 30
-_MOST_WORKERS = 256  # of a rank; each is a process with a prefetch of its own
-_NODES = 4  # the most that are simulated; others do the same with other shards
+_MOST_WORKERS = 256  # of a rank; each is a process with its own prefetch
+_NODES = 4  # simulated at most; others do the same with other shards
 
 
 def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[], None] = lambda: None) -> SimulatedRun:
@@ -120,7 +120,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
 def _planned_bytes(dataset: StreamingDataset, plan: BatchPlan, stored: npt.NDArray[np.int64]) -> int:
     """Bytes of the shards that the first node fetches in an epoch.
 
-    Of a long epoch some batches are looked at, evenly spread, with so many rows that nearly every shard is among them.
+    In a long epoch it looks at some batches, evenly spread. Their rows are enough to meet nearly every shard.
     """
     rows = max(1, plan.batch_size * plan.topology.replicas_per_node)
     looked_at = min(plan.num_batches, max(_LEAST_BATCHES, _ROWS_PER_SHARD * len(stored) // rows))

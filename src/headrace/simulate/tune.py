@@ -39,7 +39,7 @@ class Trial:
     """A simulated run of the search."""
 
     setting: str
-    """The setting that differs from what was chosen before; empty in the run before all changes."""
+    """The setting that differs from the choice before; empty in the run before all changes."""
     value: int | None
     waiting: float
     """Share of an epoch's time that is spent waiting for data."""
@@ -162,9 +162,9 @@ def tune(
         conditions: machines, network and model. The run of a model without step time always waits.
         target: share of the time of the first epoch that may be spent waiting, from 0 to 1.
         most_workers: workers of a rank at most.
-        disk: bytes that the cache of a node may take at most; None: no more than all shards, if there is a limit.
-        keep_order: leave out the settings that change the order, for a run in progress.
-        seconds: real time of the search; then the best of what was tried is proposed.
+        disk: bytes that the cache of a node may take at most; None: if there is a limit, all shards at most.
+        keep_order: do not try settings that change the order, for a run in progress.
+        seconds: real time of the search; then it proposes the best values of its tries.
         progress: called after each simulated run.
         clock: seconds.
 

@@ -1,6 +1,6 @@
 """A page on this machine in which the values of a simulation change, and figures and plots follow.
 
-A server of the standard library, for one person: it listens on 127.0.0.1, and answers to that name only, so that no
+It is a server of the standard library, for one person. It listens on 127.0.0.1 and answers to that name only, so no
 other page in the browser reaches it. A framework for such pages would bring thirty packages for one form.
 """
 

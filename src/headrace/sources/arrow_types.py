@@ -70,7 +70,7 @@ def import_pyarrow(what: str) -> Any:
     """The module ``pyarrow``.
 
     Args:
-        what: the data that need it, for messages, such as 'Parquet files'.
+        what: names the data that need it, for messages, such as 'Parquet files'.
 
     Raises:
         MissingDependencyError: it is not installed.

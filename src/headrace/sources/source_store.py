@@ -158,7 +158,7 @@ class SourceStore:
             return self._make_index(out)
         info, ranges = self._ranges(key)
         end = sum(length for _, length in ranges) if size is None else offset + size
-        # What a store calls an etag may last for one mount only.
+        # A store's etag may last for one mount only.
         expected = etag or (self._current(info).etag if info.version else info.etag)
         version, start = '', 0
         for begin, length in ranges:

@@ -1,4 +1,4 @@
-"""What a run did, and does: its record, and the page and the table that show it while it runs.
+"""The record of a run, and the page and the table that show the run while it lasts.
 
 1. `recorder.RunRecorder` writes the record of a run, lines in a file of its folder (`record_file`). The callbacks
    `RunRecord` of both trainers call it. `loader_config` and `versions` give the content.

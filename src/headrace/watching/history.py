@@ -78,7 +78,7 @@ class TrainedStep:
 
 
 class RunHistory:
-    """What the record in a run's folder says.
+    """The record in a run's folder, for reading.
 
     Args:
         segments: the segments in their order.

@@ -19,16 +19,20 @@ _KEYS = {'rank', 'world_size', 'node', 'host', 'started', 'state', 'time', 'step
 
 
 def read_live(folder: str | Path, *, clock: Callable[[], float] = time.time) -> dict[str, Any]:
-    """What all ranks last wrote.
+    """Read the last status of all ranks.
 
     Args:
         folder: the run's folder.
         clock: seconds since 1970.
 
     Returns:
-        Plain values: ``run``, ``time``, ``world_size``, ``missing`` (ranks without a file), ``ranks`` (one status each,
-        with its ``age`` in seconds and ``is_stale``), ``mix`` (by stream: samples or tokens, share, promised) and
-        ``total`` (figures of all ranks together). Without a file there are no ranks.
+        Plain values by these keys. Without a file there are no ranks.
+
+        - ``run``, ``time`` and ``world_size``;
+        - ``missing``: ranks without a file;
+        - ``ranks``: one status each, with its ``age`` in seconds and ``is_stale``;
+        - ``mix``: samples or tokens, share and promised share, by stream;
+        - ``total``: figures of all ranks together.
 
     Raises:
         ConfigError: the folder is not that of a run with a record.

@@ -84,5 +84,5 @@ class JoinedRows:
 
 
 def _is_fast(size: int, samples: int, shards: int) -> bool:
-    """Whether numpy is slower for so many samples of `size` bytes from so many shards."""
+    """Whether numpy is slower for this number of samples, of `size` bytes each, from this number of shards."""
     return samples * size <= _LARGE_BATCH and (size >= _LARGE_ROW or samples < shards * _ROWS_OF_SHARD)

@@ -221,7 +221,7 @@ class Stream(FactsRepr):
         if source is None:
             return False
         if self.is_local:
-            # What is made of the data does not belong among them: they become a remote with a temporary cache.
+            # Unpacked shards do not belong among the data. So the data become a remote with a temporary cache.
             self.remote, self.given_local = os.path.abspath(self.remote or self.given_local or ''), None  # noqa: PTH100
         self.source_data = source
         if self._cache is not None:  # it has looked for an index.json

@@ -119,7 +119,7 @@ class PipeQueue:
             self._poll.register(self._reader, select.POLLIN)
             self._poll.register(self._ended, select.POLLIN)
         ready = dict(self._poll.poll(None if seconds is None else seconds * 1000))
-        return self._reader in ready and self._ended not in ready  # what comes after the end may have gaps
+        return self._reader in ready and self._ended not in ready  # messages after the end may have gaps
 
     def end(self) -> None:
         """Have no process wait any more; called in the one that made the queue. Items on the way are lost."""

@@ -27,7 +27,7 @@ def aligned(size: int) -> int:
 
 
 class _Arriving(threading.local):
-    """What the functions below, which pickle calls, have to know."""
+    """The state of the functions below, which pickle calls."""
 
     memory: Any = None
     first = 0

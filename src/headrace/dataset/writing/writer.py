@@ -181,8 +181,9 @@ class Writer:
         """Add many samples: the same dataset as of `write`, sample by sample, in a fraction of the time.
 
         Args:
-            columns: the values of each column, equally many: a list, an array whose first axis is the sample, or what
-                converts to one, such as a tensor. Numbers of an array of one axis count as Python numbers.
+            columns: the values of each column, equally many. A column is a list, an array whose first axis is the
+                sample, or an object that converts to one, such as a tensor. Numbers of an array of one axis count as
+                Python numbers.
 
         Raises:
             KeyError: a column is missing.

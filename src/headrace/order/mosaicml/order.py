@@ -118,11 +118,11 @@ class MosaicMLPlan:
     dataloader workers: those change only where padding without samples stands. ``start`` and positions after a batch
     count rows that were handed out, repeats that fill up the last batch included, as MosaicML Streaming counts them.
 
-    Ranks may get unequal last batches, or one more or less, as there, where ``remainder`` is ``repeat``: with
-    device_per_stream batching, or resumed on other nodes with a relaxed partition.
+    With ``remainder='repeat'``, ranks may get unequal last batches, or one more or less, as there. This happens with
+    device_per_stream batching, and after a resume on other nodes with a relaxed partition.
 
-    With skipped ranges (``skip``), the batches are those without any position in a range: positions are no sequence, so
-    that a part of a batch cannot be left out.
+    With skipped ranges (``skip``), the batches are those without any position in a range. Positions are not a sequence,
+    so a part of a batch cannot be skipped.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """Which positions of an epoch go to which node, rank and batch: MosaicML Streaming's partitions, by arithmetic.
 
-The n positions are the entries of a matrix, a row for each of C canonical nodes, and are handed out column by column:
-entry i of that line goes to node i mod P, and entry i of a node to its rank i mod R. Rows that are short by one, and
-lines that do not divide evenly, are filled up with repeats. Every entry can be computed by itself, so nothing of the
-size of an epoch is ever held.
+The n positions are the entries of a matrix with a row for each of C canonical nodes. Columns are dealt one after
+another: entry i of that line goes to node i mod P, and entry i of a node to its rank i mod R. Repeats fill up rows that
+are short by one, and lines that do not divide evenly. Each entry is computed alone, so no array has the size of an
+epoch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ALL = slice(None)
 class Partition:
     """An epoch's positions, or what is left of them, in rows of a global batch.
 
-    A row holds P·R·B positions: those of node 0 and there of rank 0, then of rank 1, …, B for each. -1 stands where a
-    rank has run out, which happens in the last row only.
+    A row holds P·R·B positions, B for each rank: those of node 0, rank 0 come first, then those of its rank 1. In the
+    last row, -1 marks the places of ranks that have run out.
 
     Attributes:
         row_length: P·R·B.

@@ -42,9 +42,10 @@ def choose_per_shard(sizes: IntArray, choose: int, granularity: int, seed: int) 
         return chosen
     picks = -(-sizes // granularity)
     ends = np.cumsum(picks)
-    last = sizes - (picks - 1) * granularity  # the last pick of a shard is what is left
-    # MosaicML Streaming's way with a shard without samples: the pick before it counts as a whole one, so that its
-    # shard may be asked for more than it has.
+    last = sizes - (picks - 1) * granularity  # the last pick of a shard is the rest
+
+    # MosaicML Streaming counts the pick before an empty shard as a whole one. So this pick's shard may have to give
+    # more samples than it has.
     full = np.flatnonzero(picks)
     before_empty = full[np.append(np.diff(full) > 1, full[-1] < len(sizes) - 1)]
     last[before_empty] = granularity

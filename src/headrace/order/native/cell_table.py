@@ -17,10 +17,10 @@ and no state between positions:
 
 With a block of at least M positions, there is one lane, and its M rows are permuted instead.
 
-Lanes exist to be evaluated at a point: what is open changes at no more than 4K rows, and between them (a *run*) a
-position's row and slot are quotient and remainder. Openings all come before closings, because a lane closes only when
-no unit is left: open lanes are always the first ones in order of opening or, later, of closing, last first. The lanes
-of rows that are folded onto a row are the first ones likewise.
+With lanes a single position can be evaluated. The set of open lanes changes at 4K rows at most. Between these rows (in
+a *run*) a position's row and slot are quotient and remainder. Openings all come before closings, because a lane closes
+only when no unit is left. So the open lanes are the first ones in order of opening or, later, of closing, last first.
+The same holds for the lanes of rows that are folded onto a row.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class CellTable:
         self._positions = 0  # of all cells; a cell's positions are numbered on from the cell before
         self._lanes = 0  # of all cells, numbered likewise
         self._cells = Rows(3)  # by number; key: first position; first unit, lane and run
-        # By position: its own, row, samples of a row, column bits of that, key, lanes open in the row itself, the first
-        # of them in _slots. A cell that is permuted whole has one row, in which no lane is open.
+        # Columns: position; row; samples of a row; their column bits; key; open lanes of the row; the first of them in
+        # _slots. A cell that is permuted whole has one row without open lanes.
         self._runs = Rows(7)
-        # For each run: lanes of the row that the head folds onto row r, the first of them in _slots, and that row plus
-        # r; the same for the tail, but its slots numbered on from the head's.
+        # Columns for each run, where the head folds a row onto row r: lanes of that row; the first of them in _slots;
+        # that row plus r. The same for the tail, whose slots continue the head's numbers.
         self._folds = Rows(5)
         self._slots = Rows(0)  # key: lane; a cell's lanes in order of opening, then in order of closing, last first
         self._units = Rows(5)  # by lane and row: row minus samples of the shard before, start, size, column bits, key
@@ -313,7 +313,7 @@ class _Runs:
             none, begin, end = np.zeros_like(opens), int(opens[0]), int(closes[0])
             return cls(none, opens, np.ones_like(opens), none, none, none > 0, begin, end)
         half = num_lanes // 2
-        # What is folded must find rows to lie on: the last row folded is the first row, and the other way round.
+        # Folded rows need rows to lie on: the last row that is folded is the first row, and the other way round.
         end = max(int(closes[num_lanes - 1 - half]), -(-(int(opens[half]) + int(closes[-1])) // 2))
         begin = min(int(opens[half]), (end + int(opens[0])) // 2)
         edges = np.concatenate([opens, closes, 2 * begin - opens, 2 * end - closes, np.array([begin, end])])

@@ -230,7 +230,7 @@ class NodeQuotas:
         segments = self._cut(0, stages)
         if not self._units:
             return segments
-        # What is left after the last full batch may be dropped.
+        # The rest after the last full batch may be dropped.
         whole = [segment for segment in segments if segment.streams is None] or segments
         drawn = np.sum([segment.counts for segment in whole], 0).tolist()
         for stream, *wanted, given in zip(

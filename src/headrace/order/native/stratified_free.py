@@ -2,13 +2,13 @@
 
 With g = gcd(C, G), the nodes fall into g groups of T = C / g: node c belongs to group c mod g. The grid of `stratified`
 deals streams to the groups as if they were nodes, H = G / g slots of a batch each. So each batch and each group of it
-holds floor or ceil of every stream's share. The nodes of a group take its slots in turn, through all batches: the h-th
-slot of batch k is slot x = k·H + h, and goes to the group's node x mod T. As T and H have no common divisor, each h
+holds floor or ceil of every stream's share. The nodes of a group take its slots in turn, through all batches. The h-th
+slot of batch k is slot x = k·H + h. It goes to the group's node x mod T. As T and H have no common divisor, each h
 comes to each node equally often.
 
 Stream s is an interval of the grid's numbers y = h·nb·g + v(k). The number of a node's slots below a y, before batch k,
-has two parts: the h that are below it in every batch, and the one h that is in some. Of the first, it counts the
-batches i in which -i·H modulo T is small, and of the second those of one residue modulo T in which v(i) is. Both are
+has two parts: the h that are below it in every batch, and the one h that is in some. For the first part it counts the
+batches i with a small -i·H modulo T. For the second it counts those of one residue modulo T with a small v(i). Both are
 floor sums.
 """
 

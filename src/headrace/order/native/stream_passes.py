@@ -2,7 +2,7 @@
 
 A stream is one endless sequence, pass after pass over all its samples. The mixture deals its draws to the canonical
 nodes (`node_quotas`). A node's share of a pass is its part of the pass's draws. So nodes never share a sample, and each
-pass has each sample once, under any mixture, any change of it, and any number of passes in an epoch.
+pass has each sample once. This holds for any mixture, any change of it, and any number of passes in an epoch.
 
 After a change of the mixture within a pass, some nodes are ahead of the new mixture and others behind. Passes that any
 node has begun keep their cut. The next ones give most to the nodes that are behind, until the new mixture is met.
@@ -125,7 +125,7 @@ class StreamPasses:
         return True
 
     def _collect(self, start: StreamPosition) -> None:
-        """Make a rest of what is left of all passes that are begun, unless it is too large."""
+        """Make a rest of the undrawn samples of all begun passes, unless it is too large."""
         first = start.first_pass + len(start.begins) - 1
         if not start.cells and first * self.size - self.draws > _MOST_REST:
             return
@@ -161,7 +161,7 @@ class StreamPasses:
         return node, int(self.turns[node] + before[node])
 
     def _cells_left(self, turns: IntArray) -> tuple[OpenCell, ...]:
-        """Return the cells of what is left of the rest when nodes have had some turns, int64[nodes]."""
+        """Return the cells of the rest that remain after some turns of the nodes, int64[nodes]."""
         places = (self.rest_turn(draw) for draw in range(len(self.rest_order)))
         left = np.sort(self.rest_order[[turn >= turns[node] for node, turn in places]])
         cells: list[OpenCell] = []

@@ -1,13 +1,13 @@
 """Batches of one stream: a global batch, or a device's part of one, goes to a stream as a whole.
 
 A global batch of G samples has V *units* of U = G / V samples. ``per_stream`` has one unit, the batch. Under
-``device_per_stream`` V is the number of device batches that the run began with, and position p belongs to unit p mod V:
-a `Plan` deals positions to replicas in the same way. So a unit is a replica's batch on V replicas, a part of it on
-fewer, and holds whole batches on more.
+``device_per_stream`` V is the number of device batches that the run began with. Position p belongs to unit p mod V, as
+a `Plan` deals positions to replicas. So a unit is a replica's batch on V replicas, a part of it on fewer, and holds
+whole batches on more.
 
-The streams share units as they share slots in stratified batches (`stratified`): each global batch has floor or ceil of
-a stream's share of V units, and the units before any batch are near the share. In place of the C canonical nodes stand
-g = gcd(C, V) groups of them: unit h belongs to group h mod g, and has equally many positions on each node of its group.
+The streams share units as they share slots in stratified batches (`stratified`). Each global batch has floor or ceil of
+a stream's share of V units, and the units before any batch are near the share. g = gcd(C, V) groups take the place of
+the C canonical nodes. Unit h belongs to group h mod g, and has equally many positions on each node of its group.
 
 The samples after an epoch's last full batch are listed position by position.
 """

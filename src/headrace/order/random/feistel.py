@@ -1,9 +1,9 @@
 """Permutations that are evaluated at a point: where does number x go, without making the whole permutation.
 
-A Feistel network on a rectangle of rows and columns, at least n cells, with cycle walking (Black and Rogaway: Ciphers
-with arbitrary finite domains, 2002): x = L·columns + R, columns a power of two near √n; rounds alternate
-L += F(R) mod rows and R += F(L) mod columns, F being keyed hashes; while the result is not below n, the network is
-applied again. The aim is statistical quality, not secrecy.
+This is a Feistel network with cycle walking (Black and Rogaway: Ciphers with arbitrary finite domains, 2002). It works
+on a rectangle of rows and columns with at least n cells; columns is a power of two near √n. A number is x = L·columns +
+R. Rounds alternate L += F(R) mod rows and R += F(L) mod columns, with keyed hashes F. While the result is not below n,
+the network is applied again. The aim is statistical quality, not secrecy.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def column_bits(n: IntArray) -> IntArray:
 def feistel_permute(x: KeyArray, n: KeyArray, bits: KeyArray, keys: KeyArray) -> KeyArray:
     """Return where number x goes in the permutation of 0 … n-1 with a key; all arrays are uint64[m], one call each.
 
-    Numbers with the same n and key go to different numbers. Small domains take more rounds, since a few hash values
-    decide too much there: chi-square over all permutations of 5 is 0.9 to 1.1 per degree of freedom after 24 rounds
-    and 200 after 6; over neighbours in permutations of 16 to 200 it is 0.9 to 1.1 after 12 and up to 1.8 after 6.
+    Numbers with the same n and key go to different numbers. In small domains a few hash values decide too much, so
+    these take more rounds. Chi-square per degree of freedom, over all permutations of 5: 200 after 6 rounds, 0.9 to
+    1.1 after 24. Over neighbours in permutations of 16 to 200: up to 1.8 after 6 rounds, 0.9 to 1.1 after 12.
 
     Args:
         x: uint64[m], below n.

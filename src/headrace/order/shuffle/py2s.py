@@ -1,4 +1,4 @@
-"""py2s: as py1s, but samples are shuffled twice: in whole shards for the run, in what parts got for the epoch."""
+"""py2s: as py1s, but samples are shuffled twice: in whole shards for the run, in pieces of shards for the epoch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """The index of a cache folder: fetched once, compared with the remote's at the start, watched while shards are read.
 
-A fetched index has a note, in an extended attribute of its file: the version at the remote, a digest of the bytes, and
-when a process of this machine last asked the remote. If the remote has another version, the new index replaces the old
-one. Shards that are not provably the same are removed. The note, or that of the folder's origin, has to prove that
-headrace fetched the old index. Other folders may hold the only copy of a user's data, and are refused. A file system
-without such attributes costs a download of the index at each start, to compare the bytes.
+A fetched index has a note, in an extended attribute of its file. The note has the version at the remote, a digest of
+the bytes, and the last time at which a process of this machine asked the remote. If the remote has another version, the
+new index replaces the old one. Shards that are not provably the same are removed. The note, or that of the folder's
+origin, has to prove that headrace fetched the old index. Other folders may hold the only copy of a user's data, and are
+refused. A file system without such attributes costs a download of the index at each start, to compare the bytes.
 
 A running process may have read the old index. So it looks at index.json when it opens a shard, and before a shard that
 it fetched gets its final name. With another index in the folder it stops with an error. A shard that was written before
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 __all__ = ['CachedIndex', 'IndexRequest']
 
 _ATTRIBUTE: Final = 'user.headrace.version'
-_BLOCK: Final = 1 << 20  # bytes of an index in memory at once while it is compared
-_LOOK_AGAIN: Final = 1.0  # seconds for which one look at index.json is enough for old shards
-_CLOCK_STEP: Final = 1.0  # seconds by which the time of a file may be behind the clock
+_BLOCK: Final = 1 << 20  # Bytes of an index that a comparison reads at once.
+_LOOK_AGAIN: Final = 1.0  # Seconds between two looks at index.json for old shards.
+_CLOCK_STEP: Final = 1.0  # Seconds that the time of a file may be behind the clock.
 
 _log = logger_of(__name__)
 

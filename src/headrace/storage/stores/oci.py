@@ -1,12 +1,12 @@
 """Oracle Cloud Infrastructure's Object Storage, through its SDK.
 
 ``oci://bucket@namespace/path``, or ``oci://bucket/path`` for the namespace of the tenancy, which is asked of the
-service once per process. The server is ``StoreOptions.endpoint_url``, else ``OCI_CLI_ENDPOINT``, else the region's; the
-region is ``StoreOptions.region``, ``OCI_CLI_REGION``, the profile's, the principal's or ``OCI_REGION``. (The service's
-other interface, compatible with S3, is reached by ``s3://`` with an endpoint.)
+service once per process. The server is ``StoreOptions.endpoint_url``, else ``OCI_CLI_ENDPOINT``, else the region's. The
+region is ``StoreOptions.region``, ``OCI_CLI_REGION``, the profile's, the principal's or ``OCI_REGION``. For the
+service's other interface, which is compatible with S3, use ``s3://`` with an endpoint.
 
-Credentials are those of ``extra['auth']`` or ``OCI_CLI_AUTH`` (``api_key``, ``security_token``,
-``instance_principal``, ``resource_principal``, ``oke_workload_identity``), else the first that is there:
+``extra['auth']`` or ``OCI_CLI_AUTH`` names the kind of credentials: ``api_key``, ``security_token``,
+``instance_principal``, ``resource_principal`` or ``oke_workload_identity``. Without it, the first that exists is used:
 
 1. A profile: ``extra['profile']``, ``OCI_CLI_PROFILE`` or ``DEFAULT``. Its file is ``extra['config_file']``,
    ``OCI_CLI_CONFIG_FILE``, ``OCI_CONFIG_FILE``, ``~/.oci/config`` or ``~/.oraclebmc/config``. The variables of the

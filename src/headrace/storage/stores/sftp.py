@@ -1,14 +1,14 @@
 """Folders of SSH servers, through paramiko.
 
-headrace reaches and trusts a server as the user's own ``ssh`` does. It takes aliases, ``User``, ``Port``,
-``IdentityFile``, ``IdentitiesOnly`` and ``UserKnownHostsFile`` of ``~/.ssh/config`` (no ``Include``, no proxies), keys
-of the ssh-agent and of ``~/.ssh``. Keys with a passphrase have to be in the agent. A password, where the server takes
-no keys, is read from ``HEADRACE_SFTP_PASSWORD``. A URL with one is refused, since URLs end up in logs and checkpoints.
-The server's host key must be known.
+headrace reads ``~/.ssh/config`` as ``ssh`` does: aliases, ``User``, ``Port``, ``IdentityFile``, ``IdentitiesOnly`` and
+``UserKnownHostsFile``, but no ``Include`` and no proxies. It uses the keys of the ssh-agent and of ``~/.ssh``. Keys
+with a passphrase have to be in the agent. If the server accepts no key, the password is that of
+``HEADRACE_SFTP_PASSWORD``. A URL with a password is refused, since URLs end up in logs and checkpoints. The server's
+host key must be known.
 
 ``StoreOptions.extra``: ``key_file`` (a private key; else ``COMPOSER_SFTP_KEY_FILE``), ``known_hosts`` (the only file of
 host keys; else ``COMPOSER_SFTP_KNOWN_HOSTS_FILE``) and ``max_connections`` (per process; 4). ``connect_timeout`` bounds
-the connection and the handshake each, ``read_timeout`` every other wait for a byte.
+the connection, and again the handshake. ``read_timeout`` bounds every other wait for a byte.
 
 An etag is made of size and time of change in seconds, which is all that SFTP tells. A file that replaces one of the
 same size within a second counts as the same version.

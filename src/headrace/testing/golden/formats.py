@@ -168,7 +168,7 @@ def _write_problem(case: Case, expected: dict[str, Any]) -> str:
 
 
 def _inputs(case: Case, expected: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the recorded writer wrote."""
+    """The samples that the recorded writer wrote."""
     if not isinstance(case['writers'], dict) or 'columns' not in case['writers']:
         raise _NotComparableError  # several writers
     recorded = expected.get('inputs') or expected.get('samples')

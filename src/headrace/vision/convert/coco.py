@@ -46,7 +46,7 @@ _ROW_BYTES: Final = 80
 _BOX_BYTES: Final = 24
 
 _Record = tuple[Member | None, int, tuple[int, int], list[list[float]], list[int], str, str]
-"""Image, id, height and width, boxes (left, top, width, height), labels, name, and what is wrong, if anything."""
+"""Image; id; height and width; boxes (left, top, width, height); labels; name; a mistake, or ''."""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What WebVid's converters share: the columns, and videos as files outside of shards."""
+"""Shared parts of WebVid's converters: the columns, and videos as files outside of shards."""
 
 from __future__ import annotations
 
