@@ -42,17 +42,6 @@ def test_help_has_examples_and_the_exit_status(command: str, capsys: pytest.Capt
     assert COMMANDS[command].HELP in shown
 
 
-@pytest.mark.parametrize('command', COMMANDS)
-def test_every_command_has_examples_and_an_exit_status(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([command, '--help'])
-    shown = capsys.readouterr().out
-    assert f'examples:\n  headrace {command}' in shown
-    assert 'Exit status: ' in shown
-    assert 'SUPPRESS' not in shown
-    assert '(default: None)' not in shown
-
-
 def test_help_names_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(['simulate', '--help'])

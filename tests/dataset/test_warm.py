@@ -49,6 +49,19 @@ def test_the_whole_cache_is_filled_once(config, warm, cached):
     assert warm(config())['fetched'] == 0
 
 
+def test_a_dataset_needs_no_configuration(config, warm, cached, tmp_path, capsys):
+    config()
+    remote, cache = str(tmp_path / 'remote'), str(tmp_path / 'cache')
+    assert warm(remote, '--local', cache, '--batch-size', '40', '--batches', '3')['fetched'] == 3
+    report = warm(remote, '--local', cache, '--nodes', '2', '--ranks', '2', '--node', '1')
+    assert (report['shards'], report['fetched']) == (SHARDS, SHARDS - 3)
+    assert len(cached()) == SHARDS
+    assert main(['warm', remote]) == 1
+    assert 'add --local DIR' in capsys.readouterr().err
+    assert main(['warm', config(), '--local', cache]) == 1
+    assert 'write train.local=' in capsys.readouterr().err
+
+
 def test_the_first_batches_need_the_first_shards(config, warm, cached):
     assert warm(config(), '--batches', '5')['fetched'] == 1  # 40 samples
     assert cached() == ['shard.00000.mds']

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ __all__ = [
     'add_store_arguments',
     'add_two_stores',
     'count',
+    'printing_to_stderr',
     'show_examples',
     'shown_progress',
     'store_options',
@@ -82,6 +84,23 @@ def add_two_stores(parser: argparse.ArgumentParser, *, to: str) -> None:
     parser.add_argument('--json', action='store_true', help='print JSON')
     add_store_arguments(parser, of='the source')
     add_store_arguments(parser, 'to-', of=to)
+
+
+@contextlib.contextmanager
+def printing_to_stderr(is_json: bool = True) -> Generator[None]:
+    """Under ``--json`` send to stderr what is printed meanwhile, also by child processes: stdout is for the JSON."""
+    if not is_json:
+        yield
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    try:
+        os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 @contextlib.contextmanager

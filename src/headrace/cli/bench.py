@@ -11,7 +11,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.arguments import add_store_arguments, count, show_examples, store_options
+from headrace.cli.arguments import show_examples
+from headrace.cli.loaders import add_data_arguments, train_of_dataset, train_of_file
 from headrace.display import size_text, text_table
 from headrace.errors import ConfigError
 
@@ -26,21 +27,13 @@ HELP = 'measure samples, bytes, waits and processor time of your data on this ma
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the data and the measurement."""
-    parser.add_argument('what', metavar='CONFIG|URL', help='YAML file of the loaders, or a dataset')
-    parser.add_argument(
-        'overrides',
-        nargs='*',
-        metavar='KEY=VALUE',
-        help='what goes over the file; of a dataset, such as train.decode.size=224',
-    )
+    add_data_arguments(parser)
     parser.add_argument('--seconds', type=float, default=5, help='for each number of workers (default: %(default)s)')
     parser.add_argument(
         '--workers', metavar='N,N', help="numbers of workers (default: 0, and the configuration's, or 2)"
     )
-    parser.add_argument('--batch-size', type=count, default=32, metavar='N', help='of a URL (default: %(default)s)')
     parser.add_argument('--cold', action='store_true', help='begin with an empty cache, in a temporary folder')
     parser.add_argument('--json', action='store_true', help='print JSON')
-    add_store_arguments(parser, of='the store of a URL')
     show_examples(
         parser,
         'headrace bench train.yaml                    # with the cache as it is',
@@ -102,34 +95,16 @@ def _numbers(text: str) -> list[int]:
 @contextlib.contextmanager
 def _configured(arguments: argparse.Namespace) -> Generator[LoaderConfig]:
     """The training loader of the file, or one of the URL, whose cache is temporary."""
-    from headrace.mixing import load_config
     from headrace.storage import local_path
 
-    if Path(arguments.what).is_file():
-        config = load_config(arguments.what, overrides=arguments.overrides)
-        if config.train is None:
-            raise ConfigError('a measurement needs a `train` section, and the configuration has none.')
-        yield config.train
+    config = train_of_file(arguments, 'a measurement')
+    if config is not None:
+        yield config
         return
-    if arguments.what.endswith(('.yaml', '.yml')):
-        raise ConfigError(f'there is no file {arguments.what}: check its path.')
     folder = local_path(arguments.what)
-    place = {'remote': arguments.what} if folder is None else {'local': folder}
-    options = store_options(arguments)
-    store = {
-        'endpoint_url': options.endpoint_url,
-        'region': options.region,
-        'anonymous': options.anonymous or None,
-        'store_options': dict(options.extra) or None,
-    }
-    with tempfile.TemporaryDirectory(prefix='headrace-bench-') as folder:
-        source = {**place, **({} if 'local' in place else {'local': folder})}
-        given = {name: value for name, value in store.items() if value is not None}
-        train = {'streams': {'data': {**source, **given}}}
-        made = {'global_batch_size': arguments.batch_size, 'train': train}
-        config = load_config(made, overrides=arguments.overrides)
-        assert config.train is not None
-        yield config.train
+    with tempfile.TemporaryDirectory(prefix='headrace-bench-') as cache:
+        place = {'remote': arguments.what, 'local': cache} if folder is None else {'local': str(folder)}
+        yield train_of_dataset(arguments, place)
 
 
 @contextlib.contextmanager

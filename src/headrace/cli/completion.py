@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any, cast
 
 from headrace.cli.arguments import CommandParser, show_examples
@@ -15,6 +16,7 @@ HELP = 'print a script with which bash, zsh or fish completes commands, options 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the shell."""
     parser.add_argument('shell', choices=['bash', 'zsh', 'fish', 'tcsh'], help='the shell that reads the script')
+    parser.add_argument('--json', action='store_true', help='print JSON, with the script as a text')
     show_examples(
         parser,
         'headrace completion bash > ~/.local/share/bash-completion/completions/headrace',
@@ -30,5 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     parser: CommandParser = arguments.parser
     for action in parser.paths:
         cast('Any', action).complete = shtab.FILE
-    print(shtab.complete(parser, arguments.shell))
+    script = shtab.complete(parser, arguments.shell)
+    print(json.dumps({'shell': arguments.shell, 'script': script}) if arguments.json else script)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import warnings
 from pathlib import Path
@@ -22,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--native', action='store_true', help='take the native order, for new runs, and say what each change means'
     )
+    parser.add_argument('--json', action='store_true', help='print JSON: the configuration, and the notes')
     show_examples(
         parser,
         'headrace convert-config foundry.yaml > train.yaml',
@@ -31,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the configuration; keys without effect are named on stderr."""
-    from headrace.mixing import config_of_foundry, to_yaml
+    from headrace.mixing import config_of_foundry, to_mapping, to_yaml
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
@@ -42,11 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
 
         config, changes = as_native(config)
         notes += changes
-    for note in notes:
-        print(f'headrace: {note}', file=sys.stderr)
     text = to_yaml(config)
     shown = redact(text)
     if shown != text:
-        print(f'headrace: Secrets are left out; write interpolations in the place of {HIDDEN}.', file=sys.stderr)
+        notes.append(f'Secrets are left out; write interpolations in the place of {HIDDEN}.')
+    if arguments.json:
+        print(redact(json.dumps({'config': to_mapping(config), 'notes': notes})))
+        return 0
+    for note in notes:
+        print(f'headrace: {note}', file=sys.stderr)
     print(shown, end='')
     return 0

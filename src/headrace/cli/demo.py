@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from pathlib import Path
 
-from headrace.cli.arguments import show_examples
+from headrace.cli.arguments import printing_to_stderr, show_examples
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -21,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--framework', choices=['lightning', 'composer', 'both'], default='both', help='the trainer to run it under'
     )
+    parser.add_argument('--json', action='store_true', help='print the proof as JSON, and all else on stderr')
     show_examples(
         parser,
         'headrace demo',
@@ -33,4 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.demo.run import FRAMEWORKS, run_demo
 
     frameworks = FRAMEWORKS if arguments.framework == 'both' else (arguments.framework,)
-    return run_demo(arguments.out, store=arguments.store, frameworks=frameworks)
+    with printing_to_stderr(arguments.json):
+        trainings = run_demo(arguments.out, store=arguments.store, frameworks=frameworks)
+    holds = all(training.proof.holds for training in trainings)
+    if arguments.json:
+        proofs = {training.framework: dataclasses.asdict(training.proof) for training in trainings}
+        print(json.dumps({'out': str(arguments.out.resolve()), 'holds': holds, 'proofs': proofs}))
+    return 0 if holds else 1

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
 import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from headrace.cli.arguments import count, show_examples
+from headrace.cli.arguments import count, printing_to_stderr, show_examples
 from headrace.cli.first_script import FRAMEWORKS, training_script
 from headrace.display import printable
 from headrace.errors import ConfigError, HeadraceError
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--batch-size', type=count, metavar='N', help='global batch (default with --yes: 32)')
     parser.add_argument('--local', metavar='DIR', help='cache of remote data (default with --yes: OUT/cache)')
     parser.add_argument('--out', type=Path, metavar='DIR', help='folder for the files (default with --yes: .)')
+    parser.add_argument('--json', action='store_true', help='print JSON; questions go to stderr')
     parser.add_argument('--yes', action='store_true', help='ask nothing: take the defaults of what is not given')
     show_examples(
         parser,
@@ -48,6 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, look at the data, and write."""
+    with printing_to_stderr(arguments.json):
+        found = _write(arguments)
+    if arguments.json:
+        print(redact(json.dumps(found)))
+    return 0
+
+
+def _write(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the files, and say so; returns what is said, for programs."""
     ask = _Questions(is_silent=arguments.yes)
     data = ask('Where is the data: a folder, or the URL of a bucket?', arguments.data, None, _look_at)
     print(_summary(data))
@@ -69,11 +80,12 @@ def run(arguments: argparse.Namespace) -> int:
     package = _PACKAGES[framework]
     if importlib.util.find_spec(package) is None:
         print(f"{package} is not installed: pip install 'headrace[{framework}]'")
-    print('Next:')
+    commands = [f'python {shlex.quote(str(out / _FILES[1]))}']
     if data.needs_conversion:
-        print(f'  headrace convert {shlex.quote(data.place)} {shlex.quote(str(out / "shards"))}')
-    print(f'  python {shlex.quote(str(out / _FILES[1]))}')
-    return 0
+        commands.insert(0, f'headrace convert {shlex.quote(data.place)} {shlex.quote(str(out / "shards"))}')
+    print('\n  '.join(['Next:', *commands]))
+    files = [str(out / name) for name in _FILES]
+    return {'format': data.format, 'columns': dict(data.columns), 'files': files, 'next': commands}
 
 
 class _Questions:

@@ -6,6 +6,8 @@ import argparse
 import importlib
 from typing import TYPE_CHECKING, Final
 
+from headrace.cli.arguments import show_examples
+
 if TYPE_CHECKING:
     from headrace.convert.originals import Original
 
@@ -38,6 +40,14 @@ class OriginalCommand:
         from headrace.convert.originals import add_arguments
 
         add_arguments(parser, self._original)
+        original, splits = self._original, ','.join(self._original.splits)
+        command = f'headrace convert {original.name} IN'
+        needs = f' {original.example}' if original.example else ''
+        show_examples(
+            parser,
+            f'{command} {original.name}-mds -j 8{needs}' + (f' --splits {splits}' if splits else ''),
+            f'{command} s3://bucket/{original.name} --compression zstd --limit 1000{needs}',
+        )
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Convert."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import runpy
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.cli.arguments import show_examples
+from headrace.cli.arguments import printing_to_stderr, show_examples
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('-m', dest='is_module', action='store_true', help='run a module, as `python -m` does')
     parser.add_argument(
         '--path', action='store_true', help='print the folder that has the same effect in PYTHONPATH, and end'
+    )
+    parser.add_argument(
+        '--json', action='store_true', help="print the exit status as JSON, and the program's stdout on stderr"
     )
     parser.add_argument('program', nargs='?', help='a Python file, an installed command, or a module')
     parser.add_argument('arguments', nargs=argparse.REMAINDER, help="the program's arguments")
@@ -50,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from headrace.compat import FOLDER  # installs the alias
 
     if arguments.path:
-        print(FOLDER)
+        print(json.dumps({'path': FOLDER}) if arguments.json else FOLDER)
         return 0
     program: str | None = arguments.program
     is_file = program is not None and not arguments.is_module and _is_program(Path(program))
@@ -69,10 +74,25 @@ def run(arguments: argparse.Namespace) -> int:
         sys.path[0] = str(Path.cwd() if arguments.is_module else Path(script).resolve().parent)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # signals are the program's own
+    if not arguments.json:
+        return _run_program(program, command, is_module=arguments.is_module)
+    begin = time.monotonic()
+    with printing_to_stderr():
+        try:
+            status = _run_program(program, command, is_module=arguments.is_module)
+        except SystemExit as ended:
+            status = _status(ended.code)
+    seconds = round(time.monotonic() - begin, 3)
+    print(json.dumps({'program': sys.argv, 'exit_status': status, 'seconds': seconds}))
+    return status
+
+
+def _run_program(program: str, command: EntryPoint | None, *, is_module: bool) -> int:
+    """Run it; returns its exit status, unless it ends this process."""
     try:
         if command is not None:
             sys.exit(command.load()())
-        elif arguments.is_module:
+        elif is_module:
             runpy.run_module(program, run_name='__main__', alter_sys=True)
         else:
             runpy.run_path(program, run_name='__main__')
@@ -80,6 +100,14 @@ def run(arguments: argparse.Namespace) -> int:
         sys.excepthook(type(error), error, error.__traceback__)  # as `python` does, with the program's own hook
         return 1
     return 0
+
+
+def _status(code: object) -> int:
+    """The exit status of `sys.exit(code)`, whose text is shown, as Python does."""
+    if code is None or isinstance(code, int):
+        return code or 0
+    print(code, file=sys.stderr)
+    return 1
 
 
 def _is_program(path: Path) -> bool:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import count, show_examples, shown_progress
-from headrace.cli.loaders import add_config_arguments, add_topology_arguments
+from headrace.cli.loaders import add_data_arguments, add_topology_arguments, train_of_dataset, train_of_file
 from headrace.display import count_text, size_text
 from headrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headrace.mixing import LoaderConfig
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -18,7 +22,8 @@ HELP = "fill this node's cache before a run: all that it reads in an epoch, or t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the configuration, the node, and how much."""
-    add_config_arguments(parser)
+    add_data_arguments(parser)
+    parser.add_argument('--local', metavar='DIR', help='cache folder of a URL')
     add_topology_arguments(parser)
     parser.add_argument('--node', type=int, default=0, help='number of this node, counted from 0')
     parser.add_argument('--batches', type=count, metavar='N', help='the first global batches (default: an epoch)')
@@ -27,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show_examples(
         parser,
         'headrace warm train.yaml',
+        'headrace warm s3://bucket/data --local /scratch/cache/data',
         'headrace warm train.yaml --ranks 64 --nodes 8 --node $SLURM_NODEID --batches 200',
     )
 
@@ -35,12 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Fetch, and print what came."""
     from headrace.config.build import build_dataset
     from headrace.dataset.warm import warm
-    from headrace.mixing import load_config
     from headrace.order import Topology
 
-    config = load_config(arguments.config, overrides=arguments.overrides).train
-    if config is None:
-        raise ConfigError('`headrace warm` needs a `train` section, and the configuration has none.')
+    config = _config(arguments)
     if not 0 <= arguments.node < arguments.nodes:
         raise ConfigError(f'--node counts from 0 to --nodes - 1, which is {arguments.nodes - 1}, got {arguments.node}.')
     if config.packing is not None:
@@ -73,3 +76,18 @@ def run(arguments: argparse.Namespace) -> int:
     if report.is_full:
         print('The cache is full: cache_limit has no room for the shards that are needed later.')
     return 0
+
+
+def _config(arguments: argparse.Namespace) -> LoaderConfig:
+    """The training loader of the file, or one of the URL."""
+    config = train_of_file(arguments, '`headrace warm`')
+    if config is not None:
+        if arguments.local is not None:
+            raise ConfigError(
+                f'--local is the cache folder of a URL, but {arguments.what} is a configuration, which names its own. '
+                f'Leave it out, or write train.local={arguments.local}.'
+            )
+        return config
+    if arguments.local is None:
+        raise ConfigError(f'a URL needs the cache folder to fill: add --local DIR for {arguments.what}.')
+    return train_of_dataset(arguments, {'remote': arguments.what, 'local': arguments.local})

@@ -57,6 +57,8 @@ class Original:
     """Bytes of a shard, by default."""
     reader: str = 'StreamingDataset'
     """Name of the class that reads the new dataset, for the report."""
+    example: str = ''
+    """Arguments that the command needs beside IN and OUT, for the examples of its help."""
 
     def convert(
         self,

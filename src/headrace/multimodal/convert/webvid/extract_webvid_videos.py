@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
 from headrace.convert.originals import Option, Original, run_module
-from headrace.dataset import LocalDataset
 from headrace.errors import ConfigError, ObjectNotFoundError
 from headrace.multimodal.convert.webvid.videos import COLUMNS, put_video
+
+if TYPE_CHECKING:
+    from headrace.dataset import LocalDataset
 
 __all__ = ['ORIGINAL', 'main']
 
@@ -30,6 +32,8 @@ _Record = tuple[int, str]
 
 @lru_cache(1)
 def _dataset(folder: str, version: str) -> LocalDataset:
+    from headrace.dataset import LocalDataset  # with torch, which the help of the command does not need
+
     del version  # another one is another dataset
     return LocalDataset(folder)
 
@@ -56,7 +60,7 @@ def _records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[
     if not (folder / 'index.json').is_file():
         raise ObjectNotFoundError(f'{folder} holds no index.json, so no MDS shards. Check the path.')
     version = f'{(folder / "index.json").stat().st_mtime_ns:x}'
-    count = len(LocalDataset(str(folder)))
+    count = len(_dataset(str(folder), version))
     return RecordInputs(
         _Read(str(folder), out_mp4),
         [(number, version) for number in range(count)],
@@ -79,6 +83,7 @@ ORIGINAL = Original(
     options=(Option('out_mp4', str, None, 'folder or URL of the videos'),),
     size_limit=1 << 25,
     reader='StreamingOutsideGIWebVid',
+    example='--out-mp4 videos',
 )
 """WebVid, videos moved out of the shards."""
 
