@@ -16,7 +16,7 @@ from processes import run_well
 
 pytest.importorskip('matplotlib')
 
-from benchmarks.figures.__main__ import NAMES
+from benchmarks.figures.__main__ import NAMES, main
 from benchmarks.figures.results import Made, digest, save_picture
 
 REPOSITORY = Path(__file__).parents[1]
@@ -90,3 +90,9 @@ def test_the_smallest_runs_give_numbers_and_a_picture(name: str, tmp_path: Path)
     assert (tmp_path / f'{name}.svg').exists()
     if name not in ('convergence', 'shuffle'):  # which are of chance in runs so small
         assert broken(name, json.loads((tmp_path / f'{name}.json').read_text())) == []
+
+
+def test_a_picture_without_numbers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, 'argv', ['figures', 'ranks', '--draw', '--out', str(tmp_path)])
+    with pytest.raises(SystemExit, match='--draw needs the numbers of ranks, but there is no .*ranks.json'):
+        main()

@@ -44,6 +44,8 @@ def main() -> int:
         return max(subprocess.run(run, check=False).returncode for run in runs)
     (name,) = names
     numbers, figure = out / f'{name}.json', made(name)
+    if options.draw and not numbers.is_file():
+        sys.exit(f'--draw needs the numbers of {name}, but there is no {numbers}: measure them first, without --draw.')
     if not options.draw:
         begun = time.monotonic()
         write(numbers, figure.measure(options.small))

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,14 @@ def settings_of(workload: str, workers: str, folder: Path) -> Settings:
     return Settings(workload, folder, int(count), (start or None) if int(count) else None)
 
 
+def chosen(text: str, known: Collection[str], option: str) -> list[str]:
+    """The names of an option, each of which is known; else the program ends with a line."""
+    names = text.split(',')
+    if wrong := [name for name in names if name not in known]:
+        sys.exit(f'{option} takes names of {", ".join(known)}, separated by commas, got {", ".join(wrong)}.')
+    return names
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m benchmarks.loading')
     parser.add_argument('--rounds', type=int, default=5)
@@ -162,12 +171,14 @@ def main() -> None:
         folder = written(contender, workload, options.data)
         print(json.dumps(measure(contender, settings_of(workload, workers, folder), options.seconds)), flush=True)
         return
+    workloads = chosen(options.workloads, SAMPLES, '--workloads')
+    contenders = chosen(options.only, CONTENDERS, '--only')
     described = machine('torch', *(made.package for made in CONTENDERS.values() if made.package))
     rows = [
         (workload, workers, contender)
-        for workload in options.workloads.split(',')
+        for workload in workloads
         for workers in options.workers.split(',')
-        for contender in options.only.split(',')
+        for contender in contenders
         if contender != 'limit' or (workload, workers) == ('tokens', '0')
     ]
     for workload, _, contender in rows:
