@@ -28,7 +28,14 @@ _IMPORTS = {
     'torch': ['torch.distributed', 'torchmetrics', 'headrace.metrics'],
     'accelerate': ['accelerate', 'headrace'],
     'lightning': ['lightning.pytorch', 'headrace.lightning', 'headrace.metrics', 'headrace.mixing'],
-    'composer': ['composer.algorithms', 'transformers', 'headrace.composer', 'headrace.metrics', 'headrace.mixing'],
+    'composer': [
+        'composer.algorithms',
+        'composer_machine',
+        'transformers',
+        'headrace.composer',
+        'headrace.metrics',
+        'headrace.mixing',
+    ],
 }
 """What a server imports, by its trainer."""
 

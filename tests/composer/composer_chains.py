@@ -16,6 +16,7 @@ import torch
 from composer_legs import Crash, Leg, run
 from transformers import PreTrainedModel  # noqa: F401
 
+import composer_machine  # noqa: F401
 from chains import fork_ranks, serve
 
 SECONDS = 60

@@ -13,6 +13,8 @@ except ImportError:
 else:
     from composer_runs import make_data
 
+    import composer_machine  # noqa: F401
+
 
 @pytest.fixture(scope='session')
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
