@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from headrace.errors import ConfigError
 from headrace.storage.protocol import check_key
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-__all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LazyEntry', 'space_needed']
+__all__ = ['CacheEntry', 'CachePart', 'EntrySet', 'LazyEntry', 'NextUse', 'space_needed']
 
 OWN_NAMES: Final = '.headrace'
 """Prefix of the names of the cache's own files in its folder."""
@@ -102,6 +102,14 @@ class CacheEntry:
     def size(self) -> int:
         """Bytes on disk once the entry is present and its compressed files are gone."""
         return sum(part.size for part in self.parts)
+
+    def absent(self, folder: str) -> list[CachePart]:
+        """The parts whose files are not in a folder, or are not of the right size."""
+        return [part for part in self.parts if not part.is_in(folder)]
+
+
+NextUse: TypeAlias = 'Callable[[CacheEntry], float]'
+"""The time of an entry's next use, in any unit, infinite for never; it speaks for the whole machine."""
 
 
 class LazyEntry(CacheEntry):

@@ -1,4 +1,4 @@
-"""One fetch of a shard: lock, room, download, verify, unpack, verify, rename.
+"""The files of a shard: download, verify, unpack, verify, rename.
 
 Files have temporary names until all parts are verified.
 """
@@ -10,16 +10,12 @@ import errno
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 from headrace.errors import ChecksumError, FormatError
-from headrace.storage.cache.entry import space_needed
-from headrace.storage.cache.fetch_failures import despite_deletion, disk_errors
 from headrace.storage.cache.fetch_lock import FetchLock
-from headrace.storage.cache.fetch_result import FetchResult, FetchStatus
-from headrace.storage.cache.limit import CacheLimit, LimitedFolder, NextUse, RoomRequest, publishing
 from headrace.storage.cache.locks import cannot_write, lock_file
-from headrace.storage.cache.mapped_file import check_inside, delete_file, suspend_leases
+from headrace.storage.cache.mapped_file import check_inside, delete_file
 from headrace.storage.cache.presence import missing
 from headrace.storage.transfer.download import Transfer, download
 from headrace.storage.transfer.retry import Retry
@@ -29,11 +25,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.storage.cache.entry import CacheEntry, CachePart
-    from headrace.storage.cache.presence import PresentFiles
     from headrace.storage.protocol import Store
     from headrace.storage.stats import CacheStats
 
-__all__ = ['FetchRoom', 'Fetcher', 'ShardFetch', 'same_folder']
+__all__ = ['Fetcher', 'same_folder']
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +60,23 @@ class Fetcher:
                         lock.delete(packed)
             made.append((raw, self.folder / part.name))
         return made
+
+    def pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
+        """Open and lock the entry's first part under its temporary name, if that is among what was made.
+
+        So nobody evicts it between its final name and its mapping.
+        """
+        final = self.folder / entry.key
+        for temporary, target in made:
+            if target == final:
+                handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    lock_file(handle, temporary, shared=True)
+                except BaseException:
+                    os.close(handle)
+                    raise
+                return handle
+        return None
 
     def publish(self, made: list[tuple[Path, Path]], lock: FetchLock) -> None:
         """Give the files their final names, the entry's first part last: it stands for the whole entry."""
@@ -158,135 +170,6 @@ class Fetcher:
             f'{origin} is not what its index says ({"fetched twice" if times == 2 else "read once"}, for '
             f'{self.folder / part.name}): {error} {fix}'
         )
-
-
-class WatchedIndex(Protocol):
-    """The index that a process has read, which another process may replace."""
-
-    def require_same(self) -> None:
-        """See that it is still in the folder."""
-        ...
-
-    def unchanged(self) -> contextlib.AbstractContextManager[None]:
-        """Publish a shard inside the block: nobody replaces the index meanwhile."""
-        ...
-
-
-class FetchRoom(NamedTuple):
-    """The room for shards under a limit."""
-
-    limit: CacheLimit
-    folder: LimitedFolder
-    grown: dict[str, int]
-    """Bytes of entries that turned out larger than estimated."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShardFetch:
-    """A fetch of a shard, by one process of the machine at a time."""
-
-    fetcher: Fetcher
-    files: PresentFiles
-    index: WatchedIndex
-    room: FetchRoom | None
-    """None: there is no limit."""
-
-    def run(
-        self,
-        entry: CacheEntry,
-        new_lock: Callable[[], FetchLock],
-        next_use: NextUse | None,
-        *,
-        ahead: bool,
-        wait: bool,
-    ) -> FetchResult:
-        """Fetch the absent parts of a shard, once there is room for them.
-
-        A reader's fetch under a limit (not ``ahead``) returns the first part, too. It was locked before it got its
-        final name, so that nobody evicts it before it is mapped.
-
-        Args:
-            entry: The shard.
-            new_lock: Makes the lock of an attempt.
-            next_use: As `ShardCache.fetch`'s.
-            ahead: The shard is not needed yet.
-            wait: As `ShardCache.fetch`'s.
-        """
-        fetcher = self.fetcher
-        if self.room is not None:
-            suspend_leases()  # a waiting thread holds no lease
-
-        def attempt() -> FetchResult:
-            lock = new_lock()
-            try:
-                if not lock.acquire(wait=wait):
-                    return FetchResult(FetchStatus.ELSEWHERE)
-                with lock:
-                    return self._fetch_locked(entry, lock, next_use, ahead=ahead)
-            finally:
-                fetcher.stats.add(seconds_waiting=lock.waited)
-
-        with disk_errors(fetcher.folder, entry, keep_packed=fetcher.keep_packed):
-            return despite_deletion(fetcher.folder, entry.key, attempt)
-
-    def _fetch_locked(
-        self,
-        entry: CacheEntry,
-        lock: FetchLock,
-        next_use: NextUse | None,
-        *,
-        ahead: bool,
-    ) -> FetchResult:
-        fetcher, room = self.fetcher, self.room
-        absent = self.files.absent(entry)
-        if not absent:
-            return FetchResult(FetchStatus.PRESENT)
-        needed = space_needed(fetcher.folder, absent, keep_packed=fetcher.keep_packed)
-        if room is not None:
-            for part in absent:  # of the wrong size, if it is there at all
-                delete_file(fetcher.folder, part.name)
-            lock.clear()
-            needed = max(needed, room.grown.get(entry.key, 0))
-            refusal = room.limit.admit(RoomRequest(room.folder, entry, needed, lock, next_use, ahead))
-            if refusal is not None:
-                return refusal
-        self.index.require_same()
-        made = fetcher.produce(absent, lock)
-        handle = None
-        if room is None:
-            with self.index.unchanged():
-                fetcher.publish(made, lock)
-        else:
-            size = sum(temporary.stat().st_size for temporary, _ in made)
-            if size > needed:  # it was an estimate; the files count already
-                room.grown[entry.key] = size
-                refusal = room.limit.admit(RoomRequest(room.folder, entry, 0, lock, next_use, ahead))
-                if refusal is not None:
-                    return refusal
-            handle = None if ahead else self._pin(entry, made)
-            try:
-                with self.index.unchanged(), publishing(room.folder, size):
-                    fetcher.publish(made, lock)
-            except BaseException:
-                if handle is not None:
-                    os.close(handle)
-                raise
-        self.files.verified(entry)
-        return FetchResult(FetchStatus.PRESENT, size=entry.size, handle=handle)
-
-    def _pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
-        """Lock the entry's first part under its temporary name, if that is among what was made."""
-        final = self.fetcher.folder / entry.key
-        for temporary, target in made:
-            if target == final:
-                handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    lock_file(handle, temporary, shared=True)
-                except BaseException:
-                    os.close(handle)
-                    raise
-                return handle
-        return None
 
 
 def same_folder(store: Store | None, folder: Path) -> bool:

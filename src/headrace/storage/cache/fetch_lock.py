@@ -46,6 +46,8 @@ class FetchLock:
         self._ahead = ahead
         self.waited = 0.0
         """Seconds spent waiting for another fetcher."""
+        self.reserved = 0
+        """Bytes of the folder's limit that this fetch takes while it runs."""
         self._token = os.urandom(4).hex()
         self._handle = self._pid = -1
 
@@ -139,6 +141,7 @@ class FetchLock:
 
     def reserve(self, count: int) -> None:
         """Note that this fetch takes ``count`` bytes of the folder's limit while it runs."""
+        self.reserved = count
         write_text(self._handle, json.dumps({'reserved': count}))
 
     @contextlib.contextmanager

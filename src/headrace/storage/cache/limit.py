@@ -30,48 +30,44 @@ from headrace.storage.cache.disk_usage import (
     read_ledger,
     write_ledger,
 )
+from headrace.storage.cache.entry import space_needed
 from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
-from headrace.storage.cache.fetch_result import FetchResult, FetchStatus
+from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, FetchStatus
 from headrace.storage.cache.locks import cannot_write, held, locked_folders, open_to_lock, try_lock_file
 from headrace.storage.cache.mapped_file import delete_file
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
-    from headrace.storage.cache.entry import CacheEntry
+    from headrace.storage.cache.entry import CacheEntry, CachePart, NextUse
 
-__all__ = ['CacheLimit', 'LimitedFolder', 'NextUse', 'RoomRequest', 'delete_entry', 'evict', 'publishing']
+__all__ = ['CacheLimit', 'FolderRoom', 'LimitedFolder', 'delete_entry', 'evict']
 
 
 USE_COUNTS: Final = 1.5
 """A shard whose last use is later than known by these seconds is ranked anew; uses are noted once a second."""
-
-NextUse: TypeAlias = 'Callable[[CacheEntry], float]'
-"""The time of an entry's next use, in any unit, infinite for never; it speaks for the whole machine."""
 
 _Ranked: TypeAlias = 'tuple[float, float, int, Present]'
 """(-next use, last use, tie-breaker, entry)"""
 
 
 @dataclass(frozen=True, slots=True)
-class RoomRequest:
+class _RoomRequest:
     """The room that one fetch needs."""
 
     into: LimitedFolder
     """The folder that the entry goes to."""
-    entry: CacheEntry
     needed: int
     """The most bytes that the entry takes while it is fetched."""
     lock: FetchLock
     """The fetch, which carries the reservation."""
-    next_use: NextUse | None
-    ahead: bool
-    """The entry is fetched before it is needed: nothing that is needed sooner is evicted for it."""
+    fetch: FetchRequest
 
     @property
     def bound(self) -> float:
         """Entries that are needed at this time or sooner stay."""
-        return self.next_use(self.entry) if self.ahead and self.next_use is not None else -math.inf
+        next_use = self.fetch.next_use
+        return next_use(self.fetch.entry) if self.fetch.ahead and next_use is not None else -math.inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +125,7 @@ class CacheLimit:
         if first is not limited:
             first.others.append(limited)
 
-    def admit(self, request: RoomRequest) -> FetchResult | None:
+    def admit(self, request: _RoomRequest) -> FetchResult | None:
         """Reserve the bytes of a fetch and evict for it; None if that succeeded.
 
         Each step looks closer: at remembered counts, at every file without the lock, at every file under the lock.
@@ -138,27 +134,27 @@ class CacheLimit:
         if refusal is not None and refusal.stale:
             for folder in refusal.stale:
                 count_files(folder)
-            self._rank(request.next_use)
+            self._rank(request.fetch.next_use)
             refusal = self._reserve(request, looked=True)
         if refusal is not None and not self._is_final(request, refusal):
             refusal = self._reserve(request, exactly=True)
         if refusal is None:
             return None
         busy = refusal.busy
-        if not (busy or (request.ahead and self._heap)):
+        if not (busy or (request.fetch.ahead and self._heap)):
             busy = [path for path in refusal.totals.fetching if path != request.lock.path]
         if busy:
             return FetchResult(FetchStatus.BLOCKED, blocker=busy[0])
-        if request.ahead:
+        if request.fetch.ahead:
             return FetchResult(FetchStatus.NO_ROOM)
-        raise self._too_low(request.entry, refusal.totals.size + request.needed)
+        raise self._too_low(request.fetch.entry, refusal.totals.size + request.needed)
 
-    def _is_final(self, request: RoomRequest, refusal: _Refusal) -> bool:
+    def _is_final(self, request: _RoomRequest, refusal: _Refusal) -> bool:
         """Whether an exact count could not change a refusal."""
         is_exact = len(refusal.totals.counted) == len(self._folders)
-        return is_exact or bool(request.ahead and self._heap and not refusal.busy)
+        return is_exact or bool(request.fetch.ahead and self._heap and not refusal.busy)
 
-    def _reserve(self, request: RoomRequest, *, looked: bool = False, exactly: bool = False) -> _Refusal | None:
+    def _reserve(self, request: _RoomRequest, *, looked: bool = False, exactly: bool = False) -> _Refusal | None:
         """Evict victims and reserve, if there is room then.
 
         Args:
@@ -169,7 +165,7 @@ class CacheLimit:
         with self._locked():
             totals = self._add_up(exactly=exactly)
             if totals.fixed + request.needed > self.size:
-                raise self._too_low(request.entry, totals.fixed + request.needed)
+                raise self._too_low(request.fetch.entry, totals.fixed + request.needed)
             if totals.size + request.needed > self.size and self._reclaim():
                 totals = self._add_up(exactly=exactly)
             over = totals.size + request.needed - self.size
@@ -177,10 +173,10 @@ class CacheLimit:
                 if not looked and (stale := self._stale(totals, surely=False)):
                     return _Refusal(totals, [], stale)
                 if totals.counted:
-                    self._rank(request.next_use)
+                    self._rank(request.fetch.next_use)
                 freed, busy = self._evict(over, request)
                 if freed < over:
-                    stale = self._stale(totals, surely=True) if request.ahead and not looked else []
+                    stale = self._stale(totals, surely=True) if request.fetch.ahead and not looked else []
                     return _Refusal(totals, busy, stale)
             request.lock.reserve(request.needed)
             return None
@@ -234,15 +230,15 @@ class CacheLimit:
         heapq.heapify(heap)
         self._heap = heap
 
-    def _evict(self, room: int, request: RoomRequest) -> tuple[int, list[Path]]:
+    def _evict(self, room: int, request: _RoomRequest) -> tuple[int, list[Path]]:
         """Delete until ``room`` bytes are free; returns what was freed, and the files that were in use.
 
         The ranking may be older than the folders: an entry that is needed sooner, or was used since, is ranked anew
         at its turn.
         """
         freed, busy, kept = 0, list[Path](), list[_Ranked]()
-        heap, next_use, bound = self._heap, request.next_use, request.bound
-        own = request.into.folder, request.entry.key
+        heap, next_use, bound = self._heap, request.fetch.next_use, request.bound
+        own = request.into.folder, request.fetch.entry.key
         while freed < room and heap:
             rank, used, _, item = heapq.heappop(heap)
             if (item.limited.folder, item.entry.key) == own:
@@ -277,13 +273,41 @@ def _last_use(path: Path) -> float:
     return max(info.st_atime, info.st_mtime)
 
 
-@contextlib.contextmanager
-def publishing(limited: LimitedFolder, size: int) -> Generator[None]:
-    """Note ``size`` bytes that get their final names inside the block."""
-    with locked_folders([limited.folder]):
-        # Before, so that a process which is killed in between has noted too much rather than too little.
-        add_to_ledger(limited.folder, size)
-        yield
+class FolderRoom:
+    """The room for the shards of one cache folder under a limit."""
+
+    def __init__(self, limit: CacheLimit, folder: LimitedFolder) -> None:
+        self._limit, self._folder = limit, folder
+        self._grown: dict[str, int] = {}  # bytes of entries that turned out larger than estimated
+
+    def reserve(
+        self, request: FetchRequest, absent: list[CachePart], lock: FetchLock, *, keep_packed: bool
+    ) -> FetchResult | None:
+        """Reserve the room for the absent parts of a shard, and evict for it; None if that succeeded."""
+        folder, entry = self._folder.folder, request.entry
+        for part in absent:  # of the wrong size, if it is there at all
+            delete_file(folder, part.name)
+        lock.clear()
+        needed = max(space_needed(folder, absent, keep_packed=keep_packed), self._grown.get(entry.key, 0))
+        return self._limit.admit(_RoomRequest(self._folder, needed, lock, request))
+
+    def reserve_more(self, request: FetchRequest, size: int, lock: FetchLock) -> FetchResult | None:
+        """Reserve room for a shard of `size` bytes, which count already; None if that succeeded.
+
+        Its reservation may have been an estimate.
+        """
+        if size <= lock.reserved:
+            return None
+        self._grown[request.entry.key] = size
+        return self._limit.admit(_RoomRequest(self._folder, 0, lock, request))
+
+    @contextlib.contextmanager
+    def publishing(self, size: int) -> Generator[None]:
+        """Note ``size`` bytes that get their final names inside the block."""
+        with locked_folders([self._folder.folder]):
+            # Before, so that a process which is killed in between has noted too much rather than too little.
+            add_to_ledger(self._folder.folder, size)
+            yield
 
 
 def evict(folder: Path, entry: CacheEntry) -> int | Path:

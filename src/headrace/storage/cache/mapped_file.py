@@ -18,12 +18,22 @@ from headrace.errors import CacheError
 from headrace.storage.cache.locks import lock_file, unlock_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
     from types import TracebackType
 
     from headrace.storage.cache.entry import CacheEntry
 
-__all__ = ['Lease', 'MappedFile', 'check_inside', 'delete_file', 'open_file', 'suspend_leases']
+__all__ = [
+    'Lease',
+    'MappedFile',
+    'check_inside',
+    'close_files',
+    'delete_file',
+    'map_files',
+    'open_file',
+    'suspend_leases',
+]
 
 
 def open_file(folder: str, name: str) -> int | None:
@@ -189,6 +199,43 @@ class MappedFile:
         self.buffer = memoryview(b'')
 
 
+def map_files(folder: str, entry: CacheEntry, *, locked: bool, first: int | None = None) -> tuple[MappedFile, ...]:
+    """Map a shard's files; none if a part is absent, or not of the right size.
+
+    Args:
+        folder: The cache folder.
+        entry: The shard.
+        locked: Keep it from being evicted. The first part's lock stands for the whole shard.
+        first: The first part, open and locked already.
+    """
+    files: list[MappedFile] = []
+    try:
+        for part in entry.parts:
+            handle = first if first is not None else open_file(folder, part.name)
+            first = None
+            if handle is None:
+                break
+            file = MappedFile(handle, locked=locked and not files)
+            files.append(file)
+            if locked and len(files) == 1 and not file.lock(f'{folder}/{part.name}'):
+                break
+            if not part.has_size(file.size, file.read):
+                break
+        else:
+            return tuple(files)
+    except BaseException:
+        close_files(files)
+        raise
+    close_files(files)
+    return ()
+
+
+def close_files(files: Iterable[MappedFile]) -> None:
+    """Unlock and unmap files."""
+    for file in files:
+        file.close()
+
+
 USE_NOTED: Final = 1.0
 """Seconds after which a file's time of last use is written again."""
 
@@ -248,8 +295,7 @@ class Lease:
     def release(self) -> None:
         """Give the shard back; may be repeated. Arrays made from the buffers stay valid."""
         files, self._files = self._files, ()
-        for file in files:
-            file.close()
+        close_files(files)
 
     def suspend(self) -> None:
         """Keep the buffers, and let the files be evicted."""

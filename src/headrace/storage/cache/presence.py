@@ -1,4 +1,4 @@
-"""The check of a shard's files in a cache folder: existence, size and, at first use, content."""
+"""The check of the content of files that were in a cache folder before, at their first use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from headrace.errors import CacheError, ChecksumError, FormatError
-from headrace.storage.cache.entry import CacheEntry, CachePart, EntrySet
+from headrace.storage.cache.entry import CacheEntry, EntrySet
 from headrace.storage.cache.mapped_file import delete_file, open_file
 from headrace.storage.stats import CacheStats
 
@@ -42,10 +42,6 @@ class PresentFiles:
         """Say that a shard has been verified."""
         if self._verify_before is not None:
             self._verified.add(entry)
-
-    def absent(self, entry: CacheEntry) -> list[CachePart]:
-        """The parts whose files are not there, or are not of the right size."""
-        return [part for part in entry.parts if not part.is_in(self._root)]
 
     def verify(self, entry: CacheEntry) -> bool:
         """Verify a shard at its first use, if that is wanted; False if it was bad and is now absent."""
@@ -89,7 +85,7 @@ class PresentFiles:
 
     def require(self, entry: CacheEntry) -> None:
         """Raise unless the folder holds the compressed file of every part that is absent."""
-        for part in self.absent(entry):
+        for part in entry.absent(self._root):
             if part.packed_name is not None and (self._folder / part.packed_name).exists():
                 continue
             path = self._folder / part.name

@@ -3,9 +3,9 @@
 A shard is *present* when its files have their final names. A rename gives them, after verification, so presence needs
 no other record and survives any crash. The modules around this one:
 
-- `entry`: the files of a shard; `presence`: which of them are there; `fetch`: download and verification;
-- `mapped_file`: maps and leases; `lease_cache`: leases kept between reads; `fetch_lock`: one fetch at a time;
-- `limit`: room and eviction.
+- `entry`: the files of a shard, and which of them are there; `presence`: the check of old files at first use;
+- `fetch_lock`: one fetch at a time; `limit`: room and eviction; `fetch`: download and verification;
+- `mapped_file`: maps and leases; `lease_cache`: leases kept between reads.
 
 Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A new shard costs a
 ``stat`` of the index, too; old ones share one a second. A folder without a store (local data) is never written to,
@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.errors import CacheError, DiskFullError
 from headrace.storage.cache.cached_index import CachedIndex, IndexRequest
-from headrace.storage.cache.entry import CacheEntry, CachePart
-from headrace.storage.cache.fetch import Fetcher, FetchRoom, ShardFetch, same_folder
+from headrace.storage.cache.entry import CacheEntry, CachePart, NextUse
+from headrace.storage.cache.fetch import Fetcher, same_folder
 from headrace.storage.cache.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
 from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
-from headrace.storage.cache.fetch_result import FetchResult, FetchStatus
+from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, FetchStatus
 from headrace.storage.cache.lease_cache import release_leases
-from headrace.storage.cache.limit import CacheLimit, LimitedFolder, NextUse, delete_entry, evict
-from headrace.storage.cache.mapped_file import Lease, MappedFile, open_file
+from headrace.storage.cache.limit import CacheLimit, FolderRoom, LimitedFolder, delete_entry, evict
+from headrace.storage.cache.mapped_file import Lease, close_files, map_files, suspend_leases
 from headrace.storage.cache.presence import PresentFiles, missing
 from headrace.storage.cache.remote_marker import ORIGIN
 from headrace.storage.protocol import Store, check_key
@@ -98,11 +98,11 @@ class ShardCache:
         since = self._since if self.verify_present else None
         self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
         self._limited: LimitedFolder | None = None
-        self._room: FetchRoom | None = None
+        self._room: FolderRoom | None = None
         if self._limit is not None and self.store is not None:
             self._limited = LimitedFolder(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
             self._limit.join(self._limited)
-            self._room = FetchRoom(self._limit, self._limited, {})
+            self._room = FolderRoom(self._limit, self._limited)
 
     def __getstate__(self) -> dict[str, Any]:
         own = {'_root', '_reclaimed', '_known', '_files', '_limited', '_room'}
@@ -139,8 +139,8 @@ class ShardCache:
             The outcome. Unless the shard is present, try again when the reader has moved on.
         """
         self._note(entry)
-        while self._files.absent(entry) or not self._files.verify(entry):
-            result = self._fetch(entry, next_use, ahead=True, wait=wait, how=how)
+        while entry.absent(self._root) or not self._files.verify(entry):
+            result = self._fetch(FetchRequest(entry, next_use, wait, how))
             if result.status is not FetchStatus.BLOCKED:
                 return result
             release_leases()
@@ -156,17 +156,24 @@ class ShardCache:
         function the one unused for longest.
         """
         self._note(entry)
+        is_limited = self._room is not None
         handle = None
         tries = 0
         while tries < TRIES:
-            files = self._map(entry, handle)
-            if files is not None and self._files.verify(entry):
-                if not tries:
-                    self.stats.hit()
-                return Lease(entry, files, locked=self._limited is not None)
-            for file in files or ():
-                file.close()
-            result = self._fetch(entry, next_use, ahead=False, wait=True, how=Transfer(urgent=True))
+            files = map_files(self._root, entry, locked=is_limited, first=handle)
+            try:
+                if files:
+                    # Now: what is mapped stays as it is.
+                    self._index.require_same(max(file.written for file in files))
+                    if self._files.verify(entry):
+                        if not tries:
+                            self.stats.hit()
+                        return Lease(entry, files, locked=is_limited)
+            except BaseException:
+                close_files(files)
+                raise
+            close_files(files)
+            result = self._fetch(FetchRequest(entry, next_use, how=Transfer(urgent=True), ahead=False))
             handle = result.handle
             if result.status is FetchStatus.BLOCKED:
                 release_leases()
@@ -182,7 +189,7 @@ class ShardCache:
 
     def is_present(self, entry: CacheEntry) -> bool:
         """Whether all files of a shard are there, with the right sizes."""
-        return not self._files.absent(entry)
+        return not entry.absent(self._root)
 
     def forget(self) -> None:
         """Forget what is known of entries by their numbers: they have others now."""
@@ -192,7 +199,7 @@ class ShardCache:
 
     def evict(self, entry: CacheEntry) -> bool:
         """Delete a shard; False if it stays: it is absent, there is no store that also has it, or it is in use."""
-        if self.store is None or len(self._files.absent(entry)) == len(entry.parts):
+        if self.store is None or len(entry.absent(self._root)) == len(entry.parts):
             return False
         if self._limited is not None:
             return not isinstance(evict(self._limited.folder, entry), Path)
@@ -267,50 +274,61 @@ class ShardCache:
             reclaim_fetches(self.folder)
             self._reclaimed = os.getpid()
 
-    def _map(self, entry: CacheEntry, first: int | None) -> tuple[MappedFile, ...] | None:
-        """Map a shard; None if a part is absent, or not of the right size.
-
-        Args:
-            entry: The shard.
-            first: The first part, open and locked already.
-        """
-        files: list[MappedFile] = []
-        locked = self._limited is not None
-        try:
-            for part in entry.parts:
-                handle = first if first is not None else open_file(self._root, part.name)
-                first = None
-                if handle is None:
-                    break
-                # The first part's lock stands for the whole entry.
-                file = MappedFile(handle, locked=locked and not files)
-                files.append(file)
-                if locked and len(files) == 1 and not file.lock(f'{self._root}/{part.name}'):
-                    break
-                if not part.has_size(file.size, file.read):
-                    break
-            else:
-                self._index.require_same(max(file.written for file in files))  # now: what is open stays as it is
-                return tuple(files)
-        except BaseException:
-            for file in files:
-                file.close()
-            raise
-        for file in files:
-            file.close()
-        return None
-
-    def _fetch(
-        self,
-        entry: CacheEntry,
-        next_use: NextUse | None,
-        *,
-        ahead: bool,
-        wait: bool,
-        how: Transfer,
-    ) -> FetchResult:
+    def _fetch(self, request: FetchRequest) -> FetchResult:
+        """Fetch the absent parts of a shard; again if the folder is deleted meanwhile."""
+        entry = request.entry
         if self.store is None:
             self._files.require(entry)
-        fetch = ShardFetch(self._fetcher(how), self._files, self._index, self._room)
-        new_lock = partial(self._fetch_lock, entry.key, ahead=ahead and not how.urgent)
-        return fetch.run(entry, new_lock, next_use, ahead=ahead, wait=wait)
+        if self._room is not None:
+            suspend_leases()  # a waiting thread holds no lease
+        with disk_errors(self.folder, entry, keep_packed=self.keep_packed):
+            return despite_deletion(self.folder, entry.key, partial(self._attempt, request))
+
+    def _attempt(self, request: FetchRequest) -> FetchResult:
+        """Fetch the absent parts of a shard, once there is room for them; one process of the machine at a time."""
+        entry, room = request.entry, self._room
+        lock = self._fetch_lock(entry.key, ahead=request.ahead and not request.how.urgent)
+        try:
+            if not lock.acquire(wait=request.wait):
+                return FetchResult(FetchStatus.ELSEWHERE)
+            with lock:
+                absent = entry.absent(self._root)
+                if not absent:
+                    return FetchResult(FetchStatus.PRESENT)
+                if room is not None:
+                    refusal = room.reserve(request, absent, lock, keep_packed=self.keep_packed)
+                    if refusal is not None:
+                        return refusal
+                self._index.require_same()
+                fetcher = self._fetcher(request.how)
+                return self._publish(request, fetcher.produce(absent, lock), lock, fetcher)
+        finally:
+            self.stats.add(seconds_waiting=lock.waited)
+
+    def _publish(
+        self, request: FetchRequest, made: list[tuple[Path, Path]], lock: FetchLock, fetcher: Fetcher
+    ) -> FetchResult:
+        """Give the verified files of a shard their final names.
+
+        Under a limit, a reader's fetch returns the first part, too. It is locked before it gets its final name, so that
+        nobody evicts it before it is mapped.
+        """
+        entry, room, handle = request.entry, self._room, None
+        if room is None:
+            with self._index.unchanged():
+                fetcher.publish(made, lock)
+        else:
+            size = sum(temporary.stat().st_size for temporary, _ in made)
+            refusal = room.reserve_more(request, size, lock)
+            if refusal is not None:
+                return refusal
+            handle = None if request.ahead else fetcher.pin(entry, made)
+            try:
+                with self._index.unchanged(), room.publishing(size):
+                    fetcher.publish(made, lock)
+            except BaseException:
+                if handle is not None:
+                    os.close(handle)
+                raise
+        self._files.verified(entry)
+        return FetchResult(FetchStatus.PRESENT, size=entry.size, handle=handle)

@@ -1,4 +1,4 @@
-"""The outcome of one attempt to fetch a shard."""
+"""One attempt to fetch a shard: the request, and the outcome."""
 
 from __future__ import annotations
 
@@ -9,11 +9,27 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.storage.cache.locks import held, lock_file, open_to_lock
+from headrace.storage.transfer.download import DEFAULT, Transfer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ['FetchResult', 'FetchStatus']
+    from headrace.storage.cache.entry import CacheEntry, NextUse
+
+__all__ = ['FetchRequest', 'FetchResult', 'FetchStatus']
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """A shard to be made present."""
+
+    entry: CacheEntry
+    next_use: NextUse | None = None
+    """See `ShardCache.fetch`, as for the next two."""
+    wait: bool = True
+    how: Transfer = DEFAULT
+    ahead: bool = True
+    """The shard is not needed yet: nothing that is needed sooner is evicted for it."""
 
 
 class FetchStatus(enum.Enum):
