@@ -24,7 +24,7 @@ from headrace.dataset.streams.stream import Stream
 from headrace.error_mapping import mapping_errors
 from headrace.errors import CacheError, FormatError, HeadraceError, StorageError
 from headrace.format import ShardReader, open_shard
-from headrace.storage import CacheEntry, FetchResult, FetchStatus, Lease, Transfer
+from headrace.storage import CacheEntry, FetchResult, FetchStatus, Lease, ShardCache, Transfer
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 
 __all__ = ['CachedShards', 'DatasetShards']
@@ -58,10 +58,15 @@ class CachedShards:
         stream, local = self.place(shard)
         return 0 if stream.is_local else stream.entry(local).size
 
+    def _cached(self, shard: int) -> tuple[ShardCache, CacheEntry]:
+        """The cache of a shard, and the shard's files."""
+        stream, local = self.place(shard)
+        return stream.cache(), stream.entry(local)
+
     def is_present(self, shard: int) -> bool:
         """Whether all files of a shard are in its cache."""
-        stream, local = self.place(shard)
-        return stream.cache().is_present(stream.entry(local))
+        cache, entry = self._cached(shard)
+        return cache.is_present(entry)
 
     def is_ready(self, shard: int) -> bool:
         """Whether a shard needs no fetching."""
@@ -69,9 +74,9 @@ class CachedShards:
 
     def fetch(self, shard: int, *, next_use: Callable[[int], float]) -> FetchResult:
         """Make a shard present in its cache, and wait for that."""
-        stream, local = self.place(shard)
+        cache, entry = self._cached(shard)
         with self._naming(shard):
-            return stream.cache().fetch(stream.entry(local), next_use=_by_entry(next_use))
+            return cache.fetch(entry, next_use=_by_entry(next_use))
 
     def fetch_ahead(self, prefetcher: Prefetcher) -> None:
         """A thread of a prefetcher: make the shards that it chooses present, one after the other.
@@ -89,9 +94,9 @@ class CachedShards:
         try:
             result = FetchResult(FetchStatus.PRESENT)
             if fetch.shard not in self.bad:
-                stream, local = self.place(fetch.shard)
+                cache, entry = self._cached(fetch.shard)
                 with self._naming(fetch.shard):
-                    result = stream.cache().fetch(stream.entry(local), next_use=next_use, wait=False, how=how)
+                    result = cache.fetch(entry, next_use=next_use, wait=False, how=how)
         except Exception as error:
             prefetcher.ended(fetch, error)
         else:
@@ -99,9 +104,9 @@ class CachedShards:
 
     def acquire(self, shard: int, *, next_use: Callable[[int], float]) -> Lease:
         """Make a shard present and map it."""
-        stream, local = self.place(shard)
+        cache, entry = self._cached(shard)
         with self._naming(shard):
-            return stream.cache().acquire(stream.entry(local), next_use=_by_entry(next_use))
+            return cache.acquire(entry, next_use=_by_entry(next_use))
 
     def reader(self, shard: int, lease: Lease) -> ShardReader:
         """Read a mapped shard. If that fails, the lease is released."""
@@ -129,8 +134,8 @@ class CachedShards:
 
     def evict(self, shard: int) -> bool:
         """Remove a shard from its cache; False if it stays."""
-        stream, local = self.place(shard)
-        return stream.cache().evict(stream.entry(local))
+        cache, entry = self._cached(shard)
+        return cache.evict(entry)
 
     @mapping_errors
     def _naming(self, shard: int) -> Generator[None]:

@@ -245,11 +245,13 @@ class CachedIndex:
             made.append((origin, self._folder / ORIGIN))
         if not has_changed:
             with _locked(path):
-                fetcher.publish(made, lock)
+                lock.publish(made)
+            fetcher.stats.add(fetches=1)
             return
         with _locked(path), locked_folders([self._folder]):
             removed = self._remove(request.unproven(path) if request.unproven else ())
-            fetcher.publish(made, lock)
+            lock.publish(made)
+        fetcher.stats.add(fetches=1)
         _log.warning(
             'The data at %s have changed since they were cached in %s. Removed %d cached files that may differ.',
             self._store.url,

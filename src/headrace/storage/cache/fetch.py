@@ -1,12 +1,8 @@
-"""The files of a shard: download, verify, unpack, verify, rename.
-
-Files have temporary names until all parts are verified.
-"""
+"""The files of a shard, under temporary names: download, verify, unpack, verify."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 from dataclasses import dataclass
@@ -14,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.errors import ChecksumError, FormatError
 from headrace.storage.cache.fetch_lock import FetchLock
-from headrace.storage.cache.locks import cannot_write, lock_file
+from headrace.storage.cache.locks import lock_file
 from headrace.storage.cache.mapped_file import check_inside, delete_file
 from headrace.storage.cache.presence import missing
 from headrace.storage.transfer.download import Transfer, download
@@ -24,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from headrace.storage.cache.entry import CacheEntry, CachePart
+    from headrace.storage.cache.entry import CachePart
     from headrace.storage.protocol import Store
     from headrace.storage.stats import CacheStats
 
-__all__ = ['Fetcher', 'same_folder']
+__all__ = ['Fetcher', 'pinned', 'same_folder']
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,7 @@ class Fetcher:
     how: Transfer
 
     def produce(self, parts: list[CachePart], lock: FetchLock) -> list[tuple[Path, Path]]:
-        """Make the parts' files under temporary names; returns (temporary, final), for `publish`."""
+        """Make the parts' files under temporary names; returns (temporary, final), for `FetchLock.publish`."""
         made: list[tuple[Path, Path]] = []
         for number, part in enumerate(parts):
             raw = lock.temporary(number, 'raw')
@@ -60,38 +56,6 @@ class Fetcher:
                         lock.delete(packed)
             made.append((raw, self.folder / part.name))
         return made
-
-    def pin(self, entry: CacheEntry, made: list[tuple[Path, Path]]) -> int | None:
-        """Open and lock the entry's first part under its temporary name, if that is among what was made.
-
-        So nobody evicts it between its final name and its mapping.
-        """
-        final = self.folder / entry.key
-        for temporary, target in made:
-            if target == final:
-                handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-                try:
-                    lock_file(handle, temporary, shared=True)
-                except BaseException:
-                    os.close(handle)
-                    raise
-                return handle
-        return None
-
-    def publish(self, made: list[tuple[Path, Path]], lock: FetchLock) -> None:
-        """Give the files their final names, the entry's first part last: it stands for the whole entry."""
-        for temporary, final in reversed(made):
-            if final.parent != self.folder:
-                try:
-                    final.parent.mkdir(parents=True, exist_ok=True)
-                except OSError as error:
-                    is_race = isinstance(error, (FileExistsError, FileNotFoundError))
-                    if is_race and not os.path.lexists(error.filename):  # it, or the folder above, was deleted
-                        raise FileNotFoundError(errno.ENOENT, 'No such folder', error.filename) from error
-                    raise cannot_write(final.parent, error) from error
-                check_inside(str(self.folder), os.path.relpath(final.parent, self.folder))
-            lock.publish(temporary, final)
-        self.stats.add(fetches=1)
 
     def _download(self, key: str, target: Path, size: int | None, lock: FetchLock) -> None:
         """Download an object of that size."""
@@ -170,6 +134,23 @@ class Fetcher:
             f'{origin} is not what its index says ({"fetched twice" if times == 2 else "read once"}, for '
             f'{self.folder / part.name}): {error} {fix}'
         )
+
+
+def pinned(final: Path, made: list[tuple[Path, Path]]) -> int | None:
+    """Open and lock a file under its temporary name, if it is among those made, (temporary, final).
+
+    So nobody evicts it between its final name and its mapping.
+    """
+    for temporary, target in made:
+        if target == final:
+            handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                lock_file(handle, temporary, shared=True)
+            except BaseException:
+                os.close(handle)
+                raise
+            return handle
+    return None
 
 
 def same_folder(store: Store | None, folder: Path) -> bool:

@@ -8,6 +8,7 @@ that fetches into the folder, or runs short of room there, removes what is left 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from headrace.errors import CacheError, HeadraceError
 from headrace.storage.cache.fetch_files import LEDGER, fetch_folder, read_failure, write_text
 from headrace.storage.cache.locks import NO_ROOM, cannot_write, held, hold, let_go, lock_file, try_lock_file
+from headrace.storage.cache.mapped_file import check_inside
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -65,10 +67,27 @@ class FetchLock:
         with contextlib.suppress(FileNotFoundError), self._state.opened() as state:
             state.delete(temporary.name)
 
-    def publish(self, temporary: Path, final: Path) -> None:
-        """Give a file of this fetch its final name."""
-        with self._state.opened() as state:
-            state.rename(temporary.name, final)
+    def publish(self, made: list[tuple[Path, Path]]) -> None:
+        """Give files of this fetch, (temporary, final), their final names, the first one last.
+
+        The first part of an entry stands for the whole entry.
+        """
+        for temporary, final in reversed(made):
+            if final.parent != self.folder:
+                self._make_folder(final.parent)
+            with self._state.opened() as state:
+                state.rename(temporary.name, final)
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make a folder inside the cache folder."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            is_race = isinstance(error, (FileExistsError, FileNotFoundError))
+            if is_race and not os.path.lexists(error.filename):  # it, or the folder above, was deleted
+                raise FileNotFoundError(errno.ENOENT, 'No such folder', error.filename) from error
+            raise cannot_write(folder, error) from error
+        check_inside(str(self.folder), os.path.relpath(folder, self.folder))
 
     def __enter__(self) -> FetchLock:
         if self._handle < 0:

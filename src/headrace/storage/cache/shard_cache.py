@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import CacheError, DiskFullError
 from headrace.storage.cache.cached_index import CachedIndex, IndexRequest
 from headrace.storage.cache.entry import CacheEntry, CachePart, NextUse
-from headrace.storage.cache.fetch import Fetcher, same_folder
+from headrace.storage.cache.fetch import Fetcher, pinned, same_folder
 from headrace.storage.cache.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
 from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
 from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, FetchStatus
@@ -300,14 +300,11 @@ class ShardCache:
                     if refusal is not None:
                         return refusal
                 self._index.require_same()
-                fetcher = self._fetcher(request.how)
-                return self._publish(request, fetcher.produce(absent, lock), lock, fetcher)
+                return self._publish(request, self._fetcher(request.how).produce(absent, lock), lock)
         finally:
             self.stats.add(seconds_waiting=lock.waited)
 
-    def _publish(
-        self, request: FetchRequest, made: list[tuple[Path, Path]], lock: FetchLock, fetcher: Fetcher
-    ) -> FetchResult:
+    def _publish(self, request: FetchRequest, made: list[tuple[Path, Path]], lock: FetchLock) -> FetchResult:
         """Give the verified files of a shard their final names.
 
         Under a limit, a reader's fetch returns the first part, too. It is locked before it gets its final name, so that
@@ -316,19 +313,20 @@ class ShardCache:
         entry, room, handle = request.entry, self._room, None
         if room is None:
             with self._index.unchanged():
-                fetcher.publish(made, lock)
+                lock.publish(made)
         else:
             size = sum(temporary.stat().st_size for temporary, _ in made)
             refusal = room.reserve_more(request, size, lock)
             if refusal is not None:
                 return refusal
-            handle = None if request.ahead else fetcher.pin(entry, made)
+            handle = None if request.ahead else pinned(self.folder / entry.key, made)
             try:
                 with self._index.unchanged(), room.publishing(size):
-                    fetcher.publish(made, lock)
+                    lock.publish(made)
             except BaseException:
                 if handle is not None:
                     os.close(handle)
                 raise
         self._files.verified(entry)
+        self.stats.add(fetches=1)
         return FetchResult(FetchStatus.PRESENT, size=entry.size, handle=handle)
