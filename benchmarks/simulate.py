@@ -1,11 +1,14 @@
 """`headrace simulate` beside real runs: first batch, waiting, and bytes, over a link of known rate.
 
-    python benchmarks/simulate.py [--json OUT] [--only NAME ...]
+    python benchmarks/simulate.py [--json OUT] [--only NAME ...] [--times 3] [--nice 15]
 
 Each run is a process of its own, with an empty cache folder and a link of its own in front of an S3 server on the
 loopback interface. Its trainer sleeps for the step. The simulation has the same configuration, step, latency and rate.
-The clock of both starts when the loader is asked for its first batch. The simulation counts a handshake
-for each new connection. The real run has one open already, by which it has read the index.
+It also has the processor time of a request, of a shard and of a batch, which a process measures before all runs.
+
+The runs take turns, each as often as `--times` says, and the table has the medians. The clock of both sides starts
+when the loader is asked for its first batch. The real run has one connection open already, by which it has read the
+index.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,6 +29,7 @@ import numpy as np
 from headrace import MDSWriter
 from headrace.mixing import build_loader, load_config
 from headrace.simulate import Conditions, simulate
+from headrace.storage import Transfer
 from headrace.testing.link import Link
 from headrace.testing.servers.s3 import have_rgw, moto_server, rgw_server
 
@@ -48,30 +53,65 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument('--json', type=Path)
     parser.add_argument('--only', nargs='*', default=list(RUNS))
+    parser.add_argument('--times', type=int, default=3, help='real runs of each kind; their median counts')
+    parser.add_argument('--nice', type=int, default=0, help='priority over other processes of the machine, as root')
     parser.add_argument('--child')
     arguments = parser.parse_args()
     if arguments.child:
-        print(json.dumps(real(json.loads(arguments.child))))
+        run = json.loads(arguments.child)
+        print(json.dumps(measured(run) if 'samples' in run else real(run)))
         return
-    rows = {}
+    if arguments.nice:
+        os.nice(-arguments.nice)
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.only}
     with tempfile.TemporaryDirectory() as folder, (rgw_server if have_rgw() else moto_server)() as server:
         os.environ.update(server.environment())
         bucket = server.new_bucket()
         for data in ('200kb', '1mb', '1mb,zstd'):
             size, _, compression = data.partition(',')
             write(f's3://{bucket}/{name_of(data)}', size, compression or None)
-        for name in arguments.only:
-            run = {**PLAIN, **RUNS[name], 'bucket': bucket, 'folder': str(Path(folder, name))}
-            foreseen = simulated(run, server.endpoint_url)
-            with Link(server.endpoint_url, latency=run['latency'], rate=run['rate']) as link:
-                command = [sys.executable, __file__, '--child', json.dumps({**run, 'endpoint': link.endpoint_url})]
-                done = subprocess.run(command, check=True, capture_output=True, text=True)
-                seen = {**json.loads(done.stdout.splitlines()[-1]), 'bytes': link.bytes_received}
-            rows[name] = {'simulated': foreseen, 'real': seen}
-            parts = [f'{key} {foreseen[key]:.4g} / {seen[key]:.4g} = {ratio(foreseen[key], seen[key])}' for key in seen]
-            print(f'{name:18}', ', '.join(parts), flush=True)
+        plain = {**PLAIN, 'bucket': bucket}
+        seconds = child(
+            {**plain, 'data': '200kb', 'rate': None, 'folder': str(Path(folder, 'measured')), 'samples': 40}, server
+        )
+        print(', '.join(f'{name} {value:.4f}' for name, value in seconds.items() if name != 'bytes'), flush=True)
+        foreseen = {
+            name: simulated({**plain, **RUNS[name], 'folder': str(Path(folder, name))}, server.endpoint_url, seconds)
+            for name in arguments.only
+        }
+        for time_ in range(arguments.times):
+            for name in arguments.only:
+                found = child({**plain, **RUNS[name], 'folder': str(Path(folder, f'{name} {time_}'))}, server)
+                seen[name].append(found)
+                print(f'{name:18}', ', '.join(f'{key} {value:.4g}' for key, value in found.items()), flush=True)
+    medians = {name: {key: median(run[key] for run in runs) for key in runs[0]} for name, runs in seen.items()}
+    print('\n'.join(table(foreseen, medians)))
     if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1))
+        rows = {name: {'simulated': foreseen[name], 'real': medians[name], 'runs': seen[name]} for name in seen}
+        arguments.json.write_text(json.dumps({'seconds': seconds, 'runs': rows}, indent=1))
+
+
+def child(run: dict[str, Any], server: Any) -> dict[str, float]:
+    """What a process of its own finds over a link of its own, and the bytes of the link."""
+    with Link(server.endpoint_url, latency=run['latency'], rate=run['rate']) as link:
+        command = [sys.executable, __file__, '--child', json.dumps({**run, 'endpoint': link.endpoint_url})]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return {**json.loads(done.stdout.splitlines()[-1]), 'bytes': link.bytes_received}
+
+
+def table(foreseen: dict[str, dict[str, float]], seen: dict[str, dict[str, float]]) -> list[str]:
+    """Rows of Markdown. The difference of the waiting is also given as a share of the real run's time."""
+    rows = ['| run | first batch | total | waiting | difference / total | bytes |', '|---|---|---|---|---|---|']
+    for name, real_ in seen.items():
+        cells = [
+            f'{foreseen[name][key]:.2f} s / {real_[key]:.2f} s = {ratio(foreseen[name][key], real_[key])}'
+            for key in ('first batch', 'total', 'waiting')
+        ]
+        share = (foreseen[name]['waiting'] - real_['waiting']) / real_['total']
+        sizes = foreseen[name]['bytes'], real_['bytes']
+        of_bytes = f'{sizes[0] / 1e6:.1f} MB / {sizes[1] / 1e6:.1f} MB = {ratio(*sizes)}'
+        rows.append(f'| {name} | {" | ".join(cells)} | {100 * share:+.1f} % | {of_bytes} |')
+    return rows
 
 
 def name_of(data: str) -> str:
@@ -101,9 +141,15 @@ def config_of(run: dict[str, Any], endpoint: str, cache: str) -> Any:
     return load_config({'global_batch_size': run['batch'], 'train': train}).train
 
 
-def simulated(run: dict[str, Any], endpoint: str) -> dict[str, float]:
+def simulated(run: dict[str, Any], endpoint: str, seconds: dict[str, float]) -> dict[str, float]:
     conditions = Conditions(
-        step_seconds=run['step'], bandwidth=run['rate'], latency=run['latency'], epochs=run.get('epochs', 1)
+        step_seconds=run['step'],
+        bandwidth=run['rate'],
+        latency=run['latency'],
+        epochs=run.get('epochs', 1),
+        request_seconds=seconds['request'],
+        publish_seconds=seconds['publish'],
+        read_seconds=seconds['read'],
     )
     found = simulate(config_of(run, endpoint, run['folder'] + '-simulated'), conditions)
     return {
@@ -112,6 +158,30 @@ def simulated(run: dict[str, Any], endpoint: str) -> dict[str, float]:
         'total': found.steps[-1].end,
         'bytes': found.fetched_bytes,
     }
+
+
+def measured(run: dict[str, Any]) -> dict[str, float]:
+    """Seconds of a request beside the latency, of a shard after its last byte, and of a batch from cached shards.
+
+    The link has no limit of its rate, so a small shard comes at once after the latency.
+    """
+    loader = build_loader(config_of(run, run['endpoint'], run['folder']))
+    stream = loader.dataset.streams[0]
+    cache, requests, publishes = stream.cache(), list[float](), list[float]()
+    for shard in range(run['samples']):
+        came = list[float]()
+        how = Transfer(almost_done=lambda came=came: came.append(time.perf_counter()))
+        begin = time.perf_counter()
+        cache.fetch(stream.entry(shard), how=how)
+        requests.append(came[0] - begin - run['latency'])
+        publishes.append(time.perf_counter() - came[0])
+    list(loader)  # fetches the rest
+    reads, batches = list[float](), iter(loader)
+    for _ in range(run['samples']):
+        begin = time.perf_counter()
+        next(batches)
+        reads.append(time.perf_counter() - begin)
+    return {'request': median(requests), 'publish': median(publishes), 'read': median(reads)}
 
 
 def real(run: dict[str, Any]) -> dict[str, float]:

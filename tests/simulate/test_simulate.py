@@ -10,13 +10,17 @@ import pytest
 
 from headrace import MDSWriter, StreamingDataset
 from headrace.cli import main
-from headrace.errors import ConfigError
+from headrace.dataset.prefetch.concurrency import Concurrency
+from headrace.dataset.prefetch.prefetcher import Prefetcher
+from headrace.errors import ConfigError, TopologyError
 from headrace.mixing import load_config
 from headrace.order import Topology
 from headrace.simulate import Conditions, simulate
 from headrace.simulate.page import page
 from headrace.simulate.prices import costs, read_prices
-from headrace.simulate.world import Link, World
+from headrace.simulate.world import Link, Processor, World
+from headrace.storage.transfer.almost_done import AlmostDone
+from headrace.storage.transfer.http_body import CHUNK
 
 SHARDS, SAMPLES = 8, 320
 
@@ -43,6 +47,8 @@ def run(remote, tmp_path):
             'read_seconds': 0.0,
             'step_seconds': 0.0,
             'start_seconds': 0.0,
+            'request_seconds': 0.0,
+            'publish_seconds': 0.0,
             **conditions,
         }
         return simulate(load_config(config).train, Conditions(**given))
@@ -188,7 +194,138 @@ def test_transfers_share_a_link():
     world.run(lambda: False)
     # The second connection is opened first, until 1 s. Both then share 100, until 1.4 s; one alone gets 60.
     assert ended == {'small': pytest.approx(1.4), 'large': pytest.approx(1.4 + 130 / 60)}
-    assert near == {'small': pytest.approx(5 / 6), 'large': pytest.approx(0.9 + 130 / 60)}
+    assert near == ended  # they come in one chunk each, so nothing is known of them before
+
+
+@pytest.mark.parametrize(('chunks', 'near'), [(10, 9), (7, 6), (6, 6), (4, 6), (1, 3)])
+def test_the_end_of_a_transfer_is_near_as_far_as_a_download_can_know(chunks, near):
+    """A chunk a second, from the second second on; so the first answer comes after 3 s.
+
+    The pace counts after 3 s more, at 6 s. Then the end is near once no more than 3 chunks are left.
+    """
+    world = World()
+    link = Link(world, bandwidth=CHUNK, connection_bandwidth=math.inf, latency=2)
+    times = []
+    link.fetch(chunks * CHUNK, 1, lambda: times.append(world.now), lambda: times.append(world.now))
+    world.run(lambda: False)
+    assert times == [pytest.approx(min(near, 2 + chunks)), pytest.approx(2 + chunks)]
+
+
+@pytest.mark.parametrize('seed', range(4))
+def test_transfers_are_those_of_a_link_that_counts_each_millisecond(seed):
+    random = np.random.default_rng(seed)
+    begins = np.sort(random.integers(0, 8_000, 6)).tolist()  # milliseconds
+    sizes = random.integers(1, 8 * CHUNK, 6).tolist()
+    world = World()
+    link = Link(world, bandwidth=CHUNK, connection_bandwidth=CHUNK / 2, latency=1)
+    fast = []
+
+    def note(kind, number):
+        return lambda: fast.append((kind, number, world.now))
+
+    for number, (begin, size) in enumerate(zip(begins, sizes, strict=True)):
+        world.after(
+            begin / 1000,
+            lambda number=number, size=size: link.fetch(size, 1, note('near', number), note('end', number)),
+        )
+    world.run(lambda: False)
+
+    clock, slow, used, opened = [0.0], [], 0, 1
+    near, starts, left, counted = {}, {}, dict(enumerate(map(float, sizes))), [0] * 6
+    for tick in range(100_000):
+        clock[0] = tick / 1000
+        for number in (number for number in range(6) if begins[number] == tick):
+            used += 1
+            starts[number] = tick + (1_000 if used <= opened else 2_000)
+            opened = max(opened, used)
+            call = lambda number=number: slow.append(('near', number, clock[0]))  # noqa: E731
+            near[number] = AlmostDone(sizes[number], call, lambda: clock[0])
+            near[number].ask()
+        under_way = [number for number, start in starts.items() if start < tick]
+        for number in under_way:
+            left[number] = max(0.0, left[number] - min(CHUNK / 2, CHUNK / len(under_way)) / 1000)
+            there = sizes[number] - left[number]
+            whole = sizes[number] if not left[number] else int(there // CHUNK) * CHUNK
+            if whole > counted[number]:
+                near[number].count(whole - counted[number])
+                counted[number] = whole
+            if not left[number]:
+                slow.append(('end', number, clock[0]))
+                del starts[number]
+                used -= 1
+        if len(slow) == 12:
+            break
+
+    def by_transfer(events):
+        return {(kind, number): moment for kind, number, moment in events}
+
+    assert by_transfer(fast) == pytest.approx(by_transfer(slow), abs=0.02)
+
+
+def test_a_process_makes_one_request_after_the_other():
+    world = World()
+    processor = Processor(world)
+    assert (processor.reserve(1.0), processor.reserve(0.5)) == (1.0, 1.5)
+    world.after(4.0, lambda: None)
+    world.run(lambda: False)
+    assert processor.reserve(1.0) == 1.0
+
+
+def test_the_first_batch_takes_the_time_of_the_processor_too(run):
+    given = {'bandwidth': 1e12, 'latency': 0.25, 'request_seconds': 0.5, 'publish_seconds': 0.125, 'read_seconds': 1.0}
+    alone = run(**given, loader={'predownload': 0})
+    assert alone.first_batch_seconds == pytest.approx(0.25 + 0.5 + 0.125 + 1.0)
+    # The samples of a batch lie in several of the shards, which are requested one after the other.
+    several = run(**given, loader={'shuffle': True, 'shuffle_block_size': 2 * SAMPLES, 'predownload': 0})
+    assert several.first_batch_seconds > 0.25 + 3 * 0.5 + 1.0
+
+
+def test_the_first_batch_is_no_stall_that_begins_a_trial(run, monkeypatch):
+    starved = []
+    monkeypatch.setattr(Concurrency, 'arrived', lambda self, size, seconds: starved.append(seconds))
+    simulated = run(bandwidth=1e4, step_seconds=1.0)  # a shard takes 4.1 s, and its five batches 5 s
+    assert simulated.first_batch_seconds > 4
+    assert starved == [0.0] * SHARDS
+    starved.clear()
+    run(bandwidth=1e4, step_seconds=0.5)
+    assert starved[-1] > 1
+
+
+def test_a_prefetch_leaves_the_share_of_a_limit_that_a_real_one_leaves(run):
+    size = run().dataset_bytes
+    simulated = run(loader={'cache_limit': size + size // SHARDS}, step_seconds=1.0)
+    assert simulated.steps[0].cached <= 0.75 * (size + size // SHARDS) < size
+    assert simulated.fetched_shards == SHARDS
+
+
+@pytest.mark.parametrize(('workers', 'persistent', 'made'), [(0, False, 1), (2, False, 4), (2, True, 2)])
+def test_a_prefetch_lives_as_long_as_its_process(run, monkeypatch, workers, persistent, made):
+    prefetchers = []
+
+    class Counted(Prefetcher):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            prefetchers.append(self)
+
+    monkeypatch.setattr('headrace.simulate.reader.Prefetcher', Counted)
+    loader = {'loader': {'num_workers': workers, 'persistent_workers': persistent}}
+    run(epochs=2, loader=loader)
+    assert len(prefetchers) == made
+
+
+def test_replicas_share_their_batches_and_shards(run):
+    simulated = run(ranks=4, replication=2, bandwidth=1e5)
+    assert simulated.epoch_batches == SAMPLES / 8
+    assert simulated.fetched_shards == SHARDS
+    of_yaml = run(ranks=4, bandwidth=1e5, loader={'replication': 2})
+    assert (
+        of_yaml.steps == simulated.steps == run(ranks=4, replication=2, bandwidth=1e5, loader={'replication': 2}).steps
+    )
+    assert simulated.steps != run(ranks=4, bandwidth=1e5, loader={'shuffle': True}).steps
+    with pytest.raises(ConfigError, match='replication=4'):
+        run(ranks=4, replication=4, loader={'replication': 2})
+    with pytest.raises(TopologyError, match='replication'):
+        run(ranks=4, replication=3)
 
 
 def test_prices(tmp_path):

@@ -27,10 +27,20 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
     parser.add_argument('overrides', nargs='*', metavar='KEY=VALUE', help='what goes over the file')
     parser.add_argument('--ranks', type=int, default=1, help='ranks of all nodes together')
     parser.add_argument('--nodes', type=int, default=1, help='nodes')
+    parser.add_argument(
+        '--replication', type=int, default=1, help='neighbouring ranks that get the same samples; a YAML says it, too'
+    )
     parser.add_argument('--step-seconds', type=float, default=0.1, help='a training step without waiting for data')
     parser.add_argument('--bandwidth', default='119mb', help='of each node, in bytes per second, such as 1.2gb')
     parser.add_argument('--connection-bandwidth', help='of one connection, in bytes per second')
     parser.add_argument('--latency', type=float, default=0.03, help='seconds from a request to the first byte')
+    parser.add_argument(
+        '--request-seconds',
+        type=float,
+        default=0.002,
+        help='a request beside the latency: processor time of the library',
+    )
+    parser.add_argument('--publish-seconds', type=float, default=0.001, help='check of a shard after its last byte')
     parser.add_argument(
         '--read-seconds', type=float, default=0.0002, help='making one batch, with decoding; `headrace bench` measures'
     )

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.schedule import Fetch
 from headrace.simulate.conditions import Conditions
-from headrace.simulate.world import Event, Link, World
+from headrace.simulate.world import Event, Link, Processor, World
 from headrace.storage import FetchResult, FetchStatus
 from headrace.storage.transfer.download import RANGE, REQUESTS
 
@@ -31,7 +31,7 @@ class Node:
         raw: bytes of each shard, unpacked; int64[shards].
         kept: bytes that each shard takes in the cache; int64[shards].
         in_place: whether a shard is read where it is, so that nobody fetches or evicts it; bool[shards].
-        limit: bytes that the cache may take; None: any number.
+        limit: bytes that the shards may take; None: any number.
     """
 
     def __init__(
@@ -46,7 +46,9 @@ class Node:
     ) -> None:
         self._world, self._stored, self._raw, self._limit = world, stored, raw, limit
         self._kept, self._in_place = kept, in_place
-        self._unpack_rate = conditions.unpack_rate
+        self._conditions = conditions
+        # Beside what stays: the compressed file, until its shard is unpacked.
+        self._passing = np.where(stored == raw, 0, raw + stored - kept)
         self.link = Link(
             world,
             bandwidth=conditions.bandwidth,
@@ -55,9 +57,11 @@ class Node:
         )
         self.prefetchers: list[Prefetcher] = []
         self._running: dict[Prefetcher, int] = {}
+        self._processors: dict[Prefetcher, Processor] = {}
         self._present = set[int]()
         self._fetching: dict[int, Event] = {}
         self._leased: dict[int, int] = {}
+        self._passing_bytes = 0
         self.fetched = 0
         """Shards that were fetched so far; one that comes again counts again."""
         self.cached = 0
@@ -90,8 +94,8 @@ class Node:
         """The end of a running fetch of a shard; None: nobody fetches it."""
         return self._fetching.get(shard)
 
-    def fetch_now(self, shard: int) -> Event | float:
-        """Fetch a shard for a reader that waits for it.
+    def fetch_now(self, prefetcher: Prefetcher, shard: int) -> Event | float:
+        """Fetch a shard for the reader of a prefetcher, which waits for it.
 
         Returns:
             The end of the fetch. If there is no room, the end of another fetch; or no time at all, if other readers
@@ -101,7 +105,7 @@ class Node:
             other = next(iter(self._fetching.values()), None)
             if other is not None or self._present & self._leased.keys():
                 return other or 0.0
-        return self._fetch(shard, lambda: None, lambda: None)
+        return self._fetch(prefetcher, shard, lambda: None, lambda: None)
 
     def settle(self) -> None:
         """Begin each prefetch that may begin."""
@@ -123,6 +127,7 @@ class Node:
         else:
             self._running[prefetcher] = self._running.get(prefetcher, 0) + 1
             self._fetch(
+                prefetcher,
                 fetch.shard,
                 lambda: self._almost_done(prefetcher, fetch.shard),
                 lambda: self._ended(prefetcher, fetch),
@@ -137,25 +142,32 @@ class Node:
         self._running[prefetcher] -= 1
         prefetcher.ended(fetch, FetchResult(FetchStatus.PRESENT, size=self.size_of(fetch.shard)))
 
-    def _fetch(self, shard: int, almost: Callable[[], None], ended: Callable[[], None]) -> Event:
+    def _fetch(
+        self, prefetcher: Prefetcher, shard: int, almost: Callable[[], None], ended: Callable[[], None]
+    ) -> Event:
         event = self._fetching[shard] = Event()
         self.fetched += 1
         size, raw = int(self._stored[shard]), int(self._raw[shard])
+        unpacking = 0 if size == raw else raw / self._conditions.unpack_rate
+        processor = self._processors.setdefault(prefetcher, Processor(self._world))
         self.cached += int(self._kept[shard])
+        self._passing_bytes += int(self._passing[shard])
         self.most_cached = max(self.most_cached, self.cached)
 
         def arrive() -> None:
             del self._fetching[shard]
+            self._passing_bytes -= int(self._passing[shard])
             self._present.add(shard)
             ended()
             self._world.happens(event)
             self.settle()
 
         def unpack() -> None:
-            self._world.after(0 if size == raw else raw / self._unpack_rate, arrive)
+            self._world.after(unpacking + processor.reserve(self._conditions.publish_seconds), arrive)
 
         connections = 1 if size < 2 * RANGE else min(REQUESTS, -(-size // RANGE))
-        self.link.fetch(size, connections, almost, unpack)
+        sent_after = processor.reserve(self._conditions.request_seconds)
+        self.link.fetch(size, connections, almost, unpack, sent_after=sent_after)
         return event
 
     # -- the limit -------------------------------------------------------------------------------------------------
@@ -172,7 +184,8 @@ class Node:
         """
         if self._limit is None:
             return True
-        over = self.cached + int(self._kept[shard]) - self._limit
+        needed = int(self._kept[shard] + self._passing[shard])
+        over = self.cached + self._passing_bytes + needed - self._limit
         if over <= 0:
             return True
         evictable = sorted(self._present - self._leased.keys(), key=self._next_use)

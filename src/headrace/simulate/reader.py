@@ -34,10 +34,10 @@ class Rank:
     plan: BatchPlan
     loader: LoaderConfig
     conditions: Conditions
-    is_continued: bool = False
-    """Whether the workers of the last epoch live on."""
-    waited: float = 0.0
-    """Seconds that its trainer has waited for data."""
+    room: float = math.inf
+    """Bytes of shards that a prefetch may have ahead of its reader."""
+    stalled: float = 0.0
+    """Seconds that batches of all epochs were late, as `Progress.seconds_stalled` counts them."""
     made: dict[int, Event] = field(default_factory=dict[int, Event])
     """By number of the batch, the event that it is ready for the trainer."""
 
@@ -45,35 +45,47 @@ class Rank:
         self._workers = self.loader.loader.num_workers
         self._consumed = Event()
         self._next = 0
+        self._lives_on = not self._workers or self.loader.loader.persistent_workers
+        self._readers: list[Prefetcher] = []
+
+    def follow(self, before: Rank) -> None:
+        """Take what lives on of the rank in the epoch before; called before `begin`."""
+        self.stalled, self._readers = before.stalled, before._readers
 
     def begin(self) -> None:
         """Start the workers; without workers, `read` is part of the trainer."""
-        self._readers = [self._prefetcher() for _ in range(max(1, self._workers))]
+        starts = not self._readers
+        if starts:
+            self._readers = [self._prefetcher() for _ in range(max(1, self._workers))]
+        for reader in self._readers:
+            coming = upcoming_batches(self.source, self.plan, self._ids, first=0)
+            reader.follow(coming, first=0, starved=lambda: self.stalled)
         for worker in range(self._workers):
-            self.world.start(self._work(worker))
+            self.world.start(self._work(worker, self.conditions.start_seconds if starts else 0.0))
 
     def end(self) -> None:
-        """End the prefetch of this epoch."""
+        """End the prefetch of this epoch; that of workers which end, for good."""
         for reader in self._readers:
-            reader.close()
-            self.node.prefetchers.remove(reader)
+            if self._lives_on:
+                reader.pause()
+            else:
+                reader.close()
+                self.node.prefetchers.remove(reader)
+        if not self._lives_on:
+            self._readers = []
 
     def _prefetcher(self) -> Prefetcher:
         ahead = look_ahead(self.source.predownload, self.plan.batch_size, max(1, self._workers))
-        room = math.inf if self.source.cache_limit is None else self.source.cache_limit
-        made = Prefetcher(self.node, ahead, room=room, clock=self.world.clock)
-        coming = upcoming_batches(self.source, self.plan, self._ids, first=0)
-        made.follow(coming, first=0, starved=lambda: self.waited)
+        made = Prefetcher(self.node, ahead, room=self.room, clock=self.world.clock)
         self.node.prefetchers.append(made)
         return made
 
     def _ids(self, number: int) -> _Ids:
         return self.plan.order.at(self.plan.positions(number))
 
-    def _work(self, worker: int) -> Process:
+    def _work(self, worker: int, start_seconds: float) -> Process:
         """A worker: every n-th batch, no more ahead than the trainer's prefetch allows."""
-        if not self.is_continued:
-            yield self.conditions.start_seconds
+        yield start_seconds
         most = self._workers * (self.loader.loader.prefetch_factor or 2)
         for number in range(worker, len(self.made), self._workers):
             while number >= self._next + most:
@@ -97,7 +109,7 @@ class Rank:
 
     def _fetch_now(self, reader: Prefetcher, shard: int) -> Event | float:
         reader.wait(shard)  # takes it out of the queue
-        return self.node.fetch_now(shard)
+        return self.node.fetch_now(reader, shard)
 
     def batch(self, number: int) -> Process:
         """Wait for a batch, in the trainer."""
@@ -107,7 +119,9 @@ class Rank:
             self.world.happens(self.made[number])
         elif not self.made[number].has_happened:
             yield self.made[number]
-        self.waited += self.world.now - begin
+        waited = self.world.now - begin
+        if number and waited > self.conditions.shortest_stall:
+            self.stalled += waited
         self._next = number + 1
         consumed, self._consumed = self._consumed, Event()
         self.world.happens(consumed)

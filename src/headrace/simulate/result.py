@@ -14,8 +14,6 @@ from headrace.simulate.conditions import Conditions
 
 __all__ = ['SimulatedRun', 'Step']
 
-_STALL_SECONDS, _STALL_SHARE = 0.001, 0.05  # as `LoaderStats.stalls` counts them
-
 
 class Step(NamedTuple):
     """A simulated training step."""
@@ -62,8 +60,7 @@ class SimulatedRun:
     @cached_property
     def stalls(self) -> int:
         """Steps that waited noticeably, the first of each epoch excepted."""
-        least = max(_STALL_SECONDS, _STALL_SHARE * self.conditions.step_seconds)
-        return sum(step.wait > least for step in self.steps if step.number)
+        return sum(step.wait > self.conditions.shortest_stall for step in self.steps if step.number)
 
     @property
     def waiting_seconds(self) -> float:

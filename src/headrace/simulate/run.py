@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -9,9 +10,10 @@ import numpy.typing as npt
 
 from headrace.config.build import build_dataset
 from headrace.dataset.dataset import StreamingDataset
+from headrace.dataset.prefetch.cache_sizing import fixed_bytes, room_ahead
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
-from headrace.order import BatchPlan, Topology
+from headrace.order import BatchPlan
 from headrace.simulate.conditions import Conditions
 from headrace.simulate.node import Node
 from headrace.simulate.reader import Rank
@@ -51,9 +53,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
     workers = config.loader.num_workers
     if not 0 <= workers <= _MOST_WORKERS:
         raise ConfigError(f'a simulation needs `num_workers` from 0 to {_MOST_WORKERS:,}, got {workers}.')
-    topology = Topology(
-        rank=0, world_size=conditions.ranks, num_nodes=conditions.nodes, replication=config.replication or 1
-    )
+    topology = conditions.topology(config)
     dataset = build_dataset(config, topology=topology)
     world = World(check)
     shards = [stream.shards for stream in dataset.streams]
@@ -63,12 +63,13 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
     in_place = np.repeat([stream.is_local for stream in dataset.streams], sizes)
     keeps_zip = np.repeat([bool(stream.keep_zip) for stream in dataset.streams], sizes)
     kept = raw + np.where(keeps_zip & (stored != raw), stored, 0)
-    nodes = [
-        Node(world, conditions, stored, raw, kept, in_place, dataset.cache_limit)
-        for _ in range(min(conditions.nodes, _NODES))
-    ]
+    limit, room = dataset.cache_limit, math.inf
+    if limit is not None:
+        limit, room = limit - fixed_bytes(dataset.streams), room_ahead(limit, dataset.streams)
+    nodes = [Node(world, conditions, stored, raw, kept, in_place, limit) for _ in range(min(conditions.nodes, _NODES))]
     steps: list[Step] = []
     total = 0
+    before: list[Rank] = []
     for epoch in range(conditions.epochs):
         plan = dataset.plan(epoch=epoch, topology=topology)
         total = plan.num_batches
@@ -80,11 +81,14 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
                 plan.of_rank(number * conditions.ranks_per_node + local),
                 config,
                 conditions,
-                is_continued=epoch > 0 and config.loader.persistent_workers,
+                room=room,
             )
             for number, node in enumerate(nodes)
             for local in range(conditions.ranks_per_node)
         ]
+        for rank, its_before in zip(ranks, before, strict=False):
+            rank.follow(its_before)
+        before = ranks
         count = min(total, conditions.batches)
         over = Event()
         for rank in ranks:

@@ -19,7 +19,6 @@ from headrace.config.build import build_dataset
 from headrace.display import size_text, text_table
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mixing import LoaderConfig
-from headrace.order import Topology
 from headrace.simulate.conditions import Conditions
 from headrace.simulate.result import SimulatedRun
 from headrace.simulate.run import simulate
@@ -226,9 +225,7 @@ class _Search:
         self._run = simulate(config, conditions, check=check)
         dataset = build_dataset(
             config,
-            topology=Topology(
-                rank=0, world_size=conditions.ranks, num_nodes=conditions.nodes, replication=config.replication or 1
-            ),
+            topology=conditions.topology(config),
         )
         self._before = settings_in_use(config, dataset)
         all_bytes = sum(int(np.sum(stream.shards.raw_bytes())) for stream in dataset.streams)

@@ -25,7 +25,6 @@ from headrace.display import printable
 from headrace.errors import ConfigError, HeadraceError
 from headrace.format import bytes_to_int
 from headrace.mixing import LoaderConfig
-from headrace.order import Topology
 from headrace.redaction import redact
 from headrace.simulate.conditions import Conditions
 from headrace.simulate.page import STYLE, content
@@ -128,9 +127,7 @@ class SimulationServer(ThreadingHTTPServer):
         self, config: LoaderConfig, conditions: Conditions, prices: dict[str, float], *, title: str, port: int = 0
     ) -> None:
         before = simulate(config, conditions)
-        topology = Topology(
-            rank=0, world_size=conditions.ranks, num_nodes=conditions.nodes, replication=config.replication or 1
-        )
+        topology = conditions.topology(config)
         in_use = settings_in_use(config, build_dataset(config, topology=topology))
         self.simulations = _Simulations(config, conditions, prices, title, before, in_use)
         self.one_at_a_time = threading.Lock()

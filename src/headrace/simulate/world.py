@@ -10,7 +10,10 @@ import itertools
 import math
 from collections.abc import Callable, Generator
 
-__all__ = ['Event', 'Link', 'Process', 'World']
+from headrace.storage.transfer.almost_done import AlmostDone
+from headrace.storage.transfer.http_body import CHUNK
+
+__all__ = ['Event', 'Link', 'Process', 'Processor', 'World']
 
 _QUICKEST = 1e15  # bytes per second
 _INSTANT = 1e-9  # seconds; what is due so soon is due now
@@ -79,14 +82,80 @@ class World:
             self.after(wanted, lambda: self._resume(process))
 
 
-class _Transfer:
-    """Bytes on their way."""
+class Processor:
+    """The processor time of a process: Python does one thing after the other.
 
-    def __init__(self, left: float, weight: int, warn_at: float, almost: Callable[[], None], done: Callable[[], None]):
-        self.left, self.weight = left, weight
-        self.warn_at = warn_at  # seconds before the end, at the rate of then
-        self.almost: Callable[[], None] | None = almost
-        self.done = done
+    Args:
+        world: the clock.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._free_at = 0.0
+
+    def reserve(self, seconds: float) -> float:
+        """Take time behind all that was reserved before; returns the seconds from now to its end."""
+        self._free_at = max(self._world.now, self._free_at) + seconds
+        return self._free_at - self._world.now
+
+
+class _Transfer:
+    """Bytes on their way. A store reads them in chunks, so `AlmostDone` hears of whole ones.
+
+    Args:
+        world: the clock.
+        size: all bytes.
+        connections: those that bring them, a chunk each.
+        almost: called when the last bytes are about to come.
+        done: called when all bytes are there.
+    """
+
+    def __init__(
+        self, world: World, size: int, connections: int, almost: Callable[[], None], done: Callable[[], None]
+    ) -> None:
+        self._world, self._almost, self._size, self._chunk = world, almost, size, CHUNK * connections
+        self.connections, self.done, self.left = connections, done, float(size)
+        self._near = AlmostDone(size, self._call, world.clock)
+        self._near.ask()
+        self._asked = world.now
+        self._begun: float | None = None  # when the first chunk was there
+        self._counted = self._look = 0  # bytes that `AlmostDone` knows of, and at which it hears of more
+        self._first = 0  # bytes of the first chunk
+        self._called = False
+
+    def plan_look(self, rate: float) -> float:
+        """Seconds until `look` is due: at the next chunk with which `AlmostDone` could call, if the rate stays."""
+        due = 0.0
+        if self._called:
+            due = self._size
+        elif self._begun is not None:
+            latency, elapsed = self._begun - self._asked, self._world.now - self._begun
+            come = self._size - self.left
+            pace = max(rate, (come - self._first) / elapsed) if elapsed else rate  # never more later
+            due = max(come + max(0.0, latency - elapsed) * rate, self._size - latency * pace)
+        chunks = math.ceil(min(due, self._size) / self._chunk)
+        self._look = min(self._size, max(self._counted + self._chunk, chunks * self._chunk))
+        return self.seconds_to_look(rate)
+
+    def seconds_to_look(self, rate: float) -> float:
+        """Seconds until the planned chunks are there."""
+        return max(0.0, (self.left - (self._size - self._look)) / rate)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the planned chunks are the last ones."""
+        return self._look == self._size
+
+    def look(self) -> None:
+        """Count the chunks that are there, as planned."""
+        if self._begun is None:
+            self._begun, self._first = self._world.now, self._look
+        size, self._counted = self._look - self._counted, self._look
+        self._near.count(size)
+
+    def _call(self) -> None:
+        self._called = True
+        self._almost()
 
 
 class Link:
@@ -112,47 +181,53 @@ class Link:
         self.bytes = 0
         """Bytes that were requested so far."""
 
-    def fetch(self, size: int, connections: int, almost: Callable[[], None], done: Callable[[], None]) -> None:
+    def fetch(
+        self,
+        size: int,
+        connections: int,
+        almost: Callable[[], None],
+        done: Callable[[], None],
+        *,
+        sent_after: float = 0.0,
+    ) -> None:
         """Transfer an object.
 
         Args:
             size: its bytes.
             connections: connections that it uses at the same time.
-            almost: called when the rest takes less than one round trip.
+            almost: called when the rest takes less than one round trip, as far as a download can know.
             done: called when all bytes are there.
+            sent_after: seconds until the request is sent.
         """
         self.bytes += size
-        transfer = _Transfer(size, connections, self._latency, almost, done)
+        transfer = _Transfer(self._world, size, connections, almost, done)
         self._asked += connections
         is_open, self._open = self._asked <= self._open, max(self._asked, self._open)
-        self._world.after(self._latency * (1 if is_open else 2), lambda: self._begin(transfer))
+        round_trips = 1 if is_open else 2
+        self._world.after(sent_after + round_trips * self._latency, lambda: self._begin(transfer))
 
     def _begin(self, transfer: _Transfer) -> None:
         self._pass_time()
         self._active.append(transfer)
         self._plan()
 
-    def _rate(self, transfer: _Transfer, connections: int) -> float:
-        return transfer.weight * min(self._connection_bandwidth, self._bandwidth / connections)
+    def _rate_of_connection(self) -> float:
+        connections = sum(transfer.connections for transfer in self._active)
+        return min(self._connection_bandwidth, self._bandwidth / max(1, connections))
 
     def _pass_time(self) -> None:
         """Take the bytes that have come since the last look."""
         seconds, self._since = self._world.now - self._since, self._world.now
-        connections = sum(transfer.weight for transfer in self._active)
+        rate = self._rate_of_connection()
         for transfer in self._active:
-            transfer.left -= seconds * self._rate(transfer, connections)
+            transfer.left -= seconds * transfer.connections * rate
 
     def _plan(self) -> None:
-        """Look again when the next transfer ends or nearly does."""
+        """Look again when chunks of a transfer are there that matter."""
         self._version += 1
         version = self._version
-        connections = sum(transfer.weight for transfer in self._active)
-        wait = math.inf
-        for transfer in self._active:
-            seconds = max(0.0, transfer.left / self._rate(transfer, connections))
-            if transfer.almost is not None:
-                seconds = max(0.0, seconds - transfer.warn_at)
-            wait = min(wait, seconds)
+        rate = self._rate_of_connection()
+        wait = min((transfer.plan_look(transfer.connections * rate) for transfer in self._active), default=math.inf)
         if wait < math.inf:
             self._world.after(wait, lambda: self._look(version))
 
@@ -160,18 +235,17 @@ class Link:
         if version != self._version:
             return
         self._pass_time()
-        connections = sum(transfer.weight for transfer in self._active)
+        rate = self._rate_of_connection()
         # A late clock has coarse ticks: less than a few of them must not be waited for, since no time would pass.
         instant = max(_INSTANT, 8 * math.ulp(self._world.now))
         calls: list[Callable[[], None]] = []
         for transfer in [*self._active]:
-            seconds = transfer.left / self._rate(transfer, connections)
-            if transfer.almost is not None and seconds <= transfer.warn_at + instant:
-                calls.append(transfer.almost)
-                transfer.almost = None
-            if seconds <= instant:
+            if transfer.seconds_to_look(transfer.connections * rate) > instant:
+                continue
+            calls.append(transfer.look)
+            if transfer.is_whole:
                 self._active.remove(transfer)
-                self._asked -= transfer.weight
+                self._asked -= transfer.connections
                 calls.append(transfer.done)
         for call in calls:
             call()

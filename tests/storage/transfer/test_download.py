@@ -11,7 +11,8 @@ from example_counts import scaled
 from headrace.errors import AccessDeniedError, ChecksumError, TransferError
 from headrace.storage import CacheStats, Retry, download
 from headrace.storage.stores.local import LocalStore
-from headrace.storage.transfer.download import Transfer, TransferPool, _AlmostDone
+from headrace.storage.transfer.almost_done import AlmostDone
+from headrace.storage.transfer.download import Transfer, TransferPool
 from headrace.storage.transfer.retry import BrokenTransferError
 from headrace.testing.stores import FaultyStore, put_bytes
 
@@ -290,7 +291,7 @@ class TestNearlyThere:
     def near(self):
         """(made, calls, clock): what counts bytes, when it called, and what time it is."""
         clock, calls = [0.0], []
-        return _AlmostDone(1000, lambda: calls.append(clock[0]), lambda: clock[0]), calls, clock
+        return AlmostDone(1000, lambda: calls.append(clock[0]), lambda: clock[0]), calls, clock
 
     def test_it_calls_when_what_is_left_takes_no_longer_than_an_answer(self, near):
         one, calls, clock = near

@@ -15,8 +15,16 @@ from headrace.order.shared_shards import shared_shards
 from headrace.redaction import warn
 from headrace.storage.cache.entry import space_needed
 
-__all__ = ['bytes_side_by_side', 'fixed_bytes', 'require_room', 'warn_of_shared_shards', 'warn_without_room']
+__all__ = [
+    'bytes_side_by_side',
+    'fixed_bytes',
+    'require_room',
+    'room_ahead',
+    'warn_of_shared_shards',
+    'warn_without_room',
+]
 
+_AHEAD = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
 _LOOKED_AT = 256  # shards of a stream, for the bytes of a sample
 
 
@@ -27,6 +35,11 @@ def fixed_bytes(streams: Sequence[Stream]) -> int:
         cache = stream.cache()
         sizes[cache.folder] = max(cache.fixed_size, sizes.get(cache.folder, 0))
     return sum(sizes.values())
+
+
+def room_ahead(limit: float, streams: Sequence[Stream]) -> float:
+    """Bytes of shards that a prefetch may have ahead of its reader, under a cache limit; inf: there is none."""
+    return _AHEAD * (limit - fixed_bytes(streams))
 
 
 def require_room(limit: int, streams: Sequence[Stream]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from headrace.dataset.batch_keys.bad_sample import is_bad_sample
-from headrace.dataset.prefetch.cache_sizing import fixed_bytes
+from headrace.dataset.prefetch.cache_sizing import room_ahead
 from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.schedule import Fetch
@@ -29,7 +29,6 @@ from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
 
 __all__ = ['CachedShards', 'DatasetShards']
 
-_AHEAD = 0.75  # share of a cache limit for shards that are needed next; the rest is for running fetches
 _SHORTEST_WAIT = 1_000_000  # nanoseconds; to open a present shard takes a twentieth of it
 
 
@@ -210,7 +209,7 @@ class DatasetShards:
         if self.cached.are_local:
             return
         if self._prefetcher is None:
-            room = _AHEAD * (self._limit - fixed_bytes(self._streams))
+            room = room_ahead(self._limit, self._streams)
             self._prefetcher = Prefetcher(self.cached, ahead, self.cached.fetch_ahead, room=room)
         starved = None if progress is None else lambda: progress.seconds_stalled
         self._prefetcher.follow(upcoming, first=first, starved=starved)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, cast
 from headrace.errors import ChecksumError, ConfigError, TransferError
 from headrace.storage.protocol import is_blocking
 from headrace.storage.stats import CacheStats
+from headrace.storage.transfer.almost_done import AlmostDone
 from headrace.storage.transfer.outage import outages
 from headrace.storage.transfer.process_local import PerProcess
 from headrace.storage.transfer.retry import BrokenTransferError, Retry
@@ -212,7 +212,7 @@ def download(
     what = f'Downloading {url}'
     stats = stats or CacheStats()
     count = 1 if size is None or size < 2 * RANGE else -(-size // RANGE)
-    near = None if size is None or how.almost_done is None else _AlmostDone(size, how.almost_done)
+    near = None if size is None or how.almost_done is None else AlmostDone(size, how.almost_done)
     heard = outages.listener(url, retry.clock)
     spans = [
         _Span(out, number * RANGE, RANGE if number + 1 < count else None, size, most, url, stats, near, heard)
@@ -283,45 +283,6 @@ def download(
     return total
 
 
-class _AlmostDone:
-    """Calls once when an object's last bytes are about to come, at the pace and after the latency of those before.
-
-    Bytes of failed attempts count, too, so the call may come early.
-    """
-
-    def __init__(self, size: int, call: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._left, self._call, self._clock = size, call, clock
-        self._lock = threading.Lock()
-        self._asked: float | None = None
-        self._begun: float | None = None
-        self._since_begun = 0
-        self._called = False
-
-    def ask(self) -> None:
-        """A request is made."""
-        with self._lock:
-            if self._asked is None:
-                self._asked = self._clock()
-
-    def count(self, size: int) -> None:
-        """Count ``size`` bytes that came."""
-        now = self._clock()
-        with self._lock:
-            self._left -= size
-            if self._begun is None or self._asked is None:
-                self._begun = now
-                is_now = self._left <= 0
-            else:
-                self._since_begun += size
-                latency, elapsed = self._begun - self._asked, now - self._begun
-                # Sooner the pace is unknown: bytes in the system's buffer come at once.
-                is_now = elapsed >= latency and self._left * elapsed <= latency * self._since_begun
-                is_now = is_now or self._left <= 0
-            is_now, self._called = is_now and not self._called, is_now or self._called
-        if is_now:
-            self._call()
-
-
 class _AbandonedError(Exception):
     """Another part of the object failed for good; this one is not to be tried again."""
 
@@ -338,7 +299,7 @@ class _Span(io.RawIOBase):
         most: int,
         source: str,
         stats: CacheStats,
-        near: _AlmostDone | None,
+        near: AlmostDone | None,
         hear: Callable[[], float],
     ) -> None:
         """Take a file, the part's first byte and its bytes (None: to the end), those of the whole, and its URL.
