@@ -1,8 +1,9 @@
 """From a YAML file to loaders. `headrace.mixing` has the public names.
 
-1. `yaml_source` reads the file, its includes and overrides, and resolves interpolations (`yaml_reader`, `resolver`).
+1. `load.load_config` reads the file, its includes and overrides, and resolves interpolations (`yaml_reader`,
+   `resolver`).
 2. `validate` makes the dataclasses of `schema`, `streams` and `packing` from plain values, or one error with all
-   mistakes. `load.load_config` does steps 1 and 2.
+   mistakes.
 3. `build.build_dataset` and `build.build_loader` make a dataset and its loader from them, on a given topology.
 
 `foundry.config_of_foundry` takes the YAML of LLM Foundry in the place of steps 1 and 2. These steps touch no network,

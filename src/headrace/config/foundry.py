@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
 from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, Named, OneOf, Parsed, read_skip
+from headrace.config.load import YamlSource
 from headrace.config.problems import Path, Problem, dotted, shown
 from headrace.config.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
 from headrace.config.streams import SchedulePointConfig, SelectionConfig, StreamConfig
 from headrace.config.validate import Validator, field_types, unwrap
-from headrace.config.yaml_source import YamlSource
 from headrace.order.shuffle import ALGORITHMS
 from headrace.redaction import warn
 from headrace.selection import Mistake

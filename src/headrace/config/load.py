@@ -1,26 +1,39 @@
-"""From a file, a mapping and overrides to a `Config`, and back.
+"""From a file, a mapping and overrides to a `Config`.
 
-1. `yaml_source` reads files and their includes, applies overrides and resolves interpolations.
-2. `validate` reads the plain values into the dataclasses of `schema`.
+1. Files are read (`yaml_reader`) with their includes (``defaults``) and merged: mappings key by key, all else replaced.
+2. Overrides are applied.
+3. Interpolations are resolved (`resolver`), over the merged whole.
+4. The plain values become the dataclasses of `schema` (`validate`).
+
+Each key's origin, a file and line or an override, is kept for messages. The number of values and of included files, the
+depth of both, and the size of a file are bounded.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, cast
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path as FilePath
+from typing import Any, Final, cast
 
-from headrace.config.problems import Problem
-from headrace.config.resolver import yaml_text
-from headrace.config.schema import Config, LoaderConfig
-from headrace.config.streams import SchedulePointConfig
-from headrace.config.validate import Validator
-from headrace.config.yaml_source import DIRECTIVES, YamlSource
-from headrace.images import Decode
-from headrace.selection import Conditions, Fraction, Subset
+from headrace.config.interpolations import as_written, variables_in, written_at
+from headrace.config.problems import MAX_LINES, Path, Problem, as_line, dotted, refusal, refuse, shown
+from headrace.config.resolver import is_omegaconf, plain_omegaconf, raw_whole, resolve
+from headrace.config.schema import Config, FileDirectives
+from headrace.config.validate import Validator, field_types
+from headrace.config.yaml_reader import MAX_DEPTH, Budget, YamlError, read_file, read_yaml
+from headrace.errors import ConfigError
 
-__all__ = ['load_config', 'to_mapping', 'to_yaml']
+__all__ = ['DIRECTIVES', 'YamlSource', 'load_config']
+
+DIRECTIVES = tuple(field_types(FileDirectives))
+"""Keys of a file that control its reading, beside those of a configuration."""
+
+_MAX_INCLUDES: Final = 1000  # a file counts each time that it is included
+_MAX_CHAIN: Final = 20  # files that include each other
+_MAX_PATH: Final = 4096  # characters of a path in a message
 
 
 def load_config(
@@ -60,34 +73,316 @@ def load_config(
     return config.inherited()
 
 
-def to_yaml(config: Config) -> str:
-    """The configuration as YAML that `load_config` reads back as an equal one; defaults are left out."""
-    return yaml_text(to_mapping(config))
+class YamlSource:
+    """A file with its includes, or a mapping, with overrides applied and interpolations unresolved.
+
+    Args:
+        source: Path of a YAML file, or its content as a mapping or an OmegaConf one.
+        overrides: Changes to it, as in `load_config`.
+
+    Raises:
+        ConfigError: A file cannot be read, an override has no place, or there is more of something than the limits
+            allow.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Mapping[str, Any],
+        overrides: Sequence[str] | Mapping[str, Any] = (),
+    ) -> None:
+        self._layers = _Layers()
+        if isinstance(source, (str, os.PathLike)):
+            self._label = os.fspath(source)
+            self._layers.add_file(FilePath(source), chain=(), asked_by='')
+        else:
+            self._label = 'the given mapping'
+            self._layers.add_mapping(source, self._label)
+        refuse(self._layers.override(overrides))
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """The keys at the top level."""
+        return tuple(self._layers.values)
+
+    def plain(self, problems: list[Problem], keys: Collection[Any] | None = None) -> dict[Any, Any]:
+        """Plain values of some top-level keys, or of all (None). Unresolvable values are noted and omitted."""
+        try:
+            return resolve(self._layers.values, problems, keys)
+        except YamlError as error:
+            raise refusal(f'{self._label}: {error}') from error
+
+    def written(self, path: Path, value: object) -> object:
+        """The value at a path for messages, with interpolations as they are written."""
+        return written_at(self._layers.values, path, value)
+
+    def refuse(self, problems: Iterable[Problem]) -> None:
+        """Raise one ConfigError for all problems with their places; do nothing if there are none."""
+        located = [(self._layers.origin(problem.path) or _Origin(self._label), problem) for problem in problems]
+        if not located:
+            return
+        variables = [name for name in self._layers.variables if name in os.environ]
+        ordered = sorted(located, key=lambda item: item[0])
+        lines = [f'{origin}: {as_written(as_line(problem), variables)}' for origin, problem in ordered[:MAX_LINES]]
+        refuse(lines, count=len(located))
 
 
-def to_mapping(config: Config | LoaderConfig) -> dict[str, Any]:
-    """The configuration as plain values, as YAML would have them; defaults are left out."""
-    return _given(config)
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
+class _Origin:
+    """The place where a key was written."""
+
+    source: str
+    """A file, an override, or another source for messages."""
+    line: int = 0
+    """From 1; 0 where the source has no lines."""
+
+    def __str__(self) -> str:
+        return f'{self.source}:{self.line}' if self.line else self.source
 
 
-def _given(config: Any) -> dict[str, Any]:
-    """The fields of a dataclass that differ from their defaults; named items as a mapping from their names."""
-    given: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if field.name == 'name' or value == field.default:
-            continue
-        if isinstance(value, tuple) and not any(map(dataclasses.is_dataclass, cast('tuple[Any, ...]', value))):
-            items = cast('tuple[Any, ...]', value)
-            value = [list(cast('tuple[Any, ...]', item)) if isinstance(item, tuple) else item for item in items]
-        elif isinstance(value, tuple) and isinstance(value[0], SchedulePointConfig):
-            value = [_given(point) for point in cast('tuple[SchedulePointConfig, ...]', value)]
-        elif isinstance(value, tuple):
-            named = {item.name: _given(item) for item in cast('tuple[Any, ...]', value)}
-            single = list(named) == [field.name] and isinstance(value[0], LoaderConfig)
-            value = named[field.name] if single else named
-        if isinstance(value, (Subset, Fraction, Conditions, Decode)):
-            given[field.name] = value.plain
-            continue
-        given[field.name] = _given(value) if dataclasses.is_dataclass(value) else value
-    return given
+class _Layers:
+    """Raw values merged from files, mappings and overrides, and the place of each key."""
+
+    def __init__(self) -> None:
+        self.values: dict[Any, Any] = {}
+        self._origins: dict[Path, _Origin] = {}
+        self.variables: set[str] = set()  # environment variables that interpolations name
+        self._budget = Budget()
+        self._included = 0
+        self._files: dict[str, _File] = {}  # by real path, so that each is read once
+
+    def origin(self, path: Path) -> _Origin | None:
+        """The place of the key at `path`, or else of the nearest one around it."""
+        return _nearest(self._origins, path)
+
+    def add_file(self, path: FilePath, *, chain: tuple[str, ...], asked_by: str) -> None:
+        """Merge a file over the present values, after the files that it includes."""
+        try:
+            real = os.path.realpath(path)
+            if real in chain:
+                cycle = ' -> '.join((*chain[chain.index(real) :], real))
+                raise refusal(f'{asked_by}files include each other: {cycle}; remove one of these `defaults`')
+            if len(chain) > _MAX_CHAIN:
+                raise refusal(f'{asked_by}files include each other more than {_MAX_CHAIN} deep; merge some of them')
+            file = self._read_file(path, real, asked_by)
+        except OSError as error:
+            reason = 'no such file' if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+            raise refusal(f'{asked_by}{_named(path)}: {reason}') from error
+        except ValueError as error:  # the path holds a character that paths cannot have
+            if isinstance(error, ConfigError):
+                raise
+            raise refusal(f'{asked_by}{_named(path)}: not a path: {error}; remove that character') from error
+        origins = {key: _Origin(_named(path), line) for key, line in file.lines.items()}
+        for index, included in enumerate(_included(file.values, origins)):
+            self._count_include(asked := f'{_nearest(origins, ("defaults", index))}: defaults[{index}]: ')
+            self.add_file(path.parent / included, chain=(*chain, real), asked_by=asked)
+        self._merge(file.values, origins)
+
+    def _read_file(self, path: FilePath, real: str, asked_by: str) -> _File:
+        """The values of a file, counted each time."""
+        try:
+            if (file := self._files.get(real)) is not None:
+                self._budget.charge(file.size)
+                return file
+            before = self._budget.used
+            values, lines = read_yaml(read_file(path), self._budget)
+        except YamlError as error:
+            line = f':{error.line}' if error.line else ''
+            raise refusal(f'{asked_by}{_named(path)}{line}: {error}') from error
+        if values is not None and not isinstance(values, dict):
+            raise refusal(f'{asked_by}{_named(path)}: must hold a mapping of keys at its top level')
+        file = self._files[real] = _File(cast('dict[Any, Any]', values or {}), lines, size=self._budget.used - before)
+        return file
+
+    def _count_include(self, asked: str) -> None:
+        self._included += 1
+        if self._included > _MAX_INCLUDES:
+            raise refusal(f'{asked}at most {_MAX_INCLUDES:,} files are included, each time counted; include fewer')
+
+    def add_mapping(self, source: Mapping[str, Any], label: str) -> None:
+        """Merge a mapping; files that it includes are relative to the working directory."""
+        try:
+            # A part of a larger configuration may refer to the whole, which it would lose here.
+            if is_omegaconf(source):
+                self.variables.update(variables_in(raw_whole(source)))
+                values = plain_omegaconf(source)
+            else:
+                values = _plain(source, (), self._budget)
+        except YamlError as error:
+            raise refusal(f'{label}: {as_written(str(error), self.variables)}') from None  # it quotes what it resolved
+        origins: dict[Path, _Origin] = {(str(key),): _Origin(label) for key in values}
+        for index, included in enumerate(_included(values, origins)):
+            self._count_include(asked := f'{label}: defaults[{index}]: ')
+            self.add_file(FilePath(included), chain=(), asked_by=asked)
+        self._merge(values, origins)
+
+    def override(self, overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
+        """Apply overrides; returns a line for each that fails."""
+        if isinstance(overrides, str):
+            raise TypeError(f'overrides must be a list of texts, got one text: {overrides!r}; write [{overrides!r}]')
+        items = (
+            [(f'override {shown(f"{key}={value}")}', key, self._given(value)) for key, value in overrides.items()]
+            if isinstance(overrides, Mapping)
+            else [(f'override {shown(text)}', *self._parse_override(text)) for text in overrides]
+        )
+        return [f'{label}: {wrong}' for label, key, value in items if (wrong := self._override_one(label, key, value))]
+
+    def _given(self, value: Any) -> Any:
+        try:
+            return _plain(value, (), self._budget)
+        except YamlError as error:
+            return _Malformed(str(error))
+
+    def _parse_override(self, text: str) -> tuple[str, Any]:
+        """``key=value`` as a key and a value, read as YAML; ``~key`` has no value."""
+        key, equals, value = text.partition('=')
+        if key.startswith('~') and not equals:
+            return key, None
+        if not equals:
+            return key, _Malformed('has no value; write key=value, or ~key to remove a key')
+        try:
+            return key, read_yaml(value, self._budget)[0]
+        except YamlError as error:
+            return key, _Malformed(f'the value is {error}')
+
+    def _override_one(self, label: str, key: str, value: Any) -> str | None:
+        """Set or remove one key; returns the mistake, or None."""
+        parts = [match[1] if match[1] is not None else match[0] for match in _KEY_PART.finditer(key.removeprefix('~'))]
+        if isinstance(value, _Malformed) or not parts:
+            return value.rule if isinstance(value, _Malformed) else 'names no key; write key=value'
+        if len(parts) > MAX_DEPTH:
+            return f'keys are nested at most {MAX_DEPTH} deep'
+        *outer, last = parts
+        container: Any = self.values
+        path: Path = ()
+        for part in outer:
+            if not _holds(container, part):
+                return _no_place(path, container)
+            step = _step(container, part)
+            path = (*path, step)
+            if isinstance(container, dict) and cast('dict[Any, Any]', container).get(step) is None:
+                container[step] = {}
+                self._origins[path] = _Origin(label)
+            container = container[step]
+        if not _holds(container, last):
+            return _no_place(path, container)
+        step = _step(container, last)
+        path = (*path, step)
+        if key.startswith('~'):
+            if isinstance(container, dict) and step not in container:
+                return f'there is no key {dotted(path)} to remove'
+            del container[step]
+            return None
+        self.variables.update(variables_in(value))
+        old = container[step] if isinstance(container, list) else cast('dict[Any, Any]', container).get(step)
+        container[step] = _merged(old, value)
+        self._origins.update(dict.fromkeys([path, *_paths_in(value, path)], _Origin(label)))
+        return None
+
+    def _merge(self, values: dict[Any, Any], origins: dict[Path, _Origin]) -> None:
+        self.variables.update(variables_in(values))
+        self.values = _merged(self.values, {key: value for key, value in values.items() if key != 'defaults'})
+        self._origins.update(origins)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _File:
+    """The content of a file."""
+
+    values: dict[Any, Any]
+    lines: dict[Path, int]
+    size: int
+    """Number of values; an alias counts at each place."""
+
+
+def _named(path: FilePath) -> str:
+    """A path for a message."""
+    text = str(path)
+    return text if text.isprintable() and len(text) <= _MAX_PATH else shown(text)
+
+
+def _included(values: dict[Any, Any], origins: Mapping[Path, _Origin]) -> tuple[str, ...]:
+    """The `defaults` of one file's values; checks `variables` too, which only interpolation reads."""
+    validator = Validator()
+    raw = {key: values[key] for key in DIRECTIVES if key in values}
+    plain = resolve({'defaults': raw.get('defaults')}, validator.problems)
+    directives = validator.read(FileDirectives, {**raw, **plain})
+    refuse([f'{_nearest(origins, problem.path)}: {as_line(problem)}' for problem in validator.problems])
+    return directives.defaults
+
+
+def _nearest(origins: Mapping[Path, _Origin], path: Path) -> _Origin | None:
+    return next((origins[path[:size]] for size in range(len(path), 0, -1) if path[:size] in origins), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Malformed:
+    """The mistake in an override's value, in place of the value."""
+
+    rule: str
+
+
+_SCALARS = (str, int, float)  # and bool, which is an int
+_KEY_PART = re.compile(r'\[([^\]]*)\]|[^.\[\]]+')
+
+
+def _holds(container: Any, part: str) -> bool:
+    """Whether `part` of an override's key can stand in the container."""
+    if isinstance(container, list):
+        return part.isdecimal() and len(part) < 10 and int(part) < len(cast('list[Any]', container))
+    return isinstance(container, dict)
+
+
+def _step(container: Any, part: str) -> Any:
+    return int(part) if isinstance(container, list) else part
+
+
+def _no_place(path: Path, container: Any) -> str:
+    if isinstance(container, str) and '${' in container:
+        return f'{dotted(path)} is an interpolation, {container}; override what it refers to'
+    if isinstance(container, list):
+        size = len(cast('list[Any]', container))
+        return f'{dotted(path)} is a list of {size}; write a position from 0 to {size - 1}, or the whole list'
+    return f'{dotted(path)} is {shown(container)}, which holds no keys'
+
+
+def _merged(old: Any, new: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    before, after = cast('dict[Any, Any]', old), cast('dict[Any, Any]', new)
+    return {**before, **{key: _merged(before.get(key), value) for key, value in after.items()}}
+
+
+def _paths_in(value: Any, path: Path) -> list[Path]:
+    items: Any = ()
+    if isinstance(value, dict):
+        items = cast('dict[Any, Any]', value).items()
+    elif isinstance(value, list):
+        items = enumerate(cast('list[Any]', value))
+    return [inner for key, item in items for inner in [(*path, key), *_paths_in(item, (*path, key))]]
+
+
+def _plain(value: Any, path: Path, budget: Budget) -> Any:
+    """A value given in Python as YAML would have it: paths as text, tuples as lists.
+
+    Raises:
+        YamlError: It has other values, or exceeds a limit.
+    """
+    budget.charge(1)
+    if len(path) > MAX_DEPTH:
+        raise YamlError(f'mappings and lists are nested more than {MAX_DEPTH} deep')
+    if isinstance(value, os.PathLike):
+        return os.fspath(cast('os.PathLike[str]', value))
+    if isinstance(value, Mapping):
+        mapping = cast('Mapping[Any, Any]', value)
+        for key in mapping:
+            if not isinstance(key, _SCALARS):
+                raise YamlError(f'{dotted(path) or "(top level)"}: a key must be text or a number, got {shown(key)}')
+        return {key: _plain(item, (*path, str(key)), budget) for key, item in mapping.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item, (*path, index), budget) for index, item in enumerate(cast('Sequence[Any]', value))]
+    if value is None or isinstance(value, _SCALARS):
+        return value
+    raise YamlError(
+        f'{dotted(path) or "(top level)"}: must be a mapping, a list, text, a number, true, false or null, '
+        f'got a {type(value).__name__}'
+    )
