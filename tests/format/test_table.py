@@ -14,7 +14,6 @@ from indexes import dumped, entries, layouts, outcome, parsed
 
 from example_counts import scaled
 from headrace.format import JoinedShards, ShardTable, index, parse_index
-from headrace.format import fast_path as stencil
 
 
 def numbered(count: int, **change: Any) -> list[dict[str, Any]]:
@@ -139,7 +138,7 @@ def test_most_shards_are_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
             calls.append(at)
             return json.JSONDecoder().raw_decode(text, at)
 
-        monkeypatch.setattr(stencil, 'decode', counted)
+        monkeypatch.setattr(index, 'decode', counted)
         assert outcome(dumped(shards), fast_path=True) == shards
         assert len(calls) == parses
 
@@ -152,8 +151,8 @@ def test_an_index_of_shards_that_all_differ_is_read() -> None:
 def test_runs_and_chunks_end_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     shards = [shard | {'size_limit': 1 + (i > 70)} for i, shard in enumerate(numbered(100))]
     for run in (1, 7, 100):
-        monkeypatch.setattr(stencil, '_RUN', run)
-        monkeypatch.setattr('headrace.format.table_builder._CHUNK', 11)
+        monkeypatch.setattr(index, '_RUN', run)
+        monkeypatch.setattr('headrace.format.table._CHUNK', 11)
         assert outcome(dumped(shards), fast_path=True) == shards
 
 

@@ -1,8 +1,8 @@
 """Shards as bytes: their encoding, index and readers; no network, no torch.
 
-1. ``parse_index`` checks an ``index.json`` (``index``; ``entries`` shard by shard, ``fast_path`` and ``rules`` many at
-   once) and gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``). ``pack_table`` and
-   ``unpack_table`` (``table_bytes``) keep a large one as bytes.
+1. ``parse_index`` checks an ``index.json`` (``index``; ``entries`` has the rules for one shard, ``rules`` for many). It
+   gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``). ``pack_table`` and ``unpack_table``
+   (``table_bytes``) keep a large one as bytes.
 2. The cache checks files with ``verify_file`` (``checksum``) and unpacks them with ``unpack_file`` (``compression``).
 3. ``open_shard`` gives the reader of a shard's mapped files (``reader``; ``mds``, ``jsonl``, ``xsv``).
 4. ``info.schema.allocate(n)`` makes room for a batch, ``reader.gather`` fills rows of it, ``reader.sample`` gives one.

@@ -20,8 +20,7 @@ import numpy as np
 from headrace.errors import FormatError
 from headrace.format import FileInfo, Schema, ShardFile, ShardInfo, ShardTable
 from headrace.format.encodings import get_mds_encoded_size
-from headrace.format.table import Kind
-from headrace.format.table_builder import TableBuilder
+from headrace.format.table import Kind, TableBuilder
 from headrace.sources.formats import format_of
 from headrace.sources.source_bytes import pack_source, unpack_source
 from headrace.sources.unpack import unpack_part
