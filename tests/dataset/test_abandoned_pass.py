@@ -18,7 +18,7 @@ import headrace
 import headrace.dataset.iterate
 import headrace.dataset.loader
 import headrace.dataset.progress
-import headrace.dataset.reading.samples
+import headrace.dataset.reading.sample_pool
 import headrace.dataset.workers.worker_pool
 
 def begin(kind):

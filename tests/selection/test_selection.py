@@ -204,10 +204,10 @@ def mix(data: Path, tmp_path: Path):
 @pytest.fixture(autouse=True)
 def _no_tokens(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Arrays of differing lengths do not stack into a batch; no test here looks at them."""
-    from headrace.dataset.reading import shard_pool
+    from headrace.dataset.reading import batch_reader
 
-    collate = shard_pool.collate_columns
-    monkeypatch.setattr(shard_pool, 'collate_columns', lambda batch, *rest: collate(_without(batch, 'tokens'), *rest))
+    collate = batch_reader.collate_columns
+    monkeypatch.setattr(batch_reader, 'collate_columns', lambda batch, *rest: collate(_without(batch, 'tokens'), *rest))
 
 
 def _without(batch: Any, name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -19,7 +18,7 @@ from headrace.order.mosaicml.epoch_permutation import Draws
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.dataset.reading.shard_pool import ShardPool
+    from headrace.dataset.reading.sample_pool import SamplePool
     from headrace.dataset.streams.stream import Stream
     from headrace.format import ShardInfo
 
@@ -50,11 +49,7 @@ class DatasetAttributes(SampleSequence):
 
     streams: list[Stream]
     shards: Sequence[ShardInfo]
-
-    @property
-    @abstractmethod
-    def pool(self) -> ShardPool:
-        """This process' mapped shards."""
+    pool: SamplePool
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Subclasses store their arguments. Of these, the order has its own values, which it needs.

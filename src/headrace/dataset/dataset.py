@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,9 @@ from headrace.dataset.keywords import by_name
 from headrace.dataset.overrides import refuse_unused_overrides
 from headrace.dataset.prefetch.cache_sizing import require_room, warn_of_shared_shards, warn_without_room
 from headrace.dataset.prefetch.distance import check_predownload
-from headrace.dataset.reading.batch_reader import BatchReader
-from headrace.dataset.reading.protocol import Pass, PassRequest
-from headrace.dataset.reading.samples import Samples
+from headrace.dataset.reading.batch_reader import BatchKey, BatchReader
+from headrace.dataset.reading.protocol import Pass, PassRequest, SampleSource
+from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.dataset.reading.skipping_reader import SkippingReader
 from headrace.dataset.sequence import SampleSequence
 from headrace.dataset.streams.changed_data import OnChangedData, parse_on_changed_data
@@ -126,9 +126,6 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         FileNotFoundError, RuntimeError: a stream has no index, or no samples.
         OSError: a store cannot be reached, or refuses.
     """
-
-    _batch_reader: ClassVar[Callable[..., BatchReader]] = BatchReader
-    """Makes the reader of a pass; arguments as those of `BatchReader`."""
 
     @by_name
     def __init__(
@@ -262,11 +259,11 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             topology=topology,
         )
         self._is_checked = False
-        self._samples = Samples(self.streams, self.mixture, cache_limit=self.cache_limit)
+        self.pool = SamplePool(self.streams, self.mixture, cache_limit=self.cache_limit)
         self.skipping_reader: SkippingReader | None = None
         """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
         if self.on_bad_sample == 'skip':
-            self.skipping_reader = SkippingReader(self._samples, from_user=not self.is_columnar)
+            self.skipping_reader = SkippingReader(self.pool, from_user=not self.is_columnar)
         for stream, choose, weight, repeat in zip(
             self.streams, self.mixture.choose, self.mixture.proportions, self.mixture.repeats, strict=True
         ):
@@ -365,7 +362,7 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         Raises:
             IndexError: there is no such batch.
         """
-        return self._samples.explain(plan, k)
+        return self.pool.explain(plan, k)
 
     @property
     def is_packed(self) -> bool:
@@ -385,12 +382,30 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         plan = self.begin_pass(asked.batches, place=asked.place)
         if asked.collate_fn is None and plan.order.units > plan.topology.replicas:
             self.require_equal_columns(joined=True)
-        reader = self._batch_reader(self, plan, asked.collate_fn, mark_streams=asked.mark_streams)
-        return reader.begin(plan, continues=asked.continues)
+        epoch, start = plan.order.epoch, plan.start
+        keys = (BatchKey(epoch, start, number, asked.continues) for number in range(plan.num_batches))
+        return Pass(plan, self.reader_of(plan, asked), keys)
+
+    def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
+        """The reader of a pass; it gets the samples, the plan and the run, but not the dataset."""
+        return BatchReader(self.source, plan, self.run, asked.collate_fn, mark_streams=asked.mark_streams)
+
+    @property
+    def source(self) -> SampleSource:
+        """What readers get of the dataset."""
+        return SampleSource(
+            pool=self.pool,
+            read=self.pool.sample if self.is_columnar else self.__getitem__,
+            is_columnar=self.is_columnar,
+            skipping_reader=self.skipping_reader,
+            shuffle_seed=self.shuffle_seed,
+            predownload=self.predownload,
+            progress=self.progress,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's samples of the next epoch, one by one."""
         return self._plain_pass()
 
     def _plain_pass(self) -> Iterator[Any]:
-        return samples_of_pass(self)
+        return samples_of_pass(self.source, self.begin_pass)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.dataset.reading.samples import Samples
-from headrace.dataset.reading.shard_pool import ShardPool
+from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.storage import CacheCounters
 
 __all__ = ['SamplesById']
@@ -20,12 +19,13 @@ __all__ = ['SamplesById']
 class SamplesById:
     """Samples by id, and `dataset[...]` in terms of `get_item`, which subclasses may override."""
 
-    _samples: Samples
+    pool: SamplePool
+    """The samples that all streams offer, by id."""
 
     @property
     def num_samples(self) -> int:
         """Samples that all streams offer, in an epoch or not."""
-        return len(self._samples)
+        return len(self.pool)
 
     @property
     def size(self) -> int:
@@ -33,22 +33,17 @@ class SamplesById:
         return self.num_samples
 
     @property
-    def pool(self) -> ShardPool:
-        """This process' mapped shards."""
-        return self._samples.pool
-
-    @property
     def cache_counters(self) -> CacheCounters:
         """This process' reads of each stream's store and cache, indexes included."""
-        return self._samples.counters
+        return self.pool.counters
 
     def place(self, shard: int) -> tuple[str, int, str]:
         """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
-        return self._samples.place(shard)
+        return self.pool.place(shard)
 
     def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
-        return self._samples.locate(ids)
+        return self.pool.locate(ids)
 
     @abstractmethod
     def get_item(self, sample_id: int) -> Any:

@@ -21,14 +21,16 @@ from headrace.order import BatchPlan
 __all__ = ['samples_of_pass']
 
 
-class _PassSource(SampleSource, Protocol):
-    def begin_pass(self, *, worker: int = 0) -> BatchPlan:
-        """Begin the next pass."""
+class BeginPass(Protocol):
+    """Begins the next pass of a dataset in one of its workers."""
+
+    def __call__(self, *, worker: int) -> BatchPlan:
+        """Return its plan."""
         ...
 
 
-def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
-    """This worker's samples of the dataset's next epoch.
+def samples_of_pass(source: SampleSource, begin_pass: BeginPass) -> Iterator[Any]:
+    """This worker's samples of a dataset's next epoch.
 
     A plain loader takes batches from its workers in turn, so each has the samples of every n-th batch.
     """
@@ -36,39 +38,39 @@ def samples_of_pass(dataset: _PassSource) -> Iterator[Any]:
     number, count = (worker.id, worker.num_workers) if worker is not None else (0, 1)
     if worker is not None:
         end_with_parent()
-    plan = dataset.begin_pass(worker=number)
+    plan, shards = begin_pass(worker=number), source.pool.shards
     epoch, is_marked = plan.order.epoch, plan.remainder == 'exact'
-    if dataset.skipping_reader is not None:
-        dataset.skipping_reader.begin_pass()
-    dataset.pool.shards.follow(
-        upcoming_batches(dataset, plan, plan.ids, first=0),
+    if source.skipping_reader is not None:
+        source.skipping_reader.begin_pass()
+    shards.follow(
+        upcoming_batches(source.pool, plan, lambda k: source.pool.locate(plan.ids(k))[0], first=0),
         first=0,
-        ahead=look_ahead(dataset.predownload, plan.batch_size, count),
+        ahead=look_ahead(source.predownload, plan.batch_size, count),
     )
     ends_here = ending_here()
     try:
         for k in range(number, plan.num_batches, count):
-            dataset.pool.shards.advance(k)
+            shards.advance(k)
             own_samples = plan.own_samples(k)
-            for row, sample in enumerate(_samples(dataset, epoch, plan.ids(k).tolist())):
+            for row, sample in enumerate(_samples(source, epoch, plan.ids(k).tolist())):
                 yield PADDING_KEY.put(sample, row >= own_samples) if is_marked else sample
     finally:
         if ends_here():
-            dataset.pool.shards.pause()
-            dataset.progress.end(epoch)
+            shards.pause()
+            source.progress.end(epoch)
 
 
-def _samples(dataset: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
+def _samples(source: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
     """The samples of one batch."""
 
     def read(sample_id: int) -> Any:
-        with drawing_for(dataset.shuffle_seed, epoch, sample_id):
-            return dataset[sample_id]
+        with drawing_for(source.shuffle_seed, epoch, sample_id):
+            return source.read(sample_id)
 
-    if dataset.skipping_reader is None:
-        yield from read_each(ids, read, dataset.pool.describe)
+    if source.skipping_reader is None:
+        yield from read_each(ids, read, source.pool.describe)
         return
     # All at once: a later sample may replace a bad one.
-    samples, bad = dataset.skipping_reader.samples(ids, read)
+    samples, bad = source.skipping_reader.samples(ids, read)
     for row, sample in enumerate(samples):
         yield BAD_SAMPLE_KEY.put(sample, bad is not None and bool(bad[row]))

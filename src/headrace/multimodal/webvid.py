@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from headrace.convert.record import get_bytes, put_bytes
 from headrace.dataset import StreamingDataset
 from headrace.dataset.reading.batch_reader import BatchKey, BatchReader
-from headrace.dataset.reading.protocol import Collate
+from headrace.dataset.reading.protocol import PassRequest
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import HeadraceError, ObjectNotFoundError
 from headrace.multimodal.video import check_frames, decode_frames
@@ -125,45 +125,41 @@ class StreamingOutsideGIWebVid(_Videos):
 class _FetchingReader(BatchReader):
     """Reads batches, and has the videos of this worker's next one fetched meanwhile."""
 
-    _source: StreamingOutsideGIWebVid
-
-    def __init__(
-        self, source: StreamingOutsideGIWebVid, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool
-    ) -> None:
-        super().__init__(source, plan, collate_fn, mark_streams=mark_streams)
+    def __init__(self, dataset: StreamingOutsideGIWebVid, plan: BatchPlan, asked: PassRequest) -> None:
+        super().__init__(dataset.source, plan, dataset.run, asked.collate_fn, mark_streams=asked.mark_streams)
+        self._dataset = dataset
         self._threads: ThreadPoolExecutor | None = None
         self._owner = 0
-        self._plan: BatchPlan | None = None
+        self._begun: tuple[int, int] | None = None
         self._fetches: dict[int, list[Future[bytes]]] = {}
 
     def __getitem__(self, key: BatchKey) -> WorkerBatch:
-        source = self._source
-        if source.extra_local is None or source.extra_remote is None:
+        if self._dataset.extra_local is None or self._dataset.extra_remote is None:
             return super().__getitem__(key)
-        if self._plan is None or (self._plan.order.epoch, self._plan.start) != key[:2]:
-            self._plan, self._fetches = source.run.plan(key.epoch, key.start, self._batches), {}
-        self._fetch(key.number)
+        plan = self.plan_of(key)
+        if self._begun != key[:2]:
+            self._begun, self._fetches = key[:2], {}
+        self._fetch(plan, key.number)
         for fetch in self._fetches.pop(key.number):
             fetch.exception()  # the read of the sample tries again, and raises
         worker = get_worker_info()
-        self._fetch(key.number + (1 if worker is None else worker.num_workers))
+        self._fetch(plan, key.number + (1 if worker is None else worker.num_workers))
         return super().__getitem__(key)
 
-    def _fetch(self, number: int) -> None:
+    def _fetch(self, plan: BatchPlan, number: int) -> None:
         """Begin to fetch the videos of a batch."""
-        assert self._plan is not None
-        if number in self._fetches or number >= self._plan.num_batches:
+        if number in self._fetches or number >= plan.num_batches:
             return
         if self._threads is None or self._owner != os.getpid():
             self._threads, self._owner = ThreadPoolExecutor(_FETCHES, 'headrace-webvid'), os.getpid()
         try:
-            paths = self._source.paths(self._plan.ids(number).tolist())
+            paths = self._dataset.paths(plan.ids(number).tolist())
         except (HeadraceError, OSError):  # the read of the sample raises, or skips it
             paths = []
-        self._fetches[number] = [self._threads.submit(self._source.video, path) for path in paths]
+        self._fetches[number] = [self._threads.submit(self._dataset.video, path) for path in paths]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), '_threads': None, '_plan': None, '_fetches': {}}
+        return {**super().__getstate__(), '_threads': None, '_begun': None, '_fetches': {}}
 
 
 class StreamingOutsideDTWebVid(StreamingOutsideGIWebVid):
@@ -172,4 +168,6 @@ class StreamingOutsideDTWebVid(StreamingOutsideGIWebVid):
     This needs `extra_local`, and `headrace.StreamingDataLoader`. In a plain loader it is `StreamingOutsideGIWebVid`.
     """
 
-    _batch_reader = _FetchingReader
+    def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
+        """A reader that fetches videos ahead."""
+        return _FetchingReader(self, plan, asked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,11 @@ from headrace.packing.batches import BatchMaker
 from headrace.packing.lane import Document
 from headrace.packing.packer import Chunk, ChunkKey, DocumentCount, Packer, first_sequence
 from headrace.packing.run import PackedRun
-from headrace.packing.settings import Packing
 from headrace.packing.tokenizers import Encoder, encoder_of
 from headrace.packing.whole import WholePacker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from headrace.order import BatchPlan
     from headrace.packing.document_order import PassOrder
@@ -40,41 +39,26 @@ _MOST_ORDERS = 4
 _FEW_DOCUMENTS = 1_000_000
 
 
-class PackedSource(SampleSource, Protocol):
-    """The part of a dataset of documents that its readers use."""
-
-    @property
-    def run(self) -> PackedRun:
-        """The run through the sequences, and through the documents."""
-        ...
-
-    @property
-    def packing(self) -> Packing:
-        """How documents are packed."""
-        ...
-
-    def count(self, counts: Mapping[int, DocumentCount], /) -> None:
-        """Add documents taken from streams, by stream number."""
-        ...
-
-
 class PackedReader(Reader[ChunkKey]):
     """Reads and tokenises chunks of documents by key, in workers or here, and packs them here.
 
     A chunk depends on its key alone, so any worker may read it. Lanes live in the iterating process.
 
     Args:
-        source: the dataset.
+        source: the documents.
+        run: the run through the sequences that are packed of them.
         plan: the batches of a pass.
         lanes: the lanes whose documents are read; None: the run's.
     """
 
-    def __init__(self, source: PackedSource, plan: BatchPlan, lanes: Lanes | None = None) -> None:
-        super().__init__(source, plan)
-        self._packed = source
-        self._documents_run = source.run.documents
-        self._number_type = np.min_scalar_type(len(self._documents_run.mixture.streams) - 1)
-        lanes, topology = lanes or source.run.lanes, plan.topology
+    def __init__(self, source: SampleSource, run: PackedRun, plan: BatchPlan, lanes: Lanes | None = None) -> None:
+        super().__init__(source)
+        self._run, self._packing, self._pool = run, run.packing, source.pool
+        self._mixture = run.documents.mixture
+        self._number_type = np.min_scalar_type(len(self._mixture.streams) - 1)
+        self._batch_size = plan.batch_size
+        lanes, topology = lanes or run.lanes, plan.topology
+        self._topology = topology
         self._document_order = lanes.documents  # for workers, which have no lanes
         if lanes.count == 1:  # of a whole pass, or of the only rank
             self._own = self._of_node = range(1)
@@ -92,17 +76,22 @@ class PackedReader(Reader[ChunkKey]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_encode': None, '_orders': OrderedDict(), '_row': None}
 
-    def begin(self, plan: BatchPlan, *, mark_streams: bool) -> Pass:
-        """Begin a pass, in the process that iterates."""
+    def begin(self, plan: BatchPlan, count: Callable[[Mapping[int, DocumentCount]], None], mark_streams: bool) -> Pass:
+        """Begin a pass, in the process that iterates.
+
+        Args:
+            plan: its batches.
+            count: takes the numbers of documents that come from streams, by stream number.
+            mark_streams: whether batches hold the streams of their rows.
+        """
         if not plan.num_batches:
             return Pass(plan, self, iter(()))
-        row, run = first_sequence(plan) + plan.start, self._packed.run
-        packing = self._packed.packing
+        row, run, packing = first_sequence(plan) + plan.start, self._run, self._packing
         if run.whole is None:
-            packer = Packer(row, packing, run.lanes, self._own, self._packed.count)
+            packer = Packer(row, packing, run.lanes, self._own, count)
         else:
-            packer = WholePacker(run.whole, plan, run.lanes, self._packed.count)
-        maker = BatchMaker(plan, packing, self._documents_run.mixture, mark_streams)
+            packer = WholePacker(run.whole, plan, run.lanes, count)
+        maker = BatchMaker(plan, packing, self._mixture, mark_streams)
         return Pass(plan, self, packer.keys(), partial(maker.batches, packer))
 
     def __getitem__(self, key: ChunkKey) -> WorkerBatch:
@@ -117,7 +106,7 @@ class PackedReader(Reader[ChunkKey]):
         try:
             documents = self._documents(values, bad)
         except Exception as error:
-            add_note(error, naming_samples('While tokenising', ids.tolist(), self._packed.pool.describe))
+            add_note(error, naming_samples('While tokenising', ids.tolist(), self._pool.describe))
             raise
         labels = None
         if any(document.labels is not None for document in documents):
@@ -130,16 +119,16 @@ class PackedReader(Reader[ChunkKey]):
             ids,
             bad,
         )
-        streams = self._documents_run.mixture.streams_of(ids).astype(self._number_type)
+        streams = self._mixture.streams_of(ids).astype(self._number_type)
         return WorkerBatch(chunk, len(ids), streams, bad_rows=bad)
 
     def _values(self, ids: npt.NDArray[np.int64], epochs: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
         """Values to tokenise, and a mask of the unreadable ones."""
-        column = self._packed.packing.document_column
+        column = self._packing.document_column
         if self._is_columnar:
             if self._skipping_reader is not None:
                 return self._skipping_reader.readable_values(ids, column)
-            return self._packed.pool.values(ids, column), None
+            return self._pool.values(ids, column), None
         values: list[Any] = [None] * len(ids)
         bad = np.zeros(len(ids), np.bool_)
         for epoch in np.unique(epochs).tolist():  # samples draw other random numbers in each pass
@@ -149,13 +138,13 @@ class PackedReader(Reader[ChunkKey]):
                 found, bad_rows = self._skipping_reader.readable(ids[places].tolist(), read)
                 bad[places] = False if bad_rows is None else bad_rows
             else:
-                found = list(read_each(ids[places].tolist(), read, self._packed.pool.describe))
+                found = list(read_each(ids[places].tolist(), read, self._pool.describe))
             for place, value in zip(places.tolist(), found, strict=True):
                 values[place] = value
         return values, bad if bad.any() else None
 
     def _value(self, epoch: int, sample_id: int) -> Any:
-        return self._sample(epoch, sample_id)[self._packed.packing.document_column]
+        return self._sample(epoch, sample_id)[self._packing.document_column]
 
     def _documents(self, values: Any, bad: BadRows | None) -> list[Document]:
         """Tokens of each value. A bad one has none, as if the document did not exist."""
@@ -169,7 +158,7 @@ class PackedReader(Reader[ChunkKey]):
     def _begin_here(self) -> None:
         if torch.utils.data.get_worker_info() is not None:
             os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # workers share the cores
-        self._encode = encoder_of(self._packed.packing)
+        self._encode = encoder_of(self._packing)
 
     def _ids_of(self, documents: list[tuple[int, int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Sample ids of lanes' documents, and the pass over the data of each."""
@@ -186,7 +175,7 @@ class PackedReader(Reader[ChunkKey]):
         if order is None:
             # Lanes are in one pass over the data or in the next, the look-ahead is in a later one; of few documents, in
             # many at once.
-            most = _MOST_ORDERS if self._documents_run.mixture.epoch_size > _FEW_DOCUMENTS else 16 * _MOST_ORDERS
+            most = _MOST_ORDERS if self._mixture.epoch_size > _FEW_DOCUMENTS else 16 * _MOST_ORDERS
             while len(self._orders) >= most:
                 self._orders.popitem(last=False)
             order = self._orders[mixture, epoch] = self._document_order.order(mixture, epoch)
@@ -199,22 +188,21 @@ class PackedReader(Reader[ChunkKey]):
             self._row, self._blocks_from = key.row, block
             if self._skipping_reader is not None:
                 self._skipping_reader.begin_pass()
-            packing = self._packed.packing
-            ahead = look_ahead(self._packed.predownload, max(self._batches.batch_size * _BLOCK, packing.window))
-            progress = self._packed.progress
-            self._packed.pool.shards.follow(self._blocks(), first=block, ahead=ahead, progress=progress)
-        self._packed.pool.shards.advance(block)
+            ahead = look_ahead(self._source.predownload, max(self._batch_size * _BLOCK, self._packing.window))
+            progress = self._source.progress
+            self._pool.shards.follow(self._blocks(), first=block, ahead=ahead, progress=progress)
+        self._pool.shards.advance(block)
 
     def _blocks(self) -> Upcoming:
         block = self._blocks_from
         while True:
             numbers = range(block * _BLOCK, (block + 1) * _BLOCK)
             of_node = None
-            if knows_of_node(self._packed, self._batches.topology):
+            if knows_of_node(self._pool, self._topology):
                 of_node = self._shards_of(self._of_node, numbers)
             yield UpcomingBatch(block, self._shards_of(self._own, numbers), of_node)
             block += 1
 
     def _shards_of(self, lanes: range, numbers: range) -> npt.NDArray[np.int64]:
         ids, _ = self._ids_of([(lane, number) for number in numbers for lane in lanes])
-        return self._packed.locate(ids)[0]
+        return self._pool.locate(ids)[0]

@@ -21,7 +21,7 @@ from headrace.simulate.world import Event, Process, World
 __all__ = ['Rank']
 
 
-_Ids = npt.NDArray[np.int64]
+_Shards = npt.NDArray[np.int64]
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Rank:
         if starts:
             self._readers = [self._prefetcher() for _ in range(max(1, self._workers))]
         for reader in self._readers:
-            coming = upcoming_batches(self.source, self.plan, self._ids, first=0)
+            coming = upcoming_batches(self.source, self.plan, self._shards, first=0)
             reader.follow(coming, first=0, starved=lambda: self.stalled)
         for worker in range(self._workers):
             self.world.start(self._work(worker, self.conditions.start_seconds if starts else 0.0))
@@ -80,8 +80,8 @@ class Rank:
         self.node.prefetchers.append(made)
         return made
 
-    def _ids(self, number: int) -> _Ids:
-        return self.plan.order.at(self.plan.positions(number))
+    def _shards(self, number: int) -> _Shards:
+        return self.source.locate(self.plan.order.at(self.plan.positions(number)))[0]
 
     def _work(self, worker: int, start_seconds: float) -> Process:
         """A worker: every n-th batch, no more ahead than the trainer's prefetch allows."""
@@ -96,7 +96,7 @@ class Rank:
     def _read(self, reader: Prefetcher, number: int) -> Process:
         reader.advance(number)
         self.node.settle()
-        shards: list[int] = np.unique(self.source.locate(self._ids(number))[0]).tolist()
+        shards: list[int] = np.unique(self._shards(number)).tolist()
         for shard in shards:  # one after the other: under a limit the cache need not hold them all at once
             self.node.lease(shard)
             while not self.node.is_ready(shard):

@@ -69,8 +69,8 @@ def test_streams_of_equal_columns_are_joined(tmp_path: Path) -> None:
     streams = [Stream(local=str(write(tmp_path / name, first, 30, {}))) for name, first in [('a', 0), ('b', 30)]]
     dataset = StreamingDataset(streams=streams, shuffle=True)
     assert sorted(assert_batches_equal_samples(dataset, 6)) == list(range(60))
-    assert dataset.pool.joined is not None
-    of_both = dataset.pool.joined.batch([0, 10, 1, 11], np.array([2, 0, 1, 1]))
+    assert dataset.pool.opened.joined is not None
+    of_both = dataset.pool.opened.joined.batch([0, 10, 1, 11], np.array([2, 0, 1, 1]))
     assert of_both is not None
     assert of_both['id'].tolist() == [2, 30, 4, 34]
 

@@ -50,7 +50,7 @@ def knows_of_node(source: Located, topology: Topology) -> bool:
 def upcoming_batches(
     source: Located,
     plan: BatchPlan,
-    ids_of: Callable[[int], npt.NDArray[np.int64]],
+    shards_of: Callable[[int], npt.NDArray[np.int64]],
     *,
     first: int,
 ) -> Iterator[UpcomingBatch]:
@@ -59,7 +59,7 @@ def upcoming_batches(
     Args:
         source: where samples are.
         plan: the pass.
-        ids_of: the rank's sample ids of a batch; int64.
+        shards_of: the shards of the rank's samples of a batch; int64.
         first: the batch to begin with.
     """
     step = max(1, _CHUNK // plan.topology.replicas_per_node)
@@ -71,4 +71,4 @@ def upcoming_batches(
             shards, _ = source.locate(plan.order.at(np.concatenate(positions)))
             of_node = iter(np.split(shards, np.cumsum([len(part) for part in positions])[:-1]))
         for number, shards in zip(numbers, of_node, strict=False):
-            yield UpcomingBatch(number, source.locate(ids_of(number))[0], shards)
+            yield UpcomingBatch(number, shards_of(number), shards)

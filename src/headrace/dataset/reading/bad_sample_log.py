@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.dataset.reading.samples import Samples
+from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.redaction import logger_of
 
 __all__ = ['BadSampleLog']
@@ -16,11 +16,11 @@ class BadSampleLog:
     """Names each bad shard, and each bad sample of other shards, once; after a number of them it only counts.
 
     Args:
-        samples: gives the places of samples.
+        pool: gives the places of samples.
     """
 
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
+    def __init__(self, pool: SamplePool) -> None:
+        self._pool = pool
         self._named: set[tuple[str, int]] = set()
         self._rows = 0
         self._next_summary = _MOST
@@ -28,9 +28,9 @@ class BadSampleLog:
     def note(self, sample_id: int, error: Exception) -> None:
         """Note a row whose sample cannot be read."""
         self._rows += 1
-        stream, local, row = self._samples.stream_of(sample_id)
+        stream, local, row = self._pool.stream_of(sample_id)
         shard = stream.first_shard + local
-        of_shard = shard in self._samples.pool.shards.bad
+        of_shard = shard in self._pool.shards.bad
         key = ('shard', shard) if of_shard else ('sample', sample_id)
         if key in self._named:
             return

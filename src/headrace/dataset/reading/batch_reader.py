@@ -1,33 +1,40 @@
-"""Batches of one rank by their keys, in the main process or in a worker."""
+"""Batches of one rank by their keys, in the main process or in a worker.
+
+The plan says which samples a batch has, and a `SamplePool` where they lie. Both are asked for many batches at once.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import default_collate
 
 from headrace.dataset.batch_keys.bad_sample import BAD_SAMPLE_KEY
 from headrace.dataset.batch_keys.padding import marked
 from headrace.dataset.batch_keys.stream_number import with_streams
 from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import Upcoming, upcoming_batches
-from headrace.dataset.reading.protocol import Collate, Pass, Reader, SampleSource
-from headrace.dataset.reading.sample_errors import collated, read_each
-from headrace.dataset.reading.shard_pool import ShardPool
+from headrace.dataset.reading.protocol import Collate, Reader, SampleSource
+from headrace.dataset.reading.sample_errors import Describe, collated, misfit, read_each
+from headrace.dataset.reading.sample_pool import Places, SamplePool
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.sample_rng import drawing_for_batch
 from headrace.dataset.statistics import WorkerBatch
-from headrace.order import BatchPlan
+from headrace.errors import CollateError
+from headrace.format import ColumnBatch
+from headrace.order import BatchPlan, BatchSpec, Run
 
-__all__ = ['BatchKey', 'BatchReader']
+__all__ = ['BatchKey', 'BatchReader', 'collate_columns']
 
-_CHUNK = 4096  # samples whose ids are worked out together, about
+_CHUNK = 4096  # samples that are located together, about
 _FEWEST_BATCHES, _MOST_BATCHES = 16, 256  # in a chunk
-_LEAST_HELD = 256  # batches whose ids are kept beside those of the look-ahead
+_LEAST_HELD = 256  # batches whose places are kept beside those of the look-ahead
 
 
 class BatchKey(NamedTuple):
@@ -41,58 +48,58 @@ class BatchKey(NamedTuple):
 
 
 class BatchReader(Reader[BatchKey]):
-    """Reads batches of one rank by their keys.
+    """Reads batches of one rank by their keys. It knows plans and stored samples, but no dataset.
 
     A key has all that changes from batch to batch. So a worker holds no position, and needs no message from the main
     process at a new epoch or after a resume. Each batch comes with the streams of its rows, and its bad rows.
 
     Args:
-        source, plan, collate_fn: as `Reader`'s.
+        source, collate_fn: as `Reader`'s.
+        plan: the first pass.
+        run: gives the plans of later passes.
         mark_streams: whether batches hold the streams of their rows.
     """
 
     def __init__(
-        self, source: SampleSource, plan: BatchPlan, collate_fn: Collate | None, *, mark_streams: bool = False
+        self,
+        source: SampleSource,
+        plan: BatchPlan,
+        run: Run,
+        collate_fn: Collate | None = None,
+        *,
+        mark_streams: bool = False,
     ) -> None:
-        super().__init__(source, plan, collate_fn)
+        super().__init__(source, collate_fn)
+        self._plan: BatchPlan | None = plan
+        self._run = run
+        self._batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
         self._mark_streams = mark_streams
         self._is_plain = self._is_columnar and self._skipping_reader is None
-        self._num_streams = len(source.run.mixture.streams)
-        self._number_type = np.min_scalar_type(self._num_streams - 1)  # of stream numbers sent between processes
+        self._mixture = plan.order.mixture
+        self._number_type = np.min_scalar_type(len(self._mixture.streams) - 1)  # of those sent between processes
         self._pass: tuple[int, int] | None = None
         self._last = -1  # last batch; a lower number means another pass, perhaps of the same epoch
-        self._ids: _BatchIds | None = None
-        self._next_ids: _BatchIds | None = None  # of the next epoch, once the look-ahead reaches it
-
-    def begin(self, plan: BatchPlan, *, continues: bool) -> Pass:
-        """Begin a pass, in the process that iterates.
-
-        Args:
-            plan: its batches.
-            continues: whether the processes that read it read the next epoch, too.
-        """
-        epoch, start = plan.order.epoch, plan.start
-        return Pass(plan, self, (BatchKey(epoch, start, number, continues) for number in range(plan.num_batches)))
+        self._places: _BatchPlaces | None = None
+        self._next_places: _BatchPlaces | None = None  # of the next epoch, once the look-ahead reaches it
 
     def __getitem__(self, key: BatchKey) -> WorkerBatch:
         if self._pass != key[:2] or key.number <= self._last:
             self._begin(key)
         number = self._last = key.number
-        pool = self._source.pool
-        pool.shards.advance(number)
-        assert self._ids is not None
-        chunk, at = self._ids.place(number)
-        ids, bad_rows, batch = chunk.ids[at], None, None
-        if self._is_plain and pool.joined is not None:
-            shards = chunk.shards or chunk.located(self._source)
-            batch = pool.joined.batch(shards[at], chunk.rows[at])
+        opened = self._source.pool.opened
+        opened.shards.advance(number)
+        assert self._places is not None
+        chunk, part = self._places.find(number)
+        ids, bad_rows, batch = chunk.places.ids[part], None, None
+        if self._is_plain and opened.joined is not None:
+            batch = opened.joined.batch(chunk.shards[part], chunk.places.rows[part])
         if batch is None:
-            batch, bad_rows = self._read(pool, key.epoch, ids)
+            batch, bad_rows = self._read(key.epoch, chunk.places.cut(part))
         if self._batches.remainder == 'exact':
-            batch = marked(batch, rows=len(ids), own_samples=self._ids.plan.own_samples(number))
+            batch = marked(batch, rows=len(ids), own_samples=self._places.plan.own_samples(number))
         streams = None
-        if self._num_streams > 1:
-            streams = self._source.run.mixture.streams_of(ids).astype(self._number_type)
+        if len(self._mixture.streams) > 1:
+            streams = self._mixture.streams_of(ids).astype(self._number_type)
         if self._mark_streams:
             batch = with_streams(batch, streams, len(ids))
         if self._skipping_reader is not None:
@@ -100,101 +107,137 @@ class BatchReader(Reader[BatchKey]):
             batch = BAD_SAMPLE_KEY.put(batch, mark)
         return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
 
-    def _read(self, pool: ShardPool, epoch: int, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
-        if not self._is_columnar:
-            return self._collated(epoch, ids.tolist())
-        if not pool.has_images:
-            return self._columns(pool, ids)
-        with drawing_for_batch(self._source.shuffle_seed, epoch, ids.tolist()):
-            return self._columns(pool, ids)
-
-    def _columns(self, pool: ShardPool, ids: npt.NDArray[np.int64]) -> tuple[Any, BadRows | None]:
-        if self._skipping_reader is not None:
-            return self._skipping_reader.batch(ids)
-        return pool.batch(ids), None
-
-    def _collated(self, epoch: int, ids: list[int]) -> tuple[Any, BadRows | None]:
-        read, bad_rows, describe = partial(self._sample, epoch), None, self._source.pool.describe
-        with drawing_for_batch(self._source.shuffle_seed, epoch, ids):
-            if self._skipping_reader is not None:
-                samples, bad_rows = self._skipping_reader.samples(ids, read)
+    def _read(self, epoch: int, places: Places) -> tuple[Any, BadRows | None]:
+        pool, skipping, ids = self._source.pool, self._skipping_reader, places.ids.tolist()
+        draws_for_all = pool.has_images or not self._is_columnar
+        with drawing_for_batch(self._source.shuffle_seed, epoch, ids) if draws_for_all else nullcontext():
+            if self._is_columnar and pool.columns is not None:
+                if skipping is None:
+                    columns, bad_rows = pool.gather(pool.columns, places), None
+                else:
+                    columns, bad_rows = skipping.gather(pool.columns, places)
+                return collate_columns(columns, ids, pool.describe), bad_rows
+            read, bad_rows = pool.sample if self._is_columnar else partial(self._sample, epoch), None
+            if skipping is not None:
+                samples, bad_rows = skipping.samples(ids, read)
             else:
-                samples = list(read_each(ids, read, describe))
-            return collated(samples, ids, describe, self._collate_fn), bad_rows
+                samples = list(read_each(ids, read, pool.describe))
+            return collated(samples, ids, pool.describe, self._collate_fn), bad_rows
+
+    def plan_of(self, key: BatchKey) -> BatchPlan:
+        """The plan of the pass that has a key: as it was given, or for a later pass by the run."""
+        plan = self._plan
+        if plan is None or (plan.order.epoch, plan.start) != key[:2]:
+            plan = self._plan = self._run.plan(key.epoch, key.start, self._batches)
+        return plan
 
     def _begin(self, key: BatchKey) -> None:
         worker = torch.utils.data.get_worker_info()
         workers = worker.num_workers if worker is not None else 1
-        self._pass = epoch, start = key[:2]
-        ahead = look_ahead(self._source.predownload, self._batches.batch_size, workers)
-        self._ids, self._next_ids = self._next_ids, None
-        if self._ids is None or (self._ids.plan.order.epoch, self._ids.plan.start) != self._pass:
-            self._ids = _BatchIds(self._source.run.plan(epoch, start, self._batches), ahead.batches)
+        self._pass, source = key[:2], self._source
+        ahead = look_ahead(source.predownload, self._batches.batch_size, workers)
+        self._places, self._next_places = self._next_places, None
+        if self._places is None or (self._places.plan.order.epoch, self._places.plan.start) != self._pass:
+            self._places = _BatchPlaces(self.plan_of(key), source.pool, ahead.batches)
         if self._skipping_reader is not None:
             self._skipping_reader.begin_pass()
         # The other workers' batches count, too.
         first = key.number - key.number % workers
-        self._source.pool.shards.follow(
-            self._upcoming(self._ids, first, ahead.batches, epoch + 1 if key.continues else None),
+        source.pool.shards.follow(
+            self._upcoming(self._places, first, ahead.batches, key.epoch + 1 if key.continues else None),
             first=first,
             ahead=ahead,
-            progress=self._source.progress,
+            progress=source.progress,
         )
 
-    def _upcoming(self, ids: _BatchIds, first: int, ahead: int, next_epoch: int | None) -> Upcoming:
+    def _upcoming(self, places: _BatchPlaces, first: int, ahead: int, next_epoch: int | None) -> Upcoming:
         """Batches of a pass, then those of the next epoch with continued numbers."""
-        yield from upcoming_batches(self._source, ids.plan, ids.of, first=first)
+        pool = self._source.pool
+        yield from upcoming_batches(pool, places.plan, places.shards_of, first=first)
         if next_epoch is not None:
-            after = self._next_ids = _BatchIds(self._source.run.plan(next_epoch, 0, self._batches), ahead)
-            for batch in upcoming_batches(self._source, after.plan, after.of, first=0):
-                yield batch._replace(number=ids.plan.num_batches + batch.number)
+            plan = self._run.plan(next_epoch, 0, self._batches)
+            after = self._next_places = _BatchPlaces(plan, pool, ahead)
+            for batch in upcoming_batches(pool, plan, after.shards_of, first=0):
+                yield batch._replace(number=places.plan.num_batches + batch.number)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_pass': None, '_last': -1, '_ids': None, '_next_ids': None}
+        # The plan stays here: its order may hold much, and the run makes an equal one in a millisecond.
+        own = {'_plan': None, '_pass': None, '_last': -1, '_places': None, '_next_places': None}
+        return {**self.__dict__, **own}
 
 
 class _Chunk:
     """The samples of consecutive batches."""
 
-    __slots__ = ('ids', 'rows', 'shards')
+    __slots__ = ('_shards', 'places')
 
-    def __init__(self, ids: npt.NDArray[np.int64]) -> None:
-        self.ids = self.rows = ids
-        self.shards: list[int] | None = None
-        """The shard of each, once the first of these batches is read; `rows` are then the rows there."""
+    def __init__(self, places: Places) -> None:
+        self.places = places
+        self._shards: list[int] | None = None
 
-    def located(self, source: SampleSource) -> list[int]:
-        """Work out `shards` and `rows`, and return the shards."""
-        of_rows, self.rows = source.locate(self.ids)
-        shards: list[int] = of_rows.tolist()
-        self.shards = shards
+    @property
+    def shards(self) -> list[int]:
+        """The shard of each."""
+        shards: list[int] = self._shards or self.places.shards.tolist()
+        self._shards = shards
         return shards
 
 
-class _BatchIds:
-    """The sample ids of one rank's batches, for its reader and its prefetch. Those of many are worked out together."""
+class _BatchPlaces:
+    """The places of one rank's batches, for its reader and its prefetch. Many batches are located together."""
 
-    def __init__(self, plan: BatchPlan, ahead: int) -> None:
-        """Take a plan, and the number of batches to look ahead."""
+    def __init__(self, plan: BatchPlan, pool: SamplePool, ahead: int) -> None:
+        """Take a plan, the samples, and the number of batches to look ahead."""
         self.plan = plan
+        self._pool = pool
         self._rows = plan.batch_size
         self._batches = min(max(_CHUNK // self._rows, _FEWEST_BATCHES), _MOST_BATCHES)
         # The reader takes the look-ahead's chunks from here later; older ones have no use.
         self._most_chunks = 2 + (_LEAST_HELD + ahead) // self._batches
         self._chunks: OrderedDict[int, _Chunk] = OrderedDict()
 
-    def of(self, number: int) -> npt.NDArray[np.int64]:
-        """Ids of a batch; int64[rows], the epoch's last one may be shorter."""
-        chunk, at = self.place(number)
-        return chunk.ids[at]
+    def shards_of(self, number: int) -> npt.NDArray[np.int64]:
+        """Shards of a batch's samples; int64[rows], the epoch's last batch may be shorter."""
+        chunk, part = self.find(number)
+        return chunk.places.shards[part]
 
-    def place(self, number: int) -> tuple[_Chunk, slice]:
+    def find(self, number: int) -> tuple[_Chunk, slice]:
         """The chunk that has a batch, and the batch's samples in it."""
         place, batch = divmod(number, self._batches)
         chunk = self._chunks.get(place)
         if chunk is None:
             batches = range(place * self._batches, self.plan.num_batches)[: self._batches]
-            chunk = self._chunks[place] = _Chunk(self.plan.order.at(self.plan.positions_of(batches)))
+            ids = self.plan.order.at(self.plan.positions_of(batches))
+            chunk = self._chunks[place] = _Chunk(self._pool.places(ids))
             while len(self._chunks) > self._most_chunks:
                 self._chunks.popitem(last=False)
         return chunk, slice(batch * self._rows, (batch + 1) * self._rows)
+
+
+def collate_columns(batch: ColumnBatch, ids: list[int], describe: Describe) -> dict[str, Any]:
+    """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections.
+
+    Args:
+        batch: the columns.
+        ids: the samples, for messages.
+        describe: where a sample lies, for messages.
+
+    Raises:
+        CollateError: the values of a column do not stack; it names the first sample that does not go with the others.
+    """
+    out: dict[str, Any] = {}
+    for name, column in batch.columns.items():
+        if isinstance(column, np.ndarray):
+            out[name] = torch.from_numpy(column)
+        elif isinstance(column[0], (str, bytes)):
+            out[name] = column
+        else:
+            try:
+                out[name] = default_collate(column)
+            except (TypeError, RuntimeError) as error:
+                raise CollateError(
+                    f'Column {name!r} cannot be made into a batch: {error}. The first value that does not fit is of '
+                    f'{misfit(column, ids, describe)}. Pass `collate_fn` to the loader, '
+                    f'override `get_item` to turn it into tensors of one shape, or leave it out with `columns`.'
+                ) from error
+    return out

@@ -19,7 +19,6 @@ from headrace.errors import CollateError, FormatError, ShardError
 from headrace.format import ColumnBatch
 from headrace.images import NUM_DRAWS, ImageTensor, Picture, open_picture
 from headrace.images.decode import decode_into
-from headrace.order import SampleMap
 
 __all__ = ['ImageRows']
 
@@ -35,9 +34,9 @@ class _Row(NamedTuple):
 class ImageRows:
     """Decodes the images of samples."""
 
-    def __init__(self, shards: CachedShards, sample_map: SampleMap, describe: Describe) -> None:
-        """Take the shards, the places of samples in them, and their places for messages."""
-        self._shards, self._sample_map, self._describe = shards, sample_map, describe
+    def __init__(self, shards: CachedShards, describe: Describe) -> None:
+        """Take the shards, and the places of samples for messages."""
+        self._shards, self._describe = shards, describe
 
     def decode_sample(self, sample: dict[str, Any], shard: int, sample_id: int) -> None:
         """Replace the stored images of a sample by tensors of uint8, in the layout of their settings.
@@ -56,20 +55,27 @@ class ImageRows:
                 raise self._named(error, column.name, sample_id) from error
             sample[column.name] = torch.from_numpy(_in_layout(out, column.image))
 
-    def decode_batch(self, batch: ColumnBatch, ids: npt.NDArray[np.int64], failed: dict[int, Exception] | None) -> None:
+    def decode_batch(
+        self,
+        batch: ColumnBatch,
+        ids: npt.NDArray[np.int64],
+        shards: npt.NDArray[np.int64],
+        failed: dict[int, Exception] | None,
+    ) -> None:
         """Replace the stored images of a batch by arrays uint8[rows, ...], in the layout of their settings.
 
         Args:
             batch: gathered columns of the samples.
             ids: the samples.
-            failed: as `ShardPool.gather`'s; rows that are in it already have no images.
+            shards: the shard of each.
+            failed: as `SamplePool.gather`'s; rows that are in it already have no images.
 
         Raises:
             ShardError: an image is damaged, or too large, and `failed` is None.
             CollateError: images differ in size, and are read at their own.
         """
         id_list = ids.tolist()
-        columns = [self._shards.images(self._sample_map.locate_one(sample_id)[0]) for sample_id in id_list]
+        columns = [self._shards.images(shard) for shard in shards.tolist()]
         draws: dict[int, list[float] | None] = {}
         for name in dict.fromkeys(column.name for row in columns for column in row if column.name in batch.columns):
             stored = batch.columns[name]

@@ -1,25 +1,22 @@
-"""The interface of batch readers, and of the datasets that they read."""
+"""A pass in batches: the loader's request, the dataset's answer, and the reader of its data."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from headrace.dataset.sample_rng import drawing_for
 from headrace.dataset.statistics import WorkerBatch
-from headrace.order import BatchSpec
 
 if TYPE_CHECKING:
     from headrace.dataset.progress import Progress
-    from headrace.dataset.reading.shard_pool import ShardPool
+    from headrace.dataset.reading.sample_pool import SamplePool
     from headrace.dataset.reading.skipping_reader import SkippingReader
-    from headrace.order import BatchPlan, Run
+    from headrace.order import BatchPlan, BatchSpec
     from headrace.storage import CacheCounters
 
 __all__ = ['Collate', 'Pass', 'PassRequest', 'Reader', 'SampleSource']
@@ -28,61 +25,24 @@ Collate = Callable[[list[Any]], Any]
 Key = TypeVar('Key')
 
 
-class SampleSource(Protocol):
-    """The part of a dataset that its readers use."""
+@dataclass(frozen=True, kw_only=True)
+class SampleSource:
+    """What readers get of a dataset. It goes to workers."""
 
-    @property
-    def run(self) -> Run:
-        """Makes the plan of each pass."""
-        ...
-
-    @property
-    def pool(self) -> ShardPool:
-        """This process' mapped shards."""
-        ...
-
-    @property
-    def progress(self) -> Progress:
-        """Has the time that the trainer has waited."""
-        ...
-
-    @property
-    def cache_counters(self) -> CacheCounters:
-        """Counts what this process has read, for each stream."""
-        ...
-
-    @property
-    def skipping_reader(self) -> SkippingReader | None:
-        """Replaces bad samples; None: they raise."""
-        ...
-
-    @property
-    def is_columnar(self) -> bool:
-        """Whether batches can be read column by column."""
-        ...
-
-    @property
-    def shuffle_seed(self) -> int:
-        """Key of the order."""
-        ...
-
-    @property
-    def predownload(self) -> int | None:
-        """Samples to look ahead; None: the default."""
-        ...
-
-    @property
-    def cache_limit(self) -> int | None:
-        """Bytes of the cache; None: no limit."""
-        ...
-
-    def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the shards of sample ids, and the samples' places in them."""
-        ...
-
-    def __getitem__(self, at: int, /) -> Any:
-        """Return one sample."""
-        ...
+    pool: SamplePool
+    """The samples by id, as they are stored."""
+    read: Callable[[int], Any]
+    """Reads one sample, by a user's code if there is any."""
+    is_columnar: bool
+    """Whether no user's code reads samples, so that batches can be read column by column."""
+    skipping_reader: SkippingReader | None
+    """Replaces bad samples; None: they raise."""
+    shuffle_seed: int
+    """Key of the order."""
+    predownload: int | None
+    """Samples to look ahead; None: the default."""
+    progress: Progress
+    """Has the time that the trainer has waited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,14 +80,12 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
     A copy that lives on reads the keys of later passes, too.
 
     Args:
-        source: the dataset that is read.
-        plan: the first pass.
+        source: the samples.
         collate_fn: a user's; None: columns, or `default_collate`.
     """
 
-    def __init__(self, source: SampleSource, plan: BatchPlan, collate_fn: Collate | None = None) -> None:
+    def __init__(self, source: SampleSource, collate_fn: Collate | None = None) -> None:
         self._source = source
-        self._batches = BatchSpec(plan.global_batch_size, plan.topology, plan.remainder)
         self._collate_fn = collate_fn
         self._is_columnar = collate_fn is None and source.is_columnar
         self._skipping_reader = source.skipping_reader
@@ -139,13 +97,13 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
     @property
     def sent_to_workers(self) -> dict[str, Any]:
         """The objects of users that workers get, by their names."""
-        return {'collate_fn': self._collate_fn, 'dataset': self._source}
+        return {'collate_fn': self._collate_fn, 'dataset': getattr(self._source.read, '__self__', self._source.read)}
 
     @property
     def counters(self) -> CacheCounters:
         """Counters of the data that this process has read, for each stream."""
-        return self._source.cache_counters
+        return self._source.pool.counters
 
     def _sample(self, epoch: int, sample_id: int) -> Any:
         with drawing_for(self._source.shuffle_seed, epoch, sample_id):
-            return self._source[sample_id]
+            return self._source.read(sample_id)

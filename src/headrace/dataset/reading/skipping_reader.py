@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from headrace.dataset.batch_keys.bad_sample import is_bad_sample
 from headrace.dataset.reading.bad_sample_log import BadSampleLog
-from headrace.dataset.reading.sample_errors import collated, name_sample
-from headrace.dataset.reading.samples import Samples
-from headrace.dataset.reading.shard_pool import collate_columns
+from headrace.dataset.reading.sample_errors import name_sample
+from headrace.dataset.reading.sample_pool import Places, SamplePool
 from headrace.format import ColumnBatch, Columns
 
 __all__ = ['BadRows', 'SkippingReader']
@@ -36,35 +35,32 @@ class SkippingReader:
     fault is not in one sample.
 
     Args:
-        samples: those of the dataset.
+        pool: the samples of the dataset.
         from_user: whether a user's code reads samples, whose exceptions may be of any class.
     """
 
-    def __init__(self, samples: Samples, *, from_user: bool) -> None:
-        self._samples = samples
+    def __init__(self, pool: SamplePool, *, from_user: bool) -> None:
+        self._pool = pool
         self._from_user = from_user
-        self._log = BadSampleLog(samples)
+        self._log = BadSampleLog(pool)
         self._stand_in: int | None = None
         """The last sample that replaced a bad one."""
 
     def begin_pass(self) -> None:
         """Forget the bad shards, so that they are tried again."""
-        self._samples.pool.shards.bad.clear()
+        self._pool.shards.bad.clear()
 
-    def batch(self, ids: npt.NDArray[np.int64]) -> tuple[dict[str, Any], BadRows | None]:
-        """The samples of `ids`, collated, and the bad rows; None: there are none."""
-        pool = self._samples.pool
-        if pool.columns is None:
-            samples, bad = self.samples(ids.tolist(), pool.sample)
-            return collated(samples, ids.tolist(), pool.describe), bad
+    def gather(self, into: Columns, places: Places) -> tuple[ColumnBatch, BadRows | None]:
+        """Samples in columns, and the bad rows; None: there are none."""
+        ids, pool = places.ids.tolist(), self._pool
         with pool.shards.trying_once(), _errors_by_row() as failed:
-            columns = pool.gather(pool.columns, ids, failed=failed)
-            bad = self._bad_rows(ids.tolist(), failed)
+            columns = pool.gather(into, places, failed=failed)
+            bad = self._bad_rows(ids, failed)
             if len(failed) == len(ids):
-                columns = self._other_rows(pool.columns, ids, failed)
+                columns = self._other_rows(into, places.ids, failed)
             elif failed:
                 _fill_in(columns, failed, len(ids))
-        return collate_columns(columns, ids, pool.describe), bad
+        return columns, bad
 
     def samples(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
         """The samples of `ids`, one by one, and the bad rows; None: there are none.
@@ -73,7 +69,7 @@ class SkippingReader:
             ids: the samples.
             read: reads one. It reads a sample again for a bad row, since a user's code may change samples in place.
         """
-        with self._samples.pool.shards.trying_once(), _errors_by_row() as failed:
+        with self._pool.shards.trying_once(), _errors_by_row() as failed:
             samples = self._read(ids, read, failed)
             bad = self._bad_rows(ids, failed)
             readable = [row for row in range(len(ids)) if row not in failed]
@@ -84,7 +80,7 @@ class SkippingReader:
 
     def readable(self, ids: list[int], read: Callable[[int], Any]) -> tuple[list[Any], BadRows | None]:
         """As `samples`, but with None in bad rows."""
-        with self._samples.pool.shards.trying_once(), _errors_by_row() as failed:
+        with self._pool.shards.trying_once(), _errors_by_row() as failed:
             samples = self._read(ids, read, failed)
             bad = self._bad_rows(ids, failed)
             if len(failed) == len(ids):
@@ -93,11 +89,11 @@ class SkippingReader:
 
     def readable_values(self, ids: npt.NDArray[np.int64], column: str) -> tuple[list[Any], BadRows | None]:
         """As `readable`, of one column as it is stored; bad rows hold arbitrary values."""
-        pool = self._samples.pool
+        pool = self._pool
         if column not in pool.shared.arrays:
             return self.readable(ids.tolist(), lambda sample_id: pool.sample(sample_id)[column])
         with pool.shards.trying_once(), _errors_by_row() as failed:
-            columns = pool.gather(pool.shared, ids, [column], failed=failed)
+            columns = pool.gather(pool.shared, pool.places(ids), [column], failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
             if len(failed) == len(ids):
                 self._other_rows(pool.shared, ids[:1], failed)
@@ -127,15 +123,15 @@ class SkippingReader:
 
     def _other_rows(self, into: Columns, ids: npt.NDArray[np.int64], failed: dict[int, Exception]) -> ColumnBatch:
         """As many rows, all of one sample from outside the batch."""
-        pool = self._samples.pool
+        pool = self._pool
 
         def read(sample_id: int) -> ColumnBatch:
-            return pool.gather(into, np.full(len(ids), sample_id))
+            return pool.gather(into, pool.places(np.full(len(ids), sample_id)))
 
         return self._first_readable(self._elsewhere(int(ids[0])), read, failed, 0, int(ids[0]))
 
     def _elsewhere(self, sample_id: int) -> Iterator[int]:
-        return chain(() if self._stand_in is None else (self._stand_in,), self._samples.others(sample_id))
+        return chain(() if self._stand_in is None else (self._stand_in,), self._pool.others(sample_id))
 
     def _first_readable(
         self,
@@ -155,7 +151,7 @@ class SkippingReader:
             else:
                 self._stand_in = other
                 return found
-        name_sample(failed[row], sample_id, self._samples.pool.describe)
+        name_sample(failed[row], sample_id, self._pool.describe)
         raise failed[row]
 
 

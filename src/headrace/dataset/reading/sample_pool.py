@@ -1,0 +1,291 @@
+"""The samples of opened streams by their ids: their places, single samples, and columns of many.
+
+A batch is located once, as `Places`. The prefetch and the reader share them.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.dataset.batch_keys.bad_sample import is_bad_sample
+from headrace.dataset.reading.dataset_shards import CachedShards, DatasetShards
+from headrace.dataset.reading.joined_rows import JoinedRows
+from headrace.dataset.streams.columns import gathered_columns
+from headrace.dataset.streams.stream import Stream
+from headrace.format import ColumnBatch, Columns
+from headrace.order import BatchExplanation, BatchPlan, Mixture, SampleMap
+from headrace.storage import CacheCounters
+
+if TYPE_CHECKING:
+    from headrace.dataset.reading.image_rows import ImageRows
+
+__all__ = ['OpenedPool', 'Places', 'SamplePool']
+
+IntArray = npt.NDArray[np.int64]
+
+_OTHERS = 8  # shards of a stream, and streams, searched for another sample
+
+
+class Places(NamedTuple):
+    """Samples, and where they lie; int64[n] each."""
+
+    ids: IntArray
+    """Global sample ids."""
+    shards: IntArray
+    """The shard of each."""
+    rows: IntArray
+    """The row of each in its shard."""
+
+    def cut(self, part: slice) -> Places:
+        """Some of them, as views."""
+        return Places(self.ids[part], self.shards[part], self.rows[part])
+
+
+class OpenedPool(NamedTuple):
+    """The parts of a pool that belong to one process."""
+
+    process: int
+    shards: DatasetShards
+    """The shards by number: presence, prefetch, next use and leases."""
+    images: ImageRows | None
+    """Makes tensors of images; None: there are none."""
+    joined: JoinedRows | None
+    """Reads batches of fixed-size values; None: shards are leased while they are read, or hold other values."""
+
+
+class SamplePool:
+    """The samples that streams offer, those of stream 0 first. Each process maps its own shards."""
+
+    def __init__(self, streams: Sequence[Stream], mixture: Mixture, *, cache_limit: int | None) -> None:
+        """Take opened streams, the mixture of their sizes, and the bytes that their caches may take, if limited."""
+        self._streams = streams
+        self.cache_limit = cache_limit
+        """Bytes that the shards may take on disk; None: any number."""
+        self.has_images = any(stream.decode is not None for stream in streams)
+        """Whether images are read as tensors, whose crops take random numbers."""
+        self._first_shards = mixture.shard_offsets[:-1]
+        self._map = SampleMap.of(mixture, [stream.kept for stream in streams])
+        self._opened: OpenedPool | None = None
+        self._counters: CacheCounters | None = None
+
+    def __len__(self) -> int:
+        return self._map.num_samples
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, '_opened': None, '_counters': None}
+
+    # -- the process -----------------------------------------------------------------------------------------------
+
+    @property
+    def opened(self) -> OpenedPool:
+        """The parts of this process. A forked child makes its own: it does not own its parent's locks."""
+        opened = self._opened
+        if opened is None or opened.process != os.getpid():
+            opened = self._opened = self._open()
+        return opened
+
+    def _open(self) -> OpenedPool:
+        shards, process = DatasetShards(self._streams, cache_limit=self.cache_limit), os.getpid()
+        images = joined = None
+        if self.has_images:
+            from headrace.dataset.reading.image_rows import ImageRows
+
+            images = ImageRows(shards.cached, partial(_describe, shards.cached, self._map))  # no cycle with the pool
+        columns = self.columns if shards.give_back is None and images is None else None
+        if columns is not None and JoinedRows.can_join(columns):
+            joined = JoinedRows(columns, shards.take, shards.open)
+        # Otherwise its threads would keep it, and themselves, for ever.
+        weakref.finalize(self, _close, shards, process).atexit = False
+        return OpenedPool(process, shards, images, joined)
+
+    @property
+    def shards(self) -> DatasetShards:
+        """This process' shards."""
+        return self.opened.shards
+
+    @property
+    def counters(self) -> CacheCounters:
+        """Counters of this process' reads of each stream; a fork starts with its parent's."""
+        if self._counters is None:
+            self._counters = CacheCounters([stream.cache().stats for stream in self._streams])
+        return self._counters
+
+    # -- places ----------------------------------------------------------------------------------------------------
+
+    def locate(self, ids: IntArray) -> tuple[IntArray, IntArray]:
+        """Shards of sample ids, and the samples' rows in them. Both int64, of the shape of `ids`."""
+        return self._map.locate(ids)
+
+    def places(self, ids: IntArray) -> Places:
+        """The ids and their places."""
+        return Places(ids, *self._map.locate(ids))
+
+    def place(self, shard: int) -> tuple[str, int, str]:
+        """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
+        number = int(self._first_shards.searchsorted(shard, 'right')) - 1
+        stream, local = self._streams[number], shard - int(self._first_shards[number])
+        return stream.name or '', local, stream.shards[local].files[0].raw.basename
+
+    def others(self, sample_id: int) -> Iterator[int]:
+        """A few samples that may replace a bad one, the most similar first.
+
+        They come from its shard, then from the next shards of its stream, then from other streams.
+        """
+        shard, _ = self._map.locate_one(sample_id)
+        neighbours = self._map.ids_of(shard)
+        yield from (i for i in neighbours[max(sample_id - neighbours.start - 2, 0) :][:5] if i != sample_id)
+        own = int(self._first_shards.searchsorted(shard, 'right')) - 1
+        for number in [own, *(stream for stream in range(len(self._streams)) if stream != own)][:_OTHERS]:
+            first = int(self._first_shards[number])
+            shards = self._map.filled_shards(first, first + len(self._streams[number].shards))
+            if number == own:
+                after = int(shards.searchsorted(shard, 'right'))
+                shards = np.concatenate([shards[after:], shards[:after]])[:-1]
+            for other in shards[: _OTHERS if number == own else 1].tolist():
+                yield self._map.ids_of(other)[0]
+
+    def stream_of(self, sample_id: int) -> tuple[Stream, int, int]:
+        """The stream of a sample, the number of its shard there, and its row in the shard."""
+        shard, row = self._map.locate_one(sample_id)
+        stream, local = self.shards.cached.place(shard)
+        return stream, local, row
+
+    def describe(self, sample_id: int) -> str:
+        """Where a sample lies, for messages."""
+        return _describe(self.shards.cached, self._map, sample_id)
+
+    def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
+        """The samples and shards of batch k of a plan, with the names of the shards' files.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
+        explained = plan.explain(k, self._map)
+        shards, numbers = np.unique(self._first_shards[explained.streams] + explained.shards, return_inverse=True)
+        names = np.array([self.place(shard)[2] for shard in shards.tolist()])
+        return replace(explained, files=names[numbers])
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _gathered(self) -> tuple[Columns, bool]:
+        return gathered_columns(self._streams)
+
+    @property
+    def shared(self) -> Columns:
+        """The columns that all shards hold and store alike."""
+        return self._gathered[0]
+
+    @property
+    def columns(self) -> Columns | None:
+        """The columns of a batch; None if shards store their columns differently."""
+        shared, is_all = self._gathered
+        return shared if is_all else None
+
+    def sample(self, sample_id: int) -> dict[str, Any]:
+        """One sample by its global id."""
+        shard, row = self._map.locate_one(sample_id)
+        _, shards, images, _ = self.opened
+        held = shards.take(shard) or shards.open(shard)
+        try:
+            sample = held.value.sample(row)
+        finally:
+            if shards.give_back is not None:
+                shards.give_back(shard, held)
+        if images is not None:
+            images.decode_sample(sample, shard, sample_id)
+        return sample
+
+    def values(self, ids: IntArray, column: str) -> Sequence[Any] | npt.NDArray[Any]:
+        """Values of a column for the samples of `ids`, as stored, of any shape."""
+        if column not in self.shared.arrays:
+            return [self.sample(sample_id)[column] for sample_id in ids.tolist()]
+        return self.gather(self.shared, self.places(ids), [column]).columns[column]
+
+    def gather(
+        self,
+        into: Columns,
+        places: Places,
+        names: Collection[str] | None = None,
+        *,
+        failed: dict[int, Exception] | None = None,
+    ) -> ColumnBatch:
+        """Samples in columns.
+
+        Args:
+            into: columns of all shards.
+            places: the samples.
+            names: columns to read; None: all.
+            failed: takes the errors of bad samples by row; such rows hold arbitrary values. None: errors are raised.
+        """
+        ids, shards, rows = places
+        columns = into.allocate(len(ids), names)
+        # Rows of one shard are read together; the order of shards inside a batch is free.
+        by_shard = shards.argsort(kind='stable')
+        shards, rows = shards[by_shard], rows[by_shard]
+        cuts = ((shards[1:] != shards[:-1]).nonzero()[0] + 1).tolist()
+        firsts = [0, *cuts] if len(ids) else []
+        row_list, out_list = rows.tolist(), by_shard.tolist()
+        _, opened, images, _ = self.opened
+        take, give_back = opened.take, opened.give_back
+        for shard, begin, end in zip(shards[firsts].tolist(), firsts, [*cuts, len(ids)], strict=False):
+            try:
+                held = take(shard) or opened.open(shard)
+                try:
+                    if end - begin == 1:  # of most shards, after a shuffle
+                        held.value.gather_row(row_list[begin], out_list[begin], columns)
+                    else:
+                        held.value.gather(rows[begin:end], by_shard[begin:end], columns)
+                finally:
+                    if give_back is not None:
+                        give_back(shard, held)
+            except Exception as error:  # noqa: PERF203 - each shard may be bad by itself
+                if failed is None or not is_bad_sample(error):
+                    raise
+                _gather_each(opened, shard, row_list[begin:end], out_list[begin:end], columns, failed)
+        if images is not None:
+            images.decode_batch(columns, *places[:2], failed)
+        return columns
+
+
+def _gather_each(
+    opened: DatasetShards,
+    shard: int,
+    rows: list[int],
+    out_rows: list[int],
+    columns: ColumnBatch,
+    failed: dict[int, Exception],
+) -> None:
+    """Gather rows of a shard one by one, to find the bad ones."""
+    for row, out_row in zip(rows, out_rows, strict=True):
+        try:
+            held = opened.take(shard) or opened.open(shard)
+            try:
+                held.value.gather_row(row, out_row, columns)
+            finally:
+                if opened.give_back is not None:
+                    opened.give_back(shard, held)
+        except Exception as error:  # noqa: PERF203 - each sample may be bad by itself
+            if not is_bad_sample(error):
+                raise
+            failed[out_row] = error
+
+
+def _describe(shards: CachedShards, sample_map: SampleMap, sample_id: int) -> str:
+    shard, row = sample_map.locate_one(sample_id)
+    stream, local = shards.place(shard)
+    file = stream.shards[local].files[0].raw.basename
+    return f'stream {stream.name!r}, shard {file!r}, row {row}, sample id {sample_id}'
+
+
+def _close(shards: DatasetShards, process: int) -> None:
+    if os.getpid() == process:  # a fork has none of its parent's threads, nor its locks
+        shards.close()
