@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up all they need, from a clean clone with Python 3.11 and make only.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup environments demo tutorials bench figures check foundry test test-all test-next test-pythons test-numpys durations contract faults lint format \
+.PHONY: help setup environments demo tutorials bench figures check foundry test test-all test-next test-pythons test-numpys durations contract faults transcripts lint format \
 	fuzz site clean
 
 # Programs of tests import headrace hundreds of times: each would compile it anew where this is set.
@@ -106,6 +106,10 @@ contract: .venv/.ready ## The contract's tests on every store, counted into docs
 
 faults: .venv/.ready ## What a training sees when its store fails, measured into docs/faults.md
 	PYTHONPATH=tests .venv/bin/python tests/dataset/fault_matrix.py docs/faults.md
+
+transcripts: .venv/.ready ## What the commands of the docs print, into their pages; `headrace demo` excepted
+	PYTHONPATH=tests .venv/bin/python tests/transcripts.py \
+		$(addprefix docs/,transcripts.md inspect.md packing.md start_images.md start_llm.md start_parquet.md)
 
 fuzz: .venv/.ready ## Damaged files of every format for SECONDS (600) a parser: only our errors, bounded memory, no hang
 	.venv/bin/python tests/fuzz/fuzz.py --seconds $(or $(SECONDS),600)

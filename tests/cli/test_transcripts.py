@@ -1,0 +1,70 @@
+"""docs/transcripts.md shows what each command prints."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.cli import COMMANDS
+from transcripts import comparable, with_transcripts
+
+PAGE = (Path(__file__).parents[2] / 'docs' / 'transcripts.md').read_text()
+DEMO = 'headrace demo'
+
+
+@pytest.fixture(autouse=True)
+def _process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join(sys.path))  # of the programs that commands start
+
+
+def test_every_command_is_there() -> None:
+    assert set(re.findall(r'^\$ headrace ([a-z-]+)', PAGE, re.MULTILINE)) == set(COMMANDS)
+
+
+@pytest.mark.once
+def test_the_transcripts_are_of_today(tmp_path: Path) -> None:
+    """If not, write them anew: make transcripts."""
+    assert comparable(with_transcripts(PAGE, tmp_path, without=DEMO)) == comparable(PAGE)
+
+
+@pytest.mark.slow
+@pytest.mark.lightning
+@pytest.mark.timeout(900)
+def test_the_demo_is_of_today(tmp_path: Path) -> None:
+    (block,) = re.findall(r'^```console\n\$ headrace demo .*?^```$', PAGE, re.MULTILINE | re.DOTALL)
+    assert comparable(with_transcripts(block, tmp_path)) == comparable(block)
+
+
+def test_what_varies_is_left_out_and_nothing_else() -> None:
+    page = """
+$ headrace bench x
+workers  samples/s
+0        194,941    0.06 ms
+2        32,996     0.33 s
+The processors are the limit: reading.
+$ headrace warm x
+Fetched 8 shards (14.1 KiB), 0 were there.
+$ headrace doctor x
+ok      python: 3.11
+note    open files: 1024
+        -> ulimit -n 524288
+ok      web: mds, 3 samples
+note    nodes: 2 of 2
+        -> set it
+"""
+    assert comparable(page) == [
+        '',
+        '$ headrace bench x',
+        'workers samples/s',
+        'N N N',
+        '$ headrace warm x',
+        'Fetched 8 shards (14.1 KiB), 0 were there.',
+        '$ headrace doctor x',
+        'ok web: mds, N samples',
+        'note nodes: N of N',
+        '-> set it',
+    ]
