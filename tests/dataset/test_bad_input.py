@@ -188,6 +188,14 @@ def test_one_cache_folder_for_two_remotes(make_dataset, tmp_path):
     del first
 
 
+def test_a_remote_may_be_spelled_in_several_ways(make_dataset, tmp_path, monkeypatch):
+    remote = make_dataset('one', 10)
+    monkeypatch.chdir(remote.parent)
+    spelled = [str(remote), remote.name, f'{remote}/', remote.as_uri()]
+    datasets = [StreamingDataset(remote=text, local=str(tmp_path / 'local')) for text in spelled]
+    assert [dataset[9]['id'] for dataset in datasets] == [9] * 4
+
+
 def test_a_remote_that_was_mistyped_is_corrected_in_the_same_process(make_dataset, tmp_path):
     """As in a notebook, which keeps the error, and with it the stream that was not opened."""
     remote, local = make_dataset('data', 10), tmp_path / 'local'
