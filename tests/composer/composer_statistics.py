@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ class Ids(Callback):
         self.ids += state.batch['id'].tolist()
 
 
-def train(dataset: StreamingDataset, *, size: int, **options: Any) -> tuple[dict[str, list[Any]], list[int], Any]:
+def train(
+    dataset: StreamingDataset, *, size: int, loggers: Sequence[Any] = (), **options: Any
+) -> tuple[dict[str, list[Any]], list[int], Any]:
     """What was logged by name, the ids that this rank trained on, and the trainer's loader."""
     model, logger, ids = Linear(), InMemoryLogger(), Ids()
     spec = streaming_data_spec(dataset, batch_size=size, get_num_tokens_in_batch=lambda batch: 10 * len(batch['id']))
@@ -38,7 +41,7 @@ def train(dataset: StreamingDataset, *, size: int, **options: Any) -> tuple[dict
         train_dataloader=spec,
         optimizers=torch.optim.SGD(model.parameters(), lr=0.01),
         callbacks=[StreamingPosition(), statistics, ids],
-        loggers=[logger],
+        loggers=[logger, *loggers],
         device='cpu',
         progress_bar=False,
         **{'max_duration': '1ep', **options},
