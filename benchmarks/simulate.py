@@ -4,7 +4,8 @@
 
 Each run is a process of its own, with an empty cache folder and a link of its own in front of an S3 server on the
 loopback interface. Its trainer sleeps for the step. The simulation has the same configuration, step, latency and rate.
-It also has the processor time of a request, of a shard and of a batch, which a process measures before all runs.
+A process measures what else it needs of the machine: the processor time of a request, of a shard and of a batch, and
+the start of workers.
 
 The runs take turns, each as often as `--times` says, and the table has the medians. The clock of both sides starts
 when the loader is asked for its first batch. The real run has one connection open already, by which it has read the
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -63,7 +64,7 @@ def main() -> None:
         return
     if arguments.nice:
         os.nice(-arguments.nice)
-    seen: dict[str, list[dict[str, float]]] = {name: [] for name in arguments.only}
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in ['machine', *arguments.only]}
     with tempfile.TemporaryDirectory() as folder, (rgw_server if have_rgw() else moto_server)() as server:
         os.environ.update(server.environment())
         bucket = server.new_bucket()
@@ -71,24 +72,25 @@ def main() -> None:
             size, _, compression = data.partition(',')
             write(f's3://{bucket}/{name_of(data)}', size, compression or None)
         plain = {**PLAIN, 'bucket': bucket}
-        seconds = child(
-            {**plain, 'data': '200kb', 'rate': None, 'folder': str(Path(folder, 'measured')), 'samples': 40}, server
-        )
-        print(', '.join(f'{name} {value:.4f}' for name, value in seconds.items() if name != 'bytes'), flush=True)
-        foreseen = {
-            name: simulated({**plain, **RUNS[name], 'folder': str(Path(folder, name))}, server.endpoint_url, seconds)
-            for name in arguments.only
+        runs = {
+            'machine': {'data': '200kb', 'rate': None, 'samples': 40},
+            **{name: RUNS[name] for name in seen if name in RUNS},
         }
         for time_ in range(arguments.times):
-            for name in arguments.only:
-                found = child({**plain, **RUNS[name], 'folder': str(Path(folder, f'{name} {time_}'))}, server)
+            for name, run in runs.items():
+                found = child({**plain, **run, 'folder': str(Path(folder, f'{name} {time_}'))}, server)
                 seen[name].append(found)
                 print(f'{name:18}', ', '.join(f'{key} {value:.4g}' for key, value in found.items()), flush=True)
-    medians = {name: {key: median(run[key] for run in runs) for key in runs[0]} for name, runs in seen.items()}
+        medians = {name: {key: median(run[key] for run in found) for key in found[0]} for name, found in seen.items()}
+        machine = medians.pop('machine')
+        foreseen = {
+            name: simulated({**plain, **RUNS[name], 'folder': str(Path(folder, name))}, server.endpoint_url, machine)
+            for name in arguments.only
+        }
     print('\n'.join(table(foreseen, medians)))
     if arguments.json:
-        rows = {name: {'simulated': foreseen[name], 'real': medians[name], 'runs': seen[name]} for name in seen}
-        arguments.json.write_text(json.dumps({'seconds': seconds, 'runs': rows}, indent=1))
+        rows = {name: {'simulated': foreseen[name], 'real': medians[name], 'runs': seen[name]} for name in foreseen}
+        arguments.json.write_text(json.dumps({'machine': machine, 'runs': rows}, indent=1))
 
 
 def child(run: dict[str, Any], server: Any) -> dict[str, float]:
@@ -141,15 +143,17 @@ def config_of(run: dict[str, Any], endpoint: str, cache: str) -> Any:
     return load_config({'global_batch_size': run['batch'], 'train': train}).train
 
 
-def simulated(run: dict[str, Any], endpoint: str, seconds: dict[str, float]) -> dict[str, float]:
+def simulated(run: dict[str, Any], endpoint: str, machine: dict[str, float]) -> dict[str, float]:
     conditions = Conditions(
         step_seconds=run['step'],
         bandwidth=run['rate'],
         latency=run['latency'],
         epochs=run.get('epochs', 1),
-        request_seconds=seconds['request'],
-        publish_seconds=seconds['publish'],
-        read_seconds=seconds['read'],
+        request_seconds=machine['request'],
+        publish_seconds=machine['publish'],
+        read_seconds=machine['read'],
+        receive_seconds=machine['receive'],
+        start_seconds=machine['start'],
     )
     found = simulate(config_of(run, endpoint, run['folder'] + '-simulated'), conditions)
     return {
@@ -161,9 +165,10 @@ def simulated(run: dict[str, Any], endpoint: str, seconds: dict[str, float]) -> 
 
 
 def measured(run: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a request beside the latency, of a shard after its last byte, and of a batch from cached shards.
+    """What a simulation needs to know of this machine, in seconds.
 
-    The link has no limit of its rate, so a small shard comes at once after the latency.
+    The link has no limit of its rate, so a small shard comes at once after the latency. The batches are those of a
+    training from cached shards, after a step each: a processor that has slept makes them more slowly.
     """
     loader = build_loader(config_of(run, run['endpoint'], run['folder']))
     stream = loader.dataset.streams[0]
@@ -176,27 +181,35 @@ def measured(run: dict[str, Any]) -> dict[str, float]:
         requests.append(came[0] - begin - run['latency'])
         publishes.append(time.perf_counter() - came[0])
     list(loader)  # fetches the rest
-    reads, batches = list[float](), iter(loader)
-    for _ in range(run['samples']):
-        begin = time.perf_counter()
-        next(batches)
-        reads.append(time.perf_counter() - begin)
-    return {'request': median(requests), 'publish': median(publishes), 'read': median(reads)}
+    reads = waits_of(loader, run['step'])[1:]
+    first, *receives = waits_of(
+        build_loader(config_of({**run, 'workers': 2}, run['endpoint'], run['folder'])), run['step']
+    )
+    return {
+        'request': median(requests),
+        'publish': median(publishes),
+        'read': fmean(reads),
+        'receive': fmean(receives),
+        'start': first - fmean(reads) - fmean(receives),
+    }
+
+
+def waits_of(loader: Any, step: float) -> list[float]:
+    """The wait for each batch of an epoch."""
+    waits, batches = list[float](), iter(loader)
+    while True:
+        asked = time.perf_counter()
+        if next(batches, None) is None:
+            return waits
+        waits.append(time.perf_counter() - asked)
+        time.sleep(step)
 
 
 def real(run: dict[str, Any]) -> dict[str, float]:
     """A training that sleeps; in a process of its own."""
     loader = build_loader(config_of(run, run['endpoint'], run['folder']))
-    waits: list[float] = []
     begin = time.perf_counter()
-    for _ in range(run.get('epochs', 1)):
-        batches = iter(loader)
-        while True:
-            asked = time.perf_counter()
-            if next(batches, None) is None:
-                break
-            waits.append(time.perf_counter() - asked)
-            time.sleep(run['step'])
+    waits = [wait for _ in range(run.get('epochs', 1)) for wait in waits_of(loader, run['step'])]
     return {'first batch': waits[0], 'waiting': sum(waits), 'total': time.perf_counter() - begin}
 
 

@@ -49,6 +49,7 @@ def run(remote, tmp_path):
             'start_seconds': 0.0,
             'request_seconds': 0.0,
             'publish_seconds': 0.0,
+            'receive_seconds': 0.0,
             **conditions,
         }
         return simulate(load_config(config).train, Conditions(**given))
@@ -182,9 +183,9 @@ def test_packing_is_refused(remote):
 
 def test_transfers_share_a_link():
     world = World()
-    link = Link(world, bandwidth=100, connection_bandwidth=60, latency=0.5)
+    link = Link(world, bandwidth=1e8, connection_bandwidth=6e7, latency=0.5)
     ended, near = {}, {}
-    for name, size in (('small', 50), ('large', 150)):
+    for name, size in (('small', 50e6), ('large', 150e6)):
         link.fetch(
             size,
             1,
@@ -192,9 +193,13 @@ def test_transfers_share_a_link():
             lambda name=name: ended.setdefault(name, world.now),
         )
     world.run(lambda: False)
-    # The second connection is opened first, until 1 s. Both then share 100, until 1.4 s; one alone gets 60.
-    assert ended == {'small': pytest.approx(1.4), 'large': pytest.approx(1.4 + 130 / 60)}
-    assert near == ended  # they come in one chunk each, so nothing is known of them before
+    # The second connection is opened first, until 1 s. Both then share 100 MB/s, until 1.4 s; one alone gets 60 MB/s.
+    burst = 2**14 / 1e8  # for which the second one waits
+    assert ended == {'small': pytest.approx(1.4 - burst / 5), 'large': pytest.approx(1.4 + 130 / 60, abs=burst)}
+    assert near['small'] == pytest.approx(1.0, abs=0.01)  # a latency of 0.5 s after the first bytes
+    # Its latency was 1 s, with the handshake. After u more seconds 154 - 60 u MB are left, and 60 u - 4 MB have come
+    # since its first chunk. At that pace, the rest takes 1 s where (154 - 60 u) u = 60 u - 4.
+    assert near['large'] == pytest.approx(1 + (94 + math.sqrt(94**2 + 4 * 60 * 4)) / 120, abs=0.01)
 
 
 @pytest.mark.parametrize(('chunks', 'near'), [(10, 9), (7, 6), (6, 6), (4, 6), (1, 3)])
@@ -231,16 +236,18 @@ def test_transfers_are_those_of_a_link_that_counts_each_millisecond(seed):
     world.run(lambda: False)
 
     clock, slow, used, opened = [0.0], [], 0, 1
-    near, starts, left, counted = {}, {}, dict(enumerate(map(float, sizes))), [0] * 6
+    near, asked, starts, left, counted = {}, {}, {}, dict(enumerate(map(float, sizes))), [0] * 6
     for tick in range(100_000):
         clock[0] = tick / 1000
         for number in (number for number in range(6) if begins[number] == tick):
             used += 1
-            starts[number] = tick + (1_000 if used <= opened else 2_000)
+            asked[number] = tick + (1_000 if used <= opened else 2_000)
             opened = max(opened, used)
             call = lambda number=number: slow.append(('near', number, clock[0]))  # noqa: E731
             near[number] = AlmostDone(sizes[number], call, lambda: clock[0])
             near[number].ask()
+        for number in (number for number in range(6) if asked.get(number) == tick):
+            starts[number] = tick + sum(start <= tick for start in starts.values()) * 2**14 / CHUNK * 1_000
         under_way = [number for number, start in starts.items() if start < tick]
         for number in under_way:
             left[number] = max(0.0, left[number] - min(CHUNK / 2, CHUNK / len(under_way)) / 1000)

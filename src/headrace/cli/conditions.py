@@ -44,6 +44,7 @@ def add_condition_arguments(parser: argparse.ArgumentParser, *, batches: int) ->
     parser.add_argument(
         '--read-seconds', type=float, default=0.0002, help='making one batch, with decoding; `headrace bench` measures'
     )
+    parser.add_argument('--receive-seconds', type=float, default=0.0005, help='taking a batch from a worker')
     parser.add_argument('--start-seconds', type=float, default=0.1, help='start of the workers')
     parser.add_argument('--batches', type=int, default=batches, help='most batches of an epoch that are simulated')
     parser.add_argument('--json', action='store_true', help='print JSON')

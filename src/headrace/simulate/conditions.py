@@ -41,6 +41,8 @@ class Conditions:
     """Time from the last byte of a shard until it can be read: it is checked and gets its name."""
     read_seconds: float = 0.0002
     """Time in which one process makes a batch from cached shards, with decoding and `transform`."""
+    receive_seconds: float = 0.0005
+    """Time in which a trainer takes a batch that a worker has made."""
     unpack_rate: float = 1e9
     """Bytes of a compressed shard that one process unpacks per second; of the unpacked shard."""
     start_seconds: float = 0.1

@@ -117,8 +117,10 @@ class Rank:
         if not self._workers:
             yield from self._read(self._readers[0], number)
             self.world.happens(self.made[number])
-        elif not self.made[number].has_happened:
-            yield self.made[number]
+        else:
+            if not self.made[number].has_happened:
+                yield self.made[number]
+            yield self.conditions.receive_seconds
         waited = self.world.now - begin
         if number and waited > self.conditions.shortest_stall:
             self.stalled += waited

@@ -42,6 +42,7 @@ _LABELS: Final = {
     'bandwidth': 'bandwidth of a node, per second',
     'latency': 'latency, in seconds',
     'read_seconds': 'seconds to make a batch',
+    'receive_seconds': 'seconds to take a batch of a worker',
     'batches': 'simulated steps of an epoch',
     'epochs': 'simulated epochs',
     'num_workers': 'workers of a rank',

@@ -16,6 +16,7 @@ from headrace.storage.transfer.http_body import CHUNK
 __all__ = ['Event', 'Link', 'Process', 'Processor', 'World']
 
 _QUICKEST = 1e15  # bytes per second
+_BURST = 1 << 14  # bytes that a connection sends at once, about TCP's first window of ten segments
 _INSTANT = 1e-9  # seconds; what is due so soon is due now
 
 Process = Generator['float | Event', None, None]
@@ -161,7 +162,8 @@ class _Transfer:
 class Link:
     """A node's connection: concurrent transfers share its bandwidth, each connection alike.
 
-    A transfer beyond the open connections opens another one, which takes a round trip more.
+    A transfer beyond the open connections opens another one, which takes a round trip more. Its first bytes wait behind
+    those that the others have just sent.
 
     Args:
         world: the clock.
@@ -207,6 +209,11 @@ class Link:
         self._world.after(sent_after + round_trips * self._latency, lambda: self._begin(transfer))
 
     def _begin(self, transfer: _Transfer) -> None:
+        """Have the first bytes of a transfer sent: they wait for a burst of each connection under way."""
+        connections = sum(one.connections for one in self._active)
+        self._world.after(connections * _BURST / self._bandwidth, lambda: self._join(transfer))
+
+    def _join(self, transfer: _Transfer) -> None:
         self._pass_time()
         self._active.append(transfer)
         self._plan()
