@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,6 +22,9 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 from example_counts import USUAL
 from headrace import MDSWriter, redaction
 from headrace.storage import resolve
+
+if TYPE_CHECKING:
+    from headrace.testing.servers.s3 import S3Server
 
 pytest_plugins = ['durations']
 
@@ -50,6 +53,17 @@ def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test registers with `register_store` is forgotten when it ends."""
     monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
+
+
+@pytest.fixture(scope='module')
+def s3_server() -> Iterator[S3Server]:
+    """A server of objects on the loopback, whose address and credentials are in the environment."""
+    from headrace.testing.servers.s3 import moto_server
+
+    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment().items():
+            patch.setenv(name, value)
+        yield server
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from headrace import MDSWriter
 from headrace.convert import convert
 from headrace.inspect.verify import verify
 from headrace.storage import open_store
-from headrace.testing.servers.s3 import moto_server
 from killed_children import killed_after
 
 KILLS = 50
@@ -31,16 +30,8 @@ def new_out(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]
     numbers = itertools.count()
     if request.param == 'folder':
         return lambda: str(tmp_path / f'out-{next(numbers)}')
-    bucket = request.getfixturevalue('server').new_bucket()
+    bucket = request.getfixturevalue('s3_server').new_bucket()
     return lambda: f's3://{bucket}/{next(numbers)}'
-
-
-@pytest.fixture(scope='module')
-def server():
-    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
 
 
 stores = functools.cache(open_store)

@@ -18,19 +18,10 @@ from sources_to_convert import digests, make_images, rows_of
 from headrace.convert import convert as convert_with_bar
 from headrace.errors import ConfigError, ConversionError
 from headrace.storage import open_store
-from headrace.testing.servers.s3 import moto_server
 from killed_children import in_a_child
 
 convert = partial(convert_with_bar, progress_bar=False)
 SETTINGS = {'size_limit': 1500, 'hashes': ['xxh64']}
-
-
-@pytest.fixture(scope='module')
-def server():
-    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
 
 
 stores = functools.cache(open_store)
@@ -80,7 +71,7 @@ def test_killed_at_every_step(tmp_path: Path, request: pytest.FixtureRequest, ki
     make_images(tmp_path / 'data', {'a': 12, 'b': 13})
     numbers = itertools.count()
     if kind == 's3':
-        bucket = request.getfixturevalue('server').new_bucket()
+        bucket = request.getfixturevalue('s3_server').new_bucket()
     killed_at(
         lambda steps: range(1, steps, max(1, steps // 60)),
         tmp_path / 'data',
@@ -90,9 +81,9 @@ def test_killed_at_every_step(tmp_path: Path, request: pytest.FixtureRequest, ki
 
 
 @pytest.mark.s3
-def test_a_store_of_objects(tmp_path: Path, server) -> None:
+def test_a_store_of_objects(tmp_path: Path, s3_server) -> None:
     make_images(tmp_path / 'data', {'a': 6, 'b': 5})
-    url = f's3://{server.new_bucket()}/data'
+    url = f's3://{s3_server.new_bucket()}/data'
     for path in (tmp_path / 'data').rglob('*.jpg'):
         with open(path, 'rb') as file:
             key = path.relative_to(tmp_path / 'data').as_posix()

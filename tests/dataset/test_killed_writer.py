@@ -18,7 +18,6 @@ from headrace import MDSWriter, StreamingDataset
 from headrace.errors import StorageError, TransferError
 from headrace.storage import open_store, register_store
 from headrace.storage.stores.local import LocalStore
-from headrace.testing.servers.s3 import moto_server
 from killed_children import in_a_child
 
 MARK = '.headrace-writing'
@@ -43,21 +42,13 @@ def temporary(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.fixture(scope='module')
-def server():
-    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
-
-
 @pytest.fixture(params=['a folder and a file URL', 'a file URL and what is kept', 's3'])
 def target(request, tmp_path):
     """What makes an `out`, the URL that it writes to, and further arguments; another one at each call."""
     numbers = itertools.count()
     if request.param == 's3':
-        server = request.getfixturevalue('server')
-        bucket = server.new_bucket()
+        s3_server = request.getfixturevalue('s3_server')
+        bucket = s3_server.new_bucket()
 
         def make():
             url = f's3://{bucket}/{next(numbers)}'
@@ -133,8 +124,8 @@ def test_shards_without_an_index_that_no_writer_left_are_refused(target):
 
 
 @pytest.mark.parametrize('exist_ok', [False, True])
-def test_two_living_writers_to_one_url(server, exist_ok):
-    url = f's3://{server.new_bucket()}/data'
+def test_two_living_writers_to_one_url(s3_server, exist_ok):
+    url = f's3://{s3_server.new_bucket()}/data'
     with MDSWriter(out=url, columns={'id': 'int'}) as writer:
         writer.write({'id': 7})
         with pytest.raises(FileExistsError, match='another writer is writing to s3://'):
@@ -142,8 +133,8 @@ def test_two_living_writers_to_one_url(server, exist_ok):
     assert names(url) == ['index.json', 'shard.00000.mds']
 
 
-def test_a_writer_whose_prefix_was_taken_over_elsewhere_gives_up(server, tmp_path, monkeypatch):
-    url = f's3://{server.new_bucket()}/data'
+def test_a_writer_whose_prefix_was_taken_over_elsewhere_gives_up(s3_server, tmp_path, monkeypatch):
+    url = f's3://{s3_server.new_bucket()}/data'
     with (
         pytest.raises(StorageError, match='Another writer has begun'),
         MDSWriter(out=url, columns={'id': 'int'}) as late,
@@ -197,17 +188,17 @@ def test_after_a_writer_with_a_folder_and_a_url_was_killed(tmp_path, change):
     assert [sample['id'] for sample in dataset[:]] == list(range(20))
 
 
-def test_temporary_folders_of_other_machines_stay(server, temporary, monkeypatch):
+def test_temporary_folders_of_other_machines_stay(s3_server, temporary, monkeypatch):
     """A copy of a living writer's folder is what machines see that share files, but no locks."""
     shared = temporary / 'headrace-writer-abcdefgh'
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(socket, 'gethostname', lambda: 'elsewhere')
-        writer = MDSWriter(out=f's3://{server.new_bucket()}/data', columns={'id': 'int'})
+        writer = MDSWriter(out=f's3://{s3_server.new_bucket()}/data', columns={'id': 'int'})
     with writer:
         writer.write({'id': 7})
         shutil.copytree(writer.local, shared)
         (shared / 'shard.00000.mds').write_text('its')
-        write(f's3://{server.new_bucket()}/data')
+        write(f's3://{s3_server.new_bucket()}/data')
         assert sorted(os.listdir(shared)) == [MARK, 'shard.00000.mds']
 
 

@@ -102,7 +102,7 @@ def changed_cases(draw: st.DrawFn) -> tuple[Mixture, OrderConfig, int]:
     return mix, config, epoch
 
 
-COMPATIBLE = ('random', 'stratified', 'per_stream', 'device_per_stream')
+MOSAICML = ('random', 'stratified', 'per_stream', 'device_per_stream')
 
 
 def compatible_plans(
@@ -161,7 +161,7 @@ def check_explanations(plan: BatchPlan) -> None:
 def uses_of_all(plan: BatchPlan) -> dict[int, list[SampleUse]]:
     """What is handed out first to last, by looking at all batches."""
     found: dict[int, list[SampleUse]] = defaultdict(list)
-    # Ranks of the compatible orders may have unequally many batches.
+    # Ranks of MosaicML's orders may have unequally many batches.
     ranks = range(0, plan.topology.world_size, plan.topology.replication)
     plans = [plan.of_rank(rank) for rank in ranks]
     for k in range(max(each.num_batches for each in plans)):
@@ -185,7 +185,7 @@ def check_next_uses(plan_of: PlanOf, samples: list[int], *, epoch: int, batch: i
         if not expected:
             assert got is None
             continue
-        # In one batch a sample may be twice, of two passes or as a repeat of a compatible order.
+        # In one batch a sample may be twice, of two passes or as a repeat of a MosaicML order.
         first = [use for use in expected if (use.epoch, use.batch) == (expected[0].epoch, expected[0].batch)]
         assert got in first
 
@@ -251,7 +251,7 @@ def test_the_next_use_is_the_first_that_a_scan_finds(case, shape, skip, remainde
     check_next_uses(plan_of, some_samples(mix, data.draw), epoch=first, batch=batch)
 
 
-@pytest.mark.parametrize('batching', COMPATIBLE)
+@pytest.mark.parametrize('batching', MOSAICML)
 @pytest.mark.parametrize('algorithm', ['py1e', 'naive'])
 @examples(0.15)
 @given(shapes, st.sampled_from(['repeat', 'drop']), st.sampled_from([[100, 60, 50], [150, 130, 60]]), st.data())
@@ -319,9 +319,9 @@ def test_wrong_numbers_are_refused() -> None:
 
 
 def test_a_rank_without_rows_has_none_of_its_neighbours() -> None:
-    """Compatible orders may end with a batch that some ranks have nothing of."""
+    """MosaicML's orders may end with a batch that some ranks have nothing of."""
     unequal = 0
-    for batching in COMPATIBLE:
+    for batching in MOSAICML:
         plan = compatible_plans('py1e', batching, (8, 2, 2), 'repeat', [100, 61, 50])(0)
         for rank in range(8):
             own = plan.of_rank(rank)

@@ -9,7 +9,7 @@ import sys
 
 from headrace.cli.arguments import show_examples
 from headrace.cli.originals import ORIGINALS
-from headrace.errors import ConfigError, ConversionError
+from headrace.errors import ConfigError
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -52,10 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Convert; the bar goes to stderr, the report to stdout."""
     from headrace.convert import convert
+    from headrace.convert.command_errors import command_errors
     from headrace.convert.report import report_lines
 
     columns = None if arguments.columns is None else _columns(arguments.columns)
-    try:
+    with command_errors():
         report = convert(
             arguments.source,
             arguments.out,
@@ -72,11 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
             allow_unsafe_types=arguments.allow_unsafe_types,
             progress_bar=not arguments.json and sys.stderr.isatty(),
         )
-    except KeyboardInterrupt:
-        print('headrace: Stopped. The same command goes on where this one stopped.', file=sys.stderr)
-        raise
-    except FileExistsError as error:
-        raise ConversionError(str(error).replace('pass `exist_ok=True`', 'pass --exist-ok')) from error
     if arguments.json:
         print(json.dumps(dataclasses.asdict(report)))
     else:

@@ -9,7 +9,7 @@ from composer.core import Callback, State
 from headrace.composer.spikes import checkpoint_folder
 from headrace.dataset import StreamingDataLoader
 from headrace.errors import ConfigError
-from headrace.watching import RankStatus, RunRecorder
+from headrace.watching.run_files import RunFiles
 
 if TYPE_CHECKING:
     from composer.loggers import Logger
@@ -38,9 +38,7 @@ class RunRecord(Callback):
 
     def __init__(self, folder: str | None = None, *, status_every: float | None = 2.0) -> None:
         self._folder = folder
-        self._status_every = status_every
-        self._recorder: RunRecorder | None = None
-        self._status: RankStatus | None = None
+        self._files = RunFiles(status_every)
 
     def fit_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Begin a segment of the run."""
@@ -50,51 +48,30 @@ class RunRecord(Callback):
                 f'RunRecord follows a StreamingDataLoader, but the train loader is {type(loader).__name__}. Train on '
                 f'`streaming_data_spec(...)`, or remove the callback.'
             )
-        self._end()  # of an earlier `fit`
         folder = checkpoint_folder(state, self._folder, 'RunRecord')
-        self._recorder = RunRecorder(folder)
-        self._recorder.begin({'': loader}, step=int(state.timestamp.batch))
-        self._status = None if self._status_every is None else RankStatus(folder, every=self._status_every)
-        if self._status is not None:
-            self._status.begin({'': loader}, step=self._recorder.step)
+        self._files.begin(folder, {'': loader}, step=int(state.timestamp.batch))
 
     def batch_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Count a batch."""
-        if self._recorder is not None:
-            self._recorder.batch_done()
-        if self._status is not None:
-            self._status.batch_done()
+        self._files.batch_done()
 
     def eval_start(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Pause the clock."""
-        if self._status is not None:
-            self._status.pause()
+        self._files.pause()
 
     def eval_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Resume the clock."""
-        if self._status is not None:
-            self._status.resume()
+        self._files.resume()
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing; Composer asks when it saves a checkpoint, which is written down."""
-        if self._recorder is not None:
-            self._recorder.checkpoint()
+        """Nothing; Composer asks when it saves a checkpoint, which is recorded."""
+        self._files.checkpoint()
         return {}
 
     def close(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """End the segment; a training that failed comes here without `fit_end`."""
-        if self._status is not None:
-            self._status.end('failed')
-        self._end()
+        self._files.end(failed=True)
 
     def fit_end(self, state: State, logger: Logger) -> None:  # noqa: ARG002
         """Say that the training is over; `close` ends the segment, after the last checkpoint."""
-        if self._status is not None:
-            self._status.end()
-
-    def _end(self) -> None:
-        if self._recorder is not None:
-            self._recorder.end()
-        if self._status is not None:
-            self._status.end()
-        self._recorder = self._status = None
+        self._files.finish()

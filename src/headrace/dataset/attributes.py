@@ -167,7 +167,7 @@ class DatasetAttributes(SampleSequence):
 
     @_Attribute
     def partition_algo(self) -> str:
-        """How the compatible orders split samples over nodes."""
+        """How MosaicML's orders split samples over nodes."""
         return self.order_config.partition
 
     @_Attribute

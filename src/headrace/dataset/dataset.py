@@ -85,7 +85,7 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             epoch, 'fixed' the same. 'fixed' does not go with a schedule.
         sampling_granularity: samples of a shard that are chosen together, to read fewer shards. With the native order
             more than 1 needs 'fixed'.
-        partition_algo: how the compatible orders split samples over nodes.
+        partition_algo: how MosaicML's orders split samples over nodes.
         num_canonical_nodes: parts of the data that are read side by side. Another number gives another order. None: 1
             for each 64 shards, 64 at most. With MosaicML Streaming's orders, None is the number of nodes, or 64 times
             as many for 'py1s' and 'py2s'.

@@ -220,7 +220,7 @@ class SampleSequence:
         """
         if remainder != 'drop' or self.epoch_size >= global_batch_size:
             return
-        # An epoch of the compatible orders may have more positions than samples.
+        # An epoch of MosaicML's orders may have more positions than samples.
         if self.skip or not self.plan(global_batch_size=global_batch_size, remainder=remainder).total_batches:
             raise ConfigError(
                 f'{label} has no batch in an epoch: its {self.epoch_size} samples are fewer than a global batch of '
@@ -232,7 +232,7 @@ class SampleSequence:
     def evaluation_remainder(self) -> Remainder:
         """Handling of the samples after the last full global batch in evaluation: as given, or 'exact'.
 
-        The default of the compatible orders is 'repeat': they do not tell which samples they repeat.
+        The default of MosaicML's orders is 'repeat': they do not tell which samples they repeat.
         """
         return self.remainder or ('repeat' if self.order_config.is_mosaicml else 'exact')
 
@@ -297,7 +297,7 @@ class SampleSequence:
     def position_of(self, num_samples: int) -> int:
         """The position in an epoch after a trainer's number of samples.
 
-        Repeats at its end have no position, except in the compatible orders, which count them as MosaicML Streaming.
+        Repeats at its end have no position, except in MosaicML's orders, which count them as MosaicML Streaming.
         """
         return num_samples if self.order_config.is_mosaicml else min(num_samples, self.epoch_size)
 

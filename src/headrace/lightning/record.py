@@ -10,7 +10,7 @@ from typing_extensions import override
 from headrace.errors import ConfigError
 from headrace.lightning.spikes import checkpoint_folder
 from headrace.lightning.statistics import streaming_loaders
-from headrace.watching import RankStatus, RunRecorder
+from headrace.watching.run_files import RunFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,9 +38,7 @@ class RunRecord(Callback):
 
     def __init__(self, folder: str | Path | None = None, *, status_every: float | None = 2.0) -> None:
         self._folder = folder
-        self._status_every = status_every
-        self._recorder: RunRecorder | None = None
-        self._status: RankStatus | None = None
+        self._files = RunFiles(status_every)
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -51,71 +49,45 @@ class RunRecord(Callback):
                 f'{type(trainer.train_dataloader).__name__}. Train on a StreamingDataModule or a StreamingDataLoader, '
                 f'or remove the callback.'
             )
-        folder = self._folder or checkpoint_folder(trainer)
-        self._recorder = RunRecorder(folder)
-        self._recorder.begin(loaders, step=_trained_batches(trainer))
-        self._status = None if self._status_every is None else RankStatus(folder, every=self._status_every)
-        if self._status is not None:
-            self._status.begin(loaders, step=self._recorder.step)
+        self._files.begin(self._folder or checkpoint_folder(trainer), loaders, step=_trained_batches(trainer))
 
     @override
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        loaders = dict(streaming_loaders(trainer.train_dataloader))  # Lightning may have replaced them
-        if self._recorder is not None:
-            self._recorder.follow(loaders)
-        if self._status is not None:
-            self._status.follow(loaders)
+        self._files.follow(dict(streaming_loaders(trainer.train_dataloader)))  # Lightning may have replaced them
 
     @override
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._recorder is not None:
-            self._recorder.batch_done()
-        if self._status is not None:
-            self._status.batch_done()
+        self._files.batch_done()
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._status is not None:
-            self._status.pause()
+        self._files.pause()
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._status is not None:
-            self._status.resume()
+        self._files.resume()
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._recorder is not None:
-            # With accumulated gradients, the position is that of the last optimizer step.
-            position = checkpoint.get('callbacks', {}).get('headrace.position', {})
-            self._recorder.checkpoint(position.get('trainer_batches'))
+        # With accumulated gradients, the position is that of the last optimizer step.
+        position = checkpoint.get('callbacks', {}).get('headrace.position', {})
+        self._files.checkpoint(position.get('trainer_batches'))
 
     @override
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._end()
+        self._files.end()
 
     @override
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # `ModelCheckpoint` saves its last checkpoint in the same hook, after other callbacks: `teardown` ends.
-        if self._status is not None:
-            self._status.end()
+        self._files.finish()
 
     @override
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # `ModelCheckpoint` may save in the same hook, after other callbacks: the record stays open.
-        if self._recorder is not None:
-            self._recorder.flush()
-        if self._status is not None:
-            self._status.end('failed')
-
-    def _end(self) -> None:
-        if self._recorder is not None:
-            self._recorder.end()
-        if self._status is not None:
-            self._status.end()
-        self._recorder = self._status = None
+        # `ModelCheckpoint` may save in the same hook, after other callbacks: `teardown` ends.
+        self._files.fail()
 
 
 def _trained_batches(trainer: Trainer) -> int:

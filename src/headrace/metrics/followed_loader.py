@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ from headrace.metrics.stream_counts import labelled, scaled_to
 from headrace.order import BatchPlan
 from headrace.packing import PackedDataset
 
-__all__ = ['FollowedLoader', 'Read', 'StreamRead']
+__all__ = ['FollowedLoader', 'Read', 'StreamRead', 'difference_of', 'sum_of']
 
 Tokens: TypeAlias = npt.NDArray[np.int64]
 
@@ -40,14 +39,6 @@ class Read(NamedTuple):
     tokens: float = 0
     has_tokens: float = 0
     """Whether batches had tokens."""
-
-    def plus(self, other: Sequence[float]) -> Read:
-        """The sum of both, counter by counter."""
-        return Read(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def minus(self, other: Sequence[float]) -> Read:
-        """The difference of both, counter by counter."""
-        return Read(*(a - b for a, b in zip(self, other, strict=True)))
 
     @classmethod
     def of(cls, stats: LoaderStats, sequence_length: int | None = None) -> Read:
@@ -84,20 +75,25 @@ class StreamRead(NamedTuple):
     shards_waited_for: float = 0
     seconds_waited: float = 0
 
-    def plus(self, other: Sequence[float]) -> StreamRead:
-        """The sum of both, counter by counter."""
-        return StreamRead(*(a + b for a, b in zip(self, other, strict=True)))
-
-    def minus(self, other: Sequence[float]) -> StreamRead:
-        """The difference of both, counter by counter."""
-        return StreamRead(*(a - b for a, b in zip(self, other, strict=True)))
-
     @classmethod
     def of(cls, stats: StreamStats) -> StreamRead:
         """The counters of a stream."""
         return cls(
             stats.bytes_downloaded, stats.requests, stats.cache_hits, stats.shards_waited_for, stats.seconds_waited
         )
+
+
+_Counters = TypeVar('_Counters', Read, StreamRead)
+
+
+def sum_of(one: _Counters, other: _Counters) -> _Counters:
+    """The sum of both, counter by counter."""
+    return one._make(a + b for a, b in zip(one, other, strict=True))
+
+
+def difference_of(one: _Counters, other: _Counters) -> _Counters:
+    """The difference of both, counter by counter."""
+    return one._make(a - b for a, b in zip(one, other, strict=True))
 
 
 @dataclass(slots=True)
@@ -126,12 +122,13 @@ class FollowedLoader:
 
     def reads(self) -> Read:
         """Counters since then."""
-        return Read.of(self.loader.stats(), _sequence_length(self.loader)).minus(self.before)
+        return difference_of(Read.of(self.loader.stats(), _sequence_length(self.loader)), self.before)
 
     def stream_reads(self, label: str) -> dict[str, StreamRead]:
         """Counters of each remote stream since then; see `labelled`."""
         streams = self.loader.stats().streams
-        return labelled(label, {name: StreamRead.of(streams[name]).minus(read) for name, read in self.remote.items()})
+        reads = {name: difference_of(StreamRead.of(streams[name]), read) for name, read in self.remote.items()}
+        return labelled(label, reads)
 
     def token_counts(self) -> dict[str, StreamCount]:
         """Trained tokens of each stream since then, on this rank; empty without packing."""

@@ -14,7 +14,7 @@ from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
 from headrace.display import decimal_size_text
 from headrace.metrics.batch_times import BatchTimes
 from headrace.metrics.cache_fill import CacheFill
-from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead
+from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead, difference_of, sum_of
 from headrace.metrics.spike_report import TrainedBatch
 from headrace.metrics.stream_counts import (
     add_counts,
@@ -87,9 +87,9 @@ class DataMeter:
 
     def _leave(self, label: str, old: FollowedLoader) -> None:
         add_counts(self._earlier_tokens, label, old.token_counts_of_all_ranks())
-        self._past = self._past.plus(old.reads())
+        self._past = sum_of(self._past, old.reads())
         for name, read in old.stream_reads(label).items():
-            self._past_streams[name] = self._past_streams.get(name, StreamRead()).plus(read)
+            self._past_streams[name] = sum_of(self._past_streams.get(name, StreamRead()), read)
 
     @property
     def loaders(self) -> list[StreamingDataLoader]:
@@ -195,7 +195,7 @@ class DataMeter:
         """
         now, total, samples = self._clock(), self._total(), self._samples()
         seconds = max(now - self._since, 1e-9)
-        passed = total.minus(self._last)
+        passed = difference_of(total, self._last)
         reads = (
             self._stream_reads(always=bool(per_stream_reads)) if per_stream and per_stream_reads is not False else {}
         )
@@ -279,7 +279,7 @@ class DataMeter:
         found: dict[str, StreamRead] = {}
         for label, each in self._followed.items():
             for name, read in each.stream_reads(label).items():
-                found[name] = self._past_streams.get(name, StreamRead()).plus(read)
+                found[name] = sum_of(self._past_streams.get(name, StreamRead()), read)
         return found
 
     def counts(self) -> dict[str, StreamCount]:
@@ -342,7 +342,7 @@ class DataMeter:
 
         Reads and waits are of this rank. The mix is left out if there is one stream.
         """
-        done = self._total().minus(self._first)
+        done = difference_of(self._total(), self._first)
         share = done.seconds_waiting / max(self._clock() - self._begun, 1e-9)
         parts = [f'waited {min(share, 1):.1%} for data'.replace('%', ' %'), decimal_size_text(done.bytes_downloaded)]
         parts.append(f'{done.retries:.0f} retr{"y" if done.retries == 1 else "ies"}')
@@ -354,7 +354,7 @@ class DataMeter:
     def _total(self) -> Read:
         total = self._past
         for followed in self._followed.values():
-            total = total.plus(followed.reads())
+            total = sum_of(total, followed.reads())
         return total._replace(tokens=float(self._tokens), has_tokens=float(self._has_tokens))
 
     def _samples(self) -> int:

@@ -9,7 +9,7 @@ from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from headrace.errors import ConfigError
-from headrace.metrics.selected_rows import left_out, select_rows
+from headrace.metrics.selected_rows import excluded_rows, select_rows
 
 __all__ = ['WithoutPadding']
 
@@ -41,7 +41,7 @@ class WithoutPadding(WrapperMetric):
         Raises:
             ConfigError: an argument does not have as many rows, or neither mark is given.
         """
-        without = _given(left_out(is_padding, is_bad_sample))
+        without = _given(excluded_rows(is_padding, is_bad_sample))
         if not bool(without.all()):
             args, kwargs = select_rows(~without, args, kwargs)
             self.metric.update(*args, **kwargs)
@@ -51,7 +51,7 @@ class WithoutPadding(WrapperMetric):
     ) -> Any:
         """Update the metric, and return its value for the batch; None where no row counts."""
         self._forward_cache = None
-        without = _given(left_out(is_padding, is_bad_sample))
+        without = _given(excluded_rows(is_padding, is_bad_sample))
         if not bool(without.all()):
             args, kwargs = select_rows(~without, args, kwargs)
             self._forward_cache = self.metric(*args, **kwargs)

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from torchmetrics.wrappers.abstract import WrapperMetric
 
 from headrace.errors import ConfigError
-from headrace.metrics.selected_rows import left_out, select_rows
+from headrace.metrics.selected_rows import excluded_rows, select_rows
 
 __all__ = ['PerStream', 'PerStreamMean']
 
@@ -71,7 +71,7 @@ class PerStreamMean(Metric):
             )
         values = values.detach().to(self.total).flatten()
         streams = streams.to(self.total.device)
-        without = _without(streams, left_out(is_padding, is_bad_sample)).flatten()
+        without = _without(streams, excluded_rows(is_padding, is_bad_sample)).flatten()
         values, own = values.masked_fill(without, 0), (~without).to(torch.int64)
         streams = streams.flatten().clamp(min=0)
         # Values are added up by batch first: single ones would be lost in a total of millions.
@@ -126,7 +126,7 @@ class PerStream(WrapperMetric):
         Raises:
             ConfigError: an argument does not have as many rows, or there is no stream of a number.
         """
-        for number, chosen, named in self._parts(args, kwargs, streams, left_out(is_padding, is_bad_sample)):
+        for number, chosen, named in self._parts(args, kwargs, streams, excluded_rows(is_padding, is_bad_sample)):
             self._metric(number).update(*chosen, **named)
 
     def forward(
@@ -138,7 +138,7 @@ class PerStream(WrapperMetric):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Update the metrics, and return the batch's own values, by stream."""
-        parts = self._parts(args, kwargs, streams, left_out(is_padding, is_bad_sample))
+        parts = self._parts(args, kwargs, streams, excluded_rows(is_padding, is_bad_sample))
         values = {self.prefix + self.names[s]: self._metric(s)(*chosen, **named) for s, chosen, named in parts}
         self._forward_cache = values
         return values

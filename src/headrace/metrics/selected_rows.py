@@ -12,10 +12,10 @@ from torch import Tensor
 from headrace.dataset.batch_keys.rows import has_rows
 from headrace.errors import ConfigError
 
-__all__ = ['left_out', 'select_rows']
+__all__ = ['excluded_rows', 'select_rows']
 
 
-def left_out(is_padding: Tensor | None, is_bad_sample: Tensor | None) -> Tensor | None:
+def excluded_rows(is_padding: Tensor | None, is_bad_sample: Tensor | None) -> Tensor | None:
     """bool[rows], True for a padding or bad row; None without both masks."""
     if is_padding is None or is_bad_sample is None:
         return is_bad_sample if is_padding is None else is_padding

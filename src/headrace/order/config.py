@@ -136,7 +136,7 @@ class OrderConfig:
           shards to shuffle well. No more than divide the global batch, except with random batching.
         * block_size: 4,000,000 / num_canonical_nodes, at least 262,144, as MosaicML Streaming.
 
-        The compatible orders have MosaicML Streaming's defaults: as many canonical nodes as ``num_nodes``, or 64 times
+        MosaicML's orders have MosaicML Streaming's defaults: as many canonical nodes as ``num_nodes``, or 64 times
         as many for py1s and py2s.
 
         Args:

@@ -12,7 +12,7 @@ from headrace.order.config import MAX_CANONICAL_NODES
 from headrace.order.mixture.schedule import Schedule
 from headrace.order.shuffle import ALGORITHMS
 
-__all__ = ['MAX_EPOCH_SIZE', 'MAX_SEED', 'are_ranges', 'broken_rules', 'is_count', 'read_pinned', 'short']
+__all__ = ['MAX_EPOCH_SIZE', 'MAX_SEED', 'are_ranges', 'is_count', 'pinned_errors', 'read_pinned', 'short']
 
 MAX_EPOCH_SIZE: Final = 10**12
 """Samples of an epoch: products of two numbers of its parts fit 64 bits."""
@@ -51,7 +51,7 @@ def are_ranges(value: Any) -> bool:
     return _is_list(value) and all(_is_list(pair, of=2) and _are_counts(pair) and pair[0] < pair[1] for pair in value)
 
 
-def broken_rules(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> Iterator[str]:
+def pinned_errors(pinned: Mapping[str, Any], *, nodes: int, epoch_size: int) -> Iterator[str]:
     """The rules that the values of a ``config`` break.
 
     Args:

@@ -50,8 +50,8 @@ def make_plan(
         global_batch_size: samples in a batch of all replicas together.
         start: position where batch 0 begins, as a state says it.
         remainder: what becomes of the samples after the last full batch.
-        initial_nodes: nodes of the parallel world that the run began on; matters to the compatible orders only.
-        skip: ranges of the run that are left out; with a compatible order, all batches that they touch.
+        initial_nodes: nodes of the parallel world that the run began on; matters to MosaicML's orders only.
+        skip: ranges of the run that are left out; with a MosaicML order, all batches that they touch.
         epoch: which epoch of the run it is; matters to ``skip`` only.
 
     Raises:

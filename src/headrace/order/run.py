@@ -311,7 +311,7 @@ def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPerm
         mixture: the streams and what an epoch draws from each.
         config: how to order; its defaults are filled in from the mixture.
         epoch: 0, 1, …; streams go on in epoch e + 1 where epoch e left them.
-        load: where a compatible order gets its permutation from at the first `Order.at`; None: computed in memory.
+        load: where a MosaicML order gets its permutation from at the first `Order.at`; None: computed in memory.
 
     Raises:
         UnknownNameError: the algorithm, batching or partition is unknown.

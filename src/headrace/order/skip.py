@@ -111,7 +111,7 @@ def read_range(given: object) -> tuple[Bound, Bound] | str:
     return _EMPTY if begin.unit == end.unit and begin.count >= end.count else (begin, end)
 
 
-_EMPTY = 'must end after it begins; its end is the first that is not left out'
+_EMPTY = 'must end after it begins; its end is exclusive'
 
 
 _END = 10**18  # of the samples of a run: 64 bits hold a position and a batch beyond it

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from headrace.errors import MissingStateKeyError, ResumeError
 from headrace.order.config import MAX_CANONICAL_NODES
 from headrace.order.mixture.takeover import Takeover
-from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, broken_rules, is_count, read_pinned, short
+from headrace.order.pinned import MAX_EPOCH_SIZE, MAX_SEED, is_count, pinned_errors, read_pinned, short
 from headrace.order.shuffle import PERMUTATIONS
 from headrace.order.skip import merged
 
@@ -237,7 +237,7 @@ class ResumeState:
                 f'a run continues only with the data, mixture and order that it began with; '
                 f'different are {"; ".join(differing.values())}. Restore them, {fix or "or start a new run"}.'
             )
-        # The compatible orders count repeats, so that an epoch may end beyond its size; their plans check it.
+        # MosaicML's orders count repeats, so that an epoch may end beyond its size; their plans check it.
         then = self.epoch_size
         if then is not None and not config.is_mosaicml and self.sample_in_epoch > then:
             raise ResumeError(f'sample_in_epoch must not exceed the epoch size {then}, got {self.sample_in_epoch}.')
@@ -344,7 +344,7 @@ def _broken_rules(config: object, state: Mapping[str, Any]) -> list[str]:
     documents = pinned.get('documents', size)  # of an epoch, where its samples are packed from them
     if not is_count(documents, 1, MAX_EPOCH_SIZE):
         return [f'documents must be a number of samples, got {short(documents)}']
-    problems = list(broken_rules(pinned, nodes=state['num_canonical_nodes'], epoch_size=documents))
+    problems = list(pinned_errors(pinned, nodes=state['num_canonical_nodes'], epoch_size=documents))
     if not problems:
         takeover = pinned.get('origin', {'begin': 0, 'epoch': 0})
         if takeover['begin'] + (epoch - takeover['epoch']) * size > _MAX_RUN:

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.errors import ResumeError
 from headrace.order import OrderConfig, make_order
-from headrace.order.pinned import MAX_EPOCH_SIZE, broken_rules, is_count, short
+from headrace.order.pinned import MAX_EPOCH_SIZE, is_count, pinned_errors, short
 from headrace.order.resume import recorded_mixture
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def _mixture_from_json(value: Any, others: Mapping[str, Any], nodes: int, lanes:
     if not (is_count(size, lanes, MAX_EPOCH_SIZE) and _is_place(begin, size) and _is_place(end, size) and begin < end):
         return None
     if pinned is not None:
-        if not isinstance(pinned, dict) or any(broken_rules({**others, **pinned}, nodes=nodes, epoch_size=size)):
+        if not isinstance(pinned, dict) or any(pinned_errors({**others, **pinned}, nodes=nodes, epoch_size=size)):
             return None
         origin = cast('dict[str, Any]', pinned).get('origin', {'epoch': 0, 'sample': 0})
         if [origin['epoch'], origin['sample']] != begin:

@@ -1,11 +1,12 @@
 """The record of a run, and the page and the table that show the run while it lasts.
 
-1. `recorder.RunRecorder` writes the record of a run, lines in a file of its folder (`record_file`). The callbacks
-   `RunRecord` of both trainers call it. `loader_config` and `versions` give the content.
+1. `recorder.RunRecorder` writes the record of a run, lines in a file of its folder (`record_file`). `loader_config` and
+   `versions` give the content.
 2. `history.RunHistory` reads it: segments between kills and resumes, and the place of each step in the data.
 3. `explain.RecordedRun` gives the samples of a step, and the steps of a sample.
 4. `status.RankStatus` writes a small file of each rank's rates and waits, beside the record. `live` reads them, and
    `server` and `table` show them.
+5. `run_files.RunFiles` calls `RunRecorder` and `RankStatus` together, for the callbacks `RunRecord` of both trainers.
 """
 
 from __future__ import annotations

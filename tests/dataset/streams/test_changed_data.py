@@ -25,7 +25,6 @@ from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from headrace.errors import AccessDeniedError, CacheError, ConfigError, ResumeError, StreamError
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
-from headrace.testing.servers.s3 import moto_server
 from waiting import until
 
 processes = multiprocessing.get_context('fork')
@@ -429,17 +428,9 @@ def test_a_remote_that_is_gone_or_does_not_answer_is_a_warning(tmp_path, caplog)
     assert 'Could not ask 1 remote(s) whether their data have changed' in caplog.text
 
 
-@pytest.fixture(scope='module')
-def server():
-    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
-
-
-def test_s3(server, tmp_path, caplog):
+def test_s3(s3_server, tmp_path, caplog):
     """Equal indexes have equal ETags there; the time of their writing, in seconds, tells them apart."""
-    remote, local = f's3://{server.new_bucket()}/data', str(tmp_path / 'local')
+    remote, local = f's3://{s3_server.new_bucket()}/data', str(tmp_path / 'local')
     write(remote, 0)
     assert ids(StreamingDataset(remote=remote, local=local)) == list(range(40))
     end = int(time.time()) + 1
@@ -449,9 +440,9 @@ def test_s3(server, tmp_path, caplog):
     assert 'have changed' in caplog.text
 
 
-def test_100_cached_streams_of_a_server_that_is_silent_wait_for_it_once(tmp_path, server, caplog):
+def test_100_cached_streams_of_a_server_that_is_silent_wait_for_it_once(tmp_path, s3_server, caplog):
     """Of a server that takes connections, and says nothing."""
-    bucket = server.new_bucket()
+    bucket = s3_server.new_bucket()
     streams = {'remote': f's3://{bucket}/data', 'local': str(tmp_path / 'local')}
     write(streams['remote'], 0)
     ids(StreamingDataset(**streams))

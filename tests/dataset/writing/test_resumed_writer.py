@@ -19,7 +19,6 @@ from headrace.convert import merge_index
 from headrace.errors import ConfigError
 from headrace.storage import open_store, register_store
 from headrace.storage.stores.local import LocalStore
-from headrace.testing.servers.s3 import moto_server
 from killed_children import in_a_child
 from waiting import until
 
@@ -61,19 +60,11 @@ def temporary(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.fixture(scope='module')
-def server():
-    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
-
-
 @pytest.fixture(params=['a folder', 's3', 'a folder and a file URL'])
 def target(request, tmp_path):
     """What makes an `out`, its URL and further arguments; another one at each call."""
     numbers = itertools.count()
-    bucket = request.getfixturevalue('server').new_bucket() if request.param == 's3' else ''
+    bucket = request.getfixturevalue('s3_server').new_bucket() if request.param == 's3' else ''
 
     def make():
         number = next(numbers)
@@ -293,8 +284,8 @@ def test_a_failed_append_leaves_the_dataset(tmp_path):
     assert content(f'file://{out}') == before
 
 
-def test_a_writer_continues_on_another_machine(server, tmp_path, monkeypatch):
-    url = f's3://{server.new_bucket()}/data'
+def test_a_writer_continues_on_another_machine(s3_server, tmp_path, monkeypatch):
+    url = f's3://{s3_server.new_bucket()}/data'
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(socket, 'gethostname', lambda: 'elsewhere')
         raises_at(url, 100, resume=True)

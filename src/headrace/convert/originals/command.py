@@ -9,9 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headrace.convert.command_errors import command_errors
 from headrace.convert.report import report_lines
 from headrace.display import printable
-from headrace.errors import ConfigError, ConversionError, HeadraceError
+from headrace.errors import ConfigError, HeadraceError
 from headrace.redaction import redact
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _add_settings(parser: argparse.ArgumentParser, original: Original) -> None:
 def run(original: Original, arguments: argparse.Namespace) -> int:
     """Convert; the bar goes to stderr, the reports to stdout. Returns 1 if a split has no good record."""
     shows = not arguments.json and sys.stderr.isatty()
-    try:
+    with command_errors():
         reports = original.convert(
             arguments.source,
             arguments.out,
@@ -98,11 +99,6 @@ def run(original: Original, arguments: argparse.Namespace) -> int:
             progress_bar=shows if arguments.progress_bar is None else _PROGRESS[arguments.progress_bar],
             **{option.name: getattr(arguments, f'option_{option.name}') for option in original.options},
         )
-    except KeyboardInterrupt:
-        print('headrace: Stopped. The same command goes on where this one stopped.', file=sys.stderr)
-        raise
-    except FileExistsError as error:
-        raise ConversionError(str(error).replace('pass `exist_ok=True`', 'pass --exist-ok')) from error
     if arguments.json:
         print(json.dumps({split: dataclasses.asdict(report) for split, report in reports.items()}))
     else:

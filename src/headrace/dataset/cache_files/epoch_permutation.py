@@ -1,4 +1,4 @@
-"""The permutations of the compatible orders, computed once per machine and mapped by all its processes.
+"""The permutations of MosaicML's orders, computed once per machine and mapped by all its processes.
 
 ``.headrace-epochs`` of the cache folder holds one file for each permutation in use, int64 in the machine's byte order.
 A process writes it under a temporary name and renames it; an exclusive lock on the subfolder makes the other processes

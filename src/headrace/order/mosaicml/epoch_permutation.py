@@ -1,4 +1,4 @@
-"""The whole-epoch permutation of the compatible orders: which sample stands at which position.
+"""The whole-epoch permutation of MosaicML's orders: which sample stands at which position.
 
 It is a function of (mixture, config, epoch), and not of the topology or the batching of an epoch's positions.
 """

@@ -112,7 +112,7 @@ class MosaicMLOrder:
 
 
 class MosaicMLPlan:
-    """Global batches of a compatible order, and which rows of them are this replica's.
+    """Global batches of a MosaicML order, and which rows of them are this replica's.
 
     A rank's k-th batch is the one that MosaicML Streaming's loader yields as its k-th, whatever the number of
     dataloader workers: those change only where padding without samples stands. ``start`` and positions after a batch

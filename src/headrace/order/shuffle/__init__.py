@@ -20,7 +20,7 @@ __all__ = ['ALGORITHMS', 'PERMUTATIONS', 'Permutation']
 
 
 class Permutation(Protocol):
-    """A compatible shuffle algorithm."""
+    """One of MosaicML Streaming's shuffle algorithms."""
 
     def __call__(
         self, out: IntArray, sizes: IntArray, num_parts: int, seed: int, epoch: int, block_size: int, /
@@ -45,7 +45,7 @@ def _permutations() -> dict[str, Permutation]:
 
 
 PERMUTATIONS: Mapping[str, Permutation] = MappingProxyType(_permutations())
-"""The compatible algorithms."""
+"""MosaicML Streaming's algorithms."""
 
 ALGORITHMS = ('native', *PERMUTATIONS)
 """The names of all."""
