@@ -1,0 +1,41 @@
+"""The tests of a module are found without a search."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from tests_of import SOURCE, TESTS, dotted, find_tests, modules
+
+
+@pytest.mark.parametrize(
+    ('module', 'way', 'test'),
+    [
+        ('storage/cache/limit.py', 'name', 'storage/cache/test_limit.py'),
+        ('order/native/order.py', 'name', 'order/native/test_native_order.py'),
+        ('cli/init.py', 'name', 'cli/test_init_command.py'),
+        ('doctor/versions.py', 'import', 'doctor/test_doctor.py'),
+        ('sources/tar_members.py', 'caller', 'sources/test_tar.py'),
+        ('order/shuffle/py1b.py', 'folder', 'order/test_plan.py'),
+    ],
+)
+def test_the_tests_of_a_module(module: str, way: str, test: str) -> None:
+    found, tests = find_tests(dotted(SOURCE / module))
+    assert found == way
+    assert TESTS / test in tests
+
+
+def test_every_module_has_tests() -> None:
+    assert [name for name in modules() if not find_tests(name)[1]] == []
+
+
+def test_a_test_with_the_name_of_a_module_lies_beside_it() -> None:
+    """In `tests`, in the folder that `src/headrace` has for the module."""
+    folders = defaultdict(set)
+    for name, path in modules().items():
+        folders[name.split('.')[1], path.stem].add(path.parent.relative_to(SOURCE))
+    for path in TESTS.rglob('test_*.py'):
+        folder = path.parent.relative_to(TESTS)
+        if folder.parts and (known := folders[folder.parts[0], path.stem.removeprefix('test_')]):
+            assert folder in known, path
