@@ -39,3 +39,9 @@ def test_a_test_with_the_name_of_a_module_lies_beside_it() -> None:
         folder = path.parent.relative_to(TESTS)
         if folder.parts and (known := folders[folder.parts[0], path.stem.removeprefix('test_')]):
             assert folder in known, path
+
+
+def test_each_test_file_has_a_name_of_its_own() -> None:
+    """Or pytest collects only one of two: `test_PACKAGE_MODULE.py` is the second one's name."""
+    names = [path.name for path in TESTS.rglob('test_*.py')]
+    assert sorted(name for name in set(names) if names.count(name) > 1) == []
