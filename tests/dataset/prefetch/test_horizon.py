@@ -1,4 +1,4 @@
-"""What is known of the uses of shards, against a slow model of it."""
+"""The uses of shards by the batches in sight, and the window of a cache, against slow models."""
 
 from __future__ import annotations
 

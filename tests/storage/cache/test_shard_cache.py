@@ -80,9 +80,11 @@ class TestFetch:
         cache = cache_of(remote, tmp_path / 'cache', store=store)
         entry = remote.entries[1]
         assert not cache.is_present(entry)
-        assert cache.fetch(entry)
+        came = cache.fetch(entry)
+        assert (bool(came), came.size) == (True, entry.size)
         assert cache.is_present(entry)
-        cache.fetch(entry)
+        there = cache.fetch(entry)
+        assert (bool(there), there.size) == (True, 0)
         cache.acquire(entry).release()
         assert sum(store.calls.values()) == len(entry.parts)
         assert cache.stats.bytes_downloaded == sum(part.packed_size or part.size for part in entry.parts)
