@@ -37,7 +37,7 @@ from headrace.order.row_selection import (
     each_selected_row,
 )
 from headrace.order.run import MixtureChange, Run, make_order
-from headrace.order.sample_map import SampleMap
+from headrace.order.sample_map import Places, SampleMap
 from headrace.order.skip import Skip, SkipRange, documents_skip, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state
 from headrace.order.steps import PlanOf, batches_after, batches_before, find_batch, run_range
@@ -59,6 +59,7 @@ __all__ = [
     'MixtureChange',
     'Order',
     'OrderConfig',
+    'Places',
     'Plan',
     'PlanOf',
     'Remainder',

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -13,7 +13,22 @@ if TYPE_CHECKING:
     from headrace.order.mixture.mixture import Mixture
     from headrace.order.row_selection import RowSelection
 
-__all__ = ['SampleMap']
+__all__ = ['Places', 'SampleMap']
+
+
+class Places(NamedTuple):
+    """Samples, and where they lie; int64[n] each."""
+
+    ids: IntArray
+    """Global sample ids."""
+    shards: IntArray
+    """The shard of each."""
+    rows: IntArray
+    """The row of each in its shard."""
+
+    def cut(self, part: slice) -> Places:
+        """Some of them, as views."""
+        return Places(self.ids[part], self.shards[part], self.rows[part])
 
 
 class SampleMap:
@@ -46,6 +61,10 @@ class SampleMap:
         if any(one is not None for one in kept):
             made._kept, made._first_shards = tuple(kept), mixture.shard_offsets[:-1]
         return made
+
+    def places(self, ids: IntArray) -> Places:
+        """The ids with their shards and rows; see `locate`."""
+        return Places(ids, *self.locate(ids))
 
     @property
     def num_samples(self) -> int:

@@ -13,6 +13,7 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.cache_files import index_table
+from headrace.dataset.streams import open_streams
 from headrace.dataset.streams.open_streams import open_stream
 from headrace.errors import FormatError
 from headrace.format import ShardTable
@@ -40,13 +41,13 @@ def local(tmp_path):
 def parses(monkeypatch):
     """One entry for each time that an index is parsed."""
     calls = []
-    parse = index_table.parse_index
+    parse = open_streams.parse_index
 
     def counted(*arguments, **options):
         calls.append(arguments)
         return parse(*arguments, **options)
 
-    monkeypatch.setattr(index_table, 'parse_index', counted)
+    monkeypatch.setattr(open_streams, 'parse_index', counted)
     return calls
 
 

@@ -1,4 +1,4 @@
-"""Reads a stream's ``index.json``, and keeps the table of a large one for the next process.
+"""The kept table of a large ``index.json``, for the next process.
 
 A cache folder with an index of `WORTHWHILE` shards or more gets a file ``.headrace-index`` beside index.json: the table
 of shards as `headrace.format.table_bytes` writes it. The file is valid under four conditions. It was made from this
@@ -12,106 +12,49 @@ writes nothing. The next process overwrites what a killed one left. Folders of a
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import xxhash
 
-from headrace.errors import CacheError, HeadraceError
-from headrace.format import IndexKey, ShardTable, pack_table, parse_index, read_packed_key, unpack_table
+from headrace.errors import CacheError
+from headrace.format import IndexKey, ShardTable, pack_table, read_packed_key, unpack_table
 from headrace.storage.cache.locks import held, try_lock_file
 
-__all__ = ['INDEX', 'IndexFile']
+__all__ = ['find_table', 'keep_table']
 
-INDEX: Final = 'index.json'
 TABLE: Final = '.headrace-index'
 WORTHWHILE: Final = 4096  # shards; fewer are parsed in a few milliseconds
 _BLOCK: Final = 1 << 20  # bytes of index.json in memory at once while it is compared
 
 
-class IndexFile:
-    """One stream's index."""
+def find_table(folder: Path, path: Path, *, allow_unsafe_types: bool) -> tuple[ShardTable, str] | None:
+    """The kept table of an index.json, and the fingerprint of that; None if there is none, or any doubt about it.
 
-    def __init__(self, source: str, *, allow_unsafe_types: bool, cache: Path | None = None) -> None:
-        """Touches no file.
+    Args:
+        folder: the cache folder.
+        path: the index.json, which may have another name there while it is fetched.
+        allow_unsafe_types: accept `pkl` columns, which run code when they are read.
+    """
+    with open(path, 'rb', buffering=0) as index:
+        owner, size = os.fstat(index.fileno()).st_uid, os.fstat(index.fileno()).st_size
+        data = _read_table(folder / TABLE, owners={os.geteuid(), owner}, most=size)
+        key = None if data is None else read_packed_key(data)
+        if data is None or key is None or key.size != size or key.digest != _digest(index):
+            return None
+    shards = unpack_table(data, allow_unsafe_types=allow_unsafe_types)
+    return None if shards is None else (shards, key.fingerprint)
 
-        Args:
-            source: path or URL of the index, for messages.
-            allow_unsafe_types: accept `pkl` columns, which run code when they are read.
-            cache: folder to keep the table in; None: nowhere.
-        """
-        self.shards = ShardTable.empty()
-        self.fingerprint = ''
-        self._source, self._allow_unsafe_types, self._cache = source, allow_unsafe_types, cache
-        self._parsed: IndexKey | None = None
 
-    def read(self, path: Path) -> None:
-        """Read an index.json at this path, or the kept table of it.
-
-        Raises:
-            IndexFileError: the file is empty or is not JSON.
-            FormatError: it is JSON, but breaks the format's rules.
-            EmptyDatasetError: it has no samples.
-        """
-        if self._cache is not None and self._find(path):
-            return
-        data = path.read_bytes()
-        self.shards = parse_index(data, source=self._source, allow_unsafe_types=self._allow_unsafe_types)
-        self.fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
-        self._parsed = IndexKey(xxhash.xxh3_128_digest(data), len(data), self.fingerprint)
-
-    def unproven(self, cached: Path) -> Iterator[str]:
-        """Files whose content may differ between a cached index and the last one read.
-
-        A shard is the same if its entries in both indexes are equal, with checksums of its files.
-
-        Args:
-            cached: the cached index. If it cannot be read, all shards may differ.
-        """
-        old = ShardTable.empty()
-        with contextlib.suppress(OSError, HeadraceError):
-            old = parse_index(cached.read_bytes(), source=str(cached), allow_unsafe_types=True)
-        for info in self.shards:
-            found = old.find(info.files[0].raw.basename)
-            is_same = found is not None and old[found] == info
-            for file in info.files:
-                for stored in (file.raw, file.zip):
-                    if stored is not None and not (is_same and stored.hashes):
-                        yield stored.basename
-        for info in old:
-            for file in info.files:
-                for stored in (file.raw, file.zip):
-                    if stored is not None and self.shards.find(stored.basename) is None:
-                        yield stored.basename
-
-    def _find(self, path: Path) -> bool:
-        """Take the kept table of this index.json; False if there is none, or any doubt about it."""
-        assert self._cache is not None
-        with open(path, 'rb', buffering=0) as index:
-            owner, size = os.fstat(index.fileno()).st_uid, os.fstat(index.fileno()).st_size
-            data = _read_table(self._cache / TABLE, owners={os.geteuid(), owner}, most=size)
-            key = None if data is None else read_packed_key(data)
-            if data is None or key is None or key.size != size or key.digest != _digest(index):
-                return False
-        shards = unpack_table(data, allow_unsafe_types=self._allow_unsafe_types)
-        if shards is None:
-            return False
-        self.shards, self.fingerprint, self._parsed = shards, key.fingerprint, None
-        return True
-
-    def keep(self) -> None:
-        """Keep the table of a large parsed index, if the folder can take it."""
-        if self._cache is None or self._parsed is None or len(self.shards) < WORTHWHILE:
-            return
-        data = pack_table(self.shards, self._parsed)
-        if data is not None:
-            with contextlib.suppress(OSError, CacheError):
-                _write_table(self._cache, data)
+def keep_table(folder: Path, shards: ShardTable, key: IndexKey) -> None:
+    """Keep the table of a large parsed index, if the folder can take it."""
+    data = pack_table(shards, key) if len(shards) >= WORTHWHILE else None
+    if data is not None:
+        with contextlib.suppress(OSError, CacheError):
+            _write_table(folder, data)
 
 
 def _read_table(path: Path, *, owners: set[int], most: int) -> bytes | None:

@@ -1,12 +1,12 @@
 """Batches of one rank by their keys, in the main process or in a worker.
 
-The plan says which samples a batch has, and a `SamplePool` where they lie. Both are asked for many batches at once.
+The plan says which samples a batch has, and a `SampleMap` where they lie. Both are asked for many batches at once.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import nullcontext
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,13 +22,12 @@ from headrace.dataset.prefetch.distance import look_ahead
 from headrace.dataset.prefetch.upcoming_batch import Upcoming, upcoming_batches
 from headrace.dataset.reading.protocol import Collate, Reader, SampleSource
 from headrace.dataset.reading.sample_errors import Describe, collated, misfit, read_each
-from headrace.dataset.reading.sample_pool import Places, SamplePool
 from headrace.dataset.reading.skipping_reader import BadRows
 from headrace.dataset.sample_rng import drawing_for_batch
 from headrace.dataset.statistics import WorkerBatch
 from headrace.errors import CollateError
 from headrace.format import ColumnBatch
-from headrace.order import BatchPlan, BatchSpec, Run
+from headrace.order import BatchPlan, BatchSpec, Places, Run, SampleMap
 
 __all__ = ['BatchKey', 'BatchReader', 'collate_columns']
 
@@ -76,7 +75,8 @@ class BatchReader(Reader[BatchKey]):
         self._mark_streams = mark_streams
         self._is_plain = self._is_columnar and self._skipping_reader is None
         self._mixture = plan.order.mixture
-        self._number_type = np.min_scalar_type(len(self._mixture.streams) - 1)  # of those sent between processes
+        self._num_streams = len(self._mixture.streams)
+        self._number_type = np.min_scalar_type(self._num_streams - 1)  # of stream numbers sent between processes
         self._pass: tuple[int, int] | None = None
         self._last = -1  # last batch; a lower number means another pass, perhaps of the same epoch
         self._places: _BatchPlaces | None = None
@@ -92,13 +92,14 @@ class BatchReader(Reader[BatchKey]):
         chunk, part = self._places.find(number)
         ids, bad_rows, batch = chunk.places.ids[part], None, None
         if self._is_plain and opened.joined is not None:
-            batch = opened.joined.batch(chunk.shards[part], chunk.places.rows[part])
+            shards = chunk.shards or chunk.list_shards()
+            batch = opened.joined.batch(shards[part], chunk.places.rows[part])
         if batch is None:
             batch, bad_rows = self._read(key.epoch, chunk.places.cut(part))
         if self._batches.remainder == 'exact':
             batch = marked(batch, rows=len(ids), own_samples=self._places.plan.own_samples(number))
         streams = None
-        if len(self._mixture.streams) > 1:
+        if self._num_streams > 1:
             streams = self._mixture.streams_of(ids).astype(self._number_type)
         if self._mark_streams:
             batch = with_streams(batch, streams, len(ids))
@@ -108,21 +109,30 @@ class BatchReader(Reader[BatchKey]):
         return WorkerBatch(batch, len(ids), streams, bad_rows=bad_rows)
 
     def _read(self, epoch: int, places: Places) -> tuple[Any, BadRows | None]:
-        pool, skipping, ids = self._source.pool, self._skipping_reader, places.ids.tolist()
-        draws_for_all = pool.has_images or not self._is_columnar
-        with drawing_for_batch(self._source.shuffle_seed, epoch, ids) if draws_for_all else nullcontext():
-            if self._is_columnar and pool.columns is not None:
-                if skipping is None:
-                    columns, bad_rows = pool.gather(pool.columns, places), None
-                else:
-                    columns, bad_rows = skipping.gather(pool.columns, places)
-                return collate_columns(columns, ids, pool.describe), bad_rows
-            read, bad_rows = pool.sample if self._is_columnar else partial(self._sample, epoch), None
-            if skipping is not None:
-                samples, bad_rows = skipping.samples(ids, read)
-            else:
-                samples = list(read_each(ids, read, pool.describe))
-            return collated(samples, ids, pool.describe, self._collate_fn), bad_rows
+        if self._is_columnar and not self._source.pool.has_images:
+            return self._columns(places)
+        with drawing_for_batch(self._source.shuffle_seed, epoch, places.ids.tolist()):
+            if self._is_columnar:
+                return self._columns(places)
+            return self._collated(partial(self._sample, epoch), places)
+
+    def _columns(self, places: Places) -> tuple[Any, BadRows | None]:
+        pool, skipping, bad_rows = self._source.pool, self._skipping_reader, None
+        if pool.columns is None:
+            return self._collated(pool.sample, places)
+        if skipping is None:
+            columns = pool.gather(pool.columns, places)
+        else:
+            columns, bad_rows = skipping.gather(pool.columns, places)
+        return collate_columns(columns, places.ids, pool.describe), bad_rows
+
+    def _collated(self, read: Callable[[int], Any], places: Places) -> tuple[Any, BadRows | None]:
+        ids, bad_rows, describe = places.ids.tolist(), None, self._source.pool.describe
+        if self._skipping_reader is not None:
+            samples, bad_rows = self._skipping_reader.samples(ids, read)
+        else:
+            samples = list(read_each(ids, read, describe))
+        return collated(samples, ids, describe, self._collate_fn), bad_rows
 
     def plan_of(self, key: BatchKey) -> BatchPlan:
         """The plan of the pass that has a key: as it was given, or for a later pass by the run."""
@@ -138,7 +148,7 @@ class BatchReader(Reader[BatchKey]):
         ahead = look_ahead(source.predownload, self._batches.batch_size, workers)
         self._places, self._next_places = self._next_places, None
         if self._places is None or (self._places.plan.order.epoch, self._places.plan.start) != self._pass:
-            self._places = _BatchPlaces(self.plan_of(key), source.pool, ahead.batches)
+            self._places = _BatchPlaces(self.plan_of(key), source.pool.map, ahead.batches)
         if self._skipping_reader is not None:
             self._skipping_reader.begin_pass()
         # The other workers' batches count, too.
@@ -156,7 +166,7 @@ class BatchReader(Reader[BatchKey]):
         yield from upcoming_batches(pool, places.plan, places.shards_of, first=first)
         if next_epoch is not None:
             plan = self._run.plan(next_epoch, 0, self._batches)
-            after = self._next_places = _BatchPlaces(plan, pool, ahead)
+            after = self._next_places = _BatchPlaces(plan, pool.map, ahead)
             for batch in upcoming_batches(pool, plan, after.shards_of, first=0):
                 yield batch._replace(number=places.plan.num_batches + batch.number)
 
@@ -169,27 +179,27 @@ class BatchReader(Reader[BatchKey]):
 class _Chunk:
     """The samples of consecutive batches."""
 
-    __slots__ = ('_shards', 'places')
+    __slots__ = ('places', 'shards')
 
     def __init__(self, places: Places) -> None:
         self.places = places
-        self._shards: list[int] | None = None
+        self.shards: list[int] | None = None
+        """The shard of each, once `list_shards` was called."""
 
-    @property
-    def shards(self) -> list[int]:
-        """The shard of each."""
-        shards: list[int] = self._shards or self.places.shards.tolist()
-        self._shards = shards
+    def list_shards(self) -> list[int]:
+        """Make `shards`, which only joined rows need."""
+        shards: list[int] = self.places.shards.tolist()
+        self.shards = shards
         return shards
 
 
 class _BatchPlaces:
     """The places of one rank's batches, for its reader and its prefetch. Many batches are located together."""
 
-    def __init__(self, plan: BatchPlan, pool: SamplePool, ahead: int) -> None:
-        """Take a plan, the samples, and the number of batches to look ahead."""
+    def __init__(self, plan: BatchPlan, sample_map: SampleMap, ahead: int) -> None:
+        """Take a plan, the places of samples, and the number of batches to look ahead."""
         self.plan = plan
-        self._pool = pool
+        self._map = sample_map
         self._rows = plan.batch_size
         self._batches = min(max(_CHUNK // self._rows, _FEWEST_BATCHES), _MOST_BATCHES)
         # The reader takes the look-ahead's chunks from here later; older ones have no use.
@@ -208,13 +218,13 @@ class _BatchPlaces:
         if chunk is None:
             batches = range(place * self._batches, self.plan.num_batches)[: self._batches]
             ids = self.plan.order.at(self.plan.positions_of(batches))
-            chunk = self._chunks[place] = _Chunk(self._pool.places(ids))
+            chunk = self._chunks[place] = _Chunk(self._map.places(ids))
             while len(self._chunks) > self._most_chunks:
                 self._chunks.popitem(last=False)
         return chunk, slice(batch * self._rows, (batch + 1) * self._rows)
 
 
-def collate_columns(batch: ColumnBatch, ids: list[int], describe: Describe) -> dict[str, Any]:
+def collate_columns(batch: ColumnBatch, ids: npt.NDArray[np.int64], describe: Describe) -> dict[str, Any]:
     """Columns as `default_collate` would have made them: tensors, lists of str or bytes, or nested collections.
 
     Args:
@@ -237,7 +247,7 @@ def collate_columns(batch: ColumnBatch, ids: list[int], describe: Describe) -> d
             except (TypeError, RuntimeError) as error:
                 raise CollateError(
                     f'Column {name!r} cannot be made into a batch: {error}. The first value that does not fit is of '
-                    f'{misfit(column, ids, describe)}. Pass `collate_fn` to the loader, '
+                    f'{misfit(column, ids.tolist(), describe)}. Pass `collate_fn` to the loader, '
                     f'override `get_item` to turn it into tensors of one shape, or leave it out with `columns`.'
                 ) from error
     return out

@@ -1,6 +1,6 @@
-"""The samples of opened streams by their ids: their places, single samples, and columns of many.
+"""The samples of opened streams by their ids: single samples, and columns of many.
 
-A batch is located once, as `Places`. The prefetch and the reader share them.
+A batch is located once. The prefetch and the reader share its `Places`.
 """
 
 from __future__ import annotations
@@ -21,32 +21,17 @@ from headrace.dataset.reading.joined_rows import JoinedRows
 from headrace.dataset.streams.columns import gathered_columns
 from headrace.dataset.streams.stream import Stream
 from headrace.format import ColumnBatch, Columns
-from headrace.order import BatchExplanation, BatchPlan, Mixture, SampleMap
+from headrace.order import BatchExplanation, BatchPlan, Mixture, Places, SampleMap
 from headrace.storage import CacheCounters
 
 if TYPE_CHECKING:
     from headrace.dataset.reading.image_rows import ImageRows
 
-__all__ = ['OpenedPool', 'Places', 'SamplePool']
+__all__ = ['OpenedPool', 'SamplePool']
 
 IntArray = npt.NDArray[np.int64]
 
 _OTHERS = 8  # shards of a stream, and streams, searched for another sample
-
-
-class Places(NamedTuple):
-    """Samples, and where they lie; int64[n] each."""
-
-    ids: IntArray
-    """Global sample ids."""
-    shards: IntArray
-    """The shard of each."""
-    rows: IntArray
-    """The row of each in its shard."""
-
-    def cut(self, part: slice) -> Places:
-        """Some of them, as views."""
-        return Places(self.ids[part], self.shards[part], self.rows[part])
 
 
 class OpenedPool(NamedTuple):
@@ -72,12 +57,13 @@ class SamplePool:
         self.has_images = any(stream.decode is not None for stream in streams)
         """Whether images are read as tensors, whose crops take random numbers."""
         self._first_shards = mixture.shard_offsets[:-1]
-        self._map = SampleMap.of(mixture, [stream.kept for stream in streams])
+        self.map = SampleMap.of(mixture, [stream.kept for stream in streams])
+        """Finds the shards and rows of samples."""
         self._opened: OpenedPool | None = None
         self._counters: CacheCounters | None = None
 
     def __len__(self) -> int:
-        return self._map.num_samples
+        return self.map.num_samples
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_opened': None, '_counters': None}
@@ -98,7 +84,7 @@ class SamplePool:
         if self.has_images:
             from headrace.dataset.reading.image_rows import ImageRows
 
-            images = ImageRows(shards.cached, partial(_describe, shards.cached, self._map))  # no cycle with the pool
+            images = ImageRows(shards.cached, partial(_describe, shards.cached, self.map))  # no cycle with the pool
         columns = self.columns if shards.give_back is None and images is None else None
         if columns is not None and JoinedRows.can_join(columns):
             joined = JoinedRows(columns, shards.take, shards.open)
@@ -122,11 +108,7 @@ class SamplePool:
 
     def locate(self, ids: IntArray) -> tuple[IntArray, IntArray]:
         """Shards of sample ids, and the samples' rows in them. Both int64, of the shape of `ids`."""
-        return self._map.locate(ids)
-
-    def places(self, ids: IntArray) -> Places:
-        """The ids and their places."""
-        return Places(ids, *self._map.locate(ids))
+        return self.map.locate(ids)
 
     def place(self, shard: int) -> tuple[str, int, str]:
         """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
@@ -139,28 +121,28 @@ class SamplePool:
 
         They come from its shard, then from the next shards of its stream, then from other streams.
         """
-        shard, _ = self._map.locate_one(sample_id)
-        neighbours = self._map.ids_of(shard)
+        shard, _ = self.map.locate_one(sample_id)
+        neighbours = self.map.ids_of(shard)
         yield from (i for i in neighbours[max(sample_id - neighbours.start - 2, 0) :][:5] if i != sample_id)
         own = int(self._first_shards.searchsorted(shard, 'right')) - 1
         for number in [own, *(stream for stream in range(len(self._streams)) if stream != own)][:_OTHERS]:
             first = int(self._first_shards[number])
-            shards = self._map.filled_shards(first, first + len(self._streams[number].shards))
+            shards = self.map.filled_shards(first, first + len(self._streams[number].shards))
             if number == own:
                 after = int(shards.searchsorted(shard, 'right'))
                 shards = np.concatenate([shards[after:], shards[:after]])[:-1]
             for other in shards[: _OTHERS if number == own else 1].tolist():
-                yield self._map.ids_of(other)[0]
+                yield self.map.ids_of(other)[0]
 
     def stream_of(self, sample_id: int) -> tuple[Stream, int, int]:
         """The stream of a sample, the number of its shard there, and its row in the shard."""
-        shard, row = self._map.locate_one(sample_id)
+        shard, row = self.map.locate_one(sample_id)
         stream, local = self.shards.cached.place(shard)
         return stream, local, row
 
     def describe(self, sample_id: int) -> str:
         """Where a sample lies, for messages."""
-        return _describe(self.shards.cached, self._map, sample_id)
+        return _describe(self.shards.cached, self.map, sample_id)
 
     def explain(self, plan: BatchPlan, k: int) -> BatchExplanation:
         """The samples and shards of batch k of a plan, with the names of the shards' files.
@@ -168,7 +150,7 @@ class SamplePool:
         Raises:
             IndexError: there is no such batch.
         """
-        explained = plan.explain(k, self._map)
+        explained = plan.explain(k, self.map)
         shards, numbers = np.unique(self._first_shards[explained.streams] + explained.shards, return_inverse=True)
         names = np.array([self.place(shard)[2] for shard in shards.tolist()])
         return replace(explained, files=names[numbers])
@@ -184,7 +166,7 @@ class SamplePool:
         """The columns that all shards hold and store alike."""
         return self._gathered[0]
 
-    @property
+    @cached_property
     def columns(self) -> Columns | None:
         """The columns of a batch; None if shards store their columns differently."""
         shared, is_all = self._gathered
@@ -192,7 +174,7 @@ class SamplePool:
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         """One sample by its global id."""
-        shard, row = self._map.locate_one(sample_id)
+        shard, row = self.map.locate_one(sample_id)
         _, shards, images, _ = self.opened
         held = shards.take(shard) or shards.open(shard)
         try:
@@ -208,7 +190,7 @@ class SamplePool:
         """Values of a column for the samples of `ids`, as stored, of any shape."""
         if column not in self.shared.arrays:
             return [self.sample(sample_id)[column] for sample_id in ids.tolist()]
-        return self.gather(self.shared, self.places(ids), [column]).columns[column]
+        return self.gather(self.shared, self.map.places(ids), [column]).columns[column]
 
     def gather(
         self,

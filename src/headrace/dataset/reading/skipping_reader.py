@@ -14,8 +14,9 @@ import numpy.typing as npt
 from headrace.dataset.batch_keys.bad_sample import is_bad_sample
 from headrace.dataset.reading.bad_sample_log import BadSampleLog
 from headrace.dataset.reading.sample_errors import name_sample
-from headrace.dataset.reading.sample_pool import Places, SamplePool
+from headrace.dataset.reading.sample_pool import SamplePool
 from headrace.format import ColumnBatch, Columns
+from headrace.order import Places
 
 __all__ = ['BadRows', 'SkippingReader']
 
@@ -93,7 +94,7 @@ class SkippingReader:
         if column not in pool.shared.arrays:
             return self.readable(ids.tolist(), lambda sample_id: pool.sample(sample_id)[column])
         with pool.shards.trying_once(), _errors_by_row() as failed:
-            columns = pool.gather(pool.shared, pool.places(ids), [column], failed=failed)
+            columns = pool.gather(pool.shared, pool.map.places(ids), [column], failed=failed)
             bad = self._bad_rows(ids.tolist(), failed)
             if len(failed) == len(ids):
                 self._other_rows(pool.shared, ids[:1], failed)
@@ -126,7 +127,7 @@ class SkippingReader:
         pool = self._pool
 
         def read(sample_id: int) -> ColumnBatch:
-            return pool.gather(into, pool.places(np.full(len(ids), sample_id)))
+            return pool.gather(into, pool.map.places(np.full(len(ids), sample_id)))
 
         return self._first_readable(self._elsewhere(int(ids[0])), read, failed, 0, int(ids[0]))
 

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from headrace.dataset.cache_files.index_table import INDEX
 from headrace.errors import FormatError, StorageError
 from headrace.format import ShardInfo, ShardTable
 from headrace.format.encodings import is_mds_encoding_safe
+from headrace.format.entries import INDEX_NAME
 from headrace.redaction import logger_of
 from headrace.sources.source_index import SourceIndex
 from headrace.sources.source_store import SourceStore, has_glob
@@ -112,8 +112,8 @@ class SourceFinder:
             return self._data(place)
         found = self._data(place)
         if is_local:
-            return None if (folder / INDEX).exists() else self.listed(place)
-        return found if (folder / found.index_name).exists() and not (folder / INDEX).exists() else None
+            return None if (folder / INDEX_NAME).exists() else self.listed(place)
+        return found if (folder / found.index_name).exists() and not (folder / INDEX_NAME).exists() else None
 
     def listed(self, place: str) -> SourceData | None:
         """The data, if their listing has files of a known format.

@@ -17,7 +17,6 @@ from headrace.dataset.streams.changed_data import OnChangedData, parse_on_change
 from headrace.dataset.streams.columns import read_columns
 from headrace.dataset.streams.facts import stream_facts
 from headrace.dataset.streams.images import ImageColumns
-from headrace.dataset.streams.store_options import store_options_of
 from headrace.display import Facts, FactsRepr
 from headrace.errors import StreamError
 from headrace.format import ShardTable, unpack_file, verify_file
@@ -27,14 +26,10 @@ from headrace.selection import Fraction, Predicate, Selection, Subset
 from headrace.sources.formats import check_format
 from headrace.storage import (
     CacheEntry,
-    CacheLimit,
     CachePart,
     LazyEntry,
-    Retry,
     ShardCache,
-    Store,
     local_path,
-    open_store,
 )
 from headrace.storage.cache.shared_file import temporary_folder
 
@@ -42,8 +37,6 @@ if TYPE_CHECKING:
     from headrace.dataset.streams.source_data import SourceData
 
 __all__ = ['Stream']
-
-PATIENCE = 30.0  # seconds without progress, during which a download is retried however often it fails
 
 
 class Stream(FactsRepr):
@@ -158,7 +151,7 @@ class Stream(FactsRepr):
         self.fingerprint = ''
         self.first_shard = 0  # number of this stream's first shard in the dataset
         self.source_data: SourceData | None = None  # of data that are not shards with an index.json
-        self._cache: ShardCache | None = None
+        self.opened_cache: ShardCache | None = None
         self._make_entry = self._entry_of_id  # one object for all entries that keep it
 
     def _facts(self) -> Facts:
@@ -197,15 +190,6 @@ class Stream(FactsRepr):
         path = local_path(self.url)
         return path is not None and Path(path).resolve() == self.folder.resolve()
 
-    def fill_in(self, defaults: dict[str, Any]) -> None:
-        """Take the dataset's values for the arguments that were left at None."""
-        for key, value in defaults.items():
-            if getattr(self, key) is None:
-                setattr(self, key, value)
-        self.split = self.split or ''  # programs join it to `local`
-        if self.download_timeout is not None and not self.download_timeout > 0:
-            raise StreamError(f'download_timeout must be above 0 seconds, got {self.download_timeout} ({self.title}).')
-
     def read_selection(self) -> Selection | None:
         """The rows to offer; None: all.
 
@@ -216,43 +200,12 @@ class Stream(FactsRepr):
             subset=self.subset, fraction=self.fraction, fraction_seed=self.fraction_seed, where=self.where
         )
 
-    def take_source(self, source: SourceData | None) -> bool:
-        """Read data of another format; False if there are none."""
-        if source is None:
-            return False
-        if self.is_local:
-            # Unpacked shards do not belong among the data. So the data become a remote with a temporary cache.
-            self.remote, self.given_local = os.path.abspath(self.remote or self.given_local or ''), None  # noqa: PTH100
-        self.source_data = source
-        if self._cache is not None:  # it has looked for an index.json
-            self._cache.read_from(source.store)
-        return True
+    def cache(self) -> ShardCache:
+        """The cache over the stream's folder. It is made when a dataset opens the stream."""
+        assert self.opened_cache is not None
+        return self.opened_cache
 
-    def cache(self, limit: CacheLimit | None = None) -> ShardCache:
-        """The cache over the stream's folder, made at the first call."""
-        if self._cache is None:
-            store: Store | None = None if self.source_data is None else self.source_data.store
-            if store is None and not self.is_local and self.url is not None:
-                store = open_store(self.url, store_options_of(self))
-            retries = 2 if self.download_retry is None else self.download_retry
-            self._cache = ShardCache(
-                self.folder,
-                store=store,
-                limit=limit,
-                entry_of=self._entry_of,
-                keep_packed=bool(self.keep_zip),
-                retry=Retry(attempts=1 + retries, patience=PATIENCE if retries else 0.0),
-                verify_present=self.validate_hash is not None,
-            )
-        return self._cache
-
-    def number_shards(self, first: int) -> None:
-        """Set the number of the stream's first shard in the dataset; the cache forgets shards by older numbers."""
-        if first != self.first_shard:
-            self.first_shard = first
-            self.cache().forget()
-
-    def _entry_of(self, name: str) -> CacheEntry | None:
+    def entry_of_file(self, name: str) -> CacheEntry | None:
         """The entry of a file in the folder."""
         shard = self.shards.find(name)
         return None if shard is None else LazyEntry(self.entry(shard), self._make_entry)
