@@ -1,8 +1,8 @@
 """Chains of training runs, each run in ranks of its own, from few programs that have imported all they need.
 
 Importing torch and a trainer takes longer than a small run. Ranks are therefore forked from such a program, with the
-environment that a launcher gives them. A test gives its chains to `run_chains`, which starts the programs; a program
-hands its command line to `serve`; what does a run of several ranks there calls `fork_ranks`.
+environment that a launcher gives them. A test gives its chains to `ranks.run_chains`, which starts the programs; a
+program hands its command line to `serve`; what does a run of several ranks there calls `fork_ranks`.
 """
 
 from __future__ import annotations
@@ -18,43 +18,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 from headrace.testing.servers.process import free_port
-from processes import Program
-
-PROGRAMS = 2
-"""That run at a time; a run of several ranks waits more than it computes."""
 
 
 class HangError(Exception):
     """A run did not end."""
-
-
-# -- in a test --------------------------------------------------------------------------------------------------------
-
-
-def run_chains(
-    program: Path, chains: Sequence[Sequence[Mapping[str, Any]]], folder: Path, timeout: float, programs: int = PROGRAMS
-) -> list[str | None]:
-    """Have programs run each chain, given as the fields of its runs; returns what went wrong in it, if anything did."""
-    outcomes: list[str | None] = ['not run'] * len(chains)
-    with ExitStack() as stack:
-        running: list[Program] = []
-        for number in range(programs):
-            given = folder / f'chains{number}.json'
-            given.write_text(json.dumps(chains[number::programs]))
-            command = [sys.executable, str(program), str(given), str(given.with_suffix('.out'))]
-            running.append(stack.enter_context(Program(command, cwd=folder)))
-        for number, one in enumerate(running):
-            done = one.wait(timeout)
-            assert done.returncode == 0, done.stderr[-8000:]
-            lines = (folder / f'chains{number}.out').read_text().splitlines()
-            outcomes[number::programs] = [json.loads(line)['error'] for line in lines]
-    return outcomes
 
 
 # -- in a program -----------------------------------------------------------------------------------------------------

@@ -40,6 +40,9 @@ settings.register_profile('few', settings.get_profile('headrace'), max_examples=
 settings.register_profile('many', settings.get_profile('headrace'), max_examples=300, derandomize=False)
 settings.load_profile('headrace')
 
+if TYPE_CHECKING:
+    from headrace.testing.servers.s3 import S3Server
+
 MakeDataset = Callable[..., Path]
 
 
@@ -53,17 +56,6 @@ def forget_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the test registers with `register_store` is forgotten when it ends."""
     monkeypatch.setattr(resolve, '_factories', dict(resolve._factories))
-
-
-@pytest.fixture(scope='module')
-def s3_server() -> Iterator[S3Server]:
-    """A server of objects on the loopback, whose address and credentials are in the environment."""
-    from headrace.testing.servers.s3 import moto_server
-
-    with moto_server() as server, pytest.MonkeyPatch.context() as patch:
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
 
 
 @pytest.fixture
@@ -88,6 +80,24 @@ def mosaicml_streaming_lock() -> Iterator[None]:
 def mosaicml_streaming(mosaicml_streaming_lock: None) -> Any:
     """The module, for one test at a time."""
     return importlib.import_module('streaming')
+
+
+@pytest.fixture(scope='session')
+def moto() -> Iterator[S3Server]:
+    """S3 in memory, one server for all tests of a process: to start one takes two CPU seconds."""
+    from headrace.testing.servers.s3 import moto_server
+
+    with moto_server() as server:
+        yield server
+
+
+@pytest.fixture(scope='module')
+def s3_server(moto: S3Server) -> Iterator[S3Server]:
+    """That, whose address and credentials are in the environment of a module's tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in moto.environment().items():
+            patch.setenv(name, value)
+        yield moto
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 FILE = Path(__file__).parent / 'data' / 'durations.txt'
-LONG = 0.25
+LONG = 0.1
 """CPU seconds from which on a test has a line."""
 
 _KEY = 'cpu seconds'

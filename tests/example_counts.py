@@ -6,7 +6,7 @@ from hypothesis import settings
 
 __all__ = ['USUAL', 'scaled']
 
-USUAL = 40
+USUAL = 30
 """Examples in `make test` of a property that asks for no number."""
 
 

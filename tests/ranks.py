@@ -18,14 +18,17 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from chains import fork_ranks
 from processes import Program
 
 _IMPORTS = {
-    'torch': ['torch.distributed', 'torchmetrics', 'headrace.metrics'],
+    'torch': ['torch.distributed'],
+    'torchmetrics': ['torch.distributed', 'torchmetrics', 'headrace.metrics'],
     'accelerate': ['accelerate', 'headrace'],
     'lightning': ['lightning.pytorch', 'headrace.lightning', 'headrace.metrics', 'headrace.mixing'],
     'composer': [
@@ -39,12 +42,8 @@ _IMPORTS = {
 }
 """What a server imports, by its trainer."""
 
-_NODE_VARIABLES = {
-    'torch': 'GROUP_RANK',
-    'accelerate': 'GROUP_RANK',
-    'lightning': 'GROUP_RANK',
-    'composer': 'NODE_RANK',
-}
+PROGRAMS = 2
+"""That `run_chains` has at a time; a run of several ranks waits more than it computes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +56,8 @@ class Job:
     folder: str
     seconds: float
     """That it may take."""
+    launched: bool = True
+    """Whether ranks find the environment of a launcher."""
 
 
 # -- in a test --------------------------------------------------------------------------------------------------------
@@ -76,7 +77,53 @@ def run_ranks(trainer: str, ranks: int, program: Path, *arguments: object, folde
     Raises:
         AssertionError: a rank failed, or did not end. The message has what the ranks wrote.
     """
-    job = Job(str(program), list(map(str, arguments)), ranks, str(folder), seconds)
+    _do(trainer, Job(str(program), list(map(str, arguments)), ranks, str(folder), seconds))
+
+
+def run_alone(trainer: str, program: Path, *arguments: object, folder: Path, seconds: float = 120) -> None:
+    """The same as one process, which no launcher has started, and which may start ranks itself."""
+    _do(trainer, Job(str(program), list(map(str, arguments)), 1, str(folder), seconds, launched=False))
+
+
+def run_chains(
+    program: Path,
+    chains: Sequence[Sequence[Mapping[str, Any]]],
+    folder: Path,
+    timeout: float,
+    *,
+    server: str | None = None,
+) -> list[str | None]:
+    """Have programs run each chain, given as the fields of its runs; returns what went wrong in it, if anything did.
+
+    Args:
+        program: see `chains.py`.
+        chains: to run.
+        folder: where programs run, and write.
+        timeout: seconds that they may take.
+        server: the trainer of whose server one program is forked for few chains, which take less than its imports.
+            None: `PROGRAMS` programs of their own.
+    """
+    programs = 1 if server else PROGRAMS
+    given = [folder / f'chains{number}.json' for number in range(programs)]
+    outcomes: list[str | None] = ['not run'] * len(chains)
+    for number, path in enumerate(given):
+        path.write_text(json.dumps(chains[number::programs]))
+    if server:
+        arguments = [str(given[0]), str(given[0].with_suffix('.out'))]
+        _do(server, Job(str(program), arguments, 1, str(folder), timeout, launched=False))
+    else:
+        with ExitStack() as stack:
+            commands = [[sys.executable, str(program), str(path), str(path.with_suffix('.out'))] for path in given]
+            for running in [stack.enter_context(Program(command, cwd=folder)) for command in commands]:
+                done = running.wait(timeout)
+                assert done.returncode == 0, done.stderr[-8000:]
+    for number, path in enumerate(given):
+        lines = path.with_suffix('.out').read_text().splitlines()
+        outcomes[number::programs] = [json.loads(line)['error'] for line in lines]
+    return outcomes
+
+
+def _do(trainer: str, job: Job) -> None:
     server = _server(trainer)
     assert server.process.stdin
     assert server.process.stdout
@@ -89,7 +136,7 @@ def run_ranks(trainer: str, ranks: int, program: Path, *arguments: object, folde
         server.end()
         raise
     error = json.loads(answer)
-    assert error is None, f'{program.name} on {ranks} ranks: {error}'
+    assert error is None, f'{Path(job.program).name} on {job.ranks} ranks: {error}'
 
 
 @functools.cache
@@ -122,6 +169,7 @@ def _serve(trainer: str) -> None:
         for number, line in enumerate(sys.stdin):
             job = Job(**json.loads(line))
             files = [Path(logs, f'{number}.rank{rank}') for rank in range(job.ranks)]
+            launcher = {} if trainer == 'composer' else {'TORCHELASTIC_RUN_ID': str(number)}
             error = None
             try:
                 fork_ranks(
@@ -129,8 +177,8 @@ def _serve(trainer: str) -> None:
                     ranks=job.ranks,
                     nodes=1,
                     log=files.__getitem__,
-                    launcher={} if trainer == 'composer' else {'TORCHELASTIC_RUN_ID': str(number)},
-                    node_variable=_NODE_VARIABLES[trainer],
+                    launcher=launcher if job.launched else None,
+                    node_variable='NODE_RANK' if trainer == 'composer' else 'GROUP_RANK',
                     seconds=job.seconds,
                 )
             except Exception as failure:

@@ -74,13 +74,17 @@ def uses(tree: ast.AST, own: set[str], everywhere: set[str]) -> Iterator[str]:
             is_theirs = isinstance(node.value, ast.Name) and node.value.id in foreign
             if is_theirs or node.attr not in own | everywhere:
                 yield node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in {'getattr', 'hasattr', 'setattr'}:
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in {'getattr', 'hasattr', 'setattr'}
+        ):
             name = node.args[1]
             if isinstance(name, ast.Constant) and is_private(name.value) and name.value not in own:
                 yield name.value
         elif (
             match := re.fullmatch(r"vars\(.*\)\['(\w+)'\]", ast.unparse(node))
-            if isinstance(node, ast.Subscript)
+            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Call)
             else None
         ):
             yield from filter(is_private, [match[1]])

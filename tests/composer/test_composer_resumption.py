@@ -27,8 +27,8 @@ from composer_matrix import (
 from composer_oracle import judge, random_fault, resumed_at
 from composer_runs import launch, lines, make_data, sequence, trained
 
-from chains import PROGRAMS, run_chains
 from covering import covering, pairs
+from ranks import run_chains
 
 pytestmark = [pytest.mark.composer, pytest.mark.timeout(600)]
 
@@ -90,13 +90,13 @@ def outcome(scenario: Scenario, first: Leg, second: Leg) -> str:
     return '; '.join([str(verdict), *wrong] if wrong or not verdict.is_exact else ['exact'])
 
 
-def check(cases: Sequence[Scenario], folder: Path, table: list[str], timeout: float, programs: int = PROGRAMS) -> None:
+def check(cases: Sequence[Scenario], folder: Path, table: list[str], timeout: float, server: str | None = None) -> None:
     data, evaluate = make_data(folder / 'data', SAMPLES), make_data(folder / 'evaluate', 10)
     chains = [chain_of(case, f's{number}', str(folder), data, evaluate) for number, case in enumerate(cases)]
     program = Path(__file__).with_name('composer_chains.py')
     fields = [[dataclasses.asdict(leg) for leg in legs] for legs in chains]
     failures: list[str] = []
-    outcomes = run_chains(program, fields, folder, timeout, programs)
+    outcomes = run_chains(program, fields, folder, timeout, server=server)
     for case, legs, error in zip(cases, chains, outcomes, strict=True):
         text = error or outcome(case, *legs)
         table.append(f'{case}  {text.splitlines()[0]}')
@@ -130,8 +130,7 @@ def test_any_two_values_meet_that_can() -> None:
 
 
 def test_a_resumed_training_continues_exactly(tmp_path: Path, table: list[str]) -> None:
-    # One program: to import Composer takes longer than five scenarios.
-    check(few(), tmp_path, table, timeout=580, programs=1)
+    check(few(), tmp_path, table, timeout=580, server='composer')
 
 
 @pytest.mark.slow

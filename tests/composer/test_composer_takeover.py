@@ -11,7 +11,7 @@ import pytest
 from composer_legs import Leg
 from composer_oracle import resumed_at, trained_before
 
-from chains import run_chains
+from ranks import run_chains
 
 pytestmark = [
     pytest.mark.composer,
@@ -39,7 +39,7 @@ def check(data: str, folder: Path, rests: list[tuple[str, int, int, str]]) -> No
     program = Path(__file__).with_name('composer_chains.py')
     fields = [[dataclasses.asdict(leg) for leg in chain] for chain in chains]
     # One after the other: mosaicml-streaming lets no two programs of a machine read the same folder.
-    errors = run_chains(program, fields, folder, timeout=580, programs=1)
+    errors = run_chains(program, fields, folder, timeout=580, server='composer')
     assert not any(errors), '\n'.join(filter(None, errors))
     wrong: list[str] = []
     for whole, *resumed in chains:

@@ -16,7 +16,7 @@ from headrace.convert import convert as convert_with_bar
 from headrace.errors import ConversionError, HeadraceError, ObjectNotFoundError
 from headrace.sources.formats import FORMATS
 from headrace.storage import open_store
-from headrace.testing.servers.s3 import moto_server
+from headrace.testing.servers.s3 import S3Server
 
 convert = partial(convert_with_bar, progress_bar=False)
 ROWS = [{'id': i, 'text': f'text {i} ' * (i % 7), 'score': i / 4} for i in range(300)]
@@ -167,14 +167,11 @@ def test_mds_and_formats_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_from_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_a_store(tmp_path: Path, s3_server: S3Server) -> None:
     write_parquet(tmp_path / 'data')
-    with moto_server() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        url = f's3://{server.new_bucket()}/data'
-        for path in (tmp_path / 'data').iterdir():
-            with open(path, 'rb') as file:
-                open_store(url).put(path.name, file, size=path.stat().st_size)
-        convert(url, tmp_path / 'out', workers=2)
+    url = f's3://{s3_server.new_bucket()}/data'
+    for path in (tmp_path / 'data').iterdir():
+        with open(path, 'rb') as file:
+            open_store(url).put(path.name, file, size=path.stat().st_size)
+    convert(url, tmp_path / 'out', workers=2)
     assert [plain('parquet', row) for row in rows_of(tmp_path / 'out')] == ROWS

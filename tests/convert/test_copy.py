@@ -18,7 +18,7 @@ from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.inspect import describe, verify
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
-from headrace.testing.servers.s3 import moto_server
+from headrace.testing.servers.s3 import S3Server
 from processes import Program
 from waiting import until
 
@@ -191,24 +191,21 @@ def test_a_copy_goes_on_after_a_kill(make_dataset: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_to_s3_and_back(make_dataset: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_s3_and_back(make_dataset: Any, tmp_path: Path, s3_server: S3Server) -> None:
     """And what is there is described and verified."""
-    with moto_server() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        data, url = make_dataset(hashes=['sha1'], compression='zstd'), f's3://{server.new_bucket()}/a/b'
-        copy_dataset(data, url)
-        assert copy_dataset(data, url).copied == 0
-        copy_dataset(url, tmp_path / 'back')
-        assert content(tmp_path / 'back') == content(data)
-        with pytest.raises(FileExistsError, match='s3://'):
-            copy_dataset(make_dataset('other', first=5), url)
-        assert describe(url).samples[2]['id'].value == 2
-        state = tmp_path / 'state'
-        assert verify(url, jobs=2, state=state).is_good
-        store = server.store(url.split('/')[2], 'a/b')
-        store.put('shard.00001.mds.zstd', io.BytesIO(b'x'), size=1)
-        report = verify(url, jobs=1, state=state)
-        assert [(bad.shard, bad.check) for bad in report.bad] == [(1, 'size')]
-        assert report.passed_before == report.shards - 1
-        assert [bad.check for bad in verify(url, fast=True).bad] == ['size']
+    data, url = make_dataset(hashes=['sha1'], compression='zstd'), f's3://{s3_server.new_bucket()}/a/b'
+    copy_dataset(data, url)
+    assert copy_dataset(data, url).copied == 0
+    copy_dataset(url, tmp_path / 'back')
+    assert content(tmp_path / 'back') == content(data)
+    with pytest.raises(FileExistsError, match='s3://'):
+        copy_dataset(make_dataset('other', first=5), url)
+    assert describe(url).samples[2]['id'].value == 2
+    state = tmp_path / 'state'
+    assert verify(url, jobs=2, state=state).is_good
+    store = s3_server.store(url.split('/')[2], 'a/b')
+    store.put('shard.00001.mds.zstd', io.BytesIO(b'x'), size=1)
+    report = verify(url, jobs=1, state=state)
+    assert [(bad.shard, bad.check) for bad in report.bad] == [(1, 'size')]
+    assert report.passed_before == report.shards - 1
+    assert [bad.check for bad in verify(url, fast=True).bad] == ['size']

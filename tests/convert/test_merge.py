@@ -13,7 +13,7 @@ from headrace.convert import merge_index
 from headrace.errors import ArgumentError, ConfigError, FormatError, ObjectNotFoundError
 from headrace.storage import StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
-from headrace.testing.servers.s3 import moto_server
+from headrace.testing.servers.s3 import S3Server
 
 
 def write_part(folder, ids, *, columns=None, compression=None):
@@ -175,19 +175,16 @@ def test_a_folder_and_a_url(tmp_path: Path, keep_local: bool, own_stores: None) 
 
 
 @pytest.mark.s3
-def test_s3_with_a_hundred_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_with_a_hundred_parts(tmp_path: Path, s3_server: S3Server) -> None:
     make_parts(tmp_path / 'data', count=1)
-    with moto_server() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        bucket = server.new_bucket()
-        client = server.client()
-        index = (tmp_path / 'data' / 'part-00000' / 'index.json').read_bytes()
-        for part in range(100):
-            client.put_object(Bucket=bucket, Key=f'data/part-{part:05}/index.json', Body=index)
-        merge_index(f's3://{bucket}/data', store_options=StoreOptions())
-        by_root = client.get_object(Bucket=bucket, Key='data/index.json')['Body'].read()
-        merge_index([f's3://{bucket}/data/part-{part:05}/index.json' for part in range(100)], f's3://{bucket}/data')
+    bucket = s3_server.new_bucket()
+    client = s3_server.client()
+    index = (tmp_path / 'data' / 'part-00000' / 'index.json').read_bytes()
+    for part in range(100):
+        client.put_object(Bucket=bucket, Key=f'data/part-{part:05}/index.json', Body=index)
+    merge_index(f's3://{bucket}/data', store_options=StoreOptions())
+    by_root = client.get_object(Bucket=bucket, Key='data/index.json')['Body'].read()
+    merge_index([f's3://{bucket}/data/part-{part:05}/index.json' for part in range(100)], f's3://{bucket}/data')
 
-        assert client.get_object(Bucket=bucket, Key='data/index.json')['Body'].read() == by_root
-        assert len({shard['zip_data']['basename'] for shard in json.loads(by_root)['shards']}) >= 100
+    assert client.get_object(Bucket=bucket, Key='data/index.json')['Body'].read() == by_root
+    assert len({shard['zip_data']['basename'] for shard in json.loads(by_root)['shards']}) >= 100

@@ -153,24 +153,23 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def served_dataset(folder: Path) -> Generator[tuple[S3Server, str]]:
-    """A server with a dataset in some 30 shards; its URL. Credentials are in the environment meanwhile."""
+def served_dataset(folder: Path, server: S3Server) -> Generator[str]:
+    """The URL of a dataset in some 30 shards on a server. Credentials are in the environment meanwhile."""
     data = folder / 'written'
     columns = {'id': 'int', 'x': 'ndarray:float32:300'}
     with MDSWriter(out=str(data), columns=columns, size_limit=10_500, hashes=['xxh64']) as writer:
         for number in range(SAMPLES):
             writer.write({'id': number, 'x': np.full(300, number, np.float32)})
     before = dict(os.environ)
-    with moto_server() as server:
-        os.environ.update(server.environment())
-        try:
-            bucket = server.new_bucket()
-            for path in data.iterdir():
-                put_bytes(server.store(bucket), path.name, path.read_bytes())
-            yield server, f's3://{bucket}'
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+    os.environ.update(server.environment())
+    try:
+        bucket = server.new_bucket()
+        for path in data.iterdir():
+            put_bytes(server.store(bucket), path.name, path.read_bytes())
+        yield f's3://{bucket}'
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def make_loader(
@@ -234,7 +233,11 @@ def rows() -> Iterator[str]:
     """The table, row by row."""
     yield '| fault | workers | samples handed out | then | seconds |'
     yield '|---|---|---|---|---|'
-    with tempfile.TemporaryDirectory() as name, served_dataset(Path(name)) as (server, url):
+    with (
+        tempfile.TemporaryDirectory() as name,
+        moto_server() as server,
+        served_dataset(Path(name), server) as url,
+    ):
         folder = Path(name)
         expected = expected_ids(url, server, folder / 'undisturbed')
         for number, case in enumerate(CASES):

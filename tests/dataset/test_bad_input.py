@@ -25,7 +25,6 @@ from headrace.errors import (
     TopologyError,
 )
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers.s3 import moto_server
 
 SOON = 60  # seconds; on an idle machine each of these takes a fraction of one
 
@@ -37,14 +36,6 @@ def soon():
     assert time.monotonic() - begin < SOON
 
 
-@pytest.fixture(scope='module')
-def s3():
-    with pytest.MonkeyPatch.context() as patch, moto_server() as server:
-        for name, value in server.environment().items():
-            patch.setenv(name, value)
-        yield server
-
-
 def read(**arguments):
     """Every id, through a loader with workers."""
     loader = StreamingDataLoader(StreamingDataset(batch_size=4, **arguments), num_workers=2)
@@ -52,19 +43,19 @@ def read(**arguments):
 
 
 @pytest.mark.s3
-def test_a_missing_bucket(s3, tmp_path):
+def test_a_missing_bucket(s3_server, tmp_path):
     with pytest.raises(ObjectNotFoundError, match='No such file or directory.*no-such-bucket'):
         read(remote='s3://no-such-bucket/data', local=str(tmp_path / 'local'), validate_hash=None)
     assert not [path for path in (tmp_path / 'local').rglob('*') if path.is_file()]
 
 
 @pytest.mark.s3
-def test_wrong_credentials_then_right_ones(s3, tmp_path, make_dataset):
-    url = f's3://{s3.new_bucket()}/data'
+def test_wrong_credentials_then_right_ones(s3_server, tmp_path, make_dataset):
+    url = f's3://{s3_server.new_bucket()}/data'
     with MDSWriter(out=url, columns={'id': 'int'}) as writer:
         for i in range(20):
             writer.write({'id': i})
-    with FaultProxy(s3.endpoint_url, [Fault(status=403)]) as proxy:
+    with FaultProxy(s3_server.endpoint_url, [Fault(status=403)]) as proxy:
         stream = Stream(remote=url, local=str(tmp_path / 'local'), endpoint_url=proxy.endpoint_url)
         with pytest.raises(AccessDeniedError, match='credentials from'):
             read(streams=[stream])

@@ -171,7 +171,7 @@ def test_200_kills(data, tmp_path, kind):
     ('loader', 'method'),
     [
         ('StreamingDataLoader', 'fork'),
-        ('DataLoader', 'fork'),
+        pytest.param('DataLoader', 'fork', marks=pytest.mark.slow),
         pytest.param('StreamingDataLoader', 'spawn', marks=pytest.mark.slow),
         pytest.param('StreamingDataLoader', 'forkserver', marks=pytest.mark.slow),
     ],

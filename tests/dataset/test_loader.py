@@ -119,7 +119,7 @@ def test_another_global_batch_cuts_the_rest_of_the_sequence_anew(mix, size):
         ('fork', False),
         ('fork', True),
         ('spawn', True),
-        ('forkserver', True),
+        pytest.param('forkserver', True, marks=pytest.mark.slow),
         pytest.param('spawn', False, marks=pytest.mark.slow),
         pytest.param('forkserver', False, marks=pytest.mark.slow),
     ],

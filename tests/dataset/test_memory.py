@@ -45,7 +45,7 @@ def remote(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize(
     ('limit', 'persistent'),
-    [(0, True), (0, False), pytest.param(0.3, True, marks=pytest.mark.slow)],
+    [(0, True), *(pytest.param(*row, marks=pytest.mark.slow) for row in [(0, False), (0.3, True)])],
     ids=['persistent', 'anew', 'limit'],
 )
 def test_nothing_grows_after_the_first_epoch(remote, tmp_path, limit, persistent):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +19,7 @@ from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.lightning import FabricLoader, setup
 from headrace.lightning.topology import topology_of_fabric
 from headrace.mixing import load_config
-from processes import run_well
-from ranks import run_ranks
+from ranks import run_alone, run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -52,7 +50,7 @@ def whole(mixes: dict[str, dict[str, str]], tmp_path_factory: pytest.TempPathFac
     """The uninterrupted run on two ranks, which leaves checkpoints."""
     out = tmp_path_factory.mktemp('fabric')
     leg = Leg(name='whole', out=str(out), config=content(mixes['uneven']), devices=2, save_at=list(SAVED))
-    run_well([sys.executable, str(PROGRAM), str(written([leg], out))], cwd=out)  # Fabric starts the other rank
+    run_alone('lightning', PROGRAM, written([leg], out), folder=out)  # Fabric starts the other rank
     return leg
 
 

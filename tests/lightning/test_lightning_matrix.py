@@ -13,8 +13,8 @@ from lightning_matrix import BATCHES, DIMENSIONS, KINDS, OPTIONS, STRATEGIES, WO
 from lightning_oracle import judge, records
 from lightning_run import EPOCHS, Run, newest
 
-from chains import PROGRAMS, run_chains
 from covering import covering, pairs
+from ranks import run_chains
 from resume_oracle import Verdict
 
 
@@ -91,7 +91,7 @@ def check(
     table: list[str],
     *,
     timeout: float,
-    programs: int = PROGRAMS,
+    server: str | None = None,
     change: Callable[[Run], Run] = lambda run: run,
 ) -> None:
     chains = [
@@ -101,7 +101,7 @@ def check(
     failures: dict[str, str] = {}
     program = Path(__file__).with_name('lightning_chains.py')
     fields = [[dataclasses.asdict(run) for run in runs] for runs in chains]
-    outcomes = run_chains(program, fields, folder, timeout, programs)
+    outcomes = run_chains(program, fields, folder, timeout, server=server)
     for case, (first, second), error in zip(cases, chains, outcomes, strict=True):
         if error is None:
             verdict, wrong = verdict_of(case, first, second)
@@ -145,8 +145,7 @@ def test_any_two_values_meet_that_can():
 
 @pytest.mark.timeout(600)
 def test_a_resumed_run_continues_exactly(mixes, tmp_path, table):
-    # One program: to import Lightning takes longer than ten scenarios.
-    check(few(), mixes, tmp_path, table, timeout=580, programs=1)
+    check(few(), mixes, tmp_path, table, timeout=580, server='lightning')
 
 
 @pytest.mark.slow

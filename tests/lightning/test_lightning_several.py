@@ -83,7 +83,8 @@ def test_every_step_is_a_place_to_go_on_from(sources, tmp_path, mode, sizes):
     run = run_of(sources, tmp_path, mode=mode, sizes=sizes)
     steps = train(run).steps
     assert steps == expected(run)
-    for at in range(1, len(steps)):
+    # Of two runs that differ in the size of one loader's batches, the second looks at each third place.
+    for at in range(1, len(steps), 3 if sizes else 1):
         again = dataclasses.replace(run, name=f'from{at}', checkpoint=run.saved(at), workers=at % 7 == 3)
         assert train(again).steps == steps[at:], at
     # A run that was resumed leaves states to resume from, too.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from lightning_run import EPOCHS, Run, dataset
 from test_lightning_processes import launch_on_nodes, run_forked
 
 from headrace import MDSWriter
-from processes import run_well
+from ranks import run_alone
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -59,8 +58,8 @@ def test_a_notebook_forks_its_ranks_after_a_cell_has_read_data(mixes, tmp_path):
     )
     checkpoint = first.checkpoints / 'step5.ckpt'
     second = dataclasses.replace(first, name='second', checkpoint=str(checkpoint), trainer={})
-    program = str(Path(__file__).with_name('notebook_run.py'))
-    run_well([sys.executable, program, *(json.dumps(dataclasses.asdict(run)) for run in (first, second))])
+    cells = [json.dumps(dataclasses.asdict(run)) for run in (first, second)]
+    run_alone('lightning', Path(__file__).with_name('notebook_run.py'), *cells, folder=tmp_path)
     verdict = judge([(first, checkpoint), (second, None)])
     assert verdict.is_exact, verdict
     assert verdict.epochs == EPOCHS

@@ -321,7 +321,6 @@ def test_tokens_of_a_batch(batch, own, tokens):
 def test_torchmetrics_is_imported_only_for_metrics_of_it():
     program = (
         'import sys, headrace.metrics\nassert "torchmetrics" not in sys.modules\n'
-        'headrace.metrics.PerStreamMean\nassert "torchmetrics" in sys.modules\n'
         'assert set(headrace.metrics.__all__) <= {*dir(headrace.metrics), *headrace.metrics._OF_TORCHMETRICS}\n'
     )
     subprocess.run([sys.executable, '-c', program], check=True)
@@ -367,8 +366,9 @@ def test_the_cache_and_the_slowest_rank(make_dataset, tmp_path, clock):
     loader, meter = StreamingDataLoader(data, topology=Topology(rank=1, world_size=3)), DataMeter(clock=clock)
     meter.follow({'': loader})
     meter.begin()
-    next(iter(loader))
-    meter.batch_done()
+    for _ in loader:  # until nothing is fetched ahead any more
+        meter.batch_done()
+    next((tmp_path / 'cache').glob('*.mds')).unlink()
     clock.now += 10
     asked: list[list[float]] = []
 
@@ -383,7 +383,7 @@ def test_the_cache_and_the_slowest_rank(make_dataset, tmp_path, clock):
     assert figures['data/slowest_rank_wait_share'] == pytest.approx(0.7)
     cached = sum(path.stat().st_size for path in (tmp_path / 'cache').glob('*.mds'))
     size = sum(path.stat().st_size for path in folder.glob('*.mds'))
-    assert figures['data/cache_bytes'] == cached
+    assert figures['data/cache_bytes'] == cached < size
     assert figures['data/cache_fill'] == pytest.approx(cached / size)
 
 

@@ -253,7 +253,7 @@ def test_only_cuts_tell_states_of_ranks_apart(data):
 @pytest.mark.parametrize('workers', [0, 2])
 def test_documents_come_through_a_cache_that_holds_a_part_of_them(data, tmp_path, workers):
     folder, lengths = data
-    whole = expected(folder, lengths, 120)
+    whole = expected(folder, lengths, 64)
     dataset = PackedDataset(
         remote=folder,
         local=str(tmp_path / 'cache'),
@@ -263,7 +263,7 @@ def test_documents_come_through_a_cache_that_holds_a_part_of_them(data, tmp_path
         packing=Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32'),
     )
     loader = StreamingDataLoader(dataset, batch_size=4, num_workers=workers)
-    assert sequences(loader, 30) == whole
+    assert sequences(loader, 16) == whole
     stats = loader.stats()
     assert stats.shards_fetched > len(dataset.shards)  # some came again
     assert stats.evictions > 0
@@ -347,11 +347,11 @@ def test_looking_ahead_begins_anew_with_each_pass(data, tmp_path, monkeypatch):
         'follow',
         lambda self, upcoming, *, first, **rest: followed.append(first) or follow(self, upcoming, first=first, **rest),
     )
-    packing = Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32', sequences_per_epoch=100)
+    packing = Packing(sequence_length=SIZE, lanes=4, window=3, token_dtype='int32', sequences_per_epoch=32)
     dataset = PackedDataset(remote=data[0], local=str(tmp_path), shuffle=True, packing=packing)
     loader = StreamingDataLoader(dataset, batch_size=4, fixed_epoch=0)
     for _ in range(2):
-        assert len(sequences(loader)) == 100
+        assert len(sequences(loader)) == 32
     assert followed == [0, 0]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from contract_rows import mark_slow_rows
 
-from headrace.testing.servers.s3 import have_rgw, moto_server, rgw_server
+from headrace.testing.servers.s3 import have_rgw, rgw_server
 
 
 @pytest.fixture(scope='session')
@@ -26,9 +26,8 @@ def s3_environment(tmp_path_factory):
 
 
 @pytest.fixture(scope='session')
-def moto(s3_environment):
-    with moto_server() as server:
-        yield server
+def moto(s3_environment, moto):
+    return moto
 
 
 @pytest.fixture(scope='session')

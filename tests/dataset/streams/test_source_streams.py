@@ -33,7 +33,7 @@ from headrace.sources.source_store import SourceStore
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.oracle import World, check_resume
-from headrace.testing.servers.s3 import moto_server
+from headrace.testing.servers.s3 import S3Server
 from headrace.testing.stores import put_bytes
 from waiting import until
 
@@ -304,7 +304,7 @@ def test_processes_of_a_machine_index_once(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.s3
-def test_a_bucket_is_read_in_ranges_of_the_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_is_read_in_ranges_of_the_columns(tmp_path: Path, s3_server: S3Server) -> None:
     folder = tmp_path / 'data'
     folder.mkdir()
     rows = 2000
@@ -318,20 +318,17 @@ def test_a_bucket_is_read_in_ranges_of_the_columns(tmp_path: Path, monkeypatch: 
     for name in ('train', 'test'):
         pq.write_table(table, folder / f'{name}.parquet', row_group_size=500)
     size = (folder / 'train.parquet').stat().st_size
-    with moto_server() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        bucket = server.new_bucket()
-        for path in folder.iterdir():
-            put_bytes(server.store(bucket), f'x/{path.name}', path.read_bytes())
+    bucket = s3_server.new_bucket()
+    for path in folder.iterdir():
+        put_bytes(s3_server.store(bucket), f'x/{path.name}', path.read_bytes())
 
-        def read(local: str, **options: Any) -> int:
-            dataset = StreamingDataset(remote=f's3://{bucket}/x', local=str(tmp_path / local), split='train', **options)
-            assert ids(dataset) == list(range(rows))
-            return dataset.streams[0].cache().stats.counts().bytes_downloaded
+    def read(local: str, **options: Any) -> int:
+        dataset = StreamingDataset(remote=f's3://{bucket}/x', local=str(tmp_path / local), split='train', **options)
+        assert ids(dataset) == list(range(rows))
+        return dataset.streams[0].cache().stats.counts().bytes_downloaded
 
-        assert size * 0.8 < read('all') < size * 1.3
-        assert read('some', columns=['id']) < size / 10
+    assert size * 0.8 < read('all') < size * 1.3
+    assert read('some', columns=['id']) < size / 10
 
 
 def test_a_cached_index_of_a_run_that_trusted_pickles_is_refused(data: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import multiprocessing
 import os
 import subprocess
@@ -85,18 +86,21 @@ def test_the_end_of_the_interpreter_waits_for_no_lock(make_dataset):
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
+def ends():
+    for workers, method, loader, end in [
+        *itertools.product([0, 2], ['fork'], ['StreamingDataLoader'], ['left', 'alive']),
+        *itertools.product([2], ['fork'], ['DataLoader'], ['left', 'alive']),
+        *itertools.product([2], ['spawn', 'forkserver'], ['StreamingDataLoader'], ['left', 'alive']),
+    ]:
+        is_usual = (workers, method, loader, end) in {
+            (0, 'fork', 'StreamingDataLoader', 'alive'),
+            (2, 'fork', 'StreamingDataLoader', 'left'),
+        }
+        yield pytest.param(workers, method, loader, end, marks=[] if is_usual else pytest.mark.slow)
+
+
 @pytest.mark.once
-@pytest.mark.parametrize('end', ['left', 'alive'])
-@pytest.mark.parametrize(
-    ('workers', 'method', 'loader'),
-    [
-        (0, 'fork', 'StreamingDataLoader'),
-        (2, 'fork', 'StreamingDataLoader'),
-        pytest.param(2, 'fork', 'DataLoader', marks=pytest.mark.slow),
-        pytest.param(2, 'spawn', 'StreamingDataLoader', marks=pytest.mark.slow),
-        pytest.param(2, 'forkserver', 'StreamingDataLoader', marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(('workers', 'method', 'loader', 'end'), list(ends()))
 def test_the_next_run_removes_what_was_fetched_ahead_as_they_ended(
     make_dataset, tmp_path, workers, method, loader, end
 ):

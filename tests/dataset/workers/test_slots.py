@@ -245,8 +245,10 @@ def test_what_cannot_be_pickled_is_an_error_that_says_so():
     [
         ('fork', False),
         ('fork', True),
-        ('spawn', True),
-        *(pytest.param(*row, marks=pytest.mark.slow) for row in [('spawn', False), ('forkserver', True)]),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in [('spawn', False), ('spawn', True), ('forkserver', True)]
+        ),
     ],
 )
 @pytest.mark.once

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from native_vectors import FILE, KINDS, cases, few_streams, recorded
+from native_vectors import FILE, KINDS, cases, few_streams, many_streams, recorded
 
 from headrace.order import Order
 
@@ -21,7 +21,19 @@ def first() -> Iterator[Case]:
     return itertools.islice(few_streams(), 12)
 
 
-@pytest.mark.parametrize('some', [first, *KINDS])
+def each_third_of_many_streams() -> Iterator[Case]:
+    """Which take longest."""
+    return itertools.islice(many_streams(), 0, None, 3)
+
+
+@pytest.mark.parametrize(
+    'some',
+    [
+        first,
+        each_third_of_many_streams,
+        *(pytest.param(kind, marks=pytest.mark.slow) if kind is many_streams else kind for kind in KINDS),
+    ],
+)
 def test_the_order_is_what_it_was_when_it_was_frozen(some: Callable[[], Iterator[Case]]) -> None:
     now = {name: recorded(*case) for name, *case in some()}
     differing = [name for name, found in now.items() if found != FROZEN[name]]
