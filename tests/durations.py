@@ -1,6 +1,7 @@
 """How long tests take: the longest begin first, and `--at-most` leaves them out.
 
-Tests of one trainer are given to one process, which imports it, and starts the server of `ranks.py` for it, once.
+Tests of one trainer are given to one process, which imports it, and starts the server of `ranks.py` for it, once. So
+are those of Ceph, whose cluster takes longer to start than they do.
 
 `tests/data/durations.txt` has a line for each test that takes long: its CPU seconds, with those of its programs, and
 its name. The time on a clock would depend on what else the machine does. `make durations` measures again. A test
@@ -19,6 +20,8 @@ import pytest
 FILE = Path(__file__).parent / 'data' / 'durations.txt'
 LONG = 0.1
 """CPU seconds from which on a test has a line."""
+CEPH = 'rgw'
+"""The fixture of it, and its name among parameters."""
 
 _KEY = 'cpu seconds'
 _begun = pytest.StashKey[float]()
@@ -49,10 +52,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def dealt(items: list[pytest.Item], known: dict[str, float], workers: int) -> list[pytest.Item]:
     """As `--dist worksteal` shares them out, in equal parts: each part begins with its share of the long ones."""
-    rest = [item for item in items if item.nodeid not in known]
+    first = [item for item in items if item.nodeid in known or _group(item) == CEPH]
+    is_first = set(first)
+    rest = [item for item in items if item not in is_first]
     parts: list[pytest.Item] = []
     left = len(items)
-    for worker, hand in enumerate(_hands([item for item in items if item.nodeid in known], known, workers)):
+    for worker, hand in enumerate(_hands(first, known, workers)):
         others = max(left // (workers - worker) - len(hand), 0)
         left -= len(hand) + others
         parts += [*hand, *rest[:others]]
@@ -64,17 +69,27 @@ def _hands(items: list[pytest.Item], known: dict[str, float], workers: int) -> l
     """Shares that take as long as each other, the longest test of each first."""
     together: dict[str, list[pytest.Item]] = {}
     for item in items:
-        trainer = next((marker for marker in ('composer', 'lightning') if item.get_closest_marker(marker)), item.nodeid)
-        together.setdefault(trainer, []).append(item)
+        together.setdefault(_group(item), []).append(item)
     hands: list[list[pytest.Item]] = [[] for _ in range(workers)]
     taken = [0.0] * workers
     for seconds, group in sorted(
-        ((sum(known[item.nodeid] for item in group), group) for group in together.values()), key=lambda pair: -pair[0]
+        ((sum(known.get(item.nodeid, 0) for item in group), group) for group in together.values()),
+        key=lambda pair: -pair[0],
     ):
         worker = taken.index(min(taken))
         taken[worker] += seconds
         hands[worker] += group
-    return [sorted(hand, key=lambda item: -known[item.nodeid]) for hand in hands]
+    return [sorted(hand, key=lambda item: -known.get(item.nodeid, 0)) for hand in hands]
+
+
+def _group(item: pytest.Item) -> str:
+    """What one process does all of: a trainer, Ceph, or this test alone."""
+    trainers = [marker for marker in ('composer', 'lightning') if item.get_closest_marker(marker)]
+    if not trainers and isinstance(item, pytest.Function):
+        values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
+        if CEPH in item.fixturenames or CEPH in values:
+            return CEPH
+    return trainers[0] if trainers else item.nodeid
 
 
 def read() -> dict[str, float]:

@@ -272,5 +272,5 @@ def test_a_small_dev_shm_is_enough(make_dataset):
     if shutil.which('unshare') is None or subprocess.run([*small, 'true'], capture_output=True).returncode:
         pytest.skip('A small /dev/shm needs the right to mount one.')
     program = [sys.executable, '-c', LARGE_BATCHES, str(make_dataset('data', 40))]
-    done = subprocess.run([*small, *program], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*small, *program], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ from processes import end_well, run_program
 def test_spawned_workers_end_without_a_word(make_dataset):
     folder = make_dataset('data', 40)
     program = Path(__file__).parents[1] / 'busy_workers.py'
-    done = subprocess.run([sys.executable, program, folder], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, program, folder], capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stdout.split()) == (0, ['10'] * 3), done.stderr
     assert 'terminate' not in done.stderr
 
@@ -48,7 +48,7 @@ assert len(list(loader)) == 4
 @pytest.mark.once
 def test_what_a_spawned_worker_registered_for_its_end_runs(make_dataset):
     program = [sys.executable, '-c', SAYS_GOODBYE, make_dataset('data', 40), 'spawn']
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stdout, done.stderr) == (0, 'goodbye 0\n', '')
 
 
@@ -65,7 +65,7 @@ def test_what_the_trainer_registered_for_its_end_runs_in_no_worker(make_dataset,
 
 def test_a_run_without_standard_output_ends_without_a_word(make_dataset):
     program = [sys.executable, '-c', SAYS_GOODBYE, str(make_dataset('data', 40)), 'fork']
-    done = subprocess.run(['sh', '-c', 'exec "$@" >&-', 'sh', *program], stderr=subprocess.PIPE, text=True, timeout=120)
+    done = subprocess.run(['sh', '-c', 'exec "$@" >&-', 'sh', *program], stderr=subprocess.PIPE, text=True, timeout=280)
     assert (done.returncode, done.stderr) == (0, '')
 
 
@@ -82,7 +82,7 @@ dataset.pool.shards.pause = lambda: os.write(1, b'waits for a lock')
 
 def test_the_end_of_the_interpreter_waits_for_no_lock(make_dataset):
     program = [sys.executable, '-c', KEEPS_ITS_ITERATOR, str(make_dataset('data', 40))]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=280)
     assert (done.returncode, done.stdout, done.stderr) == (0, '', '')
 
 
@@ -107,7 +107,7 @@ def test_the_next_run_removes_what_was_fetched_ahead_as_they_ended(
     remote = make_dataset('remote', 60)
     program = Path(__file__).parents[1] / 'leaving.py'
     given = [remote, tmp_path / 'local', workers, method, loader, end]
-    done = run_program([sys.executable, str(program), *map(str, given)], cwd=tmp_path, timeout=120)
+    done = run_program([sys.executable, str(program), *map(str, given)], cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) == {'.lock', '.raw'}
     local = tmp_path / 'local'

@@ -309,6 +309,6 @@ for number, batch in enumerate(loader):
 @pytest.mark.once
 def test_a_killed_worker_is_noticed(make_dataset):
     program = [sys.executable, '-c', KILLED, str(make_dataset('data', 400))]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=280)
     assert done.returncode == 1
     assert 'killed by signal' in done.stderr or 'exited unexpectedly' in done.stderr
