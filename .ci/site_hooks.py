@@ -1,5 +1,7 @@
 """What mkdocs adds to docs/ for the site: the README as its first page, tutorials, benchmarks, linked files, the API.
 
+After the build, `on_post_build` looks for every public name in the index of the search.
+
 The pages link to files of the repository by their paths, so that they read well there, too. The site holds a copy of
 each linked file.
 """
@@ -7,11 +9,13 @@ each linked file.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 from pathlib import Path
 from typing import Any
 
 import jupytext
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +40,7 @@ PACKAGES = (
     'headrace.storage',
     'headrace.errors',
 )
+_LISTS = ('fraction', 'subset', 'where')  # keys whose value is a list
 _LINK = re.compile(r'(\]\(|<img src=")(?!https?:|#|mailto:)([^)#" ]+)')
 
 
@@ -59,6 +64,42 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return markdown
     markdown = re.sub(r'\]\(\.\./examples/(tutorials/\w+)\.ipynb', r'](\1.md', markdown)
     return markdown.replace('](../README.md', '](index.md').replace('](../', '](')
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse a site whose search leads from a public name to no section of its own.
+
+    Raises:
+        PluginError: names are missing, of Python or of the YAML.
+    """
+    found = json.loads(Path(config['site_dir'], 'search', 'search_index.json').read_text())['docs']
+    sections = {entry['location'].partition('#')[2] for entry in found}
+    keys = ' '.join(entry['text'] for entry in found if entry['location'].startswith('configuration.html'))
+    missing: list[str] = []
+    for line in (ROOT / 'tests' / 'data' / 'public_api.txt').read_text().splitlines():
+        key = line.removeprefix('yaml: ')
+        if key == line:
+            name = line.partition('(')[0]
+            if not sections & _sections_of(name):
+                missing.append(name)
+        elif not any(part in _LISTS for part in key.split('.')[:-1]) and key.rpartition('.')[2] not in keys:
+            missing.append(key)
+    if missing:
+        raise PluginError(
+            f'The search of the site leads nowhere from {", ".join(missing)}. A name needs a docstring, and its '
+            f'package a place in PACKAGES; a key a row in docs/configuration.md.'
+        )
+
+
+def _sections_of(name: str) -> set[str]:
+    """The sections that show a public name: its own, or for a method that is inherited that of a base."""
+    owner, _, member = name.rpartition('.')
+    package, _, class_name = owner.rpartition('.')
+    found = {name}
+    if class_name[:1].isupper():
+        bases = getattr(importlib.import_module(package), class_name).__mro__[1:]
+        found |= {f'{other}.{base.__name__}.{member}' for base in bases for other in PACKAGES}
+    return found
 
 
 def _at_the_top(name: str) -> str:

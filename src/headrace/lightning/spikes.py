@@ -180,10 +180,12 @@ class LossSpikes(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
+        """The losses that the next ones are compared with."""
         return self._detector.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
         self._detector.load_state_dict(state_dict)
 
 

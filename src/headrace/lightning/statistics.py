@@ -215,10 +215,12 @@ class DataStatistics(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
+        """The counts of streams, for the trainer's checkpoint."""
         return self._meter.state_dict()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
         self._meter.load_state_dict(state_dict)
 
 

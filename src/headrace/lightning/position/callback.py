@@ -79,6 +79,7 @@ class PositionCallback(Callback):
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the loaders their ranks, and the data module the rest of a fit that was resumed."""
         # Loaders passed to the trainer directly were made before ranks started.
         if trainer.datamodule is None:  # pyright: ignore[reportAttributeAccessIssue] - set by a connector
             self._datamodule.bind(trainer)
@@ -90,6 +91,7 @@ class PositionCallback(Callback):
 
     @override
     def state_dict(self) -> dict[str, Any]:
+        """The position of the training, as `StreamingDataModule.state_dict`."""
         position = self._datamodule.position
         return {} if position is None else position.state_dict()
 
