@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from composer.loggers import FileLogger, MLFlowLogger, TensorboardLogger
 from composer_legs import Linear
 from composer_runs import make_data
 from composer_statistics import train
@@ -88,3 +91,54 @@ def test_wrong_use_is_refused_before_the_first_step(folders: dict[str, str]) -> 
     )
     with pytest.raises(ConfigError, match='the train loader is DataLoader'):
         trainer.fit()
+
+
+def logged_in_file(folder: Path) -> dict[str, int]:
+    """How often each name was logged."""
+    found = re.findall(r'"?((?:data|mix)/[\w/]+)"?: ', (folder / 'log.txt').read_text())
+    return Counter(found)
+
+
+def logged_in_tensorboard(folder: Path) -> dict[str, int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = Counter[str]()
+    for file in folder.rglob('events.out.tfevents.*'):
+        events = EventAccumulator(str(file), size_guidance={'scalars': 0})
+        events.Reload()
+        found.update({name: len(events.Scalars(name)) for name in events.Tags()['scalars']})
+    return found
+
+
+def logged_in_mlflow(folder: Path) -> dict[str, int]:
+    import mlflow
+
+    client = mlflow.MlflowClient(f'sqlite:///{folder}/log.db')
+    (run,) = [run for kind in client.search_experiments() for run in client.search_runs([kind.experiment_id])]
+    return {name: len(client.get_metric_history(run.info.run_id, name)) for name in run.data.metrics}
+
+
+LOGGERS: dict[str, Any] = {
+    'file': (
+        lambda folder: FileLogger(str(folder / 'log.txt'), capture_stdout=False, capture_stderr=False),
+        logged_in_file,
+    ),
+    'tensorboard': (lambda folder: TensorboardLogger(str(folder)), logged_in_tensorboard),
+    'mlflow': (
+        lambda folder: MLFlowLogger(
+            '/data', tracking_uri=f'sqlite:///{folder}/log.db', log_system_metrics=False, synchronous=True
+        ),
+        logged_in_mlflow,
+    ),
+}
+
+
+@pytest.mark.parametrize('name', ['file', *(pytest.param(name, marks=pytest.mark.slow) for name in [*LOGGERS][1:])])
+def test_a_logger_of_composer_holds_each_figure(name: str, folders: dict[str, str], tmp_path: Path) -> None:
+    if name != 'file':
+        pytest.importorskip(name)
+    make, read = LOGGERS[name]
+    logged, _, _ = train(stratified(folders), size=8, loggers=[make(tmp_path)])
+    assert {key: count for key, count in read(tmp_path).items() if key.startswith(('data/', 'mix/'))} == {
+        key: len(values) for key, values in logged.items()
+    }
