@@ -67,7 +67,7 @@ def test_a_full_disk_is_one_warning_and_its_lines_follow(tmp_path: Path) -> None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert read_record(tmp_path) == (ENTRIES[:1], 1)
-    assert ['The training goes on' in str(one.message) for one in caught] == [True]
+    assert ['The training continues' in str(one.message) for one in caught] == [True]
     file.add(ENTRIES[3])
     file.close()
     assert read_record(tmp_path) == (ENTRIES[:4], 1)

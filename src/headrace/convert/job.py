@@ -198,7 +198,7 @@ class Worker:
         if self._job.on_error == 'stop':
             raise ConversionError(
                 f'{name} cannot be converted: {text}. Correct or remove it, or pass '
-                f"`on_error='skip'` or 'collect'. Then run the conversion again: it goes on where it stopped."
+                f"`on_error='skip'` or 'collect'. Then run the conversion again: it continues where it stopped."
             ) from error
         errors.append(InputError(name, text[:_LONGEST]))
 

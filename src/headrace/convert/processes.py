@@ -182,7 +182,7 @@ def _death(job: Job, process: _Process) -> ConversionError:
         place = f'at {(task.inputs or job.inputs).name(number)}'
     return ConversionError(
         f'A worker process (pid {process.process.pid}) of the conversion died {how}, {place}. {advice} '
-        f'Run the conversion again: it goes on where it stopped.'
+        f'Run the conversion again: it continues where it stopped.'
     )
 
 

@@ -15,4 +15,4 @@ def export_figures(exporters: Iterable[Callable[[Mapping[str, float]], object]],
         try:
             export(figures)
         except Exception as error:  # noqa: PERF203 - an exporter is any function
-            warn(f'The exporter {type(export).__name__} raised {type(error).__name__}: {error} The training goes on.')
+            warn(f'The exporter {type(export).__name__} raised {type(error).__name__}: {error} The training continues.')

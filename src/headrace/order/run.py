@@ -338,7 +338,7 @@ def _warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
     overruled = [f'{name} {then} (given: {now})' for name, now, then in seed + nodes if now and now != then]
     if overruled:
         warn(
-            f"The run goes on in the checkpoint's order, one of MosaicML Streaming's, with {' and '.join(overruled)}. "
+            f"The run continues in the checkpoint's order, MosaicML Streaming's, with {' and '.join(overruled)}. "
             f'Leave out what the checkpoint gives.',
             stacklevel=2,
         )

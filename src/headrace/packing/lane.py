@@ -129,7 +129,7 @@ class Lane:
                 end = min(begin + self._packing.sequence_length, end)
             if begin >= end:
                 raise ResumeError(
-                    f'a lane goes on with what a checkpoint carries of a document, from token {begin} on, but it has '
+                    f'a lane continues with what a checkpoint carries of a document, from token {begin} on, but it has '
                     f'{len(document.tokens)}. The checkpoint is damaged, or the data or the tokenizer have changed.'
                 )
             self._add(_piece(number, begin, end, document))

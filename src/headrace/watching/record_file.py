@@ -61,7 +61,7 @@ class RecordFile:
             if not self._has_warned:
                 self._has_warned = True
                 warn(
-                    f'The record {self.path} cannot be written to: {error.strerror}. The training goes on, and the '
+                    f'The record {self.path} cannot be written to: {error.strerror}. The training continues, and the '
                     f'lines wait in memory for the next ones. Make room on the disk.'
                 )
 

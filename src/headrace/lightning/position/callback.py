@@ -123,7 +123,7 @@ class PositionCallback(Callback):
         if state is None:
             rank_zero_warn(
                 'The checkpoint holds no position of the data: it was saved without a StreamingDataModule. Training '
-                'goes on at the start of an epoch.'
+                'continues at the start of an epoch.'
             )
             position.move(trained_epochs(fit_loop, is_epoch_start=True))
             state = {}

@@ -367,7 +367,7 @@ def _fixed_subsets(mixture: Mixture, config: OrderConfig, key: int) -> dict[int,
         raise ConfigError(
             f"with the native order sampling_granularity needs sampling_method 'fixed', got "
             f'{config.sampling_granularity} for stream {mixture.streams[partial[0]].name!r}, of which an epoch takes a '
-            f"part. 'balanced' sampling goes on with the next samples in each epoch, whole shards after one another. "
+            f"part. 'balanced' sampling continues with the next samples in each epoch, whole shards after one another. "
             f"Remove sampling_granularity, or choose sampling_method 'fixed' or one of MosaicML Streaming's orders."
         )
     return {}
