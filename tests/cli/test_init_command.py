@@ -51,6 +51,15 @@ def last_line(out: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out.splitlines()[-1]
 
 
+quiet = pytest.mark.filterwarnings('ignore:.*(num_workers|does not have many workers|GPU|last).*')
+
+
+@pytest.fixture(params=['pytorch', 'lightning'])
+def framework(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip('torch' if request.param == 'pytorch' else request.param)
+    return request.param
+
+
 def shorten(out: Path) -> None:
     """Have the script train for 4 steps: so that tests take less time, and a second start has a rest to train."""
     script = out / 'train.py'
@@ -79,12 +88,10 @@ def test_a_language_model_in_plain_pytorch_learns_and_goes_on(
     assert len(capsys.readouterr().out.splitlines()) == 2  # step 110, and the end
 
 
-@pytest.mark.filterwarnings('ignore:.*(num_workers|does not have many workers|GPU|last).*')
-@pytest.mark.parametrize('framework', ['pytorch', 'lightning'])
+@quiet
 def test_a_folder_of_images_trains_after_the_conversion_that_is_named(
     framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip('torch' if framework == 'pytorch' else framework)
     out = tmp_path / 'out'
     assert init(write_images(tmp_path / 'pictures'), out, '--framework', framework) == 0
     *_, convert, train = capsys.readouterr().out.splitlines()
@@ -96,12 +103,10 @@ def test_a_folder_of_images_trains_after_the_conversion_that_is_named(
     assert last_line(out, capsys).startswith('Step 4 of 4 is done.')
 
 
-@pytest.mark.filterwarnings('ignore:.*(num_workers|does not have many workers|GPU|last).*')
-@pytest.mark.parametrize('framework', ['pytorch', 'lightning'])
+@quiet
 def test_other_columns_are_shown_and_the_model_has_a_place(
     framework: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip('torch' if framework == 'pytorch' else framework)
     out = tmp_path / 'out'
     assert init(write_rows(tmp_path / 'data'), out, '--framework', framework) == 0
     assert (out / 'train.py').read_text().count('# YOUR MODEL: ') == 2
