@@ -87,7 +87,7 @@ def _group(item: pytest.Item) -> str:
     trainers = [marker for marker in ('composer', 'lightning') if item.get_closest_marker(marker)]
     if not trainers and isinstance(item, pytest.Function):
         values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
-        if CEPH in item.fixturenames or CEPH in values:
+        if CEPH in item.fixturenames or any(isinstance(value, str) and value == CEPH for value in values):
             return CEPH
     return trainers[0] if trainers else item.nodeid
 

@@ -42,6 +42,11 @@ QUICK = [
     for name, options in WORKERS.items()
 ]
 
+FORKED = [
+    pytest.param(options, id=name, marks=pytest.mark.slow if name.startswith('spawn') else ())
+    for name, options in WORKERS.items()
+]
+
 
 def stream_of(sample: int) -> str:
     return max((name for name in FIRST if FIRST[name] <= sample), key=FIRST.__getitem__)
@@ -115,7 +120,7 @@ def sums_of_streams(stats: LoaderStats) -> dict[str, int]:
     return {name: sum(getattr(stream, name) for stream in stats.streams.values()) for name in ('samples', *READ)}
 
 
-@pytest.mark.parametrize('workers', QUICK)
+@pytest.mark.parametrize('workers', FORKED)
 @pytest.mark.parametrize('left_at', [None, 5], ids=['whole', 'left'])
 def test_each_stream_has_its_own_counts(remote, tmp_path, workers, left_at):
     folders, size = remote

@@ -62,7 +62,9 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.lightning
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.usefixtures('small')
-@pytest.mark.parametrize('name', RESULTS)
+@pytest.mark.parametrize(
+    'name', [pytest.param(name, marks=pytest.mark.slow if name == 'gpt_mixture' else ()) for name in RESULTS]
+)
 def test_a_notebook_ends_with_its_result(name: str) -> None:
     package, is_right = RESULTS[name]
     pytest.importorskip('lightning')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import sys
@@ -84,8 +85,14 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize('accumulate', [1, 2])
-@pytest.mark.parametrize('place', PLACES)
+def places():
+    """All of them with a step for each batch, and those in a step and behind it with a step for two."""
+    for place, accumulate in itertools.product(PLACES, [1, 2]):
+        is_usual = accumulate == 1 or place in ('the step, epoch 1', 'on_train_batch_end')
+        yield pytest.param(place, accumulate, marks=[] if is_usual else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(('place', 'accumulate'), list(places()))
 def test_a_requeued_job_goes_on_exactly(place, accumulate, in_a_job, mixes):
     first = job(
         mixes,

@@ -218,7 +218,9 @@ def test_nothing_stays_open():
     assert not [name for name in open_descriptors() - before if 'memfd' in name]
 
 
-@pytest.mark.parametrize('method', ['fork', 'spawn', pytest.param('forkserver', marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'method', ['fork', *(pytest.param(method, marks=pytest.mark.slow) for method in ('spawn', 'forkserver'))]
+)
 @pytest.mark.once
 def test_batches_of_a_loader_have_no_names(make_dataset, method):
     data = StreamingDataset(local=str(make_dataset('data', 40)), batch_size=10)
