@@ -5,7 +5,7 @@
 Each run is a process of its own, with an empty cache folder and a link of its own in front of an S3 server on the
 loopback interface. Its trainer sleeps for the step. The simulation has the same configuration, step, latency and rate.
 A process measures what else it needs of the machine: the processor time of a request, of a shard and of a batch, and
-the start of workers.
+the start of workers. A step is as long as it was in the real run, since a busy machine sleeps longer than it is told.
 
 The runs take turns, each as often as `--times` says, and the table has the medians. The clock of both sides starts
 when the loader is asked for its first batch. The real run has one connection open already, by which it has read the
@@ -84,8 +84,12 @@ def main() -> None:
         medians = {name: {key: median(run[key] for run in found) for key in found[0]} for name, found in seen.items()}
         machine = medians.pop('machine')
         foreseen = {
-            name: simulated({**plain, **RUNS[name], 'folder': str(Path(folder, name))}, server.endpoint_url, machine)
-            for name in arguments.only
+            name: simulated(
+                {**plain, **RUNS[name], 'step': found['step'], 'folder': str(Path(folder, name))},
+                server.endpoint_url,
+                machine,
+            )
+            for name, found in medians.items()
         }
     print('\n'.join(table(foreseen, medians)))
     if arguments.json:
@@ -181,10 +185,9 @@ def measured(run: dict[str, Any]) -> dict[str, float]:
         requests.append(came[0] - begin - run['latency'])
         publishes.append(time.perf_counter() - came[0])
     list(loader)  # fetches the rest
-    reads = waits_of(loader, run['step'])[1:]
-    first, *receives = waits_of(
-        build_loader(config_of({**run, 'workers': 2}, run['endpoint'], run['folder'])), run['step']
-    )
+    reads = waits_of(loader, run['step'])[0][1:]
+    with_workers = config_of({**run, 'workers': 2}, run['endpoint'], run['folder'])
+    first, *receives = waits_of(build_loader(with_workers), run['step'])[0]
     return {
         'request': median(requests),
         'publish': median(publishes),
@@ -194,23 +197,30 @@ def measured(run: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def waits_of(loader: Any, step: float) -> list[float]:
-    """The wait for each batch of an epoch."""
-    waits, batches = list[float](), iter(loader)
+def waits_of(loader: Any, step: float) -> tuple[list[float], list[float]]:
+    """The wait for each batch of an epoch, and the time of each step, which a busy machine makes longer."""
+    waits, steps, batches = list[float](), list[float](), iter(loader)
     while True:
         asked = time.perf_counter()
         if next(batches, None) is None:
-            return waits
-        waits.append(time.perf_counter() - asked)
+            return waits, steps
+        got = time.perf_counter()
         time.sleep(step)
+        waits.append(got - asked)
+        steps.append(time.perf_counter() - got)
 
 
 def real(run: dict[str, Any]) -> dict[str, float]:
     """A training that sleeps; in a process of its own."""
     loader = build_loader(config_of(run, run['endpoint'], run['folder']))
+    waits, steps = list[float](), list[float]()
     begin = time.perf_counter()
-    waits = [wait for _ in range(run.get('epochs', 1)) for wait in waits_of(loader, run['step'])]
-    return {'first batch': waits[0], 'waiting': sum(waits), 'total': time.perf_counter() - begin}
+    for _ in range(run.get('epochs', 1)):
+        of_epoch = waits_of(loader, run['step'])
+        waits += of_epoch[0]
+        steps += of_epoch[1]
+    total = time.perf_counter() - begin
+    return {'first batch': waits[0], 'waiting': sum(waits), 'total': total, 'step': fmean(steps)}
 
 
 if __name__ == '__main__':
