@@ -57,11 +57,14 @@ def comparable(page: str) -> list[str]:
     """The lines of a page without what depends on the machine; docs/transcripts.md says what that is."""
     lines: list[str] = []
     masks = is_left_out = False
+    command = ''
     for line in page.splitlines():
         if line.startswith(('$ ', '```')):
-            masks = line.startswith(_MEASURED)
+            command, masks = line, line.startswith(_MEASURED)
         elif masks or re.search(r'\brows/s| UTC\b', line):
             line = ' '.join(_NUMBER.sub('N', line.replace('*', ' ')).split())
+            if command.startswith('$ headrace tune ') and lines[-1].startswith('setting '):
+                continue  # the head of its table is enough
             # A fix belongs to the line before it; a table may have more rows of a kind.
             is_left_out = bool(_OF_THE_MACHINE.match(line)) or (is_left_out and line.startswith('->'))
             if is_left_out or lines[-1:] == [line]:

@@ -46,6 +46,11 @@ workers  samples/s
 0        194,941    0.06 ms
 2        32,996     0.33 s
 The processors are the limit: reading.
+$ headrace tune x
+   setting  waiting
+*  predownload  3.1 %
+
+No change is proposed.
 $ headrace warm x
 Fetched 8 shards (14.1 KiB), 0 were there.
 $ headrace doctor x
@@ -61,6 +66,8 @@ note    nodes: 2 of 2
         '$ headrace bench x',
         'workers samples/s',
         'N N N',
+        '$ headrace tune x',
+        'setting waiting',
         '$ headrace warm x',
         'Fetched 8 shards (14.1 KiB), 0 were there.',
         '$ headrace doctor x',

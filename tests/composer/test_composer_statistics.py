@@ -126,7 +126,11 @@ LOGGERS: dict[str, Any] = {
     'tensorboard': (lambda folder: TensorboardLogger(str(folder)), logged_in_tensorboard),
     'mlflow': (
         lambda folder: MLFlowLogger(
-            '/data', tracking_uri=f'sqlite:///{folder}/log.db', log_system_metrics=False, synchronous=True
+            '/data',
+            tracking_uri=f'sqlite:///{folder}/log.db',
+            log_system_metrics=False,
+            synchronous=True,
+            log_duplicated_metric_every_n_steps=1,
         ),
         logged_in_mlflow,
     ),
