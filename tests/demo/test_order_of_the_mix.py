@@ -42,7 +42,7 @@ def test_the_first_three_global_batches_are_the_same_everywhere(make) -> None:
 def test_states_of_two_epochs_resume_on_the_other_topologies(make) -> None:
     # Each state is restored on one of the others in turn, which read on for three batches: the first of them would
     # give a wrong position away.
-    assert check_resume(make, [WORLDS[0], WORLDS[2]], epochs=2, every=6, horizon=3) == 32
+    assert check_resume(make, [WORLDS[0], WORLDS[2]], epochs=2, every=12, horizon=3) == 16
     assert check_resume(make, [WORLDS[0], WORLDS[1], WORLDS[3], WORLDS[4]], epochs=2, every=48, horizon=3) == 4
 
 
