@@ -149,6 +149,15 @@ class WithLambda(StreamingDataset):
         super().__init__(**options)
         self.augment = {'flip': lambda sample: sample}
 
+    def get_item(self, sample_id, retry=7):
+        return self.augment['flip'](super().get_item(sample_id, retry))
+
+
+class WithUnusedLambda(StreamingDataset):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.told = lambda: None
+
 
 @pytest.mark.parametrize('method', ['spawn', 'forkserver'])
 @pytest.mark.parametrize(
@@ -178,6 +187,12 @@ def test_a_tokenizer_that_cannot_go_to_workers(tmp_path):
     loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context='spawn')
     with pytest.raises(ConfigError, match=r'dataset.packing.tokenizer \(<function'):
         next(iter(loader))
+
+
+def test_a_dataset_that_changes_no_sample_does_not_go_to_workers(make_dataset):
+    dataset = WithUnusedLambda(local=str(make_dataset(samples=8)), batch_size=4)
+    loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context='spawn')
+    assert len(list(loader)) == 2
 
 
 def test_a_lambda_is_good_for_forked_workers(make_dataset):

@@ -76,6 +76,11 @@ class PackedReader(Reader[ChunkKey]):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, '_encode': None, '_orders': OrderedDict(), '_row': None}
 
+    @property
+    def sent_to_workers(self) -> dict[str, Any]:
+        """As in the parent class, with the tokenizer."""
+        return {**super().sent_to_workers, 'dataset.packing': self._packing}
+
     def begin(self, plan: BatchPlan, count: Callable[[Mapping[int, DocumentCount]], None], mark_streams: bool) -> Pass:
         """Begin a pass, in the process that iterates.
 
