@@ -35,8 +35,8 @@ from webvid_originals import make_webvid  # noqa: E402
 
 from headrace.cli.originals import ORIGINALS  # noqa: E402
 from headrace.convert import ConversionReport  # noqa: E402
-from headrace.convert.originals import Original  # noqa: E402
 from headrace.inspect import verify  # noqa: E402
+from headrace.originals import Original  # noqa: E402
 from killed_children import in_a_child  # noqa: E402
 
 SIZE = {'width': 224, 'height': 224}

@@ -12,8 +12,8 @@ import pytest
 from sources_to_convert import digests, rows_of
 
 from headrace.cli import main
-from headrace.convert.originals import Original
 from headrace.errors import ConversionError
+from headrace.originals import Original
 from killed_children import in_a_child
 
 __all__ = ['check_reports', 'check_stops_at_a_broken_member', 'check_workers_and_kills', 'visible']

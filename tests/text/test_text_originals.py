@@ -15,8 +15,8 @@ from sources_to_convert import digests, rows_of
 from text_originals import Made, make_c4, make_enwiki, make_pile, page_xml
 
 from headrace.cli import main
-from headrace.convert.originals import Original
 from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.originals import Original
 from headrace.text.convert.c4 import ORIGINAL as C4
 from headrace.text.convert.c4 import main as main_c4
 from headrace.text.convert.enwiki import ORIGINAL as ENWIKI

@@ -9,35 +9,36 @@ from typing import TYPE_CHECKING, Final
 from headrace.cli.arguments import show_examples
 
 if TYPE_CHECKING:
-    from headrace.convert.originals import Original
+    from headrace.originals import Original
 
 __all__ = ['ORIGINALS', 'OriginalCommand']
 
 ORIGINALS: Final = {
-    'ade20k': 'headrace.vision.convert.ade20k',
-    'c4': 'headrace.text.convert.c4',
-    'cifar10': 'headrace.vision.convert.cifar10',
-    'coco': 'headrace.vision.convert.coco',
-    'enwiki': 'headrace.text.convert.enwiki',
-    'imagenet': 'headrace.vision.convert.imagenet',
-    'laion400m': 'headrace.multimodal.convert.laion400m',
-    'pile': 'headrace.text.convert.pile',
-    'webvid': 'headrace.multimodal.convert.webvid.crawl_webvid',
-    'webvid-outside': 'headrace.multimodal.convert.webvid.extract_webvid_videos',
+    'ade20k': 'headrace.vision.convert.descriptions:ADE20K',
+    'c4': 'headrace.text.convert.descriptions:C4',
+    'cifar10': 'headrace.vision.convert.descriptions:CIFAR10',
+    'coco': 'headrace.vision.convert.descriptions:COCO',
+    'enwiki': 'headrace.text.convert.descriptions:ENWIKI',
+    'imagenet': 'headrace.vision.convert.descriptions:IMAGENET',
+    'laion400m': 'headrace.multimodal.convert.descriptions:LAION400M',
+    'pile': 'headrace.text.convert.descriptions:PILE',
+    'webvid': 'headrace.multimodal.convert.descriptions:WEBVID',
+    'webvid-outside': 'headrace.multimodal.convert.descriptions:WEBVID_OUTSIDE',
 }
-"""By name, the module whose `ORIGINAL` describes the dataset."""
+"""By name, the module of the description, and its name there."""
 
 
 class OriginalCommand:
     """The command of one known dataset; see `headrace.cli.Command`."""
 
     def __init__(self, name: str) -> None:
-        self._original: Original = importlib.import_module(ORIGINALS[name]).ORIGINAL
+        module, _, described = ORIGINALS[name].partition(':')
+        self._original: Original = getattr(importlib.import_module(module), described)
         self.HELP = f'{self._original.title}. For a folder of yours named {name}, write ./{name}.'
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declare IN, OUT, and settings."""
-        from headrace.convert.originals import add_arguments
+        from headrace.originals import add_arguments
 
         add_arguments(parser, self._original)
         original, splits = self._original, ','.join(self._original.splits)
@@ -51,6 +52,6 @@ class OriginalCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Convert."""
-        from headrace.convert.originals import run
+        from headrace.originals import run
 
         return run(self._original, arguments)

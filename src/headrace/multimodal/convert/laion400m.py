@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Option, Original, run_module
-from headrace.convert.originals.members import files_of
 from headrace.convert.protocol import BadRow
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError, TransferError
 from headrace.format.encodings.images import open_image, reading_image
+from headrace.multimodal.convert.descriptions import LAION400M as ORIGINAL
 from headrace.multimodal.convert.downloads import AnswerError, DownloadError, Limits, download_all, require_aiohttp
+from headrace.originals import run_module
+from headrace.originals.members import files_of
 from headrace.sources.arrow_types import import_pyarrow
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {
     'nsfw': 'str', 'similarity': 'float64', 'license': 'str', 'caption': 'str', 'url': 'str', 'key': 'str',
@@ -199,7 +200,7 @@ def _exif(image: Any) -> str:
     return json.dumps(found)
 
 
-def _records(
+def records(
     source: Path,
     split: None,
     *,
@@ -211,6 +212,7 @@ def _records(
     max_bytes: int,
     private_hosts: bool,
 ) -> RecordInputs[_Block]:
+    """The records of a split; see `Original.module`."""
     del split
     import_pyarrow('The files of LAION')
     import pyarrow.parquet as pq
@@ -273,32 +275,6 @@ def _records(
 
 def _label(block: _Block) -> str:
     return f'{block.path}, rows {block.first} to {block.first + block.rows - 1}'
-
-
-def _yes(text: str) -> bool:
-    if text not in ('0', '1'):
-        raise ValueError(text)
-    return text == '1'
-
-
-ORIGINAL = Original(
-    'laion400m',
-    "LAION-400M: Parquet files with URL and TEXT, whose images are downloaded; or img2dataset's with the images",
-    _records,
-    options=(
-        Option('user_agent', str, None, 'tells servers who downloads, and how to reach them'),
-        Option(
-            'resize', int, None, 'pixels of the shorter side of larger images; by default files are kept as they are'
-        ),
-        Option('connections', int, 32, 'requests of each process at the same time'),
-        Option('per_host', int, 2, 'of them, to one host'),
-        Option('seconds', float, 10.0, 'for one request'),
-        Option('max_bytes', int, 16 << 20, 'bytes of an image file'),
-        Option('private_hosts', _yes, default=False, help='1 to ask addresses that are not public'),
-    ),
-    reader='StreamingLAION',
-)
-"""LAION-400M."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

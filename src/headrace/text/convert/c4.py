@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Original, run_module
-from headrace.convert.originals.members import Member, files_of
 from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.originals import run_module
+from headrace.originals.members import Member, files_of
 from headrace.redaction import logger_of
+from headrace.text.convert.descriptions import C4 as ORIGINAL
 from headrace.text.convert.json_lines import json_lines, text_of
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {'text': 'str', 'timestamp': 'str', 'url': 'str'}
 _NAMES: Final = {'train': 'train', 'val': 'validation'}
@@ -28,7 +29,8 @@ _FILE: Final = re.compile(r'c4-(\w+)\.(\d{5})-of-(\d{5})\.json(\.gz)?')
 _log = logger_of(__name__)
 
 
-def _records(root: Path, split: str) -> RecordInputs[Member]:
+def records(root: Path, split: str) -> RecordInputs[Member]:
+    """The records of a split; see `Original.module`."""
     found: list[Member] = []
     for folder in ('.', 'en'):
         if not found and (root / folder).is_dir():
@@ -51,16 +53,6 @@ def _records(root: Path, split: str) -> RecordInputs[Member]:
 
 def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
     return {name: text_of(record, name) for name in _COLUMNS}
-
-
-ORIGINAL = Original(
-    'c4',
-    'C4: c4-train.*.json.gz and c4-validation.*.json.gz',
-    _records,
-    splits=('train', 'val'),
-    size_limit=1 << 27,
-)
-"""C4, the Colossal Clean Crawled Corpus."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

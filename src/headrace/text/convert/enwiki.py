@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Original, run_module
-from headrace.convert.originals.members import Member, files_of
 from headrace.convert.protocol import BadRow
 from headrace.errors import FormatError, ObjectNotFoundError
+from headrace.originals import run_module
+from headrace.originals.members import Member, files_of
+from headrace.text.convert.descriptions import ENWIKI as ORIGINAL
 from headrace.text.convert.wikipedia_dump import is_multistream, pages, parse_page
 from headrace.text.convert.wikitext import plain_text, require_parser
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {'id': 'int', 'title': 'str', 'text': 'str'}
 _DUMP: Final = re.compile(r'.*pages-(articles|meta).*\.xml(-p\d+p\d+)?(\.bz2|\.gz)?')
@@ -57,7 +58,8 @@ class _Read:
                 yield {'id': page.id, 'title': page.title, 'text': text}
 
 
-def _records(source: Path, split: None) -> RecordInputs[Member]:
+def records(source: Path, split: None) -> RecordInputs[Member]:
+    """The records of a split; see `Original.module`."""
     del split
     require_parser()
     root = source if source.is_dir() else source.parent
@@ -94,15 +96,6 @@ def _runs(root: Path, member: Member) -> Iterator[Member]:
 
 def _label(member: Member) -> str:
     return f'{member.path}, bytes {member.begin} to {member.begin + member.size - 1}'
-
-
-ORIGINAL = Original(
-    'enwiki',
-    'English Wikipedia: a dump enwiki-*-pages-articles*.xml.bz2',
-    _records,
-    reader='StreamingEnWiki',
-)
-"""English Wikipedia."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

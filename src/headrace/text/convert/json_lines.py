@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals.members import Member
 from headrace.convert.protocol import BadRow
 from headrace.errors import FormatError
+from headrace.originals.members import Member
 from headrace.sources.line_records import lines_of
 from headrace.sources.windows import algorithm_of, unpack
 

@@ -13,18 +13,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Original, run_module
-from headrace.convert.originals.members import Member, files_of
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
+from headrace.originals import run_module
+from headrace.originals.members import Member, files_of
+from headrace.text.convert.descriptions import PILE as ORIGINAL
 from headrace.text.convert.json_lines import json_lines, text_of
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {'text': 'str', 'pile_set_name': 'str'}
 _ENDINGS: Final = ('.jsonl.zst', '.jsonl')
 
 
-def _records(root: Path, split: str) -> RecordInputs[Member]:
+def records(root: Path, split: str) -> RecordInputs[Member]:
+    """The records of a split; see `Original.module`."""
     folder = f'{split}/' if split == 'train' else ''
     listed = files_of(root, folder or '.') if (root / folder).is_dir() else []
     found = {
@@ -52,16 +54,6 @@ def _sample(record: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise FormatError(f'`meta` of a record is an object with `pile_set_name`, but is a {type(meta).__name__}.')
     return {'text': text_of(record, 'text'), 'pile_set_name': text_of(meta, 'pile_set_name')}
-
-
-ORIGINAL = Original(
-    'pile',
-    'the Pile: train/*.jsonl.zst, val.jsonl.zst and test.jsonl.zst',
-    _records,
-    splits=('train', 'val', 'test'),
-    size_limit=1 << 27,
-)
-"""The Pile."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

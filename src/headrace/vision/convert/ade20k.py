@@ -16,13 +16,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Original, run_module
-from headrace.convert.originals.members import Member, files_of
 from headrace.errors import FormatError
 from headrace.format.encodings.images import require_pillow
-from headrace.vision.convert.images import SHUFFLE, VALIDATE, check_image, shuffled
+from headrace.originals import run_module
+from headrace.originals.members import Member, files_of
+from headrace.vision.convert.descriptions import ADE20K as ORIGINAL
+from headrace.vision.convert.images import check_image, shuffled
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {'uid': 'bytes', 'x': 'jpeg', 'y': 'png'}
 _ROW_BYTES: Final = 32
@@ -56,7 +57,8 @@ class _Read:
         return {'uid': name.rpartition('_')[2].encode(), 'x': x, 'y': y}
 
 
-def _records(root: Path, split: str, *, validate: bool, shuffle: bool) -> RecordInputs[_Record]:
+def records(root: Path, split: str, *, validate: bool, shuffle: bool) -> RecordInputs[_Record]:
+    """The records of a split; see `Original.module`."""
     require_pillow()
     base = f'{_FOLDER}/' if (root / _FOLDER).is_dir() else ''
     scenes = _by_name(files_of(root, f'{base}images/{_SPLITS[split]}'), '.jpg')
@@ -88,18 +90,6 @@ def _by_name(members: Sequence[Member], suffix: str) -> dict[str, Member]:
 def _label(record: _Record) -> str:
     found = record[1] or record[2]
     return record[0] if found is None else found.label
-
-
-ORIGINAL = Original(
-    'ade20k',
-    'ADE20K (scene parsing): the folders images and annotations of ADEChallengeData2016',
-    _records,
-    splits=('train', 'val'),
-    options=(VALIDATE, SHUFFLE),
-    size_limit=1 << 22,
-    reader='StreamingADE20K',
-)
-"""ADE20K."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,14 +20,15 @@ from typing import Any, Final, cast
 import numpy as np
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Original, run_module
-from headrace.convert.originals.members import Member
 from headrace.convert.protocol import BadRow
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
+from headrace.originals import run_module
+from headrace.originals.members import Member
+from headrace.vision.convert.descriptions import CIFAR10 as ORIGINAL
 from headrace.vision.convert.inert_pickle import read_inert_pickle
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {'i': 'int', 'x': 'pil', 'y': 'int'}
 _FOLDER: Final = 'cifar-10-batches-py'
@@ -74,7 +75,8 @@ class _Read:
             yield {'i': number * _ROWS + row, 'x': make(np.ascontiguousarray(images[row])), 'y': label}
 
 
-def _records(root: Path, split: str) -> RecordInputs[_Record]:
+def records(root: Path, split: str) -> RecordInputs[_Record]:
+    """The records of a split; see `Original.module`."""
     require_pillow()
     folder = _FOLDER if (root / _FOLDER).is_dir() else '.'
     names = _BATCHES[split]
@@ -147,17 +149,6 @@ def _classes(root: Path, meta: Member) -> list[str]:
     if len(found) != _CLASSES or not all(isinstance(name, str) for name in found):
         return [str(number) for number in range(_CLASSES)]
     return found
-
-
-ORIGINAL = Original(
-    'cifar10',
-    'CIFAR-10: cifar-10-python.tar.gz, or its folder cifar-10-batches-py',
-    _records,
-    splits=('train', 'val'),
-    size_limit=1 << 20,
-    reader='StreamingCIFAR10',
-)
-"""CIFAR-10."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -26,13 +26,14 @@ from typing import Any, Final, cast
 import numpy as np
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Option, Original, run_module
-from headrace.convert.originals.members import Member, files_of
 from headrace.errors import FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
-from headrace.vision.convert.images import SHUFFLE, VALIDATE, check_image, shuffled
+from headrace.originals import run_module
+from headrace.originals.members import Member, files_of
+from headrace.vision.convert.descriptions import COCO as ORIGINAL
+from headrace.vision.convert.images import check_image, shuffled
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {
     'img': 'jpeg',
@@ -86,7 +87,8 @@ class _Read:
         }
 
 
-def _records(root: Path, split: str, *, validate: bool, shuffle: bool, year: int) -> RecordInputs[_Record]:
+def records(root: Path, split: str, *, validate: bool, shuffle: bool, year: int) -> RecordInputs[_Record]:
+    """The records of a split; see `Original.module`."""
     require_pillow()
     path, folder = f'annotations/instances_{split}{year}.json', f'{split}{year}'
     if not (root / path).is_file():
@@ -164,18 +166,6 @@ def _add_box(found: dict[int, _Image], labels: Mapping[int, int], entry: Mapping
         raise ValueError(f'a box is left, top, width and height, but is {box!r:.100}')
     image.boxes.append(box)
     image.labels.append(label)
-
-
-ORIGINAL = Original(
-    'coco',
-    'COCO (detection): annotations/instances_train2017.json and the images in train2017; for val likewise',
-    _records,
-    splits=('train', 'val'),
-    options=(VALIDATE, SHUFFLE, Option('year', int, 2017, 'year in the names of folders and annotations')),
-    size_limit=1 << 25,
-    reader='StreamingCOCO',
-)
-"""COCO."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,23 +21,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Original, run_module
-from headrace.convert.originals.members import Member, files_of, tar_members
 from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.format.encodings.images import require_pillow
+from headrace.originals import run_module
+from headrace.originals.members import Member, files_of, tar_members
+from headrace.vision.convert.descriptions import IMAGENET as ORIGINAL
 from headrace.vision.convert.devkit import Devkit, open_devkit
 from headrace.vision.convert.images import (
-    QUALITY,
-    RESIZE,
-    SHUFFLE,
-    VALIDATE,
     check_image,
     check_resize,
     shrink,
     shuffled,
 )
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {'i': 'int', 'x': 'jpeg', 'y': 'int'}
 _ROW_BYTES: Final = 24
@@ -72,9 +69,10 @@ class _Read:
         return {'i': place, 'x': image, 'y': label}
 
 
-def _records(
+def records(
     root: Path, split: str, *, validate: bool, resize: int | None, quality: int, shuffle: bool
 ) -> RecordInputs[_Record]:
+    """The records of a split; see `Original.module`."""
     require_pillow()
     check_resize(resize, quality)
     devkit = open_devkit(root)
@@ -177,17 +175,6 @@ def _train_classes(root: Path) -> list[str]:
     if (root / _TARS['train']).is_file():
         return sorted(Path(member.name).stem for member in tar_members(root, _TARS['train']))
     return []
-
-
-ORIGINAL = Original(
-    'imagenet',
-    'ImageNet (ILSVRC 2012): folders train/CLASS and val/CLASS, or the tars of the distribution with its devkit',
-    _records,
-    splits=('train', 'val'),
-    options=(VALIDATE, RESIZE, QUALITY, SHUFFLE),
-    reader='StreamingImageNet',
-)
-"""ImageNet (ILSVRC 2012)."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

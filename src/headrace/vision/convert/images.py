@@ -10,21 +10,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from headrace.convert.originals import Option, flag
 from headrace.errors import ConfigError, FormatError
 from headrace.format.encodings.images import require_pillow
 
-__all__ = ['QUALITY', 'RESIZE', 'SHUFFLE', 'VALIDATE', 'check_image', 'shrink', 'shuffled']
-
-
-def _side(text: str) -> int | None:
-    return int(text) or None
-
-
-VALIDATE = Option('validate', flag, True, '1 to read each image through, so that a broken one is left out; 0 to trust')
-RESIZE = Option('resize', _side, None, 'pixels of the shorter side at most; larger images are encoded anew as JPEG')
-QUALITY = Option('quality', int, 95, 'quality of JPEGs that --resize encodes, 1 to 100')
-SHUFFLE = Option('shuffle', flag, True, '1 to write the records in a fixed shuffled order; 0 to keep that of the files')
+__all__ = ['check_image', 'shrink', 'shuffled']
 
 
 def shuffled(count: int, *, shuffle: bool) -> npt.NDArray[np.int64]:

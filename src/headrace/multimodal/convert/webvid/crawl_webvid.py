@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Option, Original, flag, run_module
-from headrace.convert.originals.members import Member
 from headrace.errors import FormatError, ObjectNotFoundError
+from headrace.multimodal.convert.descriptions import WEBVID as ORIGINAL
 from headrace.multimodal.convert.webvid.videos import COLUMNS, put_video
 from headrace.multimodal.video import check_video, require_av
+from headrace.originals import run_module
+from headrace.originals.members import Member
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _NEEDED: Final = ('videoid', 'name', 'page_dir', 'duration', 'contentUrl')
 """Columns of the table. Some of its versions have ``page_idx``, too."""
@@ -62,9 +63,10 @@ class _Read:
         return {**sample, 'content_path': member.path}
 
 
-def _records(
+def records(
     table: Path, split: None, *, videos: str | None, inside: bool, out_mp4: str | None, validate: bool
 ) -> RecordInputs[_Record]:
+    """The records of a split; see `Original.module`."""
     del split
     require_av()
     folder = table.parent / 'videos' if videos is None else Path(videos)
@@ -150,20 +152,6 @@ def _seconds(text: str) -> int:
 
 def _label(record: _Record) -> str:
     return f'line {record[0]}, video {record[1]["videoid"]}'
-
-
-ORIGINAL = Original(
-    'webvid',
-    'WebVid: a table such as results_2M_train.csv, and the videos beside it as videos/PAGE_DIR/VIDEOID.mp4',
-    _records,
-    options=(
-        Option('videos', str, None, 'folder of the videos; by default `videos` beside the table'),
-        Option('inside', flag, True, '1 to put the videos into the shards; 0 to put their paths there'),
-        Option('out_mp4', str, None, 'with --inside 0: folder or URL to copy the videos to; by default they stay'),
-        Option('validate', flag, True, '1 to read each video through, so that a broken one is left out; 0 to trust'),
-    ),
-)
-"""WebVid."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals import Option, Original, run_module
 from headrace.errors import ConfigError, ObjectNotFoundError
+from headrace.multimodal.convert.descriptions import WEBVID_OUTSIDE as ORIGINAL
 from headrace.multimodal.convert.webvid.videos import COLUMNS, put_video
+from headrace.originals import run_module
 
 if TYPE_CHECKING:
     from headrace.dataset import LocalDataset
 
-__all__ = ['ORIGINAL', 'main']
+__all__ = ['ORIGINAL', 'main', 'records']
 
 _COLUMNS: Final = {**COLUMNS, 'content_path': 'str'}
 _ROW_BYTES: Final = 400
@@ -53,7 +54,8 @@ class _Read:
         return {**{name: sample.get(name, '') for name in _COLUMNS}, 'content_path': path}
 
 
-def _records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[_Record]:
+def records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[_Record]:
+    """The records of a split; see `Original.module`."""
     del split
     if out_mp4 is None:
         raise ConfigError('The videos go to a folder or URL, but none is given. Pass `out_mp4`.')
@@ -74,18 +76,6 @@ def _records(folder: Path, split: None, *, out_mp4: str | None) -> RecordInputs[
 
 def _label(record: _Record) -> str:
     return f'sample {record[0]}'
-
-
-ORIGINAL = Original(
-    'webvid-outside',
-    'WebVid with videos inside of MDS shards: the same with videos as files outside',
-    _records,
-    options=(Option('out_mp4', str, None, 'folder or URL of the videos'),),
-    size_limit=1 << 25,
-    reader='StreamingOutsideGIWebVid',
-    example='--out-mp4 videos',
-)
-"""WebVid, videos moved out of the shards."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,17 +1,19 @@
-"""The description of a known dataset: its splits, its options, and the function that lists its records."""
+"""The description of a known dataset: its splits, its options, and the module that lists its records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
-from headrace.convert.inputs.records import RecordInputs
-from headrace.convert.originals.splits import convert_splits
-from headrace.convert.report import ConversionReport
 from headrace.errors import ArgumentError
-from headrace.storage import StoreOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from headrace.convert import ConversionReport
+    from headrace.storage import StoreOptions
 
 __all__ = ['Option', 'Original', 'flag']
 
@@ -47,9 +49,9 @@ class Original:
     """As in ``headrace convert NAME``."""
     title: str
     """For the command's help: the full name, and what IN holds."""
-    records: Callable[..., RecordInputs[Any]]
-    """Lists the records: a function of the folder or file IN, the split (`None` for a dataset without splits), and the
-    options by name. It raises `ObjectNotFoundError` if IN does not hold the split."""
+    module: str
+    """Name of the module whose function `records` lists the records. It takes the folder or file IN, the split (`None`
+    for a dataset without splits), and the options by name. It raises `ObjectNotFoundError` if IN has no such split."""
     splits: tuple[str, ...] = ()
     """Splits of the distribution, in the order of conversion. Each becomes a folder of OUT. Empty: there are none."""
     options: tuple[Option, ...] = ()
@@ -109,6 +111,8 @@ class Original:
             ConversionError: a worker process died; or a member is broken, with `on_error='stop'`.
             StorageError: a store failed.
         """
+        from headrace.originals.splits import convert_splits  # loads numpy, which no help needs
+
         known = {option.name: option.default for option in self.options}
         unknown = [name for name in options if name not in known]
         if unknown:
@@ -116,7 +120,7 @@ class Original:
             raise ArgumentError(f'The option `{unknown[0]}` is not known; {own}. Correct its name.')
         return convert_splits(
             self.name,
-            self.records,
+            import_module(self.module).records,
             str(source),
             str(out),
             known=self.splits,

@@ -9,15 +9,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from headrace.convert.command_errors import command_errors
-from headrace.convert.report import report_lines
 from headrace.display import printable
 from headrace.errors import ConfigError, HeadraceError
 from headrace.redaction import redact
 
 if TYPE_CHECKING:
-    from headrace.convert.originals.original import Original
-    from headrace.convert.report import ConversionReport
+    from headrace.convert import ConversionReport
+    from headrace.originals.original import Original
 
 __all__ = ['add_arguments', 'run', 'run_module']
 
@@ -83,6 +81,8 @@ def _add_settings(parser: argparse.ArgumentParser, original: Original) -> None:
 
 def run(original: Original, arguments: argparse.Namespace) -> int:
     """Convert; the bar goes to stderr, the reports to stdout. Returns 1 if a split has no good record."""
+    from headrace.convert.command_errors import command_errors  # loads numpy, which no help needs
+
     shows = not arguments.json and sys.stderr.isatty()
     with command_errors():
         reports = original.convert(
@@ -117,6 +117,8 @@ def _split_names(text: str | None) -> list[str] | None:
 
 
 def _lines(original: Original, split: str, report: ConversionReport) -> list[str]:
+    from headrace.convert.report import report_lines
+
     lines = report_lines(report)[:-1]
     if report.tasks_done_before and not report.seconds:
         # Nothing was left to do.
