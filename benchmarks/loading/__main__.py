@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import resource
 import statistics
 import subprocess
@@ -154,6 +155,17 @@ def chosen(text: str, known: Collection[str], option: str) -> list[str]:
     return names
 
 
+def cases(text: str) -> list[str]:
+    """The numbers of workers of an option, such as '0' or '2:spawn'; if one is wrong, the program ends with a line."""
+    found = text.split(',')
+    if wrong := [case for case in found if not re.fullmatch(r'[0-9]+(:(fork|spawn|forkserver))?', case)]:
+        sys.exit(
+            f'--workers takes numbers of workers, each alone or with fork, spawn or forkserver, as in 0,2:fork,2:spawn, '
+            f'got {", ".join(map(repr, wrong))}.'
+        )
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog='python -m benchmarks.loading')
     parser.add_argument('--rounds', type=int, default=5)
@@ -173,11 +185,12 @@ def main() -> None:
         return
     workloads = chosen(options.workloads, SAMPLES, '--workloads')
     contenders = chosen(options.only, CONTENDERS, '--only')
+    workers_of = cases(options.workers)
     described = machine('torch', *(made.package for made in CONTENDERS.values() if made.package))
     rows = [
         (workload, workers, contender)
         for workload in workloads
-        for workers in options.workers.split(',')
+        for workers in workers_of
         for contender in contenders
         if contender != 'limit' or (workload, workers) == ('tokens', '0')
     ]

@@ -94,6 +94,18 @@ def test_each_node_fetches_the_shards_of_its_plan(run, remote, tmp_path):
     assert simulated.fetched_shards == sum(needed) // 2
 
 
+def test_nodes_that_download_the_same_shards_are_noted(run, remote):
+    shuffled = {'shuffle': True, 'num_canonical_nodes': 1}
+    shared = run(loader=shuffled, nodes=2, ranks=2)
+    (note,) = shared.notes()
+    assert note.startswith('2 of 2 nodes download each shard, because num_canonical_nodes is 1: set')
+    assert f'  note: {note}' in str(shared).splitlines()
+    assert shared.to_json()['notes'] == [note]
+    assert 'Note: 2 of 2 nodes download each shard' in page(shared, {}, title='x')
+    assert run(loader={**shuffled, 'num_canonical_nodes': 2}, nodes=2, ranks=2).notes() == []
+    assert run(loader={**shuffled, 'remote': None, 'local': str(remote)}, nodes=2, ranks=2).notes() == []
+
+
 def test_a_second_epoch_finds_the_cache(run):
     simulated = run(epochs=2)
     assert len(simulated.steps) == 2 * SAMPLES / 8

@@ -61,7 +61,8 @@ def content(run: SimulatedRun, cost: Mapping[str, float], before: SimulatedRun |
         ('Bytes in the cache of a node', _plot(runs, lambda _, step: step.cached, size_text)),
     )
     drawn = ''.join(f'<h2>{html.escape(name)}</h2>{plot}' for name, plot in plots)
-    return f'{figures}{drawn}<h2>Egress of an epoch, all nodes</h2>{dollars}'
+    notes = ''.join(f'<p>Note: {html.escape(note)}</p>' for note in run.notes())
+    return f'{figures}{notes}{drawn}<h2>Egress of an epoch, all nodes</h2>{dollars}'
 
 
 def _step_seconds(run: SimulatedRun, step: Step) -> float:

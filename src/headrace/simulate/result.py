@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from headrace.display import size_text, text_table
+from headrace.order.shared_shards import SharedShards
 from headrace.simulate.conditions import Conditions
 
 __all__ = ['SimulatedRun', 'Step']
@@ -51,6 +52,8 @@ class SimulatedRun:
     fetched_shards: int
     cache_bytes: int
     """The most that the cache held."""
+    shared_shards: SharedShards | None = None
+    """Whether several nodes download the same shards, and what avoids it."""
 
     @property
     def first_batch_seconds(self) -> float:
@@ -112,7 +115,7 @@ class SimulatedRun:
 
     def to_json(self) -> dict[str, Any]:
         """All figures as plain values, `steps` as a list for each; None in the place of infinity."""
-        names = ('conditions', 'steps')
+        names = ('conditions', 'steps', 'shared_shards')
         figures = {name: value for name, value in vars(self).items() if name not in names and not name.startswith('_')}
         derived = (
             'first_batch_seconds', 'stalls', 'waiting_seconds', 'seconds_per_step', 'samples_per_second',
@@ -122,6 +125,7 @@ class SimulatedRun:
             'conditions': _without_infinity(vars(self.conditions)),
             **figures,
             **_without_infinity({name: getattr(self, name) for name in derived}),
+            'notes': self.notes(),
             'steps': [list(step) for step in self.steps],
         }
 
@@ -140,8 +144,13 @@ class SimulatedRun:
             ('cache', f'{size_text(self.cache_bytes)} at most in {steps:,} steps'),
         ]
 
+    def notes(self) -> list[str]:
+        """Sentences on what the run could avoid: several nodes that download the same shards."""
+        found = self.shared_shards
+        return [] if found is None else [f'{found.text}: {found.fix}.']
+
     def __str__(self) -> str:
-        return '\n'.join(text_table(self.rows()))
+        return '\n'.join([*text_table(self.rows()), *(f'  note: {note}' for note in self.notes())])
 
 
 def _without_infinity(values: Mapping[str, Any]) -> dict[str, Any]:

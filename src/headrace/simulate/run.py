@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from headrace.config.build import build_dataset
 from headrace.dataset.dataset import StreamingDataset
-from headrace.dataset.prefetch.cache_sizing import fixed_bytes, room_ahead
+from headrace.dataset.prefetch.cache_sizing import downloads_of_nodes, fixed_bytes, room_ahead
 from headrace.errors import ConfigError
 from headrace.mixing import LoaderConfig
 from headrace.order import BatchPlan
@@ -118,6 +118,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
         fetched_bytes=sum(node.link.bytes for node in nodes) // len(nodes),
         fetched_shards=sum(node.fetched for node in nodes) // len(nodes),
         cache_bytes=max(node.most_cached for node in nodes),
+        shared_shards=downloads_of_nodes(dataset.streams, *dataset.read_order(), conditions.nodes),
     )
 
 

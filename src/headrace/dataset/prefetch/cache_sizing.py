@@ -11,12 +11,13 @@ import numpy as np
 from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig
-from headrace.order.shared_shards import shared_shards
+from headrace.order.shared_shards import SharedShards, shared_shards
 from headrace.redaction import warn
 from headrace.storage.cache.entry import space_needed
 
 __all__ = [
     'bytes_side_by_side',
+    'downloads_of_nodes',
     'fixed_bytes',
     'require_room',
     'room_ahead',
@@ -107,10 +108,17 @@ def warn_without_room(limit: int, streams: Sequence[Stream], mixture: Mixture, c
         )
 
 
+def downloads_of_nodes(
+    streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int
+) -> SharedShards | None:
+    """Whether several nodes download the same shards; arguments as above. None: no, or all data are local."""
+    if all(stream.is_local for stream in streams):
+        return None
+    return shared_shards(config, mixture.num_shards, nodes)
+
+
 def warn_of_shared_shards(streams: Sequence[Stream], mixture: Mixture, config: OrderConfig, nodes: int) -> None:
     """Warn if several nodes are going to download the same shards; arguments as above."""
-    if all(stream.is_local for stream in streams):
-        return
-    found = shared_shards(config, mixture.num_shards, nodes)
+    found = downloads_of_nodes(streams, mixture, config, nodes)
     if found is not None:
         warn(f'{found.text}: {found.fix}.', stacklevel=4)
