@@ -160,7 +160,7 @@ def cases(text: str) -> list[str]:
     found = text.split(',')
     if wrong := [case for case in found if not re.fullmatch(r'[0-9]+(:(fork|spawn|forkserver))?', case)]:
         sys.exit(
-            f'--workers takes numbers of workers, each alone or with fork, spawn or forkserver, as in 0,2:fork,2:spawn, '
+            f'--workers takes numbers, each alone or with fork, spawn or forkserver, as in 0,2:fork,2:spawn, '
             f'got {", ".join(map(repr, wrong))}.'
         )
     return found
