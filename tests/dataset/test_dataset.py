@@ -67,6 +67,23 @@ def test_replication_needs_no_ranks_before_there_are_any(make_dataset):
     assert again.state_dict(0, True)['initial_physical_nodes'] == 1
 
 
+def test_replication_holds_for_a_topology_that_is_given(make_dataset):
+    folder = str(make_dataset())
+    given = [Topology(rank=rank, world_size=4) for rank in range(4)]
+    bound = [StreamingDataset(local=folder, batch_size=5, replication=2) for _ in given]
+    for dataset, topology in zip(bound, given, strict=True):
+        dataset.bind(topology)
+    datasets = [StreamingDataset(local=folder, batch_size=5, replication=2, topology=topology) for topology in given]
+    for four in (datasets, bound):
+        ids = [[sample['id'] for sample in dataset] for dataset in four]
+        assert ids[0] == ids[1] != ids[2] == ids[3]
+        assert len(ids[0]) == len(four[0]) == 50
+    twice = Topology(rank=0, world_size=8, replication=4)
+    with pytest.raises(TopologyError, match='has replication=4, but the argument says replication=2'):
+        StreamingDataset(local=folder, replication=2, topology=twice)
+    assert StreamingDataset(local=folder, replication=4, topology=twice).topology == twice
+
+
 def test_a_stream_without_local_gets_a_folder_named_after_its_remote():
     stream = Stream(remote='s3://bucket/data', split='train')
     digest = hashlib.blake2s(b's3://bucket/data', digest_size=16).hexdigest()

@@ -9,6 +9,7 @@ from headrace.dataset.detect import detect_topology
 from headrace.dataset.progress import Progress
 from headrace.errors import ConfigError, TopologyError
 from headrace.order import BatchSpec, ResumeState
+from headrace.order.topology import with_replication
 
 if TYPE_CHECKING:
     from headrace.order import BatchPlan, Mixture, Order, OrderConfig, Remainder, Run, Topology
@@ -46,7 +47,7 @@ class SampleSequence:
         self.batch_size = batch_size
         self.remainder: Remainder | None = remainder
         self.replication = replication
-        self._topology = topology
+        self._topology = None if topology is None else self._replicated(topology)
         self._expected_replicas: int | None = None
         self._progress = Progress()
         self._resumed = (0, 0, 0)  # epoch, position and trainer's count of the loaded state
@@ -106,8 +107,11 @@ class SampleSequence:
 
     def bind(self, topology: Topology) -> None:
         """Set rank and world size, from the next `len` or `iter` on."""
-        self._topology = topology
+        self._topology = self._replicated(topology)
         self.run.forget_topology()
+
+    def _replicated(self, topology: Topology) -> Topology:
+        return with_replication(topology, self.replication, type(self).__name__)
 
     def _devices(self, global_batch_size: int | None = None) -> tuple[int, int | None, int | None]:
         """Nodes, samples of a global batch if known, and ranks that share it, as far as the order depends on them."""

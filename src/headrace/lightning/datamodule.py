@@ -33,7 +33,8 @@ from headrace.lightning.sources import (
     sources_of_config,
     sources_of_section,
 )
-from headrace.lightning.topology import TopologyOverride, topology_of, with_replication
+from headrace.lightning.topology import TopologyOverride, topology_of
+from headrace.order.topology import with_replication
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, Trainer

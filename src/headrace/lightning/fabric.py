@@ -10,8 +10,9 @@ from headrace.dataset.dataset import StreamingDataset
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.errors import ConfigError
 from headrace.lightning.sources import Configuration, LoaderSource, source_of_loader, sources_of_config
-from headrace.lightning.topology import TopologyOverride, topology_of_fabric, with_replication
+from headrace.lightning.topology import TopologyOverride, topology_of_fabric
 from headrace.mixing import LoaderConfig
+from headrace.order.topology import with_replication
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

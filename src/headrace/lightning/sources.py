@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from headrace.config.build import loader_options
 from headrace.dataset.dataset import StreamingDataset
 from headrace.errors import ConfigError
-from headrace.lightning.topology import with_replication
 from headrace.mixing import Config, LoaderConfig, build_dataset, load_config
+from headrace.order.topology import with_replication
 from headrace.packing import PackedDataset
 
 if TYPE_CHECKING:

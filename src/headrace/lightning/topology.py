@@ -25,7 +25,7 @@ else:
     # The forms that LightningCLI can read from a command line.
     TopologyOverride = Mapping[str, int] | Callable[[Any], Any]
 
-__all__ = ['TopologyOverride', 'topology_of', 'topology_of_fabric', 'with_replication']
+__all__ = ['TopologyOverride', 'topology_of', 'topology_of_fabric']
 
 _FIELDS = frozenset(field.name for field in dataclasses.fields(Topology))
 
@@ -74,22 +74,6 @@ def topology_of_fabric(fabric: Fabric, override: TopologyOverride | None = None)
         type(strategy).__name__,
     )
     return found if override is None else _overridden(found, given, type(strategy).__name__)
-
-
-def with_replication(topology: Topology, replication: int | None, label: str) -> Topology:
-    """The topology with a replication that the trainer does not know.
-
-    Raises:
-        TopologyError: the trainer knows another number.
-    """
-    if replication in (None, 1, topology.replication):
-        return topology
-    if topology.replication > 1:
-        raise TopologyError(
-            f'{label}: the trainer has replication {topology.replication}, but the argument says '
-            f'replication={replication}. Remove the argument: the trainer knows it.'
-        )
-    return dataclasses.replace(topology, replication=replication, replica_index=None)
 
 
 def _called(override: TopologyOverride | None, runner: object) -> Topology | DeviceMesh | Mapping[str, int] | None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headrace.errors import TopologyError
 
-__all__ = ['Topology']
+__all__ = ['Topology', 'with_replication']
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,3 +103,24 @@ class Topology:
     def local_replica(self) -> int:
         """This rank's replica among those of its node of the parallel world."""
         return self.replica % self.replicas_per_node
+
+
+def with_replication(topology: Topology, replication: int | None, label: str) -> Topology:
+    """The topology with a replication that it does not have yet.
+
+    Args:
+        topology: what is known of the ranks.
+        replication: consecutive ranks that get the same samples; None or 1: the topology's.
+        label: who asks, for the message.
+
+    Raises:
+        TopologyError: the topology has another replication, or the replication does not divide its ranks.
+    """
+    if replication in (None, 1, topology.replication):
+        return topology
+    if topology.replication > 1:
+        raise TopologyError(
+            f'{label}: the topology has replication={topology.replication}, but the argument says '
+            f'replication={replication}. Remove the argument.'
+        )
+    return replace(topology, replication=replication, replica_index=None)
