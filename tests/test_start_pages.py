@@ -18,7 +18,7 @@ NEEDS = {'images': 'lightning', 'llm': 'tokenizers', 'parquet': 'pyarrow'}
 
 def unmeasured(line: str) -> str:
     """The line without numbers, if they are of times and of sizes that depend on versions."""
-    return re.sub(r'\d[\d,.]*( [kM]?i?B)?', 'N', line) if _MEASURED.search(line) else line
+    return re.sub(r'\d[\d,.]*( (bytes|[kMG]?i?B)\b)?', 'N', line) if _MEASURED.search(line) else line
 
 
 @pytest.mark.once

@@ -62,7 +62,7 @@ def comparable(page: str) -> list[str]:
         if line.startswith(('$ ', '```')):
             command, masks = line, line.startswith(_MEASURED)
         elif masks or re.search(r'\brows/s| UTC\b', line):
-            line = ' '.join(_NUMBER.sub('N', line.replace('*', ' ')).split())
+            line = without_numbers(line.replace('*', ' '))
             if command.startswith('$ headrace tune ') and lines[-1].startswith('setting '):
                 continue  # the head of its table is enough
             # A fix belongs to the line before it; a table may have more rows of a kind.
@@ -71,6 +71,11 @@ def comparable(page: str) -> list[str]:
                 continue
         lines.append(' '.join(line.split()))
     return lines
+
+
+def without_numbers(line: str) -> str:
+    """The line with N for each number and its unit, and single spaces."""
+    return ' '.join(_NUMBER.sub('N', line).split())
 
 
 def _run_all(block: str) -> str:

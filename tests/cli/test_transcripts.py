@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from headrace.cli import COMMANDS
-from transcripts import comparable, with_transcripts
+from transcripts import comparable, with_transcripts, without_numbers
 
-PAGE = (Path(__file__).parents[2] / 'docs' / 'transcripts.md').read_text()
+DOCS = Path(__file__).parents[2] / 'docs'
+PAGE = (DOCS / 'transcripts.md').read_text()
 DEMO = 'headrace demo'
 
 
@@ -37,6 +39,25 @@ def test_the_transcripts_are_of_today(tmp_path: Path) -> None:
 def test_the_demo_is_of_today(tmp_path: Path) -> None:
     (block,) = re.findall(r'^```console\n\$ headrace demo .*?^```$', PAGE, re.MULTILINE | re.DOTALL)
     assert comparable(with_transcripts(block, tmp_path)) == comparable(block)
+
+
+@pytest.mark.parametrize('name', ['command_line', 'doctor', 'tuning', 'watching'])
+def test_other_pages_show_parts_of_it(name: str) -> None:
+    """`...` stands for lines that are left out; numbers may be of another run."""
+    excerpts = re.findall(
+        r'^```(?:console|text)\n(\$ .*?)^```$', (DOCS / f'{name}.md').read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert excerpts
+    for excerpt in excerpts:
+        lines = iter(PAGE.splitlines())
+        missing = [line for line in excerpt.splitlines() if line != '...' and not _skip_to(line, lines)]
+        assert missing == []
+
+
+def _skip_to(wanted: str, lines: Iterator[str]) -> bool:
+    """Whether one of the lines to come is the wanted one, with any numbers."""
+    text = without_numbers(wanted)
+    return any(without_numbers(line) == text for line in lines)
 
 
 def test_what_varies_is_left_out_and_nothing_else() -> None:
