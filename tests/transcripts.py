@@ -23,7 +23,7 @@ _BLOCK = re.compile(r'^```(text|console)\n(\$ .*?)^```$', re.MULTILINE | re.DOTA
 _FILE = re.compile(r'^```(?:python|yaml)\n# (\w+\.\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _MEASURED = ('$ tail ', *(f'$ headrace {name} ' for name in ('doctor', 'simulate', 'tune', 'bench', 'watch')))
 """Commands whose numbers depend on the machine, or on a model of one that becomes more exact; the end of a log, too."""
-_NUMBER = re.compile(r'\d[\d,.]*( ?(bytes|[kKMGT]i?B|µs|ms|s|h)\b)?(/s\b)?')
+_NUMBER = re.compile(r'\d[\d,.]*(e[+-]\d+,?)?( ?(bytes|[kKMGT]i?B|µs|ms|s|h)\b)?(/s\b)?')
 _OF_THE_MACHINE = re.compile(r'(ok|note|PROBLEM) +(?!web:|code:|nodes:)|The .* (is|are) the limit')
 """Lines of `doctor` but those on the data of docs/transcripts.md, and the sentence of `bench`."""
 _FOLDER = '/home/ada/corpus'

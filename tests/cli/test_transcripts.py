@@ -67,6 +67,8 @@ workers  samples/s
 0        194,941    0.06 ms
 2        32,996     0.33 s
 The processors are the limit: reading.
+For headrace simulate and tune: --read-seconds 9.5e-05, if a rank has batches of 8.
+For headrace simulate and tune: --read-seconds 0.00012, if a rank has batches of 8.
 $ headrace tune x
    setting  waiting
 *  predownload  3.1 %
@@ -87,6 +89,7 @@ note    nodes: 2 of 2
         '$ headrace bench x',
         'workers samples/s',
         'N N N',
+        'For headrace simulate and tune: --read-seconds N if a rank has batches of N',
         '$ headrace tune x',
         'setting waiting',
         '$ headrace warm x',
