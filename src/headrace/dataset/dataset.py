@@ -315,7 +315,8 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         self.run.freeze_defaults(topology.nodes, batches.global_batch_size, topology.replicas)
         process = get_worker_info()
         speaks = not topology.rank and (process is None or process.id == 0)
-        if speaks and not self._is_checked:
+        # A plain loader forks its workers anew for each epoch.
+        if speaks and not self._is_checked and not progress.begun(rank=topology.rank, worker=worker):
             self._is_checked = True
             if self.cache_limit is not None:
                 warn_without_room(self.cache_limit, self.streams, *self.read_order(), topology.nodes)

@@ -88,9 +88,10 @@ class Progress:
         """Epoch and first sample of the next pass."""
         return self._pass(int(self._cells(rank).max()))
 
-    def begun(self, *, rank: int) -> bool:
-        """Whether a pass has begun since the start or the last `load`."""
-        return bool(self._cells(rank).any())
+    def begun(self, *, rank: int, worker: int | None = None) -> bool:
+        """Whether a pass has begun since the start or the last `load`, in this worker or (None) any."""
+        cells = self._cells(rank)
+        return bool(cells.any() if worker is None else cells[worker % _WORKERS])
 
     @property
     def fresh(self) -> bool:

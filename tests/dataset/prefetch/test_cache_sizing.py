@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.dataset.prefetch.cache_sizing import bytes_side_by_side
@@ -164,3 +165,23 @@ def test_shards_that_several_nodes_download_are_named_with_what_would_do(remote,
         read, said = read_by_nodes(remote, tmp_path, nodes, **{**how, 'num_canonical_nodes': wanted})
         assert read == pytest.approx(1, rel=0.1)
         assert not said
+
+
+def test_workers_of_a_plain_loader_warn_in_the_first_epoch_alone(remote, tmp_path):
+    said = tmp_path / 'said'
+    said.touch()
+
+    def note(message, *_, **__):
+        with said.open('a') as file:
+            file.write(f'{message}\n')
+
+    def watch(_):
+        warnings.simplefilter('always')
+        warnings.showwarning = note
+
+    topology = Topology(world_size=4, num_nodes=4)
+    dataset = StreamingDataset(remote=str(remote), local=str(tmp_path / 'l'), batch_size=500, topology=topology)
+    loader = DataLoader(dataset, batch_size=500, num_workers=2, worker_init_fn=watch, multiprocessing_context='fork')
+    for _ in range(2):
+        assert len(list(loader)) == 2
+    assert said.read_text().count('4 of 4 nodes download each shard') == 1
