@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from bad_data import BAD, damage, write_texts
 from torch.utils.data import DataLoader
 
 from headrace import BAD_SAMPLE, PADDING, LocalDataset, MDSWriter, StreamingDataLoader, StreamingDataset, Topology
+from headrace.dataset.reading.protocol import PassRequest
 from headrace.packing import PackedDataset, Packing
 
 
@@ -68,6 +72,44 @@ def test_iterating_it_and_a_plain_loader(make_dataset):
     assert [sample['double'] for sample in Doubled(local=folder, batch_size=5)] == [2 * i for i in range(20)]
     plain = DataLoader(Doubled(local=folder, batch_size=5), batch_size=5)
     assert torch.cat([batch['double'] for batch in plain]).tolist() == [2 * i for i in range(20)]
+
+
+def test_it_may_be_an_attribute_of_the_dataset(make_dataset):
+    folder = str(make_dataset(samples=8))
+    dataset = StreamingDataset(local=folder, batch_size=8)
+    dataset.get_item = partial(Doubled.get_item, Doubled(local=folder))
+    assert [sample['double'] for sample in dataset] == list(range(0, 16, 2))
+    assert [list(batch) for batch in StreamingDataLoader(dataset)] == [['double']]
+
+
+def unnamed(read):
+    """A decorator whose function has not the name that it is found by."""
+    return lambda dataset, at: read(dataset, at)
+
+
+class Decorated(Doubled):
+    __getitem__ = unnamed(Doubled.__getitem__)
+
+
+def test_workers_get_copies_of_a_decorated_one(make_dataset):
+    dataset = Decorated(local=str(make_dataset(samples=8)), batch_size=4)
+    place, spec = (0, 0), dataset.batch_spec()
+    asked = PassRequest(batches=spec, place=place, collate_fn=None, mark_streams=False, continues=False)
+    begun = dataset.begin_batches(asked)
+    copy = pickle.loads(pickle.dumps(begun.reader))
+    assert [copy[key].batch['double'].tolist() for key in begun.keys] == [[0, 2, 4, 6], [8, 10, 12, 14]]
+
+
+class WithSource(Doubled):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.source, self.read, self.samples = 'web', 'r', 100
+
+
+def test_a_subclass_has_attributes_of_its_own(make_dataset):
+    dataset = WithSource(local=str(make_dataset(samples=8)), batch_size=8)
+    assert [batch['double'].tolist() for batch in StreamingDataLoader(dataset)] == [list(range(0, 16, 2))]
+    assert dataset.source == 'web'
 
 
 def test_padding_is_of_its_samples(make_dataset):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import time
+import weakref
 
 import numpy as np
 import pytest
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
+from headrace.dataset.reading.protocol import PassRequest
 from waiting import until
 
 SAMPLES, IN_SHARD, BATCH = 400, 20, 8
@@ -104,3 +107,31 @@ def test_a_state_loaded_in_between_holds(make):
     assert [batch['id'].tolist() for batch in loader] == wanted[0]
     loader.load_state_dict(state)  # in the epoch that was looked into, but not at its beginning
     assert [batch['id'].tolist() for batch in loader] == wanted[1][5:]
+
+
+def test_a_loader_with_workers_does_not_keep_the_order_of_an_epoch_that_is_over(make):
+    """It may hold a permutation, whose file stays as long."""
+    loader = make(num_workers=1, persistent_workers=True)
+    list(loader)
+    order = weakref.ref(loader.handed_out[0].order)
+    list(loader)
+    gc.collect()
+    assert order() is None
+
+
+def test_nor_does_a_worker(make):
+    loader = make()
+    spec, keys = loader.dataset.batch_spec(), []
+    for epoch in range(2):
+        asked = PassRequest(batches=spec, place=(epoch, 0), collate_fn=None, mark_streams=False, continues=True)
+        begun = loader.dataset.begin_batches(asked)
+        if not epoch:
+            reader, order = begun.reader, weakref.ref(begun.plan.order)
+        keys = list(begun.keys)
+        for key in keys:
+            reader[key]
+            if key.number == len(keys) - 1 and not epoch:
+                until(lambda: is_there(loader, loader.plan(1).ids(0)))
+    del begun
+    gc.collect()
+    assert order() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -49,7 +50,11 @@ class DatasetAttributes(SampleSequence):
 
     streams: list[Stream]
     shards: Sequence[ShardInfo]
-    pool: SamplePool
+
+    @property
+    @abstractmethod
+    def pool(self) -> SamplePool:
+        """The samples that all streams offer, by id, as they are stored."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Subclasses store their arguments. Of these, the order has its own values, which it needs.

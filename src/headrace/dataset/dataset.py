@@ -259,7 +259,7 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             topology=topology,
         )
         self._is_checked = False
-        self.pool = SamplePool(self.streams, self.mixture, cache_limit=self.cache_limit)
+        self._sample_pool = SamplePool(self.streams, self.mixture, cache_limit=self.cache_limit)
         self.skipping_reader: SkippingReader | None = None
         """The reader that skips bad samples, under ``on_bad_sample='skip'``."""
         if self.on_bad_sample == 'skip':
@@ -341,7 +341,9 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
     def is_columnar(self) -> bool:
         """Whether samples are unchanged values of shards, so that batches can be read column by column."""
         own = type(self)
-        return own.__getitem__ is StreamingDataset.__getitem__ and own.get_item is StreamingDataset.get_item
+        if own.__getitem__ is not StreamingDataset.__getitem__ or own.get_item is not StreamingDataset.get_item:
+            return False
+        return 'get_item' not in vars(self)
 
     def get_item(self, sample_id: int, retry: int = 7) -> Any:  # noqa: ARG002 - MosaicML Streaming's subclasses pass it
         """One sample, by an id from 0 to `size` - 1. Override it to change samples; `dataset[i]` and loaders call it.
@@ -389,14 +391,13 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
 
     def reader_of(self, plan: BatchPlan, asked: PassRequest) -> BatchReader:
         """The reader of a pass; it gets the samples, the plan and the run, but not the dataset."""
-        return BatchReader(self.source, plan, self.run, asked.collate_fn, mark_streams=asked.mark_streams)
+        return BatchReader(self.sample_source(), plan, self.run, asked.collate_fn, mark_streams=asked.mark_streams)
 
-    @property
-    def source(self) -> SampleSource:
-        """What readers get of the dataset."""
+    def sample_source(self) -> SampleSource:
+        """The part of the dataset that readers get."""
         return SampleSource(
             pool=self.pool,
-            read=self.pool.sample if self.is_columnar else self.__getitem__,
+            samples=self.pool if self.is_columnar else self,
             is_columnar=self.is_columnar,
             skipping_reader=self.skipping_reader,
             shuffle_seed=self.shuffle_seed,
@@ -409,4 +410,4 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         return self._plain_pass()
 
     def _plain_pass(self) -> Iterator[Any]:
-        return samples_of_pass(self.source, self.begin_pass)
+        return samples_of_pass(self.sample_source(), self.begin_pass)

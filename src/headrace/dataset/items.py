@@ -19,8 +19,7 @@ __all__ = ['SamplesById']
 class SamplesById:
     """Samples by id, and `dataset[...]` in terms of `get_item`, which subclasses may override."""
 
-    pool: SamplePool
-    """The samples that all streams offer, by id."""
+    _sample_pool: SamplePool
 
     @property
     def num_samples(self) -> int:
@@ -31,6 +30,11 @@ class SamplesById:
     def size(self) -> int:
         """Samples that all streams offer; the number of ids that `dataset[i]` takes."""
         return self.num_samples
+
+    @property
+    def pool(self) -> SamplePool:
+        """The samples that all streams offer, by id, as they are stored."""
+        return self._sample_pool
 
     @property
     def cache_counters(self) -> CacheCounters:

@@ -65,7 +65,7 @@ def _samples(source: SampleSource, epoch: int, ids: list[int]) -> Iterator[Any]:
 
     def read(sample_id: int) -> Any:
         with drawing_for(source.shuffle_seed, epoch, sample_id):
-            return source.read(sample_id)
+            return source.samples[sample_id]
 
     if source.skipping_reader is None:
         yield from read_each(ids, read, source.pool.describe)

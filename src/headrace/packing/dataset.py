@@ -108,7 +108,7 @@ class PackedDataset(StreamingDataset):
     def _count_tokens(self, documents: Run) -> npt.NDArray[np.int32]:
         """Tokens of each document of the first pass."""
         size, plan = documents.mixture.epoch_size, documents.plan(0, 0, BatchSpec(1, Topology(), 'repeat'))
-        reader = PackedReader(self.source, self.run, plan, self.run.lanes_for(1))
+        reader = PackedReader(self.sample_source(), self.run, plan, self.run.lanes_for(1))
         try:
             return count_tokens_of(reader.__getitem__, size)
         finally:
@@ -121,7 +121,7 @@ class PackedDataset(StreamingDataset):
     @contextmanager
     def _reader_of(self, plan: BatchPlan, lanes: Lanes) -> Generator[PackedReader]:
         """A reader of documents outside of a pass."""
-        reader = PackedReader(self.source, self.run, plan, lanes)
+        reader = PackedReader(self.sample_source(), self.run, plan, lanes)
         # A pass under way has its own prefetch.
         reader.prefetches = not self.progress.begun(rank=self.topology.rank)
         try:
@@ -298,7 +298,7 @@ class PackedDataset(StreamingDataset):
                 'out. A function as `tokenizer` makes `input_ids` and `labels` of documents.'
             )
         plan = self.begin_pass(asked.batches, place=asked.place)
-        return PackedReader(self.source, self.run, plan).begin(plan, self.count, asked.mark_streams)
+        return PackedReader(self.sample_source(), self.run, plan).begin(plan, self.count, asked.mark_streams)
 
     def count(self, counts: Mapping[int, DocumentCount]) -> None:
         """Add documents taken from streams, by stream number."""

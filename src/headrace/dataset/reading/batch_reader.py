@@ -149,6 +149,7 @@ class BatchReader(Reader[BatchKey]):
         self._places, self._next_places = self._next_places, None
         if self._places is None or (self._places.plan.order.epoch, self._places.plan.start) != self._pass:
             self._places = _BatchPlaces(self.plan_of(key), source.pool.map, ahead.batches)
+        self._plan = self._places.plan  # an earlier one may hold a permutation
         if self._skipping_reader is not None:
             self._skipping_reader.begin_pass()
         # The other workers' batches count, too.

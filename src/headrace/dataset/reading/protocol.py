@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from torch.utils.data import Dataset
 
@@ -25,14 +25,22 @@ Collate = Callable[[list[Any]], Any]
 Key = TypeVar('Key')
 
 
+class SamplesByNumber(Protocol):
+    """Samples by id."""
+
+    def __getitem__(self, sample_id: int, /) -> Any:
+        """Read one."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class SampleSource:
     """What readers get of a dataset. It goes to workers."""
 
     pool: SamplePool
     """The samples by id, as they are stored."""
-    read: Callable[[int], Any]
-    """Reads one sample, by a user's code if there is any."""
+    samples: SamplesByNumber
+    """The dataset, if a user's code reads samples; else the pool."""
     is_columnar: bool
     """Whether no user's code reads samples, so that batches can be read column by column."""
     skipping_reader: SkippingReader | None
@@ -97,7 +105,7 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
     @property
     def sent_to_workers(self) -> dict[str, Any]:
         """The objects of users that workers get, by their names."""
-        return {'collate_fn': self._collate_fn, 'dataset': getattr(self._source.read, '__self__', self._source.read)}
+        return {'collate_fn': self._collate_fn, 'dataset': self._source.samples}
 
     @property
     def counters(self) -> CacheCounters:
@@ -106,4 +114,4 @@ class Reader(Dataset[WorkerBatch], ABC, Generic[Key]):
 
     def _sample(self, epoch: int, sample_id: int) -> Any:
         with drawing_for(self._source.shuffle_seed, epoch, sample_id):
-            return self._source.read(sample_id)
+            return self._source.samples[sample_id]

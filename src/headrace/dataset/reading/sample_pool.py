@@ -51,7 +51,7 @@ class SamplePool:
 
     def __init__(self, streams: Sequence[Stream], mixture: Mixture, *, cache_limit: int | None) -> None:
         """Take opened streams, the mixture of their sizes, and the bytes that their caches may take, if limited."""
-        self._streams = streams
+        self.streams = streams
         self.cache_limit = cache_limit
         """Bytes that the shards may take on disk; None: any number."""
         self.has_images = any(stream.decode is not None for stream in streams)
@@ -79,7 +79,7 @@ class SamplePool:
         return opened
 
     def _open(self) -> OpenedPool:
-        shards, process = DatasetShards(self._streams, cache_limit=self.cache_limit), os.getpid()
+        shards, process = DatasetShards(self.streams, cache_limit=self.cache_limit), os.getpid()
         images = joined = None
         if self.has_images:
             from headrace.dataset.reading.image_rows import ImageRows
@@ -101,7 +101,7 @@ class SamplePool:
     def counters(self) -> CacheCounters:
         """Counters of this process' reads of each stream; a fork starts with its parent's."""
         if self._counters is None:
-            self._counters = CacheCounters([stream.cache().stats for stream in self._streams])
+            self._counters = CacheCounters([stream.cache().stats for stream in self.streams])
         return self._counters
 
     # -- places ----------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ class SamplePool:
     def place(self, shard: int) -> tuple[str, int, str]:
         """The name of a shard's stream, the shard's number there, and its file's name, unpacked."""
         number = int(self._first_shards.searchsorted(shard, 'right')) - 1
-        stream, local = self._streams[number], shard - int(self._first_shards[number])
+        stream, local = self.streams[number], shard - int(self._first_shards[number])
         return stream.name or '', local, stream.shards[local].files[0].raw.basename
 
     def others(self, sample_id: int) -> Iterator[int]:
@@ -125,9 +125,9 @@ class SamplePool:
         neighbours = self.map.ids_of(shard)
         yield from (i for i in neighbours[max(sample_id - neighbours.start - 2, 0) :][:5] if i != sample_id)
         own = int(self._first_shards.searchsorted(shard, 'right')) - 1
-        for number in [own, *(stream for stream in range(len(self._streams)) if stream != own)][:_OTHERS]:
+        for number in [own, *(stream for stream in range(len(self.streams)) if stream != own)][:_OTHERS]:
             first = int(self._first_shards[number])
-            shards = self.map.filled_shards(first, first + len(self._streams[number].shards))
+            shards = self.map.filled_shards(first, first + len(self.streams[number].shards))
             if number == own:
                 after = int(shards.searchsorted(shard, 'right'))
                 shards = np.concatenate([shards[after:], shards[:after]])[:-1]
@@ -159,7 +159,7 @@ class SamplePool:
 
     @cached_property
     def _gathered(self) -> tuple[Columns, bool]:
-        return gathered_columns(self._streams)
+        return gathered_columns(self.streams)
 
     @property
     def shared(self) -> Columns:
@@ -171,6 +171,9 @@ class SamplePool:
         """The columns of a batch; None if shards store their columns differently."""
         shared, is_all = self._gathered
         return shared if is_all else None
+
+    def __getitem__(self, sample_id: int) -> dict[str, Any]:
+        return self.sample(sample_id)
 
     def sample(self, sample_id: int) -> dict[str, Any]:
         """One sample by its global id."""

@@ -5,6 +5,7 @@ Workers get keys, so any worker can read any batch. Prefetched batches that were
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import os
@@ -45,7 +46,8 @@ class WorkerPool:
         self._passes = 0
         self._context = worker_context(like.multiprocessing_context)
         self._sent = {**reader.sent_to_workers, 'worker_init_fn': like.worker_init_fn}
-        self._reader = _WorkerReader(reader, prefetch_factor=like.prefetch_factor or 2)
+        # A copy has no plan of a pass, which could hold a permutation as long as the workers live.
+        self._reader = _WorkerReader(copy.copy(reader), prefetch_factor=like.prefetch_factor or 2)
         self._workers = like.num_workers
         self._loader = _Loader(
             self._reader,
