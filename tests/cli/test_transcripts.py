@@ -43,7 +43,7 @@ def test_the_demo_is_of_today(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('name', ['command_line', 'doctor', 'tuning', 'watching'])
 def test_other_pages_show_parts_of_it(name: str) -> None:
-    """`...` stands for lines that are left out; numbers may be of another run."""
+    """`...` stands for lines that are left out; numbers may be of another run. Copy them from transcripts.md."""
     excerpts = re.findall(
         r'^```(?:console|text)\n(\$ .*?)^```$', (DOCS / f'{name}.md').read_text(), re.MULTILINE | re.DOTALL
     )
