@@ -78,6 +78,7 @@ while sys.argv[1] == 'hangs':
 """
 
 
+@pytest.mark.slow
 def test_ranks_without_a_launcher(tmp_path: Path) -> None:
     program = tmp_path / 'program.py'
     program.write_text(RANKS)

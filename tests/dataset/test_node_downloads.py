@@ -315,7 +315,7 @@ def test_another_user_reads_a_complete_cache_that_it_may_not_write_to(make_datas
     assert {path.name: path.stat().st_mtime_ns for path in cache.iterdir()} == there
 
 
-@pytest.mark.parametrize('limit', [None, 4000])
+@pytest.mark.parametrize('limit', [None, pytest.param(4000, marks=pytest.mark.slow)])
 def test_two_users_share_a_folder_that_both_may_write_to(make_dataset_in, open_folder, limit):
     remote, cache = make_dataset_in(open_folder, 'remote', 100), open_folder / 'cache'
     cache.mkdir()

@@ -63,7 +63,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.filterwarnings('ignore')
 @pytest.mark.usefixtures('small')
 @pytest.mark.parametrize(
-    'name', [pytest.param(name, marks=pytest.mark.slow if name == 'gpt_mixture' else ()) for name in RESULTS]
+    'name', [pytest.param(name, marks=() if name == 'parquet' else pytest.mark.slow) for name in RESULTS]
 )
 def test_a_notebook_ends_with_its_result(name: str) -> None:
     package, is_right = RESULTS[name]

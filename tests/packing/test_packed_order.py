@@ -250,7 +250,7 @@ def test_only_cuts_tell_states_of_ranks_apart(data):
     assert {**states[0], 'config': ''} == {**states[1], 'config': ''}
 
 
-@pytest.mark.parametrize('workers', [0, 2])
+@pytest.mark.parametrize('workers', [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_documents_come_through_a_cache_that_holds_a_part_of_them(data, tmp_path, workers):
     folder, lengths = data
     whole = expected(folder, lengths, 64)
