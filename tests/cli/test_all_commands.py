@@ -14,6 +14,7 @@ import pytest
 from headrace.cli import COMMANDS, main
 from headrace.cli.originals import ORIGINALS
 from headrace.demo.proof import Proof
+from processes import run_program
 
 ALL = [*COMMANDS, *(f'convert {name}' for name in ORIGINALS)]
 
@@ -78,20 +79,16 @@ sys.exit({'none': None, 'text': 'a reason'}.get(sys.argv[1]) if sys.argv[1].isal
 
 
 @pytest.mark.parametrize(('argument', 'status'), [('none', 0), ('3', 3), ('text', 1)])
-def test_run_as_json(
-    argument: str, status: int, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, 'argv', [])
-    monkeypatch.setattr(sys, 'path', [*sys.path])
-    monkeypatch.setenv('PYTHONPATH', '')
+def test_run_as_json(argument: str, status: int, tmp_path: Path) -> None:
     (tmp_path / 'program.py').write_text(PROGRAM)
     program = str(tmp_path / 'program.py')
-    assert main(['run', '--json', program, argument]) == status
-    shown = capfd.readouterr()
-    found = json.loads(shown.out)
+    # In a process of its own: it changes the modules of its process, which may have those of MosaicML Streaming.
+    done = run_program([sys.executable, '-m', 'headrace', 'run', '--json', program, argument], cwd=tmp_path)
+    assert done.returncode == status, done.stderr
+    found = json.loads(done.stdout)
     assert (found['program'], found['exit_status']) == ([program, argument], status)
-    assert 'of the program\nof its child\n' in shown.err
-    assert ('a reason' in shown.err) == (argument == 'text')
+    assert 'of the program\nof its child\n' in done.stderr
+    assert ('a reason' in done.stderr) == (argument == 'text')
 
 
 def test_demo_as_json(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
