@@ -1,11 +1,17 @@
 """What goes where room is short."""
 
 import pickle
+import sys
+import threading
 from dataclasses import replace
 
-from shards import SIZE, cache_of, make_remote, names
+import pytest
+from shards import SIZE, cache_of, disk_use, make_remote, names, unpack
+from together import locks_waited_for
 
-from headrace.storage import CacheLimit
+from headrace.storage import CacheEntry, CacheLimit
+from headrace.storage.cache.locks import locked_folders
+from waiting import until
 
 
 def test_of_a_folder_of_two_streams_goes_what_neither_needs_soon(tmp_path):
@@ -28,3 +34,30 @@ def test_an_index_counts_after_unpickling_too(tmp_path):
     cache = cache_of(remote, tmp_path / 'cache', limit=CacheLimit(10 * SIZE), entry_of=None)
     cache.fetch_index('index.json')
     assert pickle.loads(pickle.dumps(cache)).fixed_size == cache.fixed_size == 2 + len(f'{remote.folder}\n')
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='waiting for locks is looked at in /proc')
+def test_a_compressed_file_that_is_evicted_before_the_reservation_has_room_again(tmp_path):
+    remote, folder, used = make_remote(tmp_path / 'remote', 2, packed=True), tmp_path / 'cache', list[int]()
+
+    def watched_unpack(packed, raw, limit):
+        unpack(packed, raw, limit)
+        used.append(disk_use(folder))
+
+    part = replace(remote.entries[0].parts[0], unpack=watched_unpack)
+    first, second = CacheEntry((part,), id=0), remote.entries[1]
+    limit = 3 * SIZE + SIZE // 2
+    remote.entries[0] = first
+    cache = cache_of(remote, folder, limit=limit, keep_packed=True)
+    cache.fetch(second)
+    (folder / part.packed_name).write_bytes((remote.folder / part.packed_name).read_bytes())
+
+    fetch = threading.Thread(target=cache.fetch, args=(first,))
+    with locked_folders([folder]):  # as an eviction of the first shard, which has deleted its first file
+        fetch.start()
+        until(locks_waited_for)
+        (folder / part.packed_name).unlink()
+    fetch.join()
+    assert used
+    assert max(used) <= limit
+    assert cache.is_present(first)

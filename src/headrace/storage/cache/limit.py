@@ -37,7 +37,7 @@ from headrace.storage.cache.locks import cannot_write, held, locked_folders, ope
 from headrace.storage.cache.mapped_file import delete_file
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from headrace.storage.cache.entry import CacheEntry, CachePart, NextUse
 
@@ -57,8 +57,8 @@ class _RoomRequest:
 
     into: LimitedFolder
     """The folder that the entry goes to."""
-    needed: int
-    """The most bytes that the entry takes while it is fetched."""
+    needed: Callable[[], int]
+    """The most bytes that the fetch adds to the folder. Needs the folder's lock: an eviction may be under way."""
     lock: FetchLock
     """The fetch, which carries the reservation."""
     fetch: FetchRequest
@@ -74,6 +74,8 @@ class _RoomRequest:
 class _Refusal:
     """The reasons for a lack of room, as far as this process knows the folders."""
 
+    needed: int
+    """Bytes for which there was no room."""
     totals: _Totals
     busy: list[Path]
     """Files in use, which could be evicted otherwise."""
@@ -147,7 +149,7 @@ class CacheLimit:
             return FetchResult(FetchStatus.BLOCKED, blocker=busy[0])
         if request.fetch.ahead:
             return FetchResult(FetchStatus.NO_ROOM)
-        raise self._too_low(request.fetch.entry, refusal.totals.size + request.needed)
+        raise self._too_low(request.fetch.entry, refusal.totals.size + refusal.needed)
 
     def _is_final(self, request: _RoomRequest, refusal: _Refusal) -> bool:
         """Whether an exact count could not change a refusal."""
@@ -164,21 +166,22 @@ class CacheLimit:
         """
         with self._locked():
             totals = self._add_up(exactly=exactly)
-            if totals.fixed + request.needed > self.size:
-                raise self._too_low(request.fetch.entry, totals.fixed + request.needed)
-            if totals.size + request.needed > self.size and self._reclaim():
+            needed = request.needed()
+            if totals.fixed + needed > self.size:
+                raise self._too_low(request.fetch.entry, totals.fixed + needed)
+            if totals.size + needed > self.size and self._reclaim():
                 totals = self._add_up(exactly=exactly)
-            over = totals.size + request.needed - self.size
+            over = totals.size + needed - self.size
             if over > 0:
                 if not looked and (stale := self._stale(totals, surely=False)):
-                    return _Refusal(totals, [], stale)
+                    return _Refusal(needed, totals, [], stale)
                 if totals.counted:
                     self._rank(request.fetch.next_use)
                 freed, busy = self._evict(over, request)
                 if freed < over:
                     stale = self._stale(totals, surely=True) if request.fetch.ahead and not looked else []
-                    return _Refusal(totals, busy, stale)
-            request.lock.reserve(request.needed)
+                    return _Refusal(needed, totals, busy, stale)
+            request.lock.reserve(needed)
             return None
 
     def _locked(self) -> contextlib.AbstractContextManager[None]:
@@ -288,7 +291,10 @@ class FolderRoom:
         for part in absent:  # of the wrong size, if it is there at all
             delete_file(folder, part.name)
         lock.clear()
-        needed = max(space_needed(folder, absent, keep_packed=keep_packed), self._grown.get(entry.key, 0))
+
+        def needed() -> int:
+            return max(space_needed(folder, absent, keep_packed=keep_packed), self._grown.get(entry.key, 0))
+
         return self._limit.admit(_RoomRequest(self._folder, needed, lock, request))
 
     def reserve_more(self, request: FetchRequest, size: int, lock: FetchLock) -> FetchResult | None:
@@ -299,7 +305,7 @@ class FolderRoom:
         if size <= lock.reserved:
             return None
         self._grown[request.entry.key] = size
-        return self._limit.admit(_RoomRequest(self._folder, 0, lock, request))
+        return self._limit.admit(_RoomRequest(self._folder, lambda: 0, lock, request))
 
     @contextlib.contextmanager
     def publishing(self, size: int) -> Generator[None]:
