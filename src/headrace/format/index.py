@@ -6,7 +6,8 @@ column that runs code needs permission.
 A large index is read by pattern. One program wrote all its entries, so they differ only in counts, names and digests.
 The text of one parsed and checked entry becomes a regular expression, with a group for each value that may differ. A
 group matches only one JSON number, or one JSON text without escapes. Matching is several times faster than parsing. It
-refuses nothing, and checks neither file names nor sizes: see `rules`. What breaks a rule is parsed entry by entry.
+refuses nothing, and checks neither file names nor sizes: see `rules`. An index that breaks a rule is parsed entry by
+entry.
 """
 
 from __future__ import annotations
