@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from headrace.dataset.loader_position import LoaderPosition, TrackedBatches
 from headrace.errors import ConfigError, ResumeError
@@ -97,7 +97,7 @@ class PositionTracker:
             places: the epoch and the position of each loader; by default where their next passes begin.
         """
         places = self.next() if places is None else places
-        first_epochs = self._first_epochs or tuple(epoch for epoch, _ in places)
+        first_epochs = self._first_epochs or _epochs(places)
         self._first_epochs = None
         last = self._pass
         if last is not None and self._comes_again(last):
@@ -152,35 +152,36 @@ class PositionTracker:
 
     def state_dict(self) -> dict[str, Any]:
         """The position for a checkpoint: ints and strs, the same on every rank, valid at any time."""
-        places, first_epochs, _ = self._here()
+        return self._state_at(self._here())
+
+    def _state_at(self, here: Here) -> dict[str, Any]:
         entries = [
             {
                 'position': loader.dataset.resume_state(*place, loader.global_batch_size, loader.remainder).to_dict(),
                 'global_batch_size': loader.global_batch_size,
             }
-            for loader, place in zip(self.loaders, places, strict=True)
+            for loader, place in zip(self.loaders, here.places, strict=True)
         ]
         if len(entries) == 1:
             return {**entries[0]}
         return {
             'loaders': {
                 loader.name: {**entry, 'first_epoch': first_epoch}
-                for loader, entry, first_epoch in zip(self.loaders, entries, first_epochs, strict=True)
+                for loader, entry, first_epoch in zip(self.loaders, entries, here.first_epochs, strict=True)
             },
             'mode': self.mode,
         }
 
-    def _here(self) -> tuple[Places, Sequence[int], bool]:
-        """The places to continue from, the loaders' epochs at their pass' start, and whether a pass ends there."""
+    def _here(self) -> Here:
         begun = self._pass
         if begun is None:
             places = self.next()
-            return places, self._first_epochs or tuple(epoch for epoch, _ in places), False
+            return Here(places, self._first_epochs or _epochs(places), is_over=False)
         places = self._after(begun.places, begun.trained)
         if not (begun.is_over or begun.trained >= self._whole(begun)):
-            return places, begun.first_epochs, False
+            return Here(places, begun.first_epochs, is_over=False)
         places = self._next_epochs(places)
-        return places, tuple(epoch for epoch, _ in places), True
+        return Here(places, _epochs(places), is_over=True)
 
     def _after(self, places: Places, batches: int) -> Places:
         cycles = len(self.loaders) > 1 and self.mode == 'max_size_cycle'
@@ -294,6 +295,17 @@ class PositionTracker:
         return [loader.next() for loader in self.loaders]
 
 
+class Here(NamedTuple):
+    """The point that the training has reached."""
+
+    places: Places
+    """The loaders' places to continue from."""
+    first_epochs: Sequence[int]
+    """The loaders' epochs at the beginning of their pass."""
+    is_over: bool
+    """Whether a pass ends there."""
+
+
 @dataclasses.dataclass(slots=True)
 class Pass:
     """A pass over the data, and its progress."""
@@ -311,6 +323,10 @@ class Pass:
 def loader_entries(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """The entry of each training loader in a state, by name; a single loader has an empty name."""
     return state.get('loaders', {'': state if 'position' in state else {'position': state}})
+
+
+def _epochs(places: Places) -> Sequence[int]:
+    return tuple(epoch for epoch, _ in places)
 
 
 def _described(names: Mapping[str, Any] | Sequence[str], mode: str | None) -> str:

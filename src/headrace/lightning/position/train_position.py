@@ -69,35 +69,37 @@ class TrainPosition(PositionTracker):
     def _comes_again(self, begun: Pass) -> bool:
         return self._counts_now == self._counts
 
-    @override
-    def _here(self) -> tuple[Places, Sequence[int], bool]:
+    def _count_trained(self) -> None:
+        """Take the trained batches of the pass from Lightning's counters."""
         begun, progress = self._pass, self._batches
-        if begun is not None:
-            begun.trained = max(progress.total.processed - self._counts[1], 0)
-            # Lightning may end a pass early: `limit_train_batches`, or a hook that returns -1. `is_last_batch` is set
-            # before that batch is trained, which may still fail.
-            begun.is_over = progress.is_last_batch and 0 < begun.handed_out <= begun.trained
-            if not begun.is_over and begun.trained < self._whole(begun):
-                begun.trained -= min(begun.trained, progress.current.processed % self.trainer.accumulate_grad_batches)
-        return super()._here()
+        if begun is None:
+            return
+        trained = max(progress.total.processed - self._counts[1], 0)
+        # Lightning may end a pass early: `limit_train_batches`, or a hook that returns -1. `is_last_batch` is set
+        # before that batch is trained, which may still fail.
+        is_last = progress.is_last_batch and 0 < begun.handed_out <= trained
+        if not is_last and trained < self._whole(begun):
+            trained -= min(trained, progress.current.processed % self.trainer.accumulate_grad_batches)
+        begun.trained, begun.is_over = trained, is_last
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        state, begun = super().state_dict(), self._pass
+        self._count_trained()
+        begun, here = self._pass, self._here()
         epochs, batches = self._counts_now if begun is None else self._counts
         if begun is not None:
-            places, _, is_over = super()._here()
-            epochs += self._epochs_between(begun.places, places, is_over=is_over)
+            epochs += self._epochs_between(begun.places, here.places, is_over=here.is_over)
             batches += begun.trained
-        return {**state, 'trainer_epoch': epochs, 'trainer_batches': batches}
+        return {**self._state_at(here), 'trainer_epoch': epochs, 'trainer_batches': batches}
 
     @property
     def unfinished(self) -> Places | None:
         """The places at which the last pass stopped, unless it is finished or will restart."""
         if self._pass is None or self._comes_again(self._pass):
             return None
-        places, _, is_over = self._here()
-        return None if is_over else places
+        self._count_trained()
+        here = self._here()
+        return None if here.is_over else here.places
 
     def length(self, *, is_begun: bool) -> int | None:
         """Batches of the current pass, or of the next one; None if all have the same number."""
