@@ -605,14 +605,13 @@ def test_the_reader_waits_for_a_shard_that_a_thread_fetches():
 
     network = Network()
 
-    def work(prefetcher: Prefetcher) -> None:
-        while (fetch := prefetcher.take()) is not None:
-            inside.set()
-            assert go_on.wait(100)
-            network.present.add(fetch.shard)
-            prefetcher.ended(fetch, CAME)
+    def fetch(shard: int, **_: object) -> FetchResult:
+        inside.set()
+        assert go_on.wait(100)
+        network.present.add(shard)
+        return CAME
 
-    one = Prefetcher(network, FAR, work)
+    one = Prefetcher(network, FAR, fetch)
     one.follow(upcoming([[0]]), first=0)
     one.advance(0)
     assert inside.wait(100)

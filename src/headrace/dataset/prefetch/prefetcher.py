@@ -1,4 +1,4 @@
-"""The prefetcher: hands out fetches of shards in the order of their first use in the plan."""
+"""The prefetcher: fetches shards in the order of their first use in the plan."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from headrace.dataset.prefetch.concurrency import Concurrency, Starvation
@@ -14,9 +15,9 @@ from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.horizon import Horizon
 from headrace.dataset.prefetch.schedule import Fetch, FetchSchedule
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
-from headrace.storage import FetchResult
+from headrace.storage import FetchResult, Transfer
 
-__all__ = ['Prefetcher', 'SizedShards']
+__all__ = ['FetchAhead', 'Prefetcher', 'SizedShards']
 
 # Shards that are fetched, verified and unpacked at the same time; `storage.transfer.download` bounds the requests.
 _THREADS = 8
@@ -34,11 +35,19 @@ class SizedShards(Protocol):
         ...
 
 
+class FetchAhead(Protocol):
+    """Makes a shard present, without waiting for another process or for room."""
+
+    def __call__(self, shard: int, *, next_use: Callable[[int], float], how: Transfer) -> FetchResult:
+        """Returns the outcome, or raises the error of the fetch."""
+        ...
+
+
 class Prefetcher:
     """Fetches, in one process, the shards of the next batches.
 
-    `Horizon` knows the batches, and `FetchSchedule` chooses the next shard. This class has the lock, and starts the
-    threads. Each of them takes a fetch, makes the shard present, and says how it `ended`.
+    `Horizon` knows the batches, and `FetchSchedule` chooses the next shard. This class has the lock and the threads.
+    Each of them takes a fetch, makes the shard present, and notes how it `ended`.
 
     Only the thread that reads batches calls `follow`, `advance`, `wait` and `close`. The fetching threads are daemons,
     started at the first missing shard, so that a process can end while the network hangs.
@@ -46,7 +55,7 @@ class Prefetcher:
     Args:
         shards: the shards.
         ahead: the look-ahead.
-        work: the work of a thread: `take` and `ended` in turn, until `take` gives None. None: there are no threads.
+        fetch: fetches a shard. None: there are no threads, and the caller works with `take` and `ended`.
         room: bytes of shards that a cache with a limit holds ahead of the reader; inf: no limit.
         concurrency: limits concurrent fetches; None: by their measured gain.
         clock: the time in seconds.
@@ -56,13 +65,13 @@ class Prefetcher:
         self,
         shards: SizedShards,
         ahead: LookAhead,
-        work: Callable[[Prefetcher], None] | None = None,
+        fetch: FetchAhead | None = None,
         *,
         room: float = math.inf,
         concurrency: Concurrency | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shards, self._work = shards, work
+        self._shards, self._fetch = shards, fetch
         self._horizon = Horizon(ahead, shards.size_of, room)
         self._schedule = FetchSchedule(self._horizon, concurrency, clock)
         self._starvation = Starvation(clock)
@@ -165,16 +174,32 @@ class Prefetcher:
 
     def _start_threads(self) -> None:
         """Start the threads that have work. Needs the lock."""
-        if self._work is None or len(self._threads) == _THREADS:
+        if self._fetch is None or len(self._threads) == _THREADS:
             return
         wanted = self._schedule.wanted_threads(_THREADS)
         while len(self._threads) < wanted:
-            thread = threading.Thread(target=self._work, args=(self,), name='headrace-fetch', daemon=True)
+            thread = threading.Thread(target=self._work, args=(self._fetch,), name='headrace-fetch', daemon=True)
             try:
                 thread.start()
             except RuntimeError:  # the limit of threads is reached: the reader fetches
                 return
             self._threads.append(thread)
+
+    def _work(self, fetch: FetchAhead) -> None:
+        """Make the chosen shards present, one after the other."""
+        # An error holds the frames that raised it, the reader's too. If it stayed in this frame, the dataset would
+        # never be deleted, and never end this thread.
+        while (chosen := self.take()) is not None:
+            self._run(chosen, fetch)
+
+    def _run(self, chosen: Fetch, fetch: FetchAhead) -> None:
+        how = Transfer(urgent=chosen.is_urgent, almost_done=partial(self.almost_done, chosen.shard))
+        try:
+            result = fetch(chosen.shard, next_use=self.next_use, how=how)
+        except Exception as error:
+            self.ended(chosen, error)
+        else:
+            self.ended(chosen, result)
 
     def take(self, *, wait: bool = True) -> Fetch | None:
         """The next fetch, once one may begin; None: the prefetcher is closed, or not `wait` and none may begin now."""

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -15,7 +14,6 @@ from headrace.dataset.batch_keys.bad_sample import is_bad_sample
 from headrace.dataset.prefetch.cache_sizing import room_ahead
 from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
-from headrace.dataset.prefetch.schedule import Fetch
 from headrace.dataset.prefetch.upcoming_batch import Upcoming
 from headrace.dataset.progress import Progress
 from headrace.dataset.reading.bad_shards import BadShards
@@ -77,29 +75,13 @@ class CachedShards:
         with self._naming(shard):
             return cache.fetch(entry, next_use=_by_entry(next_use))
 
-    def fetch_ahead(self, prefetcher: Prefetcher) -> None:
-        """A thread of a prefetcher: make the shards that it chooses present, one after the other.
-
-        A shard that another process fetches is left to that process.
-        """
-        # An error holds the frames that raised it, the reader's too. If it stayed in this frame, the dataset would
-        # never be deleted, and never end this thread.
-        while (fetch := prefetcher.take()) is not None:
-            self._fetch_ahead(fetch, prefetcher)
-
-    def _fetch_ahead(self, fetch: Fetch, prefetcher: Prefetcher) -> None:
-        how = Transfer(urgent=fetch.is_urgent, almost_done=partial(prefetcher.almost_done, fetch.shard))
-        next_use = _by_entry(prefetcher.next_use)
-        try:
-            result = FetchResult(FetchStatus.PRESENT)
-            if fetch.shard not in self.bad:
-                cache, entry = self._cached(fetch.shard)
-                with self._naming(fetch.shard):
-                    result = cache.fetch(entry, next_use=next_use, wait=False, how=how)
-        except Exception as error:
-            prefetcher.ended(fetch, error)
-        else:
-            prefetcher.ended(fetch, result)
+    def fetch_ahead(self, shard: int, *, next_use: Callable[[int], float], how: Transfer) -> FetchResult:
+        """Make a shard present unless it is bad. One that another process fetches is left to that process."""
+        if shard in self.bad:
+            return FetchResult(FetchStatus.PRESENT)
+        cache, entry = self._cached(shard)
+        with self._naming(shard):
+            return cache.fetch(entry, next_use=_by_entry(next_use), wait=False, how=how)
 
     def acquire(self, shard: int, *, next_use: Callable[[int], float]) -> Lease:
         """Make a shard present and map it."""
