@@ -27,7 +27,7 @@ from headrace.errors import (
     StreamError,
     TransferError,
 )
-from headrace.storage import CacheEntry, CachePart, LazyEntry, Retry, ShardCache
+from headrace.storage import CacheEntry, CachePart, CacheStats, LazyEntry, Retry, ShardCache
 from headrace.storage.cache.entry import EntrySet
 from headrace.storage.cache.presence import PresentFiles
 from headrace.storage.stores.local import LocalStore
@@ -241,6 +241,21 @@ class TestDeletedFolder:
         cache = cache_of(plain, tmp_path / 'cache', limit=limit, store=FaultyStore(plain.store, [delete] * 1000))
         with pytest.raises(CacheError, match='was deleted as often as it was fetched'):
             cache.acquire(plain.entries[0])
+
+    @pytest.mark.parametrize('limit', [None, 10 * SIZE])
+    def test_one_that_is_deleted_after_each_fetch_is_an_error_and_leaves_no_open_file(self, plain, tmp_path, limit):
+        class Deleting(CacheStats):
+            def add(self, *, fetches=0, **others):
+                super().add(fetches=fetches, **others)
+                if fetches:
+                    (tmp_path / 'cache' / plain.entries[0].key).unlink()
+
+        cache = cache_of(plain, tmp_path / 'cache', limit=limit, stats=Deleting())
+        before = open_descriptors()
+        with pytest.raises(CacheError, match='was deleted as often as it was fetched'):
+            cache.acquire(plain.entries[0])
+        assert open_descriptors() == before
+        assert cache.stats.fetches > 1
 
 
 class TestBadDownloads:

@@ -159,7 +159,7 @@ class ShardCache:
         is_limited = self._room is not None
         handle = None
         tries = 0
-        while tries < TRIES:
+        while True:
             files = map_files(self._root, entry, locked=is_limited, first=handle)
             try:
                 if files:
@@ -173,6 +173,8 @@ class ShardCache:
                 close_files(files)
                 raise
             close_files(files)
+            if tries == TRIES:
+                raise deleted(self.folder, entry.key)
             result = self._fetch(FetchRequest(entry, next_use, how=Transfer(urgent=True), ahead=False))
             handle = result.handle
             if result.status is FetchStatus.BLOCKED:
@@ -180,7 +182,6 @@ class ShardCache:
                 self.stats.add(seconds_waiting=result.wait())
             else:
                 tries += 1
-        raise deleted(self.folder, entry.key)
 
     @property
     def fixed_size(self) -> int:
