@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import pickle
+import socket
 import threading
 import time
 import traceback
@@ -22,12 +23,13 @@ import pytest
 import headrace.errors
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.cli import main
-from headrace.errors import ConfigError, HeadraceError, TransferError
+from headrace.errors import ConfigError, HeadraceError, StorageError, TransferError
 from headrace.format import get_mds_encodings
 from headrace.mixing import build_loader, load_config
 from headrace.notes import add_note
 from headrace.redaction import redact, redact_value, warn
-from headrace.storage import StoreOptions, open_store
+from headrace.storage import StoreOptions, open_store, split_url
+from headrace.storage.resolve import backends
 from planted import (
     PASSWORD,
     SIGNATURE,
@@ -59,6 +61,7 @@ STORES: dict[str, tuple[str, str, dict[str, Any]]] = {
     'hf': ('huggingface_hub', 'hf://datasets/org/repo/x', {}),
     'dbfs': ('databricks.sdk', 'dbfs:/Volumes/a/b/c/x', {}),
 }
+"""Stores that are reached by HTTP: package, URL, options."""
 PLAIN = [
     "{'token': 'int', 'label': 'int'}",
     'columns are token: ndarray:int32:8, label: int',
@@ -168,6 +171,71 @@ def test_errors_of_stores(name: str, server: ThreadingHTTPServer, monkeypatch: p
                     failure = error
                 assert failure is not None
                 assert not found_in_error(failure)
+
+
+@pytest.fixture
+def ssh_server(tmp_path: Path) -> Iterator[tuple[int, Path]]:
+    """A server that greets with the password, and lets nobody but `other` in: its port, and a file with its key."""
+    paramiko = pytest.importorskip('paramiko')
+
+    class Greeter(paramiko.ServerInterface):
+        def get_banner(self) -> tuple[str, str]:
+            return f'You sent {VARIABLE}', 'en'
+
+        def check_auth_password(self, username: str, password: str) -> int:
+            is_right = (username, password) == ('other', VARIABLE)
+            return paramiko.AUTH_SUCCESSFUL if is_right else paramiko.AUTH_FAILED
+
+    key = paramiko.ECDSAKey.generate()
+    transports = []
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the end of the test
+                while True:
+                    transport = paramiko.Transport(listener.accept()[0])
+                    transport.add_server_key(key)
+                    transport.start_server(server=Greeter())
+                    transports.append(transport)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        port = listener.getsockname()[1]
+        known = tmp_path / 'known'
+        known.write_text(f'[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n')
+        yield port, known
+        listener.shutdown(socket.SHUT_RDWR)  # wakes `accept`
+        thread.join()
+    for transport in transports:
+        transport.close()
+
+
+def test_errors_of_sftp(
+    ssh_server: tuple[int, Path], server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    port, known = ssh_server
+    monkeypatch.setenv('HOME', str(tmp_path))
+    monkeypatch.delenv('SSH_AUTH_SOCK', raising=False)
+    monkeypatch.setenv('HEADRACE_SFTP_PASSWORD', VARIABLE)
+    options = StoreOptions(extra={'known_hosts': str(known)})
+    for user, place, reason in (
+        ('reader', port, 'the password of HEADRACE_SFTP_PASSWORD'),
+        ('other', port, 'has no SFTP for this user'),
+        ('reader', server.server_port, 'no SSH session'),
+        ('reader', 9, 'no connection'),
+    ):
+        store = open_store(f'sftp://{user}@127.0.0.1:{place}/x', options)
+        assert not found_in(repr(store))
+        for verb in verbs(store):
+            with pytest.raises(StorageError, match=reason) as failure:
+                verb()
+            assert not found_in_error(failure.value)
+
+
+def test_every_store_is_tried() -> None:
+    tried = {split_url(url)[0] for _, url, _ in STORES.values()} | {'sftp'}
+    modules = {backend.module: split_url(backend.example)[0] in tried for backend in reversed(backends())}
+    assert [module for module, is_tried in modules.items() if not is_tried] == ['local']  # sends no secrets
 
 
 @pytest.mark.parametrize('url', REFUSED_URLS)

@@ -16,6 +16,7 @@ from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.mixing import Config, build_loader, config_of_foundry, load_config, to_yaml
 from headrace.order import Topology
+from headrace.order.shuffle import ALGORITHMS
 
 WriteShards = Callable[..., Path]
 
@@ -497,16 +498,13 @@ def test_evaluation_loaders_have_their_labels() -> None:
             id='some proportions',
         ),
         pytest.param(
-            foundry({'local': '/x', 'shuffle_algo': 'py9', 'epoch_size': -1}),
+            foundry({'local': '/x', 'shuffle_algo': 'shuffled', 'epoch_size': -1}),
             [
                 (
                     "train_loader.dataset.epoch_size: got -1; must be an integer of at least 1, or text like '100k', "
                     "'64m', '1.5b'"
                 ),
-                (
-                    "train_loader.dataset.shuffle_algo: got 'py9'; must be one of native, naive, py1b, py1br, py1e, "
-                    'py1s, py2s'
-                ),
+                f"train_loader.dataset.shuffle_algo: got 'shuffled'; must be one of {', '.join(ALGORITHMS)}",
             ],
             id='values',
         ),

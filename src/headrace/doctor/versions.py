@@ -10,10 +10,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from headrace.doctor.finding import Finding
+from headrace.storage.resolve import backends
 
 __all__ = ['check_versions']
 
-_EXTRAS = ('', 'lightning', 'composer', 's3', 'gcs', 'azure', 'oci', 'hf', 'sftp', 'databricks', 'arrow', 'vision')
+_EXTRAS = ('', 'lightning', 'composer', 'arrow', 'vision')
+"""The extras whose versions are looked at, beside those of the stores; '' for what headrace always needs."""
 _ALWAYS = frozenset({'torch', 'numpy'})
 _ONLY_WITH = {'composer': 'mosaicml'}
 """Requirements of these extras hold only where this package is installed: Composer bounds torch."""
@@ -23,9 +25,10 @@ def check_versions() -> Iterable[Finding]:
     """A finding for each installed package: in the range that headrace declares, or not."""
     yield Finding('ok', 'python', f'{platform.python_version()} on {platform.system()} {platform.machine()}')
     bounds: dict[str, list[Requirement]] = {}
+    extras = {*_EXTRAS, *(backend.module for backend in backends() if backend.example)}
     for text in metadata.requires('headrace') or ():
         requirement = Requirement(text)
-        for extra in _EXTRAS:
+        for extra in extras:
             is_asked = requirement.marker is None if not extra else requirement.marker is not None
             if not is_asked or (requirement.marker is not None and not requirement.marker.evaluate({'extra': extra})):
                 continue

@@ -19,7 +19,7 @@ from hostile_server import hostile_server
 from headrace import Stream, StreamingDataset
 from headrace.errors import HeadraceError, StreamError, TransferError
 from headrace.storage.protocol import Store, StoreOptions
-from headrace.storage.resolve import open_store
+from headrace.storage.resolve import backends, open_store
 
 pytestmark = pytest.mark.cloud
 
@@ -28,13 +28,12 @@ SECONDS = 0.3
 SOON = 60.0
 """Far more than any of these takes, and far less than what it took without bounds: for ever."""
 URLS = {
-    's3': 's3://bucket/data',
-    'gcs': 'gs://bucket/data',
-    'azure': 'azure://container/data',
-    'oci': 'oci://bucket@space/data',
-    'hf': 'hf://datasets/owner/name',
-    'databricks': 'dbfs:/Volumes/main/default/volume/data',
+    # Of two schemes of one store, the first.
+    backend.module: backend.example
+    for backend in reversed(backends())
+    if backend.example and backend.module != 'sftp'
 }
+"""A URL of each store that is reached by HTTP."""
 
 
 @pytest.fixture(autouse=True)
