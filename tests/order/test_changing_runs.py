@@ -71,11 +71,11 @@ class Run:
         if len(ids):
             some = np.array(self.random.choices(range(len(ids)), k=5))
             assert (order.at(positions[some]) == ids[some]).all()
-        turns = order.turns_before(until).sum(1)
+        node_draws = order.node_draws_before(until).sum(1)
         for s, stream in enumerate(self.mix.streams):
             first, last = self.mix.sample_offsets[s : s + 2]
             np.add.at(self.counts[stream.name], ids[(ids >= first) & (ids < last)] - first, 1)
-            assert turns[s] == self.counts[stream.name].sum()
+            assert node_draws[s] == self.counts[stream.name].sum()
         self.drawn += until - self.sample
         self.epoch, self.sample = (self.epoch, until) if until < self.mix.epoch_size else (self.epoch + 1, 0)
 

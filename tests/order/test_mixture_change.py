@@ -80,10 +80,10 @@ def test_through_any_changes_every_stream_is_passes(data, nodes: int, shuffle: b
         run.draw(mix, epoch, sample, mix.epoch_size)
         epoch, sample = epoch + 1, 0
     order = make_order(mix, config.resolve_defaults(mix), epoch)
-    turns = order.turns_before(0).sum(1)
+    node_draws = order.node_draws_before(0).sum(1)
     for s, stream in enumerate(mix.streams):
         counts = run.counts[stream.name]
-        assert counts.sum() == turns[s]
+        assert counts.sum() == node_draws[s]
         is_regular = order._streams[s].passes.first_regular <= counts.sum() // len(counts)
         assert counts.max() - counts.min() <= (1 if is_regular else 2)
 
@@ -111,7 +111,7 @@ def test_a_stream_goes_on_with_its_next_sample_and_a_new_one_begins() -> None:
     assert run.counts['b'].max() == 2
 
 
-def test_nodes_that_are_ahead_and_get_no_more_turns_stay_ahead() -> None:
+def test_nodes_that_are_ahead_and_get_no_more_draws_stay_ahead() -> None:
     """A stream with fewer draws in an epoch than there are canonical nodes goes to the same few nodes in all epochs."""
     data = {'a': [66], 'b': [200], 'c': [34], 'd': [150]}
     config = OrderConfig(shuffle=True, num_canonical_nodes=32, block_size=9)
@@ -217,7 +217,7 @@ def test_nodes_that_get_nothing_of_a_stream_any_more_stay_ahead_of_the_others(at
     for later in range(epoch + 1, epoch + 40):
         run.draw(changed, later, 0, changed.epoch_size)
     order = make_order(changed, run.config.resolve_defaults(changed), epoch + 40)
-    assert run.counts['a'].sum() == order.turns_before(0)[0].sum()
+    assert run.counts['a'].sum() == order.node_draws_before(0)[0].sum()
     assert run.counts['b'].max() - run.counts['b'].min() <= 2
 
 
@@ -274,7 +274,7 @@ def test_a_tiny_stream_drawn_often_on_many_nodes_changes_in_little_time_and_spac
     counts = np.zeros(size, int)
     ids = order.at(np.arange(sample, sample + 4096))
     np.add.at(counts, ids[ids >= 200_000] - 200_000, 1)
-    assert counts.sum() == (order.turns_before(sample + 4096) - order.turns_before(sample))[1].sum()
+    assert counts.sum() == (order.node_draws_before(sample + 4096) - order.node_draws_before(sample))[1].sum()
     assert drawn > 50_000
 
 

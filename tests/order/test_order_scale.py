@@ -76,7 +76,7 @@ def test_memory_grows_with_the_number_of_streams_and_no_faster() -> None:
 
 
 def test_streams_that_end_one_after_another_cost_their_counts_in_each_stage() -> None:
-    """Each of these streams ends a stage of its own. The run holds every stream's turns before each of the stages."""
+    """Each of these streams ends a stage of its own. The run holds each stream's node draws before each stage."""
     streams, nodes = 200, 64
     tracemalloc.start()
     Plan(shuffled(dropping(streams), nodes=nodes), Topology(), 256).ids(0)

@@ -175,9 +175,9 @@ def _wrong_origin(value: Any, streams: list[dict[str, Any]], nodes: int) -> Iter
 
 def _is_position(position: Any, size: int | None, nodes: int) -> bool:
     """Whether a stream can be there: its passes are whole, and no node is outside of them."""
-    turns, begin, shares, blocks = (position.get(key) for key in ('turns', 'begin', 'shares', 'blocks'))
+    node_draws, begin, shares, blocks = (position.get(key) for key in ('turns', 'begin', 'shares', 'blocks'))
     first = position.get('pass')
-    if not (is_count(first) and _are_counts(turns, nodes) and _are_counts(begin, nodes) and _is_list(shares)):
+    if not (is_count(first) and _are_counts(node_draws, nodes) and _are_counts(begin, nodes) and _is_list(shares)):
         return False
     if not (_is_list(blocks, len(shares)) and all(is_count(block, 1) for block in blocks)):
         return False
@@ -194,10 +194,10 @@ def _is_position(position: Any, size: int | None, nodes: int) -> bool:
     cells = position.get('cells', [])
     if not _are_cells(cells, size, nodes):
         return False
-    ahead = sum(max(a - turn, 0) for a, turn in zip(begins[0], turns, strict=True))
+    ahead = sum(max(a - drawn, 0) for a, drawn in zip(begins[0], node_draws, strict=True))
     if ahead != sum(len(left) for *_, left in cells):
         return False
-    within = all(turn <= b for turn, b in zip(turns, begins[-1], strict=True))
+    within = all(drawn <= b for drawn, b in zip(node_draws, begins[-1], strict=True))
     return within and totals[-1] < 1 << 61
 
 
@@ -217,13 +217,13 @@ def _are_cells(value: Any, size: int | None, nodes: int) -> bool:
 
 
 def _share_of(share: Any, nodes: int) -> list[int] | None:
-    """A pass's turns on each node, which are listed, or named by node."""
+    """A pass's draws on each node, which are listed, or named by node."""
     if not isinstance(share, dict):
         return list(share) if _are_counts(share, nodes) else None
     row = [0] * nodes
-    for node, turn in cast('dict[str, Any]', share).items():
+    for node, count in cast('dict[str, Any]', share).items():
         is_number = node.isascii() and node.isdecimal() and len(node) <= len(str(MAX_CANONICAL_NODES))
-        if not is_number or int(node) >= nodes or not is_count(turn):
+        if not is_number or int(node) >= nodes or not is_count(count):
             return None
-        row[int(node)] += turn
+        row[int(node)] += count
     return row

@@ -159,5 +159,5 @@ def test_the_longest_epoch_is_read_at_any_place(nodes: int, batch: int | None) -
     for begin in (0, size // 3, size - 4096):
         ids = order.at(np.arange(begin, begin + 4096))
         assert abs((ids < 20_000).mean() - 0.25) < 0.05
-        before = order.turns_before(begin) - order.turns_before(0)
+        before = order.node_draws_before(begin) - order.node_draws_before(0)
         assert np.abs(before.sum(1) - [begin / 4, begin * 3 / 4]).max() < 10_000

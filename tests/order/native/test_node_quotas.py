@@ -53,15 +53,15 @@ def node_quotas_of_mixtures(draw: st.DrawFn) -> tuple[Mixture, NodeQuotas]:
 
 @relaxed
 @given(node_quotas_of_mixtures(), st.data())
-def test_draws_and_turns_before_any_segment_are_the_sum_of_all_before(made, choices: st.DataObject) -> None:
+def test_draws_and_node_draws_before_any_segment_are_the_sum_of_all_before(made, choices: st.DataObject) -> None:
     mix, node_quotas = made
-    draws, turns = np.zeros(len(NAMES), int), np.zeros((len(NAMES), node_quotas.num_nodes), int)
-    dealt: list[list[np.ndarray]] = [[] for _ in NAMES]  # for each stream, the turns at the end of each segment
+    draws, node_draws = np.zeros(len(NAMES), int), np.zeros((len(NAMES), node_quotas.num_nodes), int)
+    dealt: list[list[np.ndarray]] = [[] for _ in NAMES]  # for each stream, the node draws at the end of each segment
     for epoch in range(mix.takeover.epoch, mix.takeover.epoch + 30):
         position = mix.takeover.sample if epoch == mix.takeover.epoch else 0
         for number, segment in enumerate(node_quotas.segments(epoch)):
             assert segment.begin == position
-            assert [a.tolist() for a in node_quotas.before(epoch, number)] == [draws.tolist(), turns.tolist()]
+            assert [a.tolist() for a in node_quotas.before(epoch, number)] == [draws.tolist(), node_draws.tolist()]
             quotas = node_quotas.quotas(epoch, number)
             assert (quotas.sum(1) == segment.counts).all()
             assert (segment.counts >= 0).all()
@@ -74,14 +74,14 @@ def test_draws_and_turns_before_any_segment_are_the_sum_of_all_before(made, choi
                     + [int(d) for d in draw_index.excess[node][: int(quotas[stream, node] - draw_index.least[0])]]
                     for node in range(node_quotas.num_nodes)
                 ]
-                expected = turns[stream] + [sum(d < first for d in ds) for ds in of_node]
-                assert node_quotas.turns_after(stream, int(draws[stream]) + first).tolist() == expected.tolist()
+                expected = node_draws[stream] + [sum(d < first for d in ds) for ds in of_node]
+                assert node_quotas.node_draws_after(stream, int(draws[stream]) + first).tolist() == expected.tolist()
                 dealt[stream].append(expected)
-            draws, turns, position = draws + segment.counts, turns + quotas, segment.end
+            draws, node_draws, position = draws + segment.counts, node_draws + quotas, segment.end
         assert position == mix.epoch_size
     for stream in range(len(NAMES)):
         for more in (0, 1, 5, 1000):  # past the last draw, too
-            assert node_quotas.turns_after(stream, int(draws[stream]) + more).sum() == draws[stream] + more
+            assert node_quotas.node_draws_after(stream, int(draws[stream]) + more).sum() == draws[stream] + more
 
 
 @relaxed

@@ -40,13 +40,13 @@ def test_each_batch_and_each_node_of_it_has_a_streams_share_rounded_down_or_up(s
     seen = np.zeros((len(counts), batches, nodes), int)
     for node in range(nodes):
         slots = np.arange(batches * rows)
-        streams, turns = interleave.at(np.full(len(slots), node), slots)
+        streams, draws = interleave.at(np.full(len(slots), node), slots)
         for stream in range(len(counts)):
-            assert turns[streams == stream].tolist() == list(range(quotas[stream, node]))
+            assert draws[streams == stream].tolist() == list(range(quotas[stream, node]))
         np.add.at(seen, (streams, slots // rows, node), 1)
         for slot in {0, per_window, len(slots) // 2, len(slots)}:
             before = np.bincount(streams[:slot], minlength=len(counts))
-            assert interleave.turns_before(node, min(slot, len(slots))).tolist() == before.tolist()
+            assert interleave.draws_before(node, min(slot, len(slots))).tolist() == before.tolist()
     of_batch = seen.sum(2)
     assert (np.abs(of_batch - counts[:, None] / batches) < 1).all()
     assert (np.abs(seen - counts[:, None, None] / batches / nodes) < 1).all()
@@ -59,12 +59,12 @@ def test_windows_are_what_the_whole_is() -> None:
     """A node's batches over many windows, evaluated far apart, against one call."""
     counts, batch_size, nodes = np.array([70_001, 29_999, 20_000]), 40, 2
     slots = np.arange(60_000)
-    streams, turns = StratifiedInterleave(counts, batch_size, nodes, 1).at(np.ones(60_000, int), slots)
+    streams, draws = StratifiedInterleave(counts, batch_size, nodes, 1).at(np.ones(60_000, int), slots)
     scattered = np.random.default_rng(0).integers(0, 60_000, 300)
     fresh = StratifiedInterleave(counts, batch_size, nodes, 1)
     for slot in scattered:
         found = fresh.at(np.array([1]), np.array([slot]))
-        assert (int(found[0][0]), int(found[1][0])) == (streams[slot], turns[slot])
+        assert (int(found[0][0]), int(found[1][0])) == (streams[slot], draws[slot])
 
 
 def test_an_epochs_batches_hold_the_weights_within_one_sample_also_the_last_smaller_one() -> None:

@@ -27,7 +27,7 @@ def segments(draw: st.DrawFn) -> tuple[np.ndarray, int, int, int]:
 
 @examples(0.2)
 @given(segments(), st.integers(1, 5))
-def test_each_batch_has_a_streams_share_rounded_down_or_up_and_turns_are_counted(segment, per_window: int) -> None:
+def test_each_batch_has_a_streams_share_rounded_down_or_up_and_draws_are_counted(segment, per_window: int) -> None:
     counts, size, nodes, begin = segment
     batches = int(counts.sum()) // size
     interleave = FreeStratifiedInterleave(counts, size, nodes, begin=begin, key=7)
@@ -39,16 +39,16 @@ def test_each_batch_has_a_streams_share_rounded_down_or_up_and_turns_are_counted
         offsets = np.arange((node - begin) % nodes, batches * size, nodes)
         slots = np.arange(len(offsets))
         assert quotas[:, node].sum() == len(slots)
-        streams, turns = interleave.at(np.full(len(slots), node), slots)
+        streams, draws = interleave.at(np.full(len(slots), node), slots)
         for stream in range(len(counts)):
             of_stream = (streams == stream).nonzero()[0]
-            assert turns[of_stream].tolist() == list(range(quotas[stream, node]))
-            for turn in {0, len(of_stream) // 2, len(of_stream) - 1} if len(of_stream) else ():
-                assert interleave.slot_of(node, stream, turn) == of_stream[turn]
+            assert draws[of_stream].tolist() == list(range(quotas[stream, node]))
+            for draw in {0, len(of_stream) // 2, len(of_stream) - 1} if len(of_stream) else ():
+                assert interleave.slot_of(node, stream, draw) == of_stream[draw]
         np.add.at(of_batch, (streams, offsets // size), 1)
         for slot in {0, per_window, len(slots) // 2, len(slots)}:
             before = np.bincount(streams[:slot], minlength=len(counts))
-            assert interleave.turns_before(node, min(slot, len(slots))).tolist() == before.tolist()
+            assert interleave.draws_before(node, min(slot, len(slots))).tolist() == before.tolist()
     assert (np.abs(of_batch - counts[:, None] / batches) < 1).all()
     behind = of_batch.cumsum(1) - counts[:, None] / batches * np.arange(1, batches + 1)
     assert np.abs(behind).max() < 8
@@ -97,16 +97,16 @@ def runs(draw: st.DrawFn) -> tuple[Mixture, OrderConfig]:
 
 @examples(0.3)
 @given(runs(), st.data())
-def test_streams_are_passes_and_every_position_and_turn_is_found(run, data: st.DataObject) -> None:
+def test_streams_are_passes_and_every_position_and_draw_is_found(run, data: st.DataObject) -> None:
     mix, config = run
     nodes = config.num_canonical_nodes or 1
-    counts, turns = np.zeros(mix.num_samples, int), np.zeros((len(mix.streams), nodes), int)
+    counts, draws = np.zeros(mix.num_samples, int), np.zeros((len(mix.streams), nodes), int)
     for epoch in range(3):
         order = make_order(mix, config, epoch)
         ids = whole(order)
-        assert (order.turns_before(0) == turns).all()
+        assert (order.node_draws_before(0) == draws).all()
         counts += np.bincount(ids, minlength=mix.num_samples)
-        np.add.at(turns, (mix.streams_of(ids), np.arange(len(ids)) % nodes), 1)
+        np.add.at(draws, (mix.streams_of(ids), np.arange(len(ids)) % nodes), 1)
         for first, last in zip(mix.sample_offsets, mix.sample_offsets[1:], strict=False):
             assert counts[first:last].max() - counts[first:last].min() <= 1
         some = np.array(data.draw(st.lists(st.integers(0, len(ids) - 1), min_size=1, max_size=9)))
@@ -125,12 +125,12 @@ def test_another_mixture_takes_over_in_the_middle_of_an_epoch(run, batches: int,
     bare = [StreamSize(name=s.name, shard_sizes=s.shard_sizes, proportion=i + 1) for i, s in enumerate(mix.streams)]
     to, now = Mixture.resolve(bare, epoch_size=mix.epoch_size), replace(config, global_batch_size=size)
     changed, state = resume(state, now, to, may_change_mixture=True)
-    begin, turns = state.sample_in_epoch, make_order(mix, config, 1).turns_before(at)
+    begin, draws = state.sample_in_epoch, make_order(mix, config, 1).node_draws_before(at)
     for epoch in range(state.epoch, state.epoch + 3):
         order = make_order(changed, now, epoch)
-        assert (order.turns_before(begin) == turns).all()
+        assert (order.node_draws_before(begin) == draws).all()
         ids = order.at(np.arange(begin, len(order)))
-        np.add.at(turns, (changed.streams_of(ids), np.arange(begin, len(order)) % order.num_canonical_nodes), 1)
+        np.add.at(draws, (changed.streams_of(ids), np.arange(begin, len(order)) % order.num_canonical_nodes), 1)
         of_batches = changed.streams_of(ids)[: len(ids) // size * size].reshape(-1, size)
         shares = np.bincount(of_batches.reshape(-1), minlength=len(to.streams)) / max(len(of_batches), 1)
         for batch in of_batches:

@@ -102,8 +102,8 @@ def test_every_unit_of_every_batch_is_of_one_stream(run, epoch: int) -> None:
 
 @examples(0.3)
 @given(runs(), st.integers(0, 2))
-def test_turns_are_counted_as_they_come(run, epoch: int) -> None:
-    """Against counting: a stream's turns on each node before any position, over several epochs."""
+def test_draws_are_counted_as_they_come(run, epoch: int) -> None:
+    """Against counting: a stream's draws on each node before any position, over several epochs."""
     mix, config = run
     nodes = config.num_canonical_nodes or 1
     counted = np.zeros((len(mix.streams), nodes), int)
@@ -111,11 +111,11 @@ def test_turns_are_counted_as_they_come(run, epoch: int) -> None:
         order = order_of(mix, config, e)
         ids = whole(order)
         streams = mix.streams_of(ids)
-        assert (order.turns_before(0) == counted).all()
+        assert (order.node_draws_before(0) == counted).all()
         for position in {0, 1, len(ids) // 2, len(ids) // 2 + 1, len(ids) - 1}:
             more = np.zeros_like(counted)
             np.add.at(more, (streams[:position], np.arange(position) % nodes), 1)
-            assert (order.turns_before(position) == counted + more).all()
+            assert (order.node_draws_before(position) == counted + more).all()
         np.add.at(counted, (streams, np.arange(len(ids)) % nodes), 1)
 
 

@@ -35,23 +35,23 @@ class StreamPosition:
 
     fingerprint: str
     """Of the data that this is a position of."""
-    turns: tuple[int, ...]
+    node_draws: tuple[int, ...]
     """For each canonical node, the stream's draws that it has had."""
     first_pass: int
     """The last pass that every node has begun or is about to."""
     begins: tuple[tuple[int, ...], ...]
-    """For this pass and those after it, up to the first that no node has begun: each node's turns before it."""
+    """For this pass and those after it, up to the first that no node has begun: each node's draws before it."""
     blocks: tuple[int, ...]
     """For all of these but the last: the block size that it is shuffled with, in samples."""
     cells: tuple[OpenCell, ...] = ()
-    """Samples left of passes before the first; nodes whose turns are below its begin draw them."""
+    """Samples left of passes before the first; nodes whose draws are below its begin draw them."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types, which `of` takes."""
         cells = [[*(cell.number, cell.node, cell.begin, cell.end, cell.block), list(cell.left)] for cell in self.cells]
         return {
             'fingerprint': self.fingerprint,
-            'turns': list(self.turns),
+            'turns': list(self.node_draws),
             'pass': self.first_pass,
             'begin': list(self.begins[0]),
             'shares': [_share(begin, end) for begin, end in pairwise(self.begins)],
@@ -64,14 +64,14 @@ class StreamPosition:
         """Read what `to_json` returned."""
         begins = [tuple(value['begin'])]
         for share in value['shares']:
-            turns = enumerate(share) if isinstance(share, list) else share.items()
+            of_nodes = enumerate(share) if isinstance(share, list) else share.items()
             row = list(begins[-1])
-            for node, turn in turns:
-                row[int(node)] += turn
+            for node, count in of_nodes:
+                row[int(node)] += count
             begins.append(tuple(row))
         return cls(
             fingerprint=value['fingerprint'],
-            turns=tuple(value['turns']),
+            node_draws=tuple(value['turns']),
             first_pass=value['pass'],
             begins=tuple(begins),
             blocks=tuple(value['blocks']),
@@ -135,7 +135,7 @@ class Takeover:
 
 
 def _share(begin: Sequence[int], end: Sequence[int]) -> list[int] | dict[str, int]:
-    """The turns of a pass on each node, or by node, where only a few have any: there are many passes then."""
-    turns = [b - a for a, b in zip(begin, end, strict=True)]
-    few = {str(node): turn for node, turn in enumerate(turns) if turn}
-    return few if 3 * len(few) < len(turns) else turns
+    """The draws of a pass on each node, or by node, where only a few have any: there are many passes then."""
+    counts = [b - a for a, b in zip(begin, end, strict=True)]
+    few = {str(node): count for node, count in enumerate(counts) if count}
+    return few if 3 * len(few) < len(counts) else counts

@@ -67,7 +67,7 @@ class Batching(Protocol):
 
 
 def epoch_seed(config: OrderConfig, epoch: int) -> int:
-    """Seed of picks and turns: another in each epoch only with balanced sampling and shuffle."""
+    """Seed of picks and draws: another in each epoch only with balanced sampling and shuffle."""
     return config.seed + epoch if config.sampling == 'balanced' and config.shuffle else config.seed
 
 
@@ -170,12 +170,12 @@ class PerStreamBatching:
         self.num_rows = max(int(counts.sum()) - self._first, 0)
 
     def rows(self, numbers: IntArray, columns: slice = _ALL) -> IntArray:
-        streams, turns = self._line.at(0, numbers + self._first)
+        streams, draws = self._line.at(0, numbers + self._first)
         length = len(range(self._partitions[0].row_length)[columns])
         out = np.empty((len(numbers), length), np.int64)
         for i in np.unique(streams).tolist():
             where = streams == i
-            out[where] = self._partitions[i].rows(turns[where], columns) + self._offsets[i]
+            out[where] = self._partitions[i].rows(draws[where], columns) + self._offsets[i]
         return out
 
 
@@ -215,10 +215,10 @@ class DevicePerStreamBatching:
         origins = device_rows % nodes
         for node in range(nodes):
             mine = np.flatnonzero((origins == node) & (device_rows // nodes < len(self._line)))
-            streams, turns = self._line.at(node, device_rows[mine] // nodes)
+            streams, draws = self._line.at(node, device_rows[mine] // nodes)
             for i in np.unique(streams).tolist():
                 where = mine[streams == i]
-                entries = turns[streams == i][:, None] * self._batch + np.arange(self._batch)
+                entries = draws[streams == i][:, None] * self._batch + np.arange(self._batch)
                 rows, place = np.divmod(entries, self._share)
                 partition = self._partitions[i]
                 at = partition.at(rows * partition.row_length + node * self._share + place)
@@ -227,14 +227,14 @@ class DevicePerStreamBatching:
 
 
 class _Line:
-    """The turns of streams, in one or more random orders."""
+    """The draws of streams, in one or more random orders."""
 
-    __slots__ = ('_counts', '_streams', '_turns')
+    __slots__ = ('_counts', '_draws', '_streams')
 
     def __init__(self, counts: IntArray) -> None:
         self._counts = counts
         self._streams: list[IntArray] = []
-        self._turns: list[IntArray] = []
+        self._draws: list[IntArray] = []
 
     def __len__(self) -> int:
         return int(self._counts.sum())
@@ -245,14 +245,14 @@ class _Line:
         for _ in range(times):
             streams = np.repeat(np.arange(len(self._counts)), self._counts)
             stream.shuffle(streams)
-            turns = np.empty_like(streams)
-            turns[np.argsort(streams, kind='stable')] = np.arange(len(streams)) - np.repeat(begins, self._counts)
+            draws = np.empty_like(streams)
+            draws[np.argsort(streams, kind='stable')] = np.arange(len(streams)) - np.repeat(begins, self._counts)
             self._streams.append(streams)
-            self._turns.append(turns)
+            self._draws.append(draws)
 
     def at(self, order: int, places: IntArray) -> tuple[IntArray, IntArray]:
-        """Streams, and how many turns each had before, of places int64[k] of one of the orders."""
-        return self._streams[order][places], self._turns[order][places]
+        """Streams, and how many draws each had before, of places int64[k] of one of the orders."""
+        return self._streams[order][places], self._draws[order][places]
 
 
 def _check_filled(mixture: Mixture, counts: IntArray, what: str) -> None:

@@ -365,7 +365,7 @@ def _first_units(units: IntArray, num_lanes: int, fraction: int) -> IntArray:
 
 
 def _assign(units: IntArray, opening: IntArray) -> tuple[IntArray, IntArray]:
-    """Give each unit in turn to the lane that is free first, the lowest of several; return lanes and first rows.
+    """Give each unit, in order, to the lane that is free first, the lowest of several; return lanes and first rows.
 
     The first units go to the lanes of the same numbers: lane l's is unit l.
     """

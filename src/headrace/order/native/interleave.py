@@ -1,7 +1,7 @@
-"""The stream of each slot of a segment, and the number of that turn among the stream's turns on the node.
+"""The stream of each slot of a segment, and which of the stream's draws on the node it is.
 
-Slots and turns are counted per canonical node, from 0 in each segment: `quotas` says how many turns each stream has on
-each node, and every interleaving uses each of them once.
+Slots and draws are counted per canonical node, from 0 in each segment. `quotas` says how many draws each stream has on
+each node. Every interleaving uses each of them once.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ class Interleave(Protocol):
     """A way for streams to share a node's slots, evaluated at any slots."""
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         ...
 
-    def turns_before(self, node: int, slot: int) -> IntArray:
-        """Return how many turns each stream has before a slot of a node, int64[streams].
+    def draws_before(self, node: int, slot: int) -> IntArray:
+        """Return the draws of each stream before a slot of a node, int64[streams].
 
         The slot may be the one past the node's last.
         """
         ...
 
-    def slot_of(self, node: int, stream: int, turn: int) -> int:
-        """Return the slot of a node in which a stream has a turn: the inverse of `at`."""
+    def slot_of(self, node: int, stream: int, draw: int) -> int:
+        """Return the slot of a node that a draw of a stream has: the inverse of `at`."""
         ...
 
 
 def quotas(counts: IntArray, num_nodes: int, begin: int = 0) -> IntArray:
-    """Return int64[streams, nodes], how many turns each stream has on each canonical node.
+    """Return int64[streams, nodes], the draws of each stream on each canonical node.
 
-    The streams' draws, counts int64[streams], form one line, stream after stream. The line is dealt to the nodes in
-    turn from position ``begin`` on. Nodes get exactly their slots, and streams exactly their draws. A stream's numbers
-    of turns on two nodes differ by at most one.
+    The streams' draws, counts int64[streams], form one line, stream after stream. The line is dealt to the nodes
+    round-robin from position ``begin`` on. Nodes get exactly their slots, and streams exactly their draws. A stream's
+    draws on two nodes differ by at most one.
     """
     ends = (begin % num_nodes + np.cumsum(counts))[:, None]
     begins = ends - counts[:, None]
@@ -73,21 +73,21 @@ class SequentialInterleave:
         self._flat = (self._ends + np.arange(node_quotas.shape[1]) * self._length).T.reshape(-1)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         streams = self._flat.searchsorted(nodes * self._length + slots, 'right') - nodes * len(self._ends)
         return streams, slots - self._begins[streams, nodes]
 
-    def turns_before(self, node: int, slot: int) -> IntArray:
-        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+    def draws_before(self, node: int, slot: int) -> IntArray:
+        """Return the draws of each stream before a slot of a node, int64[streams]."""
         return np.clip(slot - self._begins[:, node], 0, self._ends[:, node] - self._begins[:, node])
 
-    def slot_of(self, node: int, stream: int, turn: int) -> int:
-        """Return the slot of a node in which a stream has a turn."""
-        return int(self._begins[stream, node]) + turn
+    def slot_of(self, node: int, stream: int, draw: int) -> int:
+        """Return the slot of a node that a draw of a stream has."""
+        return int(self._begins[stream, node]) + draw
 
 
 class WindowTable:
-    """Turns of windows of slots, made for a window as a whole and kept, two windows a node.
+    """Draws of windows of slots, made for a window as a whole and kept, two windows a node.
 
     A window may hold any arrangement of the streams; who knows it gives it here as a callable.
     """
@@ -102,7 +102,7 @@ class WindowTable:
         Args:
             shape: number of streams and of nodes.
             longest: slots of a window at most.
-            arrange: for a node and the number of its window, int64[streams], the turns of each stream before it, and
+            arrange: for a node and the number of its window, int64[streams], the draws of each stream before it, and
                 int64[slots], the streams of its slots.
         """
         num_streams, num_nodes = shape
@@ -116,22 +116,22 @@ class WindowTable:
         self._counted: dict[int, tuple[int, IntArray, Any]] = {}  # by node, the window counted in last, arranged
 
     def at(self, nodes: IntArray, windows: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their turns int64[n], at offsets int64[n] into windows int64[n] of nodes."""
+        """Return streams int64[n], and their draws int64[n], at offsets int64[n] into windows int64[n] of nodes."""
         odd = windows & 1
         if (self._held[nodes, odd] == windows).all():
             return self._look_up(nodes, odd, offsets)
-        streams, turns = np.empty_like(offsets), np.empty_like(offsets)
-        # Two windows of a node at a time; a call that spans more goes through them in turn.
+        streams, draws = np.empty_like(offsets), np.empty_like(offsets)
+        # Two windows of a node at a time; a call that spans more goes through them one by one.
         for pair in np.unique(windows >> 1):
             where = (windows >> 1 == pair).nonzero()[0]
             for node, window in set(zip(nodes[where].tolist(), windows[where].tolist(), strict=True)):
                 if self._held[node, window & 1] != window:
                     self._hold(node, window)
-            streams[where], turns[where] = self._look_up(nodes[where], odd[where], offsets[where])
-        return streams, turns
+            streams[where], draws[where] = self._look_up(nodes[where], odd[where], offsets[where])
+        return streams, draws
 
-    def turns_before(self, node: int, window: int, offset: int) -> IntArray:
-        """Return how many turns each stream has before an offset of a window, int64[streams]."""
+    def draws_before(self, node: int, window: int, offset: int) -> IntArray:
+        """Return the draws of each stream before an offset of a window, int64[streams]."""
         counted = self._counted.get(node)
         if counted is None or counted[0] != window:
             begins, streams = self._arrange(node, window)
@@ -176,9 +176,9 @@ class WindowTable:
         return row
 
 
-def last_not_above(turn: int, num_windows: int, before: Callable[[int], int]) -> tuple[int, int]:
-    """Return the window in which a stream has a turn, and its turns before that window, which ``before`` gives."""
-    window = bisect.bisect_right(range(num_windows), turn, key=before) - 1
+def last_not_above(draw: int, num_windows: int, before: Callable[[int], int]) -> tuple[int, int]:
+    """Return the window of a draw of a stream, and its draws before that window, which ``before`` gives."""
+    window = bisect.bisect_right(range(num_windows), draw, key=before) - 1
     return window, before(window)
 
 
@@ -216,7 +216,7 @@ class RandomInterleave:
         self._table = WindowTable(node_quotas.shape, self._part, self._arrange)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         total, windows = self._slots.take(nodes), self._windows.take(nodes)
         window = (slots + 1) * windows
         window -= 1
@@ -228,23 +228,23 @@ class RandomInterleave:
             offsets %= self._part
         return self._table.at(nodes, window, offsets)
 
-    def turns_before(self, node: int, slot: int) -> IntArray:
-        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+    def draws_before(self, node: int, slot: int) -> IntArray:
+        """Return the draws of each stream before a slot of a node, int64[streams]."""
         total, windows = int(self._slots[node]), int(self._windows[node])
         window = min(max((slot + 1) * windows - 1, 0) // total, windows - 1)
         begin = window * total // windows
         # Past a window's last slot its last part goes on.
         part = min(slot - begin, (window + 1) * total // windows - begin - 1) // self._part
-        return self._table.turns_before(node, window * self._parts + part, slot - begin - part * self._part)
+        return self._table.draws_before(node, window * self._parts + part, slot - begin - part * self._part)
 
-    def slot_of(self, node: int, stream: int, turn: int) -> int:
-        """Return the slot of a node in which a stream has a turn."""
+    def slot_of(self, node: int, stream: int, draw: int) -> int:
+        """Return the slot of a node that a draw of a stream has."""
         total, windows = int(self._slots[node]), int(self._windows[node])
-        window, before = last_not_above(turn, windows, lambda window: int(self._counts(node, window)[stream]))
-        begin, turn = window * total // windows, turn - before
+        window, before = last_not_above(draw, windows, lambda window: int(self._counts(node, window)[stream]))
+        begin, draw = window * total // windows, draw - before
         if self._parts > 1:
-            return begin + self._long_window(node, window).slot_of(stream, turn)
-        return begin + int((self._arrange(node, window)[1] == stream).nonzero()[0][turn])
+            return begin + self._long_window(node, window).slot_of(stream, draw)
+        return begin + int((self._arrange(node, window)[1] == stream).nonzero()[0][draw])
 
     def _arrange(self, node: int, part: int) -> tuple[IntArray, IntArray]:
         window, number = divmod(part, self._parts)

@@ -105,13 +105,13 @@ class LongWindow:
         self._counted = end, before + np.bincount(streams, minlength=len(before))
         return before, streams
 
-    def slot_of(self, stream: int, turn: int) -> int:
-        """Return the slot in which a stream has a turn, counted from 0 in the window."""
-        mark = int(self._before_marks[:, stream].searchsorted(turn, 'right')) - 1
-        turn -= int(self._before_marks[mark, stream])
+    def slot_of(self, stream: int, draw: int) -> int:
+        """Return the slot of a draw of a stream, counted from 0 in the window."""
+        mark = int(self._before_marks[:, stream].searchsorted(draw, 'right')) - 1
+        draw -= int(self._before_marks[mark, stream])
         for begin in range(self._marks[mark], self._length, _BLOCK):
             found = (self._streams(begin, min(begin + _BLOCK, self._length)) == stream).nonzero()[0]
-            if turn < len(found):
-                return begin + int(found[turn])
-            turn -= len(found)
-        raise IndexError(f'stream {stream} has no such turn in this window, got {turn} past its last.')
+            if draw < len(found):
+                return begin + int(found[draw])
+            draw -= len(found)
+        raise IndexError(f'stream {stream} has no such draw in this window, got {draw} past its last.')

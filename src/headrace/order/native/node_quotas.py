@@ -1,8 +1,9 @@
 """How many of each stream's draws fall to which canonical node, at any point of a run.
 
 A run is cut into *segments*, stretches of an epoch with one mixture. A segment is usually a whole epoch. A schedule's
-stage, or the rest of an epoch after a change, is one too. A stream's *turns* on a canonical node are its draws that
-fall to the node, counted through all epochs. They follow from the mixture and the number of canonical nodes only.
+stage, or the rest of an epoch after a change, is one too. The *node draws* of a stream are its draws that
+fall to one canonical node, counted there through all epochs. They follow from the mixture and the number of canonical
+nodes only.
 """
 
 from __future__ import annotations
@@ -53,22 +54,23 @@ class Segment:
 
 
 class DrawIndex:
-    """Which of a canonical node's turns in a segment is which of the stream's draws there.
+    """Which of the stream's draws in a segment is the n-th draw of a canonical node there.
 
-    Draws go to the nodes in turn, node 0 first, as long as every node has turns left; then to those that have more.
+    Draws go to the nodes round-robin, node 0 first, while every node has draws left. Then they go to those that have
+    more.
     """
 
     __slots__ = ('excess', 'least')
 
-    def __init__(self, turns: IntArray) -> None:
-        """Take int64[streams, nodes], how many turns each stream has on each node."""
-        num_streams, num_nodes = turns.shape
-        self.least = turns.min(1)
-        """int64[streams]: turns that every node has. Turn t below it is draw t · nodes + node."""
-        more = turns - self.least[:, None]
+    def __init__(self, node_draws: IntArray) -> None:
+        """Take int64[streams, nodes], the draws of each stream on each node."""
+        num_streams, num_nodes = node_draws.shape
+        self.least = node_draws.min(1)
+        """int64[streams]: draws that every node has. Node draw n below it is draw n · nodes + node."""
+        more = node_draws - self.least[:, None]
         levels = int(more.max(initial=0))
         self.excess = np.zeros((num_streams * num_nodes, levels), np.int64)
-        """int64[streams · nodes, levels]: the draw of turn least + level."""
+        """int64[streams · nodes, levels]: the draw of node draw least + level."""
         filled = self.least * num_nodes
         for level in range(levels):
             has = more > level
@@ -76,15 +78,15 @@ class DrawIndex:
             filled = filled + has.sum(1)
 
 
-def _turns_of(draws: int, turns: IntArray) -> IntArray:
-    """Return how many of a segment's first draws fall to each node, dealt as in `DrawIndex`; turns are int64[nodes]."""
-    num_nodes, least = len(turns), int(turns.min())
+def _dealt(draws: int, node_draws: IntArray) -> IntArray:
+    """Return how many of a segment's first draws fall to each node, as in `DrawIndex`; node draws are int64[nodes]."""
+    num_nodes, least = len(node_draws), int(node_draws.min())
     nodes = np.arange(num_nodes)
     if draws <= least * num_nodes:
         return (draws - nodes + num_nodes - 1) // num_nodes
     dealt, rest = np.full(num_nodes, least), draws - least * num_nodes
     while rest:
-        next_ones = (turns > dealt).nonzero()[0][:rest]
+        next_ones = (node_draws > dealt).nonzero()[0][:rest]
         dealt[next_ones] += 1
         rest -= len(next_ones)
     return dealt
@@ -99,18 +101,18 @@ class _Epochs:
     segments: list[Segment]
     draws: IntArray
     """int64[segments + 1, streams]: draws before each segment of an epoch, and in all of it."""
-    turns: IntArray
-    """int64[segments + 1, streams, nodes]: turns, likewise."""
+    node_draws: IntArray
+    """int64[segments + 1, streams, nodes]: node draws, likewise."""
     draws_before: IntArray
     """int64[streams]: draws before the first epoch."""
-    turns_before: IntArray
-    """int64[streams, nodes]: turns, likewise."""
+    node_draws_before: IntArray
+    """int64[streams, nodes]: node draws, likewise."""
 
 
 class NodeQuotas:
-    """The segments of a mixture's run, and each stream's draws and turns before any of them.
+    """The segments of a mixture's run, and each stream's draws and node draws before any of them.
 
-    Draws and turns are counted from where the mixture took over, `Mixture.takeover`. All epochs that lie in one step of
+    Both are counted from where the mixture took over, `Mixture.takeover`. All epochs that lie in one step of
     the schedule, or after it, have the same segments, so that nothing grows with the number of epochs.
     """
 
@@ -130,23 +132,23 @@ class NodeQuotas:
     def _append(self, first: int, segments: list[Segment]) -> None:
         """Add epochs that have these segments, from the first one on."""
         shape = len(segments) + 1, len(self._mixture.streams)
-        draws, turns = np.zeros(shape, np.int64), np.zeros((*shape, self.num_nodes), np.int64)
+        draws, node_draws = np.zeros(shape, np.int64), np.zeros((*shape, self.num_nodes), np.int64)
         for number, segment in enumerate(segments):
             draws[number + 1] = draws[number] + segment.counts
-            turns[number + 1] = turns[number] + self._quotas(segment)
-        draws_before, turns_before = draws[0], turns[0]
+            node_draws[number + 1] = node_draws[number] + self._quotas(segment)
+        draws_before, node_draws_before = draws[0], node_draws[0]
         if self._epochs:
             last = self._epochs[-1]
             draws_before = last.draws_before + (first - last.first) * last.draws[-1]
-            turns_before = last.turns_before + (first - last.first) * last.turns[-1]
+            node_draws_before = last.node_draws_before + (first - last.first) * last.node_draws[-1]
         self._epochs.append(
             _Epochs(
                 first=first,
                 segments=segments,
                 draws=draws,
-                turns=turns,
+                node_draws=node_draws,
                 draws_before=draws_before,
-                turns_before=turns_before,
+                node_draws_before=node_draws_before,
             )
         )
 
@@ -314,45 +316,45 @@ class NodeQuotas:
         return self._of(epoch).segments
 
     def quotas(self, epoch: int, segment: int) -> IntArray:
-        """Return int64[streams, nodes], the turns in a segment."""
-        turns = self._of(epoch).turns
-        return turns[segment + 1] - turns[segment]
+        """Return int64[streams, nodes], the node draws in a segment."""
+        node_draws = self._of(epoch).node_draws
+        return node_draws[segment + 1] - node_draws[segment]
 
-    # -- draws and turns -------------------------------------------------------------------------------------------
+    # -- draws and node draws --------------------------------------------------------------------------------------
 
     def before(self, epoch: int, segment: int) -> tuple[IntArray, IntArray]:
-        """Return draws int64[streams] and turns int64[streams, nodes] before a segment, counted from 0 in its epoch."""
+        """Return draws int64[streams] and node draws int64[streams, nodes] before a segment of an epoch."""
         epochs = self._of(epoch)
         past = epoch - epochs.first
         draws = epochs.draws_before + past * epochs.draws[-1] + epochs.draws[segment]
-        return draws, epochs.turns_before + past * epochs.turns[-1] + epochs.turns[segment]
+        return draws, epochs.node_draws_before + past * epochs.node_draws[-1] + epochs.node_draws[segment]
 
-    def turns_after(self, stream: int, draws: int) -> IntArray:
-        """Return int64[nodes], the turns that a stream's first draws are.
+    def node_draws_after(self, stream: int, draws: int) -> IntArray:
+        """Return int64[nodes], the node draws that a stream's first draws are.
 
         Past its last draw, a stream is dealt to all nodes alike. So a pass ends even if its stream leaves the mixture.
         """
         number = int(self._draws_before[:, stream].searchsorted(draws, 'right')) - 1
         epochs = self._epochs[number]
-        turns, rest = epochs.turns_before[stream], draws - int(epochs.draws_before[stream])
+        node_draws, rest = epochs.node_draws_before[stream], draws - int(epochs.draws_before[stream])
         period = int(epochs.draws[-1, stream])
         if not period:  # only the last epochs: before them, others would be nearer
-            return turns + _turns_of(rest, self._endless)
+            return node_draws + _dealt(rest, self._endless)
         past, rest = divmod(rest, period)
         segment = int(epochs.draws[:-1, stream].searchsorted(rest, 'right')) - 1
-        before, after = epochs.turns[segment : segment + 2, stream]
-        dealt = _turns_of(rest - int(epochs.draws[segment, stream]), after - before)
-        return turns + past * epochs.turns[-1, stream] + before + dealt
+        before, after = epochs.node_draws[segment : segment + 2, stream]
+        dealt = _dealt(rest - int(epochs.draws[segment, stream]), after - before)
+        return node_draws + past * epochs.node_draws[-1, stream] + before + dealt
 
     def period(self, stream: int) -> tuple[IntArray, int]:
         """Return what all epochs from some one on have of a stream, and when that is so.
 
         Returns:
-            int64[nodes], turns in each of them, or ones after the last draw; the draws after the first of them.
+            int64[nodes], draws in each of them, or ones after the last draw; the draws after the first of them.
         """
         last = self._epochs[-1]
-        turns = last.turns[-1, stream]
-        return turns if turns.any() else np.ones_like(turns), int((last.draws_before + last.draws[-1])[stream])
+        draws = last.node_draws[-1, stream]
+        return draws if draws.any() else np.ones_like(draws), int((last.draws_before + last.draws[-1])[stream])
 
     @cached_property
     def _endless(self) -> IntArray:

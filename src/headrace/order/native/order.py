@@ -4,19 +4,19 @@ How position p of an epoch becomes a sample:
 
 1. The epoch is cut into segments (`node_quotas`), one as a rule. In a segment that begins at b, p is slot
    (p - b) div C of canonical node c = p mod C.
-2. `interleave` says which stream's turn it is, and which of the stream's turns on this node.
+2. `interleave` says which stream the slot draws from, and which of the stream's draws on this node it is.
 3. The stream is an endless sequence through all epochs, pass after pass over all its samples. So all samples come
-   once before any comes twice, for any weights and epoch size. `stream_passes` finds the turn's pass, and its number
+   once before any comes twice, for any weights and epoch size. `stream_passes` finds the draw's pass, and its number
    in the node's share of that pass.
 4. A node's share of a pass is a stretch of the stream's line of shards. The line is the same in all passes, so a node
    reads the same shards in every pass, except a few at the ends. With shuffle, the stretch is a cell, shuffled anew in
    each pass (`cell_table`); without, it is read as stored.
 
 Example: one stream of 3 shards (ids 0-3, 4-7, 8-11), 2 canonical nodes, ``seed=7``. The epoch is one *segment* of 12
-positions. Its ids are 11, 0, 10, 4, 2, 7, 8, 3, 1, 6, 9, 5. Position 4 is slot 2 of node 0, the stream's *turn* 2
-there: *pass* 0 has turns 0 to 5 of each node, pass 1 turns 6 to 11. The line of shards is 2, 0, 1. Node 0's *stretch*
+positions. Its ids are 11, 0, 10, 4, 2, 7, 8, 3, 1, 6, 9, 5. Position 4 is slot 2 of node 0, the stream's *draw* 2
+there: *pass* 0 has draws 0 to 5 of each node, pass 1 draws 6 to 11. The line of shards is 2, 0, 1. Node 0's *stretch*
 is its first half: shard 2, and two samples of shard 0. The *cell* is that stretch, shuffled: 11, 10, 2, 8, 1, 9. So
-turn 2, and position 4, is sample 2. In pass 1 the cell is 9, 10, 8, 11, 2, 0.
+draw 2, and position 4, is sample 2. In pass 1 the cell is 9, 10, 8, 11, 2, 0.
 """
 
 from __future__ import annotations
@@ -90,11 +90,11 @@ class NativeOrder:
             passes = StreamPasses(node_quotas, s, stream.size, block, position, rule=takeover.rule, key=rest_key)
             self._streams.append(StreamLine(stream, passes, num_nodes=nodes, key=key))
         self._sizes = np.array([stream.passes.size for stream in self._streams])
-        turns = np.array([stream.passes.turns for stream in self._streams])
+        node_draws = np.array([stream.passes.node_draws for stream in self._streams])
         self._first_regular = np.array([stream.passes.first_regular for stream in self._streams])
         self._is_regular = not self._first_regular.any()
         self._segments = [
-            Segment(node_quotas, epoch, i, config, turns, derive(key, _INTERLEAVE, epoch))
+            Segment(node_quotas, epoch, i, config, node_draws, derive(key, _INTERLEAVE, epoch))
             for i in range(len(node_quotas.segments(epoch)))
         ]
         self._begins = np.array([segment.begin for segment in self._segments])
@@ -142,15 +142,15 @@ class NativeOrder:
     def _in_segment(self, segment: Segment, positions: IntArray) -> IntArray:
         slots, nodes = positions - segment.begin, positions % self.num_canonical_nodes
         slots //= self.num_canonical_nodes
-        streams, turns = segment.interleave.at(nodes, slots)
+        streams, node_draws = segment.interleave.at(nodes, slots)
         places = streams * self.num_canonical_nodes
         places += nodes
-        draws = segment.draws_of(streams, nodes, places, turns)
-        turns = turns + segment.turns.take(places)
+        draws = segment.draws_of(streams, nodes, places, node_draws)
+        node_draws = node_draws + segment.node_draws.take(places)
         passes = draws // self._sizes.take(streams)
         if not self._is_regular:
-            self._correct(passes, streams, nodes, turns)
-        ids = self._in_passes(streams, places, passes, turns, draws)
+            self._correct(passes, streams, nodes, node_draws)
+        ids = self._in_passes(streams, places, passes, node_draws, draws)
         for s, subset in self._subsets.items():
             where = (streams == s).nonzero()[0]
             ids[where] = subset.samples(ids[where])
@@ -158,9 +158,9 @@ class NativeOrder:
         return ids
 
     def _in_passes(
-        self, streams: IntArray, places: IntArray, passes: IntArray, turns: IntArray, draws: IntArray
+        self, streams: IntArray, places: IntArray, passes: IntArray, node_draws: IntArray, draws: IntArray
     ) -> IntArray:
-        """Return the samples of turns in passes over their streams, int64[n]; arguments are int64[n] each."""
+        """Return the samples of node draws in passes over their streams, int64[n]; arguments are int64[n] each."""
         rests = [
             (s, where)
             for s, stream in enumerate(self._streams)
@@ -169,14 +169,14 @@ class NativeOrder:
         ]
         if not rests:
             starts, begins = self._shares(places, passes)  # may begin a new table
-            turns -= begins
-            return self._table.at(starts, turns) if self._is_shuffled else starts + turns
-        samples, others = np.empty_like(turns), np.ones(len(turns), np.bool_)
+            node_draws -= begins
+            return self._table.at(starts, node_draws) if self._is_shuffled else starts + node_draws
+        samples, others = np.empty_like(node_draws), np.ones(len(node_draws), np.bool_)
         for s, where in rests:
             samples[where] = self._rest(s)[draws[where] - self._streams[s].passes.draws]
             others[where] = False
         if others.any():
-            samples[others] = self._in_passes(*(a[others] for a in (streams, places, passes, turns, draws)))
+            samples[others] = self._in_passes(*(a[others] for a in (streams, places, passes, node_draws, draws)))
         return samples
 
     def _rest(self, s: int) -> IntArray:
@@ -186,16 +186,16 @@ class NativeOrder:
             found = self._rests[s] = self._streams[s].rest(is_shuffled=self._is_shuffled)
         return found
 
-    def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, turns: IntArray) -> None:
+    def _correct(self, passes: IntArray, streams: IntArray, nodes: IntArray, node_draws: IntArray) -> None:
         """Put in the passes of streams that are not yet, or never, where the mixture has them."""
         where = (passes < self._first_regular.take(streams)).nonzero()[0]
         for s in np.unique(streams[where]).tolist():
             of_stream = where[streams[where] == s]
             near = passes[of_stream]
-            passes[of_stream] = self._streams[s].passes.numbers(turns[of_stream], nodes[of_stream], near)
+            passes[of_stream] = self._streams[s].passes.numbers(node_draws[of_stream], nodes[of_stream], near)
 
     def _shares(self, places: IntArray, passes: IntArray) -> tuple[IntArray, IntArray]:
-        """Return where the nodes' shares of passes are, and the turns before them; int64[n] each.
+        """Return where the nodes' shares of passes are, and the node draws before them; int64[n] each.
 
         They are cells of the table, or without shuffle first samples.
 
@@ -228,10 +228,10 @@ class NativeOrder:
     def _make_share(self, place: int, k: int) -> tuple[int, int]:
         s, node = divmod(place, self.num_canonical_nodes)
         stream = self._streams[s]
-        begin, end, turn = stream.stretch(node, k)
+        begin, end, node_draw = stream.stretch(node, k)
         if not self._is_shuffled:
-            return begin, turn
-        return self._table.add(*stream.parts(begin, end, node, k)), turn
+            return begin, node_draw
+        return self._table.add(*stream.parts(begin, end, node, k)), node_draw
 
     def _forget(self) -> None:
         """Start with an empty table."""
@@ -263,8 +263,8 @@ class NativeOrder:
     def _find(self, s: int, sample: int, start: int) -> Iterator[int]:
         stream = self._streams[s]
         nodes = slice(s * self.num_canonical_nodes, (s + 1) * self.num_canonical_nodes)
-        first = self._segments[0].turns[nodes] if start <= self.first else self.turns_before(start)[s]
-        last = self._segments[-1].turns[nodes] + self._segments[-1].quotas[s]
+        first = self._segments[0].node_draws[nodes] if start <= self.first else self.node_draws_before(start)[s]
+        last = self._segments[-1].node_draws[nodes] + self._segments[-1].quotas[s]
         if (first == last).all():
             return
         # Nodes are not equally far in a pass, so that a later one may have the sample at an earlier position. Those
@@ -274,42 +274,44 @@ class NativeOrder:
         for k in stream.passes.spanned(first, last):
             while found and (stream.passes.begin(k) >= before).all():
                 yield heapq.heappop(found)
-                before = self.turns_before(found[0])[s] if found else first
-            for node, turn in self._turns_of(s, sample, k):
-                if first[node] <= turn < last[node]:
-                    position = self._position_of(s, node, turn)
+                before = self.node_draws_before(found[0])[s] if found else first
+            for node, node_draw in self._node_draws_of(s, sample, k):
+                if first[node] <= node_draw < last[node]:
+                    position = self._position_of(s, node, node_draw)
                     if not found or position < found[0]:
-                        before = self.turns_before(position)[s]
+                        before = self.node_draws_before(position)[s]
                     heapq.heappush(found, position)
         yield from sorted(found)
 
-    def _turns_of(self, s: int, sample: int, k: int) -> list[tuple[int, int]]:
-        """The nodes and turns that have a sample in pass k over its stream: one, but for the rest."""
+    def _node_draws_of(self, s: int, sample: int, k: int) -> list[tuple[int, int]]:
+        """The nodes, and their draws, that have a sample in pass k over its stream: one, but for the rest."""
         stream = self._streams[s]
         if k == stream.passes.rest:
-            return [stream.passes.rest_turn(draw) for draw in (self._rest(s) == sample).nonzero()[0].tolist()]
+            return [stream.passes.node_draw_of_rest(draw) for draw in (self._rest(s) == sample).nonzero()[0].tolist()]
         node = stream.node_of(sample, k, is_shuffled=self._is_shuffled)
-        begin, end, turn = stream.stretch(node, k)
+        begin, end, node_draw = stream.stretch(node, k)
         if self._is_shuffled:
             table = CellTable()  # a separate one, to keep the entries of `at`
             cell = table.add(*stream.parts(begin, end, node, k))
-            return [(node, turn + int(table.find(np.array([cell]), np.array([sample]))[0]))]
-        return [(node, turn + sample - begin)]
+            return [(node, node_draw + int(table.find(np.array([cell]), np.array([sample]))[0]))]
+        return [(node, node_draw + sample - begin)]
 
-    def _position_of(self, s: int, node: int, turn: int) -> int:
-        """The position of this epoch at which a stream has a turn, counted from its first draw ever."""
+    def _position_of(self, s: int, node: int, node_draw: int) -> int:
+        """The position of this epoch of a draw of a stream on a node, counted there from its first ever."""
         place = s * self.num_canonical_nodes + node
         segment = next(
-            segment for segment in self._segments if 0 <= turn - segment.turns[place] < segment.quotas[s, node]
+            segment
+            for segment in self._segments
+            if 0 <= node_draw - segment.node_draws[place] < segment.quotas[s, node]
         )
-        slot = segment.interleave.slot_of(node, s, turn - int(segment.turns[place]))
+        slot = segment.interleave.slot_of(node, s, node_draw - int(segment.node_draws[place]))
         return segment.begin + (node - segment.begin) % self.num_canonical_nodes + slot * self.num_canonical_nodes
 
     def takeover_at(self, position: int) -> Takeover:
         """Return where another mixture takes over from this one, if it does at a position of this epoch."""
-        turns = self.turns_before(position)
+        node_draws = self.node_draws_before(position)
         positions = dict(self.mixture.takeover.positions)
-        for stream, row in zip(self._streams, turns, strict=True):
+        for stream, row in zip(self._streams, node_draws, strict=True):
             positions[stream.name] = stream.passes.position(row, stream.fingerprint)
         begin = self.mixture.takeover.begin_of(self.epoch, len(self))
         return Takeover(epoch=self.epoch, sample=position, begin=begin, positions=positions, rule=2)
@@ -324,12 +326,12 @@ class NativeOrder:
         """
         if len(self._streams) == 1:
             return np.array([end - begin])
-        before = self._counted[1] if self._counted[0] == begin else self.turns_before(begin).sum(1)
-        self._counted = end, self.turns_before(end).sum(1)
+        before = self._counted[1] if self._counted[0] == begin else self.node_draws_before(begin).sum(1)
+        self._counted = end, self.node_draws_before(end).sum(1)
         return self._counted[1] - before
 
-    def turns_before(self, position: int) -> IntArray:
-        """Return the turns before a position of this epoch, since the streams' first draws ever.
+    def node_draws_before(self, position: int) -> IntArray:
+        """Return the node draws before a position of this epoch, since the streams' first draws ever.
 
         Returns:
             int64[streams, nodes].
@@ -340,11 +342,11 @@ class NativeOrder:
         if not self.first <= position <= self._size:
             raise IndexError(f'positions must be in [{self.first}, {self._size}], got {position}.')
         segment = self._segments[max(int(self._begins.searchsorted(position, 'right')) - 1, 0)]
-        before = segment.turns.reshape(len(self._streams), -1).copy()
+        before = segment.node_draws.reshape(len(self._streams), -1).copy()
         for node in range(self.num_canonical_nodes):
             first = (node - segment.begin) % self.num_canonical_nodes
             slot = max(-(-(position - segment.begin - first) // self.num_canonical_nodes), 0)
-            before[:, node] += segment.interleave.turns_before(node, slot)
+            before[:, node] += segment.interleave.draws_before(node, slot)
         return before
 
 

@@ -1,4 +1,4 @@
-"""A segment of an epoch: whose turn each of its slots is, and which draw of its stream that turn is."""
+"""A segment of an epoch: the stream of each of its slots, and which of its draws."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ class Segment:
     """A segment of the epoch, as far as it is needed to find a position's draw."""
 
     def __init__(
-        self, node_quotas: NodeQuotas, epoch: int, number: int, config: OrderConfig, turns: IntArray, key: int
+        self, node_quotas: NodeQuotas, epoch: int, number: int, config: OrderConfig, node_draws: IntArray, key: int
     ) -> None:
-        """Take the streams' turns int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
+        """Take the streams' draws int64[streams, nodes] from before the mixture took over, and a key of the epoch."""
         self._segment = segment = node_quotas.segments(epoch)[number]
         self.begin = segment.begin
         self._node_quotas, self._epoch, self._number = node_quotas, epoch, number
         self._num_nodes = node_quotas.num_nodes
         self._config, self._key = config, derive(key, segment.begin)
-        self._turns = turns
+        self._node_draws = node_draws
 
     @cached_property
     def quotas(self) -> IntArray:
-        """int64[streams, nodes], turns in the segment."""
+        """int64[streams, nodes], draws in the segment."""
         return self._node_quotas.quotas(self._epoch, self._number)
 
     @cached_property
-    def turns(self) -> IntArray:
-        """int64[streams · nodes], turns before the segment, since the streams' first draws ever."""
-        return (self._node_quotas.before(self._epoch, self._number)[1] + self._turns).reshape(-1)
+    def node_draws(self) -> IntArray:
+        """int64[streams · nodes], draws on each node before the segment, since the streams' first draws ever."""
+        return (self._node_quotas.before(self._epoch, self._number)[1] + self._node_draws).reshape(-1)
 
     @cached_property
     def _draws(self) -> IntArray:
-        return self._node_quotas.before(self._epoch, self._number)[0] + self._turns.sum(1)
+        return self._node_quotas.before(self._epoch, self._number)[0] + self._node_draws.sum(1)
 
     @cached_property
     def interleave(self) -> Interleave:
@@ -81,13 +81,13 @@ class Segment:
     def _draw_index(self) -> DrawIndex:
         return DrawIndex(self.quotas)
 
-    def draws_of(self, streams: IntArray, nodes: IntArray, places: IntArray, turns: IntArray) -> IntArray:
-        """Return which of its streams' draws since the first ever turns of this segment are; int64[n] each."""
+    def draws_of(self, streams: IntArray, nodes: IntArray, places: IntArray, node_draws: IntArray) -> IntArray:
+        """Return the streams' draws, counted from their first ever, of node draws in this segment; int64[n] each."""
         draw_index = self._draw_index
-        draws = turns * self._num_nodes
+        draws = node_draws * self._num_nodes
         draws += nodes
         if draw_index.excess.shape[1]:
-            level = turns - draw_index.least.take(streams)
+            level = node_draws - draw_index.least.take(streams)
             where = (level >= 0).nonzero()[0]
             draws[where] = draw_index.excess[places[where], level[where]]
         draws += self._draws.take(streams)

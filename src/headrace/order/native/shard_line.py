@@ -43,7 +43,7 @@ class StreamLine:
         return shards, sizes, (np.cumsum(stored) - stored)[shards], column_bits(sizes), np.cumsum(sizes)
 
     def stretch(self, node: int, k: int) -> tuple[int, int, int]:
-        """Return begin and end of a node's stretch of the line in pass k, in samples, and its turns before the pass."""
+        """Return begin and end of a node's stretch of the line in pass k, in samples, and its draws before the pass."""
         begins = self.passes.begin(k)
         if self._cuts[0] != k:
             self._cuts = k, np.cumsum(self.passes.begin(k + 1) - begins)

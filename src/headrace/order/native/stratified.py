@@ -40,7 +40,7 @@ _CANDIDATES = 64
 
 
 def grid_quotas(counts: IntArray, batch_size: int, num_nodes: int) -> IntArray:
-    """Return int64[streams, nodes], how many turns each stream has on each node in a segment of whole batches.
+    """Return int64[streams, nodes], the draws of each stream on each node in a segment of whole batches.
 
     Args:
         counts: int64[streams], the streams' draws, which fill the batches exactly.
@@ -144,23 +144,23 @@ class StratifiedInterleave:
         self._table = WindowTable((len(counts), num_nodes), self._per_window * self._rows, self._arrange)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         windows, offsets = np.divmod(slots, self._per_window * self._rows)
         return self._table.at(nodes, windows, offsets)
 
-    def turns_before(self, node: int, slot: int) -> IntArray:
-        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+    def draws_before(self, node: int, slot: int) -> IntArray:
+        """Return the draws of each stream before a slot of a node, int64[streams]."""
         last = -(-self._batches // self._per_window) - 1
         window = min(slot // (self._per_window * self._rows), last)
-        return self._table.turns_before(node, window, slot - window * self._per_window * self._rows)
+        return self._table.draws_before(node, window, slot - window * self._per_window * self._rows)
 
-    def slot_of(self, node: int, stream: int, turn: int) -> int:
-        """Return the slot of a node in which a stream has a turn."""
+    def slot_of(self, node: int, stream: int, draw: int) -> int:
+        """Return the slot of a node that a draw of a stream has."""
         windows, per_window = -(-self._batches // self._per_window), self._per_window
         window, before = last_not_above(
-            turn, windows, lambda window: int(self._turns(node, window * per_window)[stream])
+            draw, windows, lambda window: int(self._draws_before(node, window * per_window)[stream])
         )
-        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][turn - before]
+        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][draw - before]
         return window * self._per_window * self._rows + int(offset)
 
     def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
@@ -172,7 +172,7 @@ class StratifiedInterleave:
         """Return the streams of batches from ``first`` on and below ``last`` on a node.
 
         Returns:
-            int64[streams], the turns before them; int64[batches, slots of a batch], the streams.
+            int64[streams], the draws before them; int64[batches, slots of a batch], the streams.
         """
         batches = np.arange(first, last)
         total = self._batches * self._nodes
@@ -183,10 +183,10 @@ class StratifiedInterleave:
         streams = self._ends.searchsorted(y, 'right')
         slots = (batches[:, None] * self._nodes + node) * self._rows + np.arange(self._rows)
         shuffled = hashes(derive(self._key, node), slots).argsort(1, kind='stable')
-        return self._turns(node, first), np.take_along_axis(streams, shuffled, 1)
+        return self._draws_before(node, first), np.take_along_axis(streams, shuffled, 1)
 
-    def _turns(self, node: int, before: int) -> IntArray:
-        """Return how many turns each stream has on a node before a batch, int64[streams]."""
+    def _draws_before(self, node: int, before: int) -> IntArray:
+        """Return the draws of each stream on a node before a batch, int64[streams]."""
         batches = self._batches
         rows, rest = np.divmod(self._ends, batches * self._nodes)
         low, high, wrapped = residues(rest, np.array(node), batches, self._nodes)

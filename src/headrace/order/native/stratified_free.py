@@ -2,9 +2,9 @@
 
 With g = gcd(C, G), the nodes fall into g groups of T = C / g: node c belongs to group c mod g. The grid of `stratified`
 deals streams to the groups as if they were nodes, H = G / g slots of a batch each. So each batch and each group of it
-holds floor or ceil of every stream's share. The nodes of a group take its slots in turn, through all batches. The h-th
-slot of batch k is slot x = k·H + h. It goes to the group's node x mod T. As T and H have no common divisor, each h
-comes to each node equally often.
+holds floor or ceil of every stream's share. The nodes of a group take its slots round-robin, through all batches. The
+h-th slot of batch k is slot x = k·H + h. It goes to the group's node x mod T. As T and H have no common divisor, each
+h comes to each node equally often.
 
 Stream s is an interval of the grid's numbers y = h·nb·g + v(k). The number of a node's slots below a y, before batch k,
 has two parts: the h that are below it in every batch, and the one h that is in some. For the first part it counts the
@@ -34,7 +34,7 @@ _MIN_WINDOW = 4096
 
 
 def free_grid_quotas(counts: IntArray, batch_size: int, num_nodes: int, begin: int) -> IntArray:
-    """Return int64[streams, nodes], how many turns each stream has on each node in a segment of whole batches.
+    """Return int64[streams, nodes], the draws of each stream on each node in a segment of whole batches.
 
     Args:
         counts: int64[streams], the streams' draws, which fill the batches exactly.
@@ -43,13 +43,15 @@ def free_grid_quotas(counts: IntArray, batch_size: int, num_nodes: int, begin: i
         begin: the segment's first position.
     """
     grid = _Grid(counts, batch_size, num_nodes, begin)
-    return grid.turns(np.arange(num_nodes), grid.num_batches)
+    return grid.draws(np.arange(num_nodes), grid.num_batches)
 
 
 class _Grid:
     """The numbers of a segment, and which slots have them."""
 
-    __slots__ = ('_begin', '_ends', '_inverse', 'groups', 'multiplier', 'num_batches', 'num_nodes', 'rows', 'turn')
+    __slots__ = (
+        '_begin', '_ends', '_inverse', 'groups', 'multiplier', 'nodes_per_group', 'num_batches', 'num_nodes', 'rows',
+    )  # fmt: skip
 
     def __init__(self, counts: IntArray, batch_size: int, num_nodes: int, begin: int) -> None:
         self._ends, self._begin = np.cumsum(counts), begin
@@ -58,10 +60,10 @@ class _Grid:
         self.groups = math.gcd(num_nodes, batch_size)
         self.rows = batch_size // self.groups
         """H, slots of a group in a batch."""
-        self.turn = num_nodes // self.groups
+        self.nodes_per_group = num_nodes // self.groups
         """T, nodes of a group."""
-        self._inverse = pow(self.rows, -1, self.turn)
-        self.multiplier = multiplier(self.num_batches, self.groups, self.turn)
+        self._inverse = pow(self.rows, -1, self.nodes_per_group)
+        self.multiplier = multiplier(self.num_batches, self.groups, self.nodes_per_group)
 
     def first_slot(self, nodes: IntArray) -> IntArray:
         """Return the first of their group's slots that nodes have; any other is a multiple of T later."""
@@ -77,22 +79,22 @@ class _Grid:
         v = (u + nb * (node % self.groups)) % total
         return self._ends.searchsorted(rows * total + v[batches - first], 'right')
 
-    def turns(self, nodes: IntArray, before: int) -> IntArray:
-        """Return int64[streams, nodes], how many turns each stream has on nodes int64[nodes] before a batch."""
-        nb, turn = self.num_batches, self.turn
+    def draws(self, nodes: IntArray, before: int) -> IntArray:
+        """Return int64[streams, nodes], the draws of each stream on nodes int64[nodes] before a batch."""
+        nb, size = self.num_batches, self.nodes_per_group
         total = nb * self.groups
         rows, rest = (a[:, None] for a in np.divmod(self._ends, total))
         first = self.first_slot(nodes)
         low, high, wrapped = residues(rest, nodes % self.groups, nb, self.groups)
         # Batches in which the h at the end of the stream's whole rows falls to the node, and how many there are.
-        batch = (first - rows) % turn * self._inverse % turn
-        count = np.maximum((before - batch + turn - 1) // turn, 0)
+        batch = (first - rows) % size * self._inverse % size
+        count = np.maximum((before - batch + size - 1) // size, 0)
         if nb >> 31:  # Python's integers hold the sums
             first, batch, count, low, high, wrapped = (
                 a.astype(object) for a in (first, batch, count, low, high, wrapped)
             )
-        found = before * (rows // turn) + _below(before, turn, -self.rows % turn, first, rows % turn)
-        step, begin = self.multiplier * turn % nb, self.multiplier * batch % nb
+        found = before * (rows // size) + _below(before, size, -self.rows % size, first, rows % size)
+        step, begin = self.multiplier * size % nb, self.multiplier * batch % nb
         for limit, sign in ((low, -1), (high, 1), (wrapped, 1)):
             found = found + sign * _below(count, nb, step, begin, limit)
         return np.diff(found.astype(np.int64), axis=0, prepend=0)
@@ -119,44 +121,44 @@ class FreeStratifiedInterleave:
         self._key = key
         slots = max(_MIN_WINDOW, _SLOTS_IN_WINDOWS // num_nodes)
         self._per_window = min(max(1, slots * num_nodes // batch_size), grid.num_batches)
-        longest = -(-self._per_window * grid.rows // grid.turn) + 1
+        longest = -(-self._per_window * grid.rows // grid.nodes_per_group) + 1
         self._table = WindowTable((len(counts), num_nodes), longest, self._arrange)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         first = self._grid.first_slot(nodes)
-        windows = (first + slots * self._grid.turn) // (self._grid.rows * self._per_window)
+        windows = (first + slots * self._grid.nodes_per_group) // (self._grid.rows * self._per_window)
         return self._table.at(nodes, windows, slots - self._slots_before(first, windows))
 
-    def turns_before(self, node: int, slot: int) -> IntArray:
-        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+    def draws_before(self, node: int, slot: int) -> IntArray:
+        """Return the draws of each stream before a slot of a node, int64[streams]."""
         first = self._grid.first_slot(np.array(node))
         last = -(-self._grid.num_batches // self._per_window) - 1
-        window = np.minimum((first + slot * self._grid.turn) // (self._grid.rows * self._per_window), last)
-        return self._table.turns_before(node, int(window), slot - int(self._slots_before(first, window)))
+        window = np.minimum((first + slot * self._grid.nodes_per_group) // (self._grid.rows * self._per_window), last)
+        return self._table.draws_before(node, int(window), slot - int(self._slots_before(first, window)))
 
-    def slot_of(self, node: int, stream: int, turn: int) -> int:
-        """Return the slot of a node in which a stream has a turn."""
+    def slot_of(self, node: int, stream: int, draw: int) -> int:
+        """Return the slot of a node that a draw of a stream has."""
         windows = -(-self._grid.num_batches // self._per_window)
-        window, before = last_not_above(turn, windows, lambda window: int(self._turns(node, window)[stream]))
-        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][turn - before]
+        window, before = last_not_above(draw, windows, lambda window: int(self._draws_before(node, window)[stream]))
+        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][draw - before]
         return int(self._slots_before(self._grid.first_slot(np.array(node)), np.array(window))) + int(offset)
 
     def _slots_before(self, first: IntArray, windows: IntArray) -> IntArray:
         """Return how many slots nodes have before windows, by their first slots of their groups; int64[n] each."""
         ends = windows * (self._per_window * self._grid.rows)
-        return (ends - first + self._grid.turn - 1) // self._grid.turn
+        return (ends - first + self._grid.nodes_per_group - 1) // self._grid.nodes_per_group
 
-    def _turns(self, node: int, window: int) -> IntArray:
-        return self._grid.turns(np.array([node]), window * self._per_window)[:, 0]
+    def _draws_before(self, node: int, window: int) -> IntArray:
+        return self._grid.draws(np.array([node]), window * self._per_window)[:, 0]
 
     def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
         grid = self._grid
         begin = window * self._per_window * grid.rows
         end = min(begin + self._per_window * grid.rows, grid.num_batches * grid.rows)
         first = int(grid.first_slot(np.array(node)))
-        slots = np.arange(begin + (first - begin) % grid.turn, end, grid.turn)
-        before = self._turns(node, window)
+        slots = np.arange(begin + (first - begin) % grid.nodes_per_group, end, grid.nodes_per_group)
+        before = self._draws_before(node, window)
         if not len(slots):
             return before, slots
         streams = grid.streams(node, slots)

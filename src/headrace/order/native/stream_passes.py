@@ -39,12 +39,12 @@ _MOST_REST = 1 << 16  # samples of a stream, and of its rest; a larger one would
 
 
 def _ahead(difference: IntArray) -> int:
-    """How many turns nodes have had more than the mixture gives them."""
+    """How many draws nodes have had more than the mixture gives them."""
     return int(np.maximum(difference, 0).sum())
 
 
 class StreamPasses:
-    """The passes over one stream. Turns are counted from the stream's first draw ever."""
+    """The passes over one stream. Draws are counted from the stream's first draw ever."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class StreamPasses:
         self._first_inherited = self._first_computed = 0
         self._inherited: list[IntArray] = []
         self._blocks: dict[int, int] = {}
-        self.turns = np.zeros(node_quotas.num_nodes, np.int64)
-        """int64[nodes], turns before the mixture took over."""
+        self.node_draws = np.zeros(node_quotas.num_nodes, np.int64)
+        """int64[nodes], draws before the mixture took over."""
         self.first_regular = 0
         """The first pass of those whose numbers are draws / size: all whose begins follow from the mixture alone."""
         self._difference = np.zeros(node_quotas.num_nodes, np.int64)
         if start is not None:
-            self.turns = np.array(start.turns, np.int64)
+            self.node_draws = np.array(start.node_draws, np.int64)
             self._first_inherited = start.first_pass
             self._inherited = [np.array(row, np.int64) for row in start.begins]
             self._blocks = dict(enumerate(start.blocks, start.first_pass))
@@ -96,7 +96,7 @@ class StreamPasses:
     @property
     def draws(self) -> int:
         """Draws before the mixture took over."""
-        return int(self.turns.sum())
+        return int(self.node_draws.sum())
 
     def _align(self) -> bool:
         """Add passes to the inherited ones until one begins where the mixture begins it; return whether one does."""
@@ -132,15 +132,15 @@ class StreamPasses:
         cells = list(start.cells)
         for i, block in enumerate(start.blocks):
             shares = np.subtract(start.begins[i + 1], start.begins[i])
-            drawn = np.maximum(self.turns - start.begins[i], 0)
+            drawn = np.maximum(self.node_draws - start.begins[i], 0)
             for node in (drawn < shares).nonzero()[0].tolist():
                 end, share = int(shares[: node + 1].sum()), int(shares[node])
                 left = tuple(range(int(drawn[node]), share))
                 cells.append(OpenCell(start.first_pass + i, node, end - share, end, block, left))
         self.cells = tuple(cells)
         self.first_regular, self._first_inherited = first, first - 1
-        self._inherited, self._blocks = [self.turns], {}
-        self._difference = np.zeros_like(self.turns)
+        self._inherited, self._blocks = [self.node_draws], {}
+        self._difference = np.zeros_like(self.node_draws)
 
     @property
     def rest(self) -> int | None:
@@ -154,16 +154,16 @@ class StreamPasses:
         order = np.arange(len(numbers)) if self._key is None else keyed_order(self._key, len(numbers))
         return order[np.argsort(numbers[order], kind='stable')]
 
-    def rest_turn(self, draw: int) -> tuple[int, int]:
-        """Return node and turn of a draw of the rest, counted from 0."""
-        before, after = (self._node_quotas.turns_after(self._stream, n) for n in (draw, draw + 1))
+    def node_draw_of_rest(self, draw: int) -> tuple[int, int]:
+        """Return the node of the n-th draw of the rest, n from 0, and its index among the draws of that node."""
+        before, after = (self._node_quotas.node_draws_after(self._stream, n) for n in (draw, draw + 1))
         node = int((after - before).argmax())
-        return node, int(self.turns[node] + before[node])
+        return node, int(self.node_draws[node] + before[node])
 
-    def _cells_left(self, turns: IntArray) -> tuple[OpenCell, ...]:
-        """Return the cells of the rest that remain after some turns of the nodes, int64[nodes]."""
-        places = (self.rest_turn(draw) for draw in range(len(self.rest_order)))
-        left = np.sort(self.rest_order[[turn >= turns[node] for node, turn in places]])
+    def _cells_left(self, node_draws: IntArray) -> tuple[OpenCell, ...]:
+        """Return the cells of the rest that remain after some draws of the nodes, int64[nodes]."""
+        places = (self.node_draw_of_rest(draw) for draw in range(len(self.rest_order)))
+        left = np.sort(self.rest_order[[node_draw >= node_draws[node] for node, node_draw in places]])
         cells: list[OpenCell] = []
         end = 0
         for cell in self.cells:
@@ -176,7 +176,7 @@ class StreamPasses:
     def _left_for_later(self, needed: IntArray, period: IntArray) -> IntArray:
         """Return int64[nodes], draws deferred to the next pass because other nodes are ahead.
 
-        Those wait that will have turns again in every period.
+        Those wait that will have draws again in every period.
         """
         left = np.zeros_like(needed)
         for may_wait in (period > 0, period == 0):
@@ -187,10 +187,10 @@ class StreamPasses:
         return left
 
     def _regular(self, k: int) -> IntArray:
-        return self.turns + self._node_quotas.turns_after(self._stream, k * self.size - self.draws)
+        return self.node_draws + self._node_quotas.node_draws_after(self._stream, k * self.size - self.draws)
 
     def begin(self, k: int) -> IntArray:
-        """Return int64[nodes], each node's turns before pass k, which some node had not ended at the takeover."""
+        """Return int64[nodes], each node's draws before pass k, which some node had not ended at the takeover."""
         if k < self._first_computed:
             return self._inherited[k - self._first_inherited]
         found = self._known.get(k)
@@ -200,27 +200,27 @@ class StreamPasses:
             found = self._known[k] = self._regular(k) + self._difference
         return found
 
-    def numbers(self, turns: IntArray, nodes: IntArray, near: IntArray) -> IntArray:
-        """Return the passes that turns on nodes belong to, looking for them near others; int64[n] each."""
+    def numbers(self, node_draws: IntArray, nodes: IntArray, near: IntArray) -> IntArray:
+        """Return the passes that draws on nodes belong to, looking for them near others; int64[n] each."""
         numbers = near.copy()
         for node in np.unique(nodes).tolist():
             where = (nodes == node).nonzero()[0]
             begins = self._begins[:, node]
-            rows = begins.searchsorted(turns[where], 'right')
+            rows = begins.searchsorted(node_draws[where], 'right')
             numbers[where] = self._first_inherited + rows - 1
             for i in where[rows == len(begins)].tolist():
-                numbers[i] = self._number(int(turns[i]), node, max(int(near[i]), self._first_computed - 1))
+                numbers[i] = self._number(int(node_draws[i]), node, max(int(near[i]), self._first_computed - 1))
         return numbers
 
-    def _number(self, turn: int, node: int, k: int) -> int:
-        while self.begin(k)[node] > turn:
+    def _number(self, node_draw: int, node: int, k: int) -> int:
+        while self.begin(k)[node] > node_draw:
             k -= 1
-        while self.begin(k + 1)[node] <= turn:
+        while self.begin(k + 1)[node] <= node_draw:
             k += 1
         return k
 
     def spanned(self, first: IntArray, last: IntArray) -> Iterator[int]:
-        """Yield the passes, in order, that any turns from first on and below last, int64[nodes], belong to."""
+        """Yield the passes, in order, that any draws from first on and below last, int64[nodes], belong to."""
         k = max(int(first.sum()) // self.size, self._first_inherited)
         while k > self._first_inherited and (self.begin(k) > first).any():
             k -= 1
@@ -232,20 +232,20 @@ class StreamPasses:
         """Return the samples over which pass k is shuffled."""
         return self._blocks.get(k, self._block_size)
 
-    def position(self, turns: IntArray, fingerprint: str) -> StreamPosition:
-        """Return how far the stream is when its nodes have had some turns, int64[nodes], not below the origin's."""
+    def position(self, node_draws: IntArray, fingerprint: str) -> StreamPosition:
+        """Return how far the stream is when its nodes have had some draws, int64[nodes], not below the origin's."""
         cells: tuple[OpenCell, ...] = ()
-        first = int(turns.sum()) // self.size
-        if self.cells and (turns < self.begin(self.first_regular)).any():
-            first, cells = self.first_regular, self._cells_left(turns)
-        while not cells and (self.begin(first) > turns).any():
+        first = int(node_draws.sum()) // self.size
+        if self.cells and (node_draws < self.begin(self.first_regular)).any():
+            first, cells = self.first_regular, self._cells_left(node_draws)
+        while not cells and (self.begin(first) > node_draws).any():
             first -= 1
         begins = [self.begin(first)]
-        while (begins[-1] < turns).any():
+        while (begins[-1] < node_draws).any():
             begins.append(self.begin(first + len(begins)))
         return StreamPosition(
             fingerprint=fingerprint,
-            turns=tuple(turns.tolist()),
+            node_draws=tuple(node_draws.tolist()),
             first_pass=first,
             begins=tuple(tuple(row.tolist()) for row in begins),
             blocks=tuple(self.block_size(first + i) for i in range(len(begins) - 1)),

@@ -32,7 +32,7 @@ _MIN_WINDOW = 4096
 
 
 def unit_quotas(counts: IntArray, batch_size: int, num_units: int, num_nodes: int) -> IntArray:
-    """Return int64[streams, nodes], how many turns each stream has on each node in a segment of whole batches.
+    """Return int64[streams, nodes], the draws of each stream on each node in a segment of whole batches.
 
     Args:
         counts: int64[streams], the streams' draws: whole units, which fill the batches exactly.
@@ -69,34 +69,34 @@ class UnitInterleave:
         self._table = WindowTable((len(counts), num_nodes), self._per_window * self._slots, self._arrange)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         windows, offsets = np.divmod(slots, self._per_window * self._slots)
         return self._table.at(nodes, windows, offsets)
 
-    def turns_before(self, node: int, slot: int) -> IntArray:
-        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+    def draws_before(self, node: int, slot: int) -> IntArray:
+        """Return the draws of each stream before a slot of a node, int64[streams]."""
         length = self._per_window * self._slots
         window = min(slot // length, -(-self._batches // self._per_window) - 1)
-        return self._table.turns_before(node, window, slot - window * length)
+        return self._table.draws_before(node, window, slot - window * length)
 
-    def slot_of(self, node: int, stream: int, turn: int) -> int:
-        """Return the slot of a node in which a stream has a turn."""
+    def slot_of(self, node: int, stream: int, draw: int) -> int:
+        """Return the slot of a node that a draw of a stream has."""
         windows = -(-self._batches // self._per_window)
-        window, before = last_not_above(turn, windows, lambda window: int(self._arrange(node, window)[0][stream]))
-        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][turn - before]
+        window, before = last_not_above(draw, windows, lambda window: int(self._arrange(node, window)[0][stream]))
+        offset = (self._arrange(node, window)[1] == stream).nonzero()[0][draw - before]
         return window * self._per_window * self._slots + int(offset)
 
     def _arrange(self, node: int, window: int) -> tuple[IntArray, IntArray]:
         first = window * self._per_window
         before, streams = self._grid.batches(node % self._groups, first, min(first + self._per_window, self._batches))
-        # A node's slots are C positions apart, and so go through the units of its group in turn.
+        # A node's slots are C positions apart, and so go through the units of its group round-robin.
         position = self._begin + (node - self._begin) % self._nodes
         units = (position + np.arange(self._units // self._groups) * self._nodes) % self._units // self._groups
         return before * self._repeats, np.tile(streams[:, units], self._repeats).reshape(-1)
 
 
 def listed_quotas(streams: IntArray, num_streams: int, num_nodes: int, begin: int) -> IntArray:
-    """Return int64[streams, nodes], how many turns each stream has on each node; arguments as `ListedInterleave`'s."""
+    """Return int64[streams, nodes], the draws of each stream on each node; arguments as `ListedInterleave`'s."""
     places = streams * num_nodes + (begin + np.arange(len(streams))) % num_nodes
     return np.bincount(places, minlength=num_streams * num_nodes).reshape(num_streams, num_nodes)
 
@@ -104,7 +104,7 @@ def listed_quotas(streams: IntArray, num_streams: int, num_nodes: int, begin: in
 class ListedInterleave:
     """A segment of which the stream of each position is given."""
 
-    __slots__ = ('_begin', '_nodes', '_num_streams', '_streams', '_turns')
+    __slots__ = ('_begin', '_draws', '_nodes', '_num_streams', '_streams')
 
     def __init__(self, streams: IntArray, num_streams: int, num_nodes: int, begin: int) -> None:
         """Take the positions' streams, and the segment's first position.
@@ -120,21 +120,21 @@ class ListedInterleave:
         places = streams * num_nodes + (begin + np.arange(len(streams))) % num_nodes
         order = places.argsort(kind='stable')
         counts = np.bincount(places, minlength=num_streams * num_nodes)
-        self._turns = np.empty_like(streams)
-        self._turns[order] = np.arange(len(streams)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self._draws = np.empty_like(streams)
+        self._draws[order] = np.arange(len(streams)) - np.repeat(np.cumsum(counts) - counts, counts)
 
     def at(self, nodes: IntArray, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return streams int64[n], and their turns int64[n], of slots int64[n] on canonical nodes int64[n]."""
+        """Return streams int64[n], and their draws int64[n], of slots int64[n] on canonical nodes int64[n]."""
         positions = (nodes - self._begin) % self._nodes + slots * self._nodes
-        return self._streams[positions], self._turns[positions]
+        return self._streams[positions], self._draws[positions]
 
-    def turns_before(self, node: int, slot: int) -> IntArray:
-        """Return how many turns each stream has before a slot of a node, int64[streams]."""
+    def draws_before(self, node: int, slot: int) -> IntArray:
+        """Return the draws of each stream before a slot of a node, int64[streams]."""
         return np.bincount(self._of_node(node)[:slot], minlength=self._num_streams)
 
-    def slot_of(self, node: int, stream: int, turn: int) -> int:
-        """Return the slot of a node in which a stream has a turn."""
-        return int((self._of_node(node) == stream).nonzero()[0][turn])
+    def slot_of(self, node: int, stream: int, draw: int) -> int:
+        """Return the slot of a node that a draw of a stream has."""
+        return int((self._of_node(node) == stream).nonzero()[0][draw])
 
     def _of_node(self, node: int) -> IntArray:
         return self._streams[(node - self._begin) % self._nodes :: self._nodes]
