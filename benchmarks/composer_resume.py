@@ -1,6 +1,6 @@
 """Resuming under Composer: what headrace and mosaicml-streaming train twice, never, or elsewhere.
 
-Each cell is a training that is interrupted and one that goes on from its last checkpoint, as real processes over gloo
+Each cell is a training that is interrupted and one that continues from its last checkpoint, as real processes over gloo
 with the environment of Composer's launcher, held against an uninterrupted training of the same library.
 mosaicml-streaming is used as Composer's documentation has it: its `StreamingDataset` in its `StreamingDataLoader`, or,
 where a row says so, in PyTorch's. If it is not there, its column is left out.

@@ -1,6 +1,6 @@
 """Resuming under Lightning: what headrace, mosaicml-streaming and litdata train twice, never, or elsewhere.
 
-Each cell is a run that is interrupted and one that goes on from its last checkpoint, as real processes over gloo, held
+Each cell is an interrupted run and one that continues from its last checkpoint, as real processes over gloo, held
 against an uninterrupted run of the same library. The peers are used as Lightning and their documentation have it: a
 plain data module, one dataset, and their own `StreamingDataLoader`, whose state Lightning saves and restores. Their
 ranks get torchrun's environment variables, except where a row says otherwise. A library that is not there is left out.
@@ -198,7 +198,7 @@ def cell(error: str | None, reference: Run, first: Run, second: Run) -> str:
 
 
 def chains(library: str, folders: dict[str, str], out: str) -> dict[str, list[Run]]:
-    """An uninterrupted run, one that is interrupted, and one that goes on, for each row."""
+    """An uninterrupted run, one that is interrupted, and one that continues, for each row."""
     found: dict[str, list[Run]] = {}
     for number, (row, scenario) in enumerate(ROWS.items()):
         streams = {'all': folders['all']} if library == 'headrace' else folders

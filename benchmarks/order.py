@@ -34,7 +34,7 @@ def peak() -> int:
 
 
 def run_headrace(contender: str, samples: int) -> dict[str, float]:
-    """Begin an epoch, or a middle of it, and then go on for a million positions."""
+    """Begin an epoch, or a middle of it, and then continue for a million positions."""
     from headrace.order import Mixture, OrderConfig, StreamSize, make_order
 
     streams = 5 if contender in ('native, 5 streams', 'native, stratified') else 1

@@ -2,7 +2,7 @@
 
 usage: accelerate launch examples/accelerate_train.py FOLDER [STEPS]
 
-The first call writes shards to FOLDER. Each call trains so many STEPS (20) and goes on where the last call ended, on
+The first call writes shards to FOLDER. Each call trains so many STEPS (20) and continues where the last call ended, on
 any number of processes that divides the global batch of 32 samples.
 """
 

@@ -3,7 +3,7 @@
 Run: python examples/chat_finetune.py FOLDER STEPS [sdpa|flex]
 
 FOLDER/chats holds shards with a column `messages`, the JSON of each conversation. FOLDER/tokenizer is a tokenizer of
-transformers with a chat template. FOLDER/position.json is the position: a second call goes on behind the first.
+transformers with a chat template. FOLDER/position.json is the position: a second call continues behind the first.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 usage: torchrun --nproc-per-node 2 examples/hf_trainer.py FOLDER [STEPS]
 
-The first call writes shards to FOLDER. Each call trains up to so many STEPS (20) in all, saves every fifth, and goes on
-from the last checkpoint, on any number of ranks that divides the global batch of 32 samples.
+The first call writes shards to FOLDER. Each call trains up to so many STEPS (20) in all, saves every fifth, and
+continues from the last checkpoint, on any number of ranks that divides the global batch of 32 samples.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 usage: python examples/plain_pytorch.py FOLDER [STEPS]
 
 The first call writes shards to FOLDER. Each call trains so many STEPS (20), saves FOLDER/checkpoint.pt after every one,
-and goes on where the last call ended, also if that was killed.
+and continues where the last call ended, also if that was killed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 usage: python examples/ray_train.py FOLDER [STEPS] [WORKERS]
 
-The first call writes shards to FOLDER. Each call trains up to so many STEPS (20) in all, saves every fifth, and goes on
-from the last checkpoint, on any number of WORKERS (2) that divides the global batch of 32 samples.
+The first call writes shards to FOLDER. Each call trains up to so many STEPS (20) in all, saves every fifth, and
+continues from the last checkpoint, on any number of WORKERS (2) that divides the global batch of 32 samples.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def main() -> None:
         train,
         train_loop_config={'folder': str(folder), 'steps': steps},
         scaling_config=ray.train.ScalingConfig(num_workers=workers),
-        # A run of the same name goes on from its last checkpoint.
+        # A run of the same name continues from its last checkpoint.
         run_config=ray.train.RunConfig(name='run', storage_path=str(folder / 'ray')),
     )
     trainer.fit()

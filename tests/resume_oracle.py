@@ -15,7 +15,7 @@ Batch = tuple[list[int], int, int]
 
 @dataclass
 class Trained:
-    """What of a run counts: what is in the checkpoint that the next one goes on from, and all of a chain's last."""
+    """What of a run counts: what is in the checkpoint that the next one continues from, and all of a chain's last."""
 
     batches: Sequence[Batch]
     data: StreamingDataset

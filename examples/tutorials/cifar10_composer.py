@@ -6,7 +6,7 @@
 # ```
 #
 # The same network and data as [under Lightning](cifar10_lightning.ipynb), with Composer's trainer. You learn to make
-# a `DataSpec` of a dataset, and to go on from a checkpoint in the middle of an epoch. It takes 1 minute on a laptop's
+# a `DataSpec` of a dataset, and to resume from a checkpoint in the middle of an epoch. It takes 1 minute on a laptop's
 # CPU, and less with `--small`. It needs `pip install '.[composer,vision]'` in a checkout of headrace, and Python 3.10
 # to 3.12.
 
@@ -59,8 +59,8 @@ def loaders():
 # ## 3. Train
 #
 # `StreamingPosition` keeps the place in the data with Composer's time. The first run stops in the middle of an epoch,
-# as if it had been killed there. The second one goes on with the next batch. On a machine with GPUs, `composer -n 8
-# program.py` starts 8 ranks, and a run may go on with another number.
+# as if it had been killed there. The second one continues with the next batch. On a machine with GPUs, `composer -n 8
+# program.py` starts 8 ranks, and a run may continue with another number.
 
 # %%
 epochs = 3 if SMALL else 8

@@ -99,7 +99,7 @@ class Classifier(L.LightningModule):
 # ## 5. Train
 #
 # The data module is all that Lightning needs. It takes the number of GPUs from the trainer. `ckpt_path='last'` would
-# go on from the last checkpoint: the tutorial [Resume on other GPUs](resume.ipynb) shows it.
+# continue from the last checkpoint: the tutorial [Resume on other GPUs](resume.ipynb) shows it.
 
 # %%
 torch.manual_seed(1)

@@ -5,7 +5,7 @@
 # python examples/tutorials/resume.py
 # ```
 #
-# A run on 2 ranks is stopped, goes on with 4, and then with 1. Its batches are those of a run without interruption.
+# A run on 2 ranks is stopped, continues with 4, and then with 1. Its batches are those of a run without interruption.
 # You learn what a checkpoint holds, and why the number of GPUs does not matter. It takes 1 minute on a laptop: the
 # ranks are processes on the CPU, and talk by gloo. It needs `pip install '.[lightning]'` in a checkout of headrace.
 
@@ -72,7 +72,7 @@ class Record(Callback):
 
 
 def train(name, ranks, steps, checkpoints):
-    """Go on from the last checkpoint, if there is one, until this step; returns sorted ids and mean loss by step."""
+    """Continue from the last checkpoint, if there is one, until this step; returns sorted ids and mean loss by step."""
     folder = work / name
     folder.mkdir()
     last = checkpoints / 'last.ckpt'
@@ -103,7 +103,7 @@ def train(name, ranks, steps, checkpoints):
 # `strategy='ddp_fork'` works in a notebook, too. In a program on GPUs it is `strategy='ddp'`, with torchrun, SLURM or
 # Lightning's own processes. Nothing else changes.
 #
-# ## 3. Stop, and go on with other ranks
+# ## 3. Stop, and continue with other ranks
 
 # %%
 first, second = STEPS // 3 + 1, STEPS * 2 // 3 + 2

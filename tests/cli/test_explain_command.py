@@ -204,7 +204,7 @@ def test_batches_are_counted_from_a_state(config: Path, shown, tmp_path: Path) -
     state = saved(tmp_path / 'state.json', loader_of(config), 5)
     assert shown('--state', state)['rows'] == shown('--batch', 5)['rows']
     assert shown('--state', state, '--batch', 6)['rows'] == shown('--batch', 11)['rows']
-    # At another batch size, batches go on from where the state was taken.
+    # At another batch size, batches continue from where the state was taken.
     override = 'global_batch_size=10'
     found = shown('--state', state, '--batch', 1, override)
     assert [row['position'] for row in found['rows']] == list(range(70, 80))
@@ -231,7 +231,9 @@ def test_after_a_change_of_the_mixture(config: Path, shown, capsys, tmp_path: Pa
     assert_one_line(capsys, "or pass on_mixture_change='continue'")
 
 
-def test_the_samples_of_the_run_go_on_after_epochs_have_changed_their_size(config: Path, shown, tmp_path: Path) -> None:
+def test_the_samples_of_the_run_continue_after_epochs_have_changed_their_size(
+    config: Path, shown, tmp_path: Path
+) -> None:
     state = saved(tmp_path / 'state.json', loader_of(config), 9)
     overrides = ['train.epoch_size=48', 'train.on_mixture_change=continue']
     assert shown('--state', state, '--batch', 1, *overrides)['skip'] == [112, 124]

@@ -68,7 +68,7 @@ def shorten(out: Path) -> None:
     script.write_text(text.replace('\nSTEPS = 100\n', '\nSTEPS = 4\n'))
 
 
-def test_a_language_model_in_plain_pytorch_learns_and_goes_on(
+def test_a_language_model_in_plain_pytorch_learns_and_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / 'out'

@@ -58,7 +58,7 @@ def test_what_it_writes_is_the_configuration_of_the_resumed_run(config: str, cap
     assert 'resume from a checkpoint of at most 10 batches' in shown
     whole = ids(loader_of(config))
     assert ids(loader_of(str(out))) == whole[:10] + whole[14:]
-    # And what it leaves out is kept where it goes on from there.
+    # And what it leaves out is kept where it continues from there.
     again = tmp_path / 'again.yaml'
     assert skip(str(out), '--step', 2, '--write', again) == 0
     assert ids(loader_of(str(again))) == whole[:2] + whole[3:10] + whole[14:]

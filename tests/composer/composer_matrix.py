@@ -61,7 +61,7 @@ RESUMES = ('exception, load_path', 'SIGKILL, autoresume')
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A training that ends too early, and one that goes on from its last checkpoint."""
+    """A training that ends too early, and one that continues from its last checkpoint."""
 
     place: str
     interval: str

@@ -32,7 +32,7 @@ def trained_before(leg: Leg, batch: int | None) -> list[Batch]:
 
 
 def judge(legs: Sequence[Leg], *, limit: int | None = None) -> Verdict:
-    """What `judge_chain` says of legs, each of which went on from a checkpoint of the one before."""
+    """What `judge_chain` says of legs, each of which continued from a checkpoint of the one before."""
     ends = [*map(resumed_at, legs[1:]), None]
     trained = [
         Trained(

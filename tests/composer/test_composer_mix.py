@@ -172,7 +172,9 @@ def test_each_step_has_the_scheduled_shares(config: str, runs: dict[str, MixLeg]
     assert [sum(i >= 60 for i in ids) for ids in found][20:] == [6] * 4
 
 
-def test_a_curriculum_goes_on_in_mid_ramp_on_other_ranks(config: str, runs: dict[str, MixLeg], tmp_path: Path) -> None:
+def test_a_curriculum_continues_in_mid_ramp_on_other_ranks(
+    config: str, runs: dict[str, MixLeg], tmp_path: Path
+) -> None:
     whole, rest = batches(runs['whole']), runs['rest']
     assert batches(rest, 2) == whole[12:]
     again = MixLeg('again', str(tmp_path), config, load=str(rest.checkpoints / 'ba16.pt'))
@@ -181,7 +183,7 @@ def test_a_curriculum_goes_on_in_mid_ramp_on_other_ranks(config: str, runs: dict
 
 
 def test_another_schedule_takes_over_at_a_resume(config: str, runs: dict[str, MixLeg], tmp_path: Path) -> None:
-    """Streams go on where they are: none has a sample again before it had all of them."""
+    """Streams continue where they are: none has a sample again before it had all of them."""
     checkpoint = runs['whole'].checkpoints / 'ba8.pt'
     other = 'train.schedule=[{at: 0, proportions: {a: 1, b: 1}}, {at: 128, proportions: {b: 1}}]'
     refused = MixLeg('refused', str(tmp_path), config, [other], load=str(checkpoint))

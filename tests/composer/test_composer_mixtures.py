@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 
 
 def expected(data: str, epoch: int, sample: int, epoch_size: int, epochs: int) -> list[list[int]]:
-    """The batches of a run that goes on with epochs of another size, without a trainer."""
+    """The batches of a run that continues with epochs of another size, without a trainer."""
     options = {'local': data, 'shuffle': True, 'batch_size': 8, 'shuffle_seed': 7}
     dataset = StreamingDataset(**options, epoch_size=epoch_size, on_mixture_change='continue')
     dataset.load_resume_state(StreamingDataset(**options).resume_state(epoch, sample))

@@ -1,4 +1,4 @@
-"""Packed text under Composer: a run goes on with the token after the last one, on any number of ranks."""
+"""Packed text under Composer: a run continues with the token after the last one, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_text(tmp_path_factory.mktemp('text'))
 
 
-def test_a_run_goes_on_within_an_epoch_and_after_it(config, tmp_path):
+def test_a_run_continues_within_an_epoch_and_after_it(config, tmp_path):
     whole = sequences(config, 24)
     checkpoint = None
     for begin, end in (0, 4), (4, 10), (10, 13), (13, 24):
@@ -64,7 +64,7 @@ def test_a_subset_of_an_epoch_that_has_no_end_is_refused_before_the_first_step(c
 
 
 @pytest.mark.parametrize(('before', 'after'), [(2, 1), pytest.param(1, 2, marks=pytest.mark.slow)])
-def test_a_run_goes_on_on_other_ranks(config, tmp_path, before, after):
+def test_a_run_continues_on_other_ranks(config, tmp_path, before, after):
     whole = sequences(config, 12)
     program = Path(__file__).with_name('composer_packing.py')
     run_ranks('composer', before, program, tmp_path, 'first', config, '7ba', folder=tmp_path)

@@ -77,7 +77,7 @@ def outcome(scenario: Scenario, first: Leg, second: Leg) -> str:
     if time['batch_in_epoch'] != batch_in_epoch:
         wrong.append(f'{file.name} is at batch {time["batch_in_epoch"]} of its epoch')
     if resumed_at(second) != behind:
-        wrong.append(f'it went on from batch {resumed_at(second)}')
+        wrong.append(f'it continued from batch {resumed_at(second)}')
     verdict = judge([first, second], limit=option.batches if option.batches != BATCHES else None)
     if scenario.duration == 'ba':
         is_end = verdict.trained == EPOCHS * option.batches
@@ -150,7 +150,7 @@ def test_any_resumed_training_continues_exactly(tmp_path: Path, table: list[str]
 
 @pytest.mark.slow
 def test_launchers_of_composer_and_torch(data: str, uneven: str, tmp_path: Path) -> None:
-    """Two ranks of one launcher, then of the other: what is killed goes on by itself."""
+    """Two ranks of one launcher, then of the other: what is killed continues by itself."""
     options = {'data': data, 'out': str(tmp_path), 'workers': 1, 'folder': 'saved', 'autoresume': True, 'ranks': 2}
     legs = [Leg('first', kill_after=5, **options), Leg('second', **options)]
     padded = Leg('padded', uneven, str(tmp_path), ranks=2, save=True, evaluate=uneven)

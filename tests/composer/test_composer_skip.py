@@ -52,7 +52,7 @@ def test_what_is_left_out_counts_in_the_position(data: str, tmp_path: Path, work
 
 
 @pytest.mark.parametrize(('kind', 'behind'), [('mid', 5), ('eighth', 8), ('boundary', 10), ('second', 17)])
-def test_a_run_goes_on_on_other_ranks_and_workers(data: str, tmp_path: Path, kind: str, behind: int) -> None:
+def test_a_run_continues_on_other_ranks_and_workers(data: str, tmp_path: Path, kind: str, behind: int) -> None:
     first = Leg('first', data, str(tmp_path), skip=SKIP, duration='4ep', save=True)
     rest = Leg('rest', data, str(tmp_path), skip=SKIP, duration='4ep', workers=1, load=f'{tmp_path}/first-{kind}.pt')
     run(first)

@@ -1,4 +1,4 @@
-"""A training that began with mosaicml-streaming goes on with headrace, from Composer's checkpoint."""
+"""A training that began with mosaicml-streaming continues with headrace, from Composer's checkpoint."""
 
 from __future__ import annotations
 

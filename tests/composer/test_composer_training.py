@@ -88,7 +88,7 @@ def test_a_plain_dataloader(
 
 
 @pytest.mark.parametrize(('duration', 'expected'), [('5ba', 10), ('1ep', 24)])
-def test_a_second_fit_goes_on_where_the_first_ended(
+def test_a_second_fit_continues_where_the_first_ended(
     data: str, tmp_path: Path, both_epochs: list[list[int]], duration: str, expected: int
 ) -> None:
     leg = Leg('twice', data, str(tmp_path), duration=duration, fits=2)

@@ -34,7 +34,7 @@ def check_reports(out: Path, reports: Mapping[str, Any], good: Mapping[str, int]
 
 
 def visible(out: Path) -> dict[str, str]:
-    """All files but those by which a killed conversion goes on; one that was whole may leave some of these."""
+    """All files but those by which a killed conversion continues; one that was whole may leave some of these."""
     return {name: digest for name, digest in digests(out).items() if '.headrace-convert/' not in name}
 
 

@@ -135,7 +135,7 @@ def test_a_damaged_source_gives_no_dataset(make_dataset: Any, tmp_path: Path, da
         copy_dataset(f'{source}{data}', tmp_path / 'out')
     assert 'index.json' not in content(tmp_path / 'out')
     path.write_bytes(whole)
-    report = copy_dataset(data, tmp_path / 'out')  # goes on from there
+    report = copy_dataset(data, tmp_path / 'out')  # continues from there
     assert content(tmp_path / 'out') == content(data)
     assert report.copied <= report.files
 
@@ -174,7 +174,7 @@ copy_dataset(*sys.argv[1:], jobs=2)
 """
 
 
-def test_a_copy_goes_on_after_a_kill(make_dataset: Any, tmp_path: Path) -> None:
+def test_a_copy_continues_after_a_kill(make_dataset: Any, tmp_path: Path) -> None:
     data, out = make_dataset(), tmp_path / 'out'
     with Program([sys.executable, '-c', COPY, f'stuck://{data}', str(out)]) as program:
         until(lambda: len(list(out.glob('*.mds'))) == len(list(data.glob('*.mds'))) - 1)

@@ -1,4 +1,4 @@
-"""A conversion that is killed at any moment goes on where it was, and gives the same files."""
+"""A conversion that is killed at any moment continues where it was, and gives the same files."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_other_settings_or_inputs_are_refused(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize('change', ['skip', 'remove', 'correct', 'add a class'])
-def test_a_stopped_conversion_goes_on_with_the_inputs_of_now(tmp_path: Path, change: str) -> None:
+def test_a_stopped_conversion_continues_with_the_inputs_of_now(tmp_path: Path, change: str) -> None:
     make_images(tmp_path / 'data', {'b': 20, 'd': 5})
     bad = tmp_path / 'data' / 'd' / 'zz.jpg'
     bad.write_bytes(b'')

@@ -49,7 +49,7 @@ class Case:
     name: str
     faults: Callable[[], list[Fault]]
     raises: type[Exception] | None = None
-    """None: training goes on as if nothing had been."""
+    """None: training continues as if nothing had been."""
     says: str = ''
     """Pattern of how often it was tried, if it was more than once, and of the last cause."""
     within: float = 60.0

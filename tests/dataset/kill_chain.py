@@ -382,7 +382,7 @@ class Supervisor:
         return run
 
     def killed(self, number: int, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Do a run, kill it, look at what it left; returns the checkpoint to go on from."""
+        """Do a run, kill it, look at what it left; returns the checkpoint to continue from."""
         begin = time.monotonic()
         name, orphans = self.deck.pop()
         if not self.deck:
@@ -454,7 +454,7 @@ class Supervisor:
                 assert time.monotonic() < until, pid
 
     def go_on_to_a_fetch(self, run: Run) -> None:
-        """Have a run that stands still go on until something is under a temporary name, if nothing is."""
+        """Have a run that stands still continue until something is under a temporary name, if nothing is."""
         # Beside living orphans of earlier runs nobody looks at what a kill leaves: one look at least there has to be.
         until = time.monotonic() + HANG_SECONDS
         while not self.is_fetching() or (self.orphaned and not self.report.left_most):

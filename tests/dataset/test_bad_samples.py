@@ -107,7 +107,7 @@ def world(remote, local, ranks: int, state: dict[str, Any] | None, workers: int 
 
 
 @pytest.mark.parametrize(('before', 'after'), [(1, 2), (2, 1), (3, 4)])
-def test_a_run_goes_on_from_every_state(remote, tmp_path, before, after):
+def test_a_run_continues_from_every_state(remote, tmp_path, before, after):
     whole = list(world(remote, tmp_path / 'a', before, None))
     assert set().union(*(bad for _, _, bad, _ in whole)) == BAD
     for stop in range(len(whole) - 1):

@@ -178,7 +178,7 @@ def test_an_epoch_stops_with_the_first_stream_that_is_exhausted(loaders) -> None
 
 
 def changed_run(loaders, before, after, worlds, *, at: int, batch: int = BATCH, **options):
-    """A run that goes on under another mixture after batch `at`: states and batches of a second world from there,
+    """A run that continues under another mixture after batch `at`: states and batches of a second world from there,
     each of whose states is resumed in a third one and must give the same rest."""
     first = list(itertools.islice(walk(loaders(before, **options), worlds[0], epochs=2), at))
     make = loaders(after, batch=batch, on_mixture_change='continue', **options)
@@ -210,7 +210,7 @@ def test_weights_change_and_streams_come_and_go_at_a_resume_and_later_states_res
 
 
 @pytest.mark.once
-def test_five_streams_saved_on_8_ranks_go_on_on_6_and_then_on_12(loaders) -> None:
+def test_five_streams_saved_on_8_ranks_continue_on_6_and_then_on_12(loaders) -> None:
     weights = {name: {'proportion': i + 1} for i, name in enumerate(FIVE)}
     make = loaders(weights, epoch_size=700)
     run = list(walk(make, World(ranks=8, nodes=2), epochs=3))

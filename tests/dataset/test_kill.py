@@ -1,4 +1,4 @@
-"""kill -9 at any moment costs nothing: the next start goes on exactly, under the limit, and clears up."""
+"""kill -9 at any moment costs nothing: the next start continues exactly, under the limit, and clears up."""
 
 from __future__ import annotations
 

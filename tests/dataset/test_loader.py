@@ -74,7 +74,7 @@ def test_an_epoch_holds_each_sample_as_often_as_its_stream_says(mix):
     assert {counts.get(i, 0) for i in range(1000, 1080)} == {0, 1}
 
 
-def test_streams_go_on_in_the_next_epoch_where_they_stopped(mix):
+def test_streams_continue_in_the_next_epoch_where_they_stopped(mix):
     loader = mix(Topology(), 0)
     ids = [sample for _ in range(4) for batch in loader for sample in batch['id'].tolist()]
     assert {ids.count(i) for i in range(60)} == {6}
@@ -184,7 +184,7 @@ def test_what_was_loaded_is_what_the_next_state_says(mix):
     assert loader.state_dict() == state
 
 
-def test_a_state_at_the_end_of_an_epoch_goes_on_with_the_next(mix):
+def test_a_state_at_the_end_of_an_epoch_continues_with_the_next(mix):
     loader = mix(Topology(), 0)
     epochs = [[batch['id'].tolist() for batch in loader] for _ in range(2)]
     other, third = mix(Topology(), 0), mix(Topology(), 0)
@@ -264,7 +264,7 @@ def test_the_position_does_not_depend_on_what_a_batch_looks_like(make_dataset):
     assert loader.state_dict()['sample_in_epoch'] == 15
 
 
-def test_a_loader_made_anew_from_its_attributes_goes_on(make_dataset):
+def test_a_loader_made_anew_from_its_attributes_continues(make_dataset):
     # As Lightning does for overfit_batches and predict: every public attribute back into the constructor.
     loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset('d', 40)), batch_size=4, shuffle=True))
     names = ['dataset', 'batch_size', 'num_workers', 'collate_fn', 'pin_memory', 'drop_last', 'timeout',

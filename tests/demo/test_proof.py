@@ -141,7 +141,7 @@ def test_the_mix_is_checked_by_counting() -> None:
         check_mix([[*promise[0], [77]]], rows=2, repeats=repeats)
 
 
-def test_a_stream_that_repeats_goes_on_where_the_epoch_before_left_it() -> None:
+def test_a_stream_that_repeats_continues_where_the_epoch_before_left_it() -> None:
     # One and a half passes an epoch: 0 and 1 once, one of them again; then the other first.
     check_mix([[[0, 1, 0]], [[1, 1, 0]]], rows=2, repeats={'code': 1.5})
 

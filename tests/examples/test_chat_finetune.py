@@ -44,7 +44,7 @@ def test_the_labels_are_the_answers(tokenizer):
     assert tokenizer.decode([token for token in both['labels'] if token != -100]).startswith('<|im_start|>user')
 
 
-def test_the_example_trains_and_goes_on(example, tmp_path):
+def test_the_example_trains_and_continues(example, tmp_path):
     make_chats(tmp_path)
     whole = example['make_loader'](tmp_path)
     batches = list(itertools.islice(whole, 5))

@@ -57,7 +57,7 @@ def planned(folder: Path, steps: int) -> list[list[int]]:
     return [sorted(data.order(0).at(plan.global_positions(k)).tolist()) for k in range(steps)]
 
 
-def test_plain_pytorch_goes_on_where_it_ended(tmp_path: Path) -> None:
+def test_plain_pytorch_continues_where_it_ended(tmp_path: Path) -> None:
     parts: list[str] = []
     for steps in (6, 7):
         done = run_well([sys.executable, str(EXAMPLES / 'plain_pytorch.py'), str(tmp_path), str(steps)])
@@ -115,7 +115,7 @@ def test_ray_train(tmp_path: Path) -> None:
 
 @needs('accelerate', 'transformers')
 @pytest.mark.filterwarnings('ignore')
-def test_hf_trainer_goes_on_from_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hf_trainer_continues_from_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of an epoch, at its end, and in a later one."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from hf_trainer import Model, StreamingTrainer, TrainingArguments

@@ -286,7 +286,7 @@ verify(sys.argv[1], state=sys.argv[2], jobs=2)
 """
 
 
-def test_a_killed_verify_leaves_nothing_and_goes_on(hashed: Path, tmp_path: Path) -> None:
+def test_a_killed_verify_leaves_nothing_and_continues(hashed: Path, tmp_path: Path) -> None:
     state, temporary = tmp_path / 'state', tmp_path / 'tmp'
     temporary.mkdir()
     shards = len(list(hashed.glob('*.mds')))

@@ -103,7 +103,7 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """A run that is interrupted, and one that goes on from its last checkpoint."""
+    """A run that is interrupted, and one that continues from its last checkpoint."""
 
     strategy: str
     kind: str

@@ -43,7 +43,7 @@ def trained_before(run: Run, checkpoint: Path | None) -> list[Batch]:
 def judge(
     legs: Sequence[tuple[Run, Path | None]], *, limit: int | None = None, fixed_epoch: int | None = None
 ) -> Verdict:
-    """What `judge_chain` says of runs, each with the checkpoint that the next one goes on from; None for the last."""
+    """What `judge_chain` says of runs, each with the checkpoint that the next one continues from; None for the last."""
     trained = [
         Trained(
             trained_before(run, checkpoint),

@@ -81,7 +81,7 @@ def test_the_uninterrupted_run_trains_the_plan(whole, mixes):
 
 
 @pytest.mark.parametrize('devices', [1, 4])
-def test_a_checkpoint_of_two_ranks_goes_on_exactly(whole, devices):
+def test_a_checkpoint_of_two_ranks_continues_exactly(whole, devices):
     legs = resumed(whole, devices=devices)
     if devices == 1:
         for leg in legs:
@@ -94,7 +94,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_exactly(whole, devices):
         assert global_batches(leg) == uninterrupted[batches:], leg.name
 
 
-def test_every_batch_is_a_place_to_go_on_from(whole, mixes):
+def test_every_batch_is_a_place_to_continue_from(whole, mixes):
     fabric = alone()
     ids = [batch for _, _, batch in global_batches(whole)][:13]
     loader = setup(fabric, content(mixes['uneven'])).train
@@ -107,7 +107,7 @@ def test_every_batch_is_a_place_to_go_on_from(whole, mixes):
         assert [sorted(batch['id'].tolist()) for batch in again] == ids[k:]
 
 
-def test_a_checkpoint_goes_on_at_another_global_batch_size(mixes):
+def test_a_checkpoint_continues_at_another_global_batch_size(mixes):
     loader = setup(alone(), content(mixes['uneven'])).train
     batches = iter(loader)
     begun = [i for _ in range(3) for i in next(batches)['id'].tolist()]

@@ -10,7 +10,7 @@ from lightning_run import Crash, Run, dataset, train
 
 
 def expected(run: Run, first: Run, at: int, epochs: int) -> list[list[int]]:
-    """The batches of a run that goes on with epochs of another size, without a trainer."""
+    """The batches of a run that continues with epochs of another size, without a trainer."""
     data = dataset(run)
     data.load_resume_state(dataset(first).resume_state(at // 12, at % 12 * 8))
     epoch, sample = data.progress.next(rank=0)

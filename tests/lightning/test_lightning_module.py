@@ -357,7 +357,7 @@ def test_evaluation_datasets_keep_a_batch_size_of_their_own(run):
 # -- more than one fit ------------------------------------------------------------------------------------------------
 
 
-def test_a_second_fit_goes_on_with_the_next_epoch(run):
+def test_a_second_fit_continues_with_the_next_epoch(run):
     run.fits = [1, 3]
     train(run)
     verdict = judge([(run, None)])

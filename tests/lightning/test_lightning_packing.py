@@ -1,4 +1,4 @@
-"""Packed text under Lightning: a run goes on with the token after the last one, on any number of ranks."""
+"""Packed text under Lightning: a run continues with the token after the last one, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make_text(tmp_path_factory.mktemp('text'))
 
 
-def test_a_run_goes_on_within_an_epoch_and_after_it(config, tmp_path):
+def test_a_run_continues_within_an_epoch_and_after_it(config, tmp_path):
     whole = sequences(config, 24)
     checkpoint = None
     for begin, end in (0, 4), (4, 10), (10, 13), (13, 24):
@@ -145,7 +145,7 @@ def test_an_evaluation_without_an_end_is_refused_before_the_first_step(config, t
 
 
 @pytest.mark.parametrize(('before', 'after'), [pytest.param(2, 1, marks=pytest.mark.slow), (1, 2)])
-def test_a_run_goes_on_on_other_ranks(config, tmp_path, before, after):
+def test_a_run_continues_on_other_ranks(config, tmp_path, before, after):
     program = Path(__file__).with_name('lightning_packing.py')
     whole = sequences(config, 12)
     run_ranks('lightning', before, program, tmp_path, 'first', config, before, 7, folder=tmp_path)

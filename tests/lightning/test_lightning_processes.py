@@ -221,7 +221,7 @@ def test_lightnings_launcher_needs_no_environment_and_survives_kill(mixes, tmp_p
 
 
 @pytest.mark.slow
-def test_a_killed_rank_goes_on_as_two(mixes, tmp_path, table):
+def test_a_killed_rank_continues_as_two(mixes, tmp_path, table):
     first = Run(name='first', out=str(tmp_path), streams=mixes['even'], every_steps=5, kill_at=13, workers=2)
     assert launch([first], tmp_path) == -signal.SIGKILL
     checkpoint = first.checkpoints / 'step5.ckpt'

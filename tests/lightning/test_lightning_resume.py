@@ -26,7 +26,7 @@ class Case:
     first: dict[str, Any]
     """Fields of the first run."""
     checkpoint: str
-    """The file to go on from."""
+    """The file to continue from."""
     second: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Fields in which the second run differs."""
     mix: str = 'even'

@@ -66,7 +66,7 @@ def test_nothing_is_said_of_a_fit_that_drops_nothing(run: Run, tmp_path: Path) -
     assert warnings_of(limited, run, data) == []  # after as much of one as was asked for
 
 
-def test_nothing_is_said_where_a_checkpoint_goes_on(run: Run, tmp_path: Path) -> None:
+def test_nothing_is_said_where_a_checkpoint_continues(run: Run, tmp_path: Path) -> None:
     data, trainer = module_of(run), trainer_of(run, max_steps=5)
     trainer.fit(Model(run), data)
     trainer.save_checkpoint(tmp_path / 'end.ckpt')
@@ -115,7 +115,7 @@ def test_what_leaves_a_batch_is_trained(run: Run) -> None:
 
 
 @pytest.mark.parametrize('streams', ['even', 'uneven'])
-def test_a_second_fit_of_a_loader_without_length_goes_on_with_the_next_epoch(run: Run, mixes, streams: str) -> None:
+def test_a_second_fit_of_a_loader_without_length_continues_with_the_next_epoch(run: Run, mixes, streams: str) -> None:
     """Lightning begins the first epoch of a later fit twice, and reads a batch each time."""
     run.streams, run.unsized, run.fits = mixes[streams], True, [1, 3]
     train(run)

@@ -79,7 +79,7 @@ def run_of(sources: dict[str, str], folder: Path, **fields: Any) -> Several:
 
 @pytest.mark.parametrize('mode', MODES)
 @pytest.mark.parametrize('sizes', [{}, {'short': 2}], ids=['one size', 'own size'])
-def test_every_step_is_a_place_to_go_on_from(sources, tmp_path, mode, sizes):
+def test_every_step_is_a_place_to_continue_from(sources, tmp_path, mode, sizes):
     run = run_of(sources, tmp_path, mode=mode, sizes=sizes)
     steps = train(run).steps
     assert steps == expected(run)
@@ -150,7 +150,7 @@ def test_parts_that_are_left_out_end_an_epoch(sources, tmp_path):
 
 
 @pytest.mark.parametrize('mode', MODES)
-def test_another_batch_size_goes_on_in_every_loader(sources, tmp_path, mode):
+def test_another_batch_size_continues_in_every_loader(sources, tmp_path, mode):
     run = run_of(sources, tmp_path, mode=mode)
     train(run)
     at = 2

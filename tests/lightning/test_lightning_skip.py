@@ -77,7 +77,7 @@ def test_a_run_may_begin_with_an_epoch_that_is_left_out(make) -> None:
 
 
 @pytest.mark.parametrize('at', [1, 3, 9, 10, 11, 20, 23])
-def test_it_goes_on_after_any_batch(make, at: int) -> None:
+def test_it_continues_after_any_batch(make, at: int) -> None:
     first = make('first', crash_at=at, on_exception=True, trainer={'max_epochs': 4})
     with pytest.raises(Crash):
         train(first)
@@ -89,7 +89,7 @@ def test_it_goes_on_after_any_batch(make, at: int) -> None:
 
 
 @pytest.mark.parametrize('checkpoint', ['epoch0', 'val10', 'step10'])
-def test_it_goes_on_at_the_end_of_an_epoch(make, checkpoint: str) -> None:
+def test_it_continues_at_the_end_of_an_epoch(make, checkpoint: str) -> None:
     saving = {'every_steps': 10, 'every_epoch': True, 'after_validation': True}
     first = make('first', crash_at=14, trainer={'max_epochs': 4}, **saving)
     with pytest.raises(Crash):
@@ -134,7 +134,7 @@ def test_a_limit_counts_what_is_trained(make) -> None:
     assert trained(run) == every[0][:4] + every[1][:4]
 
 
-def test_a_second_fit_goes_on_after_an_epoch_that_is_left_out(make) -> None:
+def test_a_second_fit_continues_after_an_epoch_that_is_left_out(make) -> None:
     run = make('fits', fits=[1, 2, 4])
     train(run)
     assert trained(run) == expected(run, RANGES, [0, 2, 3])

@@ -1,4 +1,4 @@
-"""Jobs that SLURM takes away: the checkpoint that its signal asks for, and the requeued job that goes on from there."""
+"""Jobs that SLURM preempts: the checkpoint at its signal, and the requeued job that continues from there."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def job(mixes: dict[str, dict[str, str]], folder: Path, **fields: Any) -> Run:
 
 
 def requeued(run: Run) -> Run:
-    """The same job again: nobody tells it what to go on from."""
+    """The same job again: nobody tells it what to continue from."""
     return dataclasses.replace(run, name='second', signal_in=None)
 
 
@@ -93,7 +93,7 @@ def places():
 
 
 @pytest.mark.parametrize(('place', 'accumulate'), list(places()))
-def test_a_requeued_job_goes_on_exactly(place, accumulate, in_a_job, mixes):
+def test_a_requeued_job_continues_exactly(place, accumulate, in_a_job, mixes):
     first = job(
         mixes,
         in_a_job,
@@ -126,7 +126,7 @@ def weights(run: Run) -> list[float]:
     return records(run, 'hook')[0][-1]['weights']
 
 
-def test_sigterm_ends_a_job_at_a_place_to_go_on_from(in_a_job, mixes):
+def test_sigterm_ends_a_job_at_a_place_to_continue_from(in_a_job, mixes):
     first = job(mixes, in_a_job, on_exception=True, signal_in='training_step:7:SIGTERM')
     with pytest.raises(SystemExit):
         train(first)

@@ -1,4 +1,4 @@
-"""What `LossSpikes` writes of a spike, and a run that goes on without what made it."""
+"""What `LossSpikes` writes of a spike, and a run that continues without what made it."""
 
 from __future__ import annotations
 

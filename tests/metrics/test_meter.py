@@ -210,7 +210,7 @@ def test_a_single_stream_is_all_there_is(make_dataset, tmp_path):
     assert not any(name.count('/') > 1 for name in meter.read(per_stream_reads=True))
 
 
-def test_a_loader_in_the_place_of_another_goes_on_with_its_counts(make_loader):
+def test_a_loader_in_the_place_of_another_continues_with_its_counts(make_loader):
     meter = DataMeter()
     hits = 0
     for _ in range(3):
@@ -237,7 +237,7 @@ def test_several_loaders_are_added_up_and_their_streams_told_apart(make_loader):
     assert meter.read()['data/samples'] == 60
 
 
-def test_counts_go_on_from_a_state(make_loader):
+def test_counts_continue_from_a_state(make_loader):
     first, second = DataMeter(), DataMeter()
     loader = make_loader()
     first.follow({'': loader})

@@ -57,7 +57,7 @@ def test_a_loss_that_stays_high_is_taken_for_what_it_is() -> None:
     assert [detector.add(loss) is not None for loss in noisy(20, 8.0)] == [True] * 10 + [False] * 10
 
 
-def test_a_state_goes_on() -> None:
+def test_a_state_continues() -> None:
     detector, resumed = SpikeDetector(window=20), SpikeDetector(window=20)
     for loss in noisy(30):
         detector.add(loss)

@@ -61,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
             self.count_no_more()
 
     def count_no_more(self) -> None:
-        """Count a request no longer. A client with its answer may send the next one before this thread goes on."""
+        """Count a request no longer. A client with its answer may send the next one before this thread continues."""
         with self.server.lock:
             self.server.now -= self.counts
             self.counts = False

@@ -73,7 +73,7 @@ def test_good_videos_are_kept_and_broken_ones_are_named(original: tuple[Path, in
 
 
 @pytest.mark.parametrize('is_inside', [True, False])
-def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_goes_on(
+def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_continues(
     original: tuple[Path, int, list[str]], tmp_path: Path, is_inside: bool
 ) -> None:
     def convert(out: Path, **more: Any) -> Any:

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaders(folder: Path) -> dict[str, tuple[Make, Make]]:
-    """By kind of run: what begins it, and what goes on."""
+    """By kind of run: what begins it, and what continues."""
 
     def loader(weights: tuple[float, float] | None = None, **options: Any) -> StreamingDataLoader:
         streams = [
@@ -74,7 +74,7 @@ def loaders(folder: Path) -> dict[str, tuple[Make, Make]]:
 
 
 def states(folder: Path, batches: int = 21) -> list[tuple[str, dict[str, Any], Make]]:
-    """States of all kinds of runs, each with what goes on from it."""
+    """States of all kinds of runs, each with what continues from it."""
     found: list[tuple[str, dict[str, Any], Make]] = []
     for kind, (begin, go_on) in loaders(folder).items():
         loader, left = begin(), batches

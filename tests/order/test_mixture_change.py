@@ -88,7 +88,7 @@ def test_through_any_changes_every_stream_is_passes(data, nodes: int, shuffle: b
         assert counts.max() - counts.min() <= (1 if is_regular else 2)
 
 
-def test_a_stream_goes_on_with_its_next_sample_and_a_new_one_begins() -> None:
+def test_a_stream_continues_with_its_next_sample_and_a_new_one_begins() -> None:
     data = {'a': [40] * 10, 'b': [30] * 10, 'new': [20] * 5}
     run = Counter(data, CONFIG)
     before = mix_of(data, a=1, b=1)
@@ -137,7 +137,7 @@ def test_other_data_under_the_same_name_begins_anew() -> None:
     assert run.counts['a'].max() == 1
 
 
-def test_a_position_beyond_the_new_epoch_goes_on_with_the_next() -> None:
+def test_a_position_beyond_the_new_epoch_continues_with_the_next() -> None:
     data = {'a': [40] * 10}
     run = Counter(data, CONFIG)
     assert run.change(mix_of(data, a=2), mix_of(data, a=0.5), 3, 700)[1:] == (4, 0)

@@ -101,7 +101,7 @@ def test_its_range_leaves_exactly_the_batch_out(loader, skip) -> None:
         assert ids(without) == ids(run)[:number] + ids(run)[number + 1 :]
 
 
-def test_samples_of_the_run_go_on_after_epochs_have_changed_their_size(loader) -> None:
+def test_samples_of_the_run_continue_after_epochs_have_changed_their_size(loader) -> None:
     before, now = loader(), loader(epoch_size=48, on_mixture_change='continue')
     now.load_state_dict(before.dataset.resume_state(2, 24, 12).to_dict())
     epoch, start = now.next_pass()

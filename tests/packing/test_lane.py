@@ -28,7 +28,7 @@ def rows_of(
 
 @pytest.mark.parametrize('method', ['best_fit', 'concatenate'])
 @pytest.mark.parametrize('window', [1, 2, 3])
-def test_it_goes_on_from_any_state(method: Method, window: int) -> None:
+def test_it_continues_from_any_state(method: Method, window: int) -> None:
     packing, rng = Packing(sequence_length=16, method=method), np.random.default_rng(window)
     # The third document fills two sequences with the first two, of which one waits.
     drawn = [rng.integers(0, 40, 60).tolist() for _ in range(5)]

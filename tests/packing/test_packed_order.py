@@ -1,4 +1,4 @@
-"""What is in which sequence follows from the documents' order alone, wherever a run is interrupted and goes on."""
+"""What is in which sequence follows from the documents' order alone, wherever a run is interrupted and continues."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def world(folder: str, ranks: int, state: Any, steps: int, *, exchange: bool, **
 
 @pytest.mark.parametrize('exchange', [True, False])
 @pytest.mark.parametrize('method', METHODS)
-def test_a_run_goes_on_on_other_ranks_from_the_state_of_any(data, method, exchange):
+def test_a_run_continues_on_other_ranks_from_the_state_of_any(data, method, exchange):
     folder, lengths = data
     whole = expected(folder, lengths, 400, lanes=12, method=method)
     draw = random.Random(f'{method}{exchange}')
@@ -198,7 +198,7 @@ def test_workers_change_nothing(data, options):
     assert sequences(loader, 5) == whole[48:68]
     state = loader.state_dict()
     assert (state['epoch'], state['sample_in_epoch']) == (1, 20)
-    # What was left goes on, what is loaded goes back; persistent workers serve both.
+    # What was left continues, what is loaded goes back; persistent workers serve both.
     loader.load_state_dict(state)
     assert sequences(loader) == whole[68:]
 
@@ -385,7 +385,7 @@ def test_a_document_that_cannot_be_read_is_in_no_sequence(damaged, method, worke
         sequences(make(folder, method=method), 40)
 
 
-def test_a_run_over_bad_documents_goes_on_on_other_ranks(damaged):
+def test_a_run_over_bad_documents_continues_on_other_ranks(damaged):
     folder, lengths = damaged
     whole = expected(folder, lengths, 144, lanes=12)
     state: Any = None

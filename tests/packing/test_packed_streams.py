@@ -78,7 +78,7 @@ def test_the_promise_of_a_schedule_follows_it(folder):
 
 
 @pytest.mark.parametrize('is_summed', [False, True])
-def test_logs_count_trained_tokens_of_all_ranks_and_go_on_after_a_resume(folder, is_summed):
+def test_logs_count_trained_tokens_of_all_ranks_and_continue_after_a_resume(folder, is_summed):
     loaders = [packed(folder, rank=rank, ranks=2) for rank in range(2)]
     meters = [DataMeter(clock=lambda: 0.0) for _ in loaders]
     each = []

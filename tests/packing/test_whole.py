@@ -78,7 +78,7 @@ def test_every_rank_has_its_part_of_each_token_once(folder, method, ranks, batch
         assert [row for row in told(loaders[0].dataset.explain(loaders[0].plan(), k)) if row] == rows
 
 
-def test_a_pass_goes_on_in_the_middle_on_other_ranks(folder):
+def test_a_pass_continues_in_the_middle_on_other_ranks(folder):
     options = {'fixed_epoch': None, 'remainder': 'repeat'}
     rows = [unpadded(batch) for batch in whole(folder, **options)]
     first = whole(folder, **options)

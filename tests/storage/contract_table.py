@@ -53,7 +53,7 @@ SOUND = {
 FAULTY = {
     'test_404_is_told': (None, '404'),
     'test_retry_after_is_heard': (None, 'Retry-After'),
-    'test_a_broken_download_goes_on': ('download', None),
+    'test_a_broken_download_continues': ('download', None),
     'test_a_download_survives_a_burst': ('download', None),
     'test_a_dead_server_is_given_up': ('download', 'no connection'),
     'test_slow_is_not_broken': ('download', 'slow'),

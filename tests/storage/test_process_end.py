@@ -1,4 +1,4 @@
-"""A process that ends while its threads fetch: the next fetch removes what is left, and others go on."""
+"""A process that ends while its threads fetch: the next fetch removes what is left, and others continue."""
 
 import itertools
 import multiprocessing
@@ -75,7 +75,7 @@ def test_the_next_fetch_removes_what_a_program_left(tmp_path):
     assert not (tmp_path / 'cache/.headrace').exists()
 
 
-def test_what_others_fetch_goes_on_and_what_waits_takes_over(tmp_path):
+def test_what_others_fetch_continues_and_what_waits_takes_over(tmp_path):
     remote = make_remote(tmp_path / 'remote', 2)
     inside, go_on = [FORK.Semaphore(0), FORK.Semaphore(0)], tmp_path / 'go on'
 

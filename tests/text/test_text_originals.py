@@ -49,7 +49,7 @@ def test_all_good_records_are_converted_and_broken_ones_are_listed(
         assert rows_of(tmp_path / split) == rows
 
 
-def test_any_number_of_workers_writes_the_same_and_a_killed_run_goes_on(
+def test_any_number_of_workers_writes_the_same_and_a_killed_run_continues(
     original: tuple[Original, Path, Made], tmp_path: Path
 ) -> None:
     described, root, _ = original

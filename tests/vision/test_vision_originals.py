@@ -79,7 +79,7 @@ def test_good_records_are_kept_and_broken_ones_are_named(original: tuple[Origina
     [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS],
     indirect=True,
 )
-def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_goes_on(
+def test_any_number_of_workers_gives_the_same_files_and_a_killed_conversion_continues(
     original: tuple[Original, Path, Made], tmp_path: Path
 ) -> None:
     described, root, _ = original

@@ -27,7 +27,7 @@ def test_a_record_gives_what_was_added(tmp_path: Path, whole: bytes) -> None:
     assert read_record(tmp_path / 'whole') == (ENTRIES, 0)
 
 
-def test_a_kill_at_any_byte_loses_at_most_the_last_line_and_the_next_writer_goes_on(
+def test_a_kill_at_any_byte_loses_at_most_the_last_line_and_the_next_writer_continues(
     tmp_path: Path, whole: bytes
 ) -> None:
     path = tmp_path / RECORD

@@ -1,4 +1,4 @@
-"""Runs that are killed and go on elsewhere, and what their record says, against what the loaders handed out."""
+"""Runs that are killed and continue elsewhere, and what their record says, against what the loaders handed out."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_killed_run_is_known_as_far_as_it_was_written(folders, tmp_path) -> No
     assert time.is_kept
 
 
-def test_a_resume_that_was_killed_before_its_first_step_goes_on_with_the_checkpoint(folders, tmp_path) -> None:
+def test_a_resume_that_was_killed_before_its_first_step_continues_with_the_checkpoint(folders, tmp_path) -> None:
     first = Process(folders, tmp_path, 1)
     _, state = first.train(7, save=5)
     first.record.end()

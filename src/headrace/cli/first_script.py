@@ -14,7 +14,7 @@ FRAMEWORKS: Final = ('pytorch', 'lightning', 'composer')
 _HEAD: Final = '''\
 """A first training run on the data of config.yaml. Written by `headrace init`; change it as you like.
 
-Start it with `python train.py`. Stop it at any time: the next start goes on from the last checkpoint.
+Start it with `python train.py`. Stop it at any time: the next start continues from the last checkpoint.
 """
 
 from pathlib import Path

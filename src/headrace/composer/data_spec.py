@@ -220,7 +220,7 @@ class StreamingDataSpec(DataSpec, FactsRepr):
             warn(
                 'Composer trains on a headrace loader without `headrace.composer.StreamingPosition()` in '
                 '`Trainer(callbacks=[...])`. Resuming in mid-epoch continues exactly, but neither the random state nor '
-                '`train_subset_num_batches` survives, and a later `fit` does not go on where this one ends.',
+                '`train_subset_num_batches` survives, and a later `fit` does not continue where this one ends.',
                 stacklevel=2,
             )
         return batch if self._transforms is None else self._transforms(batch)

@@ -140,7 +140,7 @@ def look_into(folder: Path) -> CacheContent:
 def clear_cache(folder: Path, *, progress: Callable[[int, int], None] = lambda _done, _all: None) -> Removal:
     """Remove the shards of a cache folder that no process uses, one by one, and what killed fetches left.
 
-    The index and the note stay, so runs that use the folder go on, and fetch what they need again.
+    The index and the note stay, so runs that use the folder continue, and fetch what they need again.
 
     Args:
         folder: a folder of `find_caches`.

@@ -306,7 +306,7 @@ class StreamingDataModule(FactsRepr, HookedDataModule):
 
     @override
     def train_dataloader(self) -> StreamingDataLoader | TrackedLoaders:
-        """A loader that goes on with the next epoch, or where a checkpoint was taken; or several as one."""
+        """A loader that continues with the next epoch, or where a checkpoint was taken; or several as one."""
         trainer, sources = self._attached(), self._sources['train']
         if self.position is None or any(source.dataset is None for source in sources):
             self.setup('fit')

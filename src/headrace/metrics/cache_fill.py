@@ -69,7 +69,7 @@ class CacheFill:
         self._sizes = itertools.chain.from_iterable(map(_sizes_in, folders)) if folders else None
 
     def _go_on(self, begun: float) -> bool:
-        """Go on with the count for a while; returns whether files are left."""
+        """Continue with the count for a while; returns whether files are left."""
         while self._sizes is not None:
             sizes = list(itertools.islice(self._sizes, _PORTION))
             self._used += sum(sizes)

@@ -45,7 +45,7 @@ class BatchSpans:
         self._number = 0
 
     def begin(self, loaders: Iterable[StreamingDataLoader]) -> None:
-        """Have the next batch's span begin now: the run begins, or goes on after an evaluation."""
+        """Have the next batch's span begin now: the run begins, or continues after an evaluation."""
         self._last = self._now(tuple(loaders))
 
     def __call__(self, loaders: Iterable[StreamingDataLoader]) -> None:

@@ -80,6 +80,6 @@ class SpikeDetector:
         return {'losses': list(self._losses)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the losses of a checkpoint."""
+        """Continue with the losses of a checkpoint."""
         self._losses.clear()
         self._losses.extend(float(loss) for loss in state.get('losses', ()))

@@ -192,7 +192,7 @@ class ResumeState:
         )
 
     def rolled_over(self, stop: int) -> ResumeState:
-        """The state to go on from where an empty pass is not wanted: a finished epoch becomes the next one's begin.
+        """The state to continue from where an empty pass is not wanted: a finished epoch becomes the next one's begin.
 
         Args:
             stop: position at which the pass resumed from this state ends, `Plan.stop`.
@@ -229,7 +229,7 @@ class ResumeState:
         of_mixture = {key: text for key, text in differing.items() if _is_of_mixture(key)}
         can_change = len(of_mixture) == len(differing) and self.version is not None and not config.is_mosaicml
         if differing and not (can_change and may_change_mixture):
-            fix = "or pass on_mixture_change='continue' to go on with the mixture of now" if can_change else ''
+            fix = "or pass on_mixture_change='continue' to continue with the mixture of now" if can_change else ''
             if any(key in _TAKEN_OVER for key in differing):
                 fix = f'or leave out {" and ".join(key for key in differing if key in _TAKEN_OVER)}, '
                 fix += 'which the checkpoint then gives, or start a new run'

@@ -140,7 +140,7 @@ class PackedRun(Run):
         if epoch and self.packing.sequences_per_epoch is None:
             raise ConfigError(
                 f'packing without `sequences_per_epoch` has one epoch, which does not end, got epoch {epoch}: a pass '
-                f'was left and another one began. Go on from a checkpoint, or set `sequences_per_epoch`.'
+                f'was left and another one began. Continue from a checkpoint, or set `sequences_per_epoch`.'
             )
         plan = super().plan(epoch, start, batches)
         lanes = self.lanes_for(batches.global_batch_size)
@@ -148,7 +148,7 @@ class PackedRun(Run):
         if self.whole is None and lanes.count % replicas:
             raise TopologyError(
                 f'the ranks that share a global batch must divide the {lanes.count} lanes of the packing, got '
-                f'{replicas}. The lanes are those that the run began with; go on with another number of ranks.'
+                f'{replicas}. The lanes are those that the run began with; continue with another number of ranks.'
             )
         ranges = self._left_out(self.mixture, batches) or ()
         if any(bound % lanes.count for bounds in ranges for bound in bounds):

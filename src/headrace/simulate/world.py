@@ -56,7 +56,7 @@ class World:
         self.after(0, lambda: self._resume(process))
 
     def happens(self, event: Event) -> None:
-        """Have the processes go on that wait for an event."""
+        """Let the processes that wait for an event continue."""
         event.has_happened = True
         for process in event.waiting:
             self.start(process)

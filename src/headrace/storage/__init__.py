@@ -1,7 +1,7 @@
 """URL <-> bytes of an object, and the cache of shards on this machine's disk.
 
 1. `resolve.open_store` turns a URL into a `protocol.Store`: five verbs over the objects below one root.
-2. `transfer.download` copies an object into a file, going on at the byte reached when a transfer breaks.
+2. `transfer.download` copies an object into a file, continuing at the byte reached when a transfer breaks.
 3. `cache.ShardCache` makes shards present in a folder and lends them out, mapped.
 
 Imports the standard library and numpy only; a cloud's SDK is imported by its backend when its scheme is first opened.

@@ -51,7 +51,7 @@ CountTable: TypeAlias = 'npt.NDArray[np.int64]'
 class CacheStats:
     """Counters of one `ShardCache`, or of several that share them, in one process, since they were made there.
 
-    A copy in another process begins at 0; one that came there by fork goes on from its parent's.
+    A copy in another process begins at 0; one that came there by fork continues from its parent's.
     """
 
     hits: int = 0

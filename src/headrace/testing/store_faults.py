@@ -171,7 +171,7 @@ class StoreFaultContract:
             assert expected.startswith(out.getvalue())
 
     @pytest.mark.parametrize('after', [0, MIDDLE, len(DATA) - 1])
-    def test_a_broken_download_goes_on(self, proxied: ProxiedStore, tmp_path: Path, kind: str, after: int) -> None:
+    def test_a_broken_download_continues(self, proxied: ProxiedStore, tmp_path: Path, kind: str, after: int) -> None:
         proxied.proxy.faults = [self.BROKEN_BODIES[kind](after)]
         assert self._download(proxied.store, tmp_path) == DATA
 

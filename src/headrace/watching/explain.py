@@ -178,14 +178,14 @@ class RecordedRun:
                     yield from _uses(plan, found, one.first_step, 0, after - one.first_step, segment.number)
         for segment, end in reversed(kept):
             place = segment.pass_of(end, self.loader_name)
-            if place is not None:  # a resume may have no pass yet, and goes on with that of the checkpoint
+            if place is not None:  # a resume may have no pass yet, and continues with that of the checkpoint
                 yield from self._next_use(segment, place, end, name, row)
                 return
 
     def _next_use(
         self, segment: Segment, place: RecordedPass, reached: int, stream: str, row: int
     ) -> Iterator[SampleSeen]:
-        """The first use from a step on, if the segment's pass and later ones go on."""
+        """The first use from a step on, if the segment's pass and later ones continue."""
         loader = self.loader(segment, place)
         sample_id = _id_in(loader, stream, row)
         if sample_id is None:

@@ -134,7 +134,7 @@ class RunHistory:
         return found[::-1]
 
     def trained(self, step: int, loader: str = '') -> list[TrainedStep]:
-        """The times that a step was trained, or may have been, or will be if the run goes on; in their order.
+        """The times that a step was trained, or may have been, or will be if the run continues; in their order.
 
         Args:
             step: counted from 0 through the run, as the trainer counts.

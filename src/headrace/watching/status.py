@@ -46,7 +46,7 @@ class RankStatus:
         self._written_at: float | None = None
 
     def begin(self, loaders: Mapping[str, StreamingDataLoader], *, step: int = 0) -> None:
-        """Begin a run, or go on with one.
+        """Begin a run, or continue with one.
 
         Args:
             loaders: the training loaders by name; a single one is ''.

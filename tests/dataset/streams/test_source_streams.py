@@ -43,7 +43,7 @@ processes = multiprocessing.get_context('fork')
 
 
 def write(folder: Path, *names: str, rows: int = 20, first: int = 0, group: int = 5, text: int = 20) -> Path:
-    """Parquet files with ids that go on from file to file."""
+    """Parquet files with ids that continue from file to file."""
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         ids = range(first + number * rows, first + (number + 1) * rows)

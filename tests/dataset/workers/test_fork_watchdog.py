@@ -81,7 +81,7 @@ def test_a_fork_waits_for_imports_of_other_threads(tmp_path: Path, monkeypatch) 
     assert child.exitcode == 7
 
 
-# An import that ends after all children; the clock goes on with each look at the imports.
+# An import that ends after all children; the clock advances with each look at the imports.
 AN_IMPORT_THAT_WAITS = """
 import importlib, multiprocessing, sys, threading
 from headrace.dataset.workers import fork_watchdog

@@ -50,7 +50,7 @@ def test_a_process_that_nobody_reads_from_any_more_ends():
     assert process.exitcode == 0
 
 
-def test_the_end_of_a_queue_lets_all_that_wait_go_on():
+def test_the_end_of_a_queue_lets_all_that_wait_continue():
     context = PipeContext()
     items = context.Queue()
     processes = [context.Process(target=put_all, args=(items, number, 400)) for number in range(2)]

@@ -94,7 +94,7 @@ def test_an_exception_leaves_no_index_and_no_shards(tmp_path):
     write(str(tmp_path / 'd'))
 
 
-def test_a_bad_sample_is_left_out_and_the_writer_goes_on(tmp_path):
+def test_a_bad_sample_is_left_out_and_the_writer_continues(tmp_path):
     with MDSWriter(out=str(tmp_path / 'd'), columns=COLUMNS) as writer:
         writer.write({'id': 1})
         with pytest.raises(AttributeError):

@@ -94,14 +94,14 @@ def test_a_change_of_the_mixture_keeps_the_subsets_of_the_streams_that_are_drawn
     later = np.concatenate([whole(make_order(changed, config, epoch)) for epoch in (3, 4)])
     assert set(after[after < 400]) <= set(before[before < 400])
     assert set(later[later < 400]) == set(before[before < 400])  # passes do not begin with epochs any more
-    # The pass of the first stream goes on: what epoch 1 had of it before the change does not come again in it.
+    # The pass of the first stream continues: what epoch 1 had of it before the change does not come again in it.
     had = before[:77][before[:77] < 400]
     rest = 100 - len(had)
     assert not set(had) & set(after[after < 400][:rest])
     assert len(set(later[later >= 400])) == 60
 
 
-def test_a_checkpoint_of_a_run_that_ignored_fixed_sampling_goes_on_with_balanced() -> None:
+def test_a_checkpoint_of_a_run_that_ignored_fixed_sampling_continues_with_balanced() -> None:
     mix = mixture([40] * 10, choose=[100])
     config = OrderConfig(shuffle=True, num_canonical_nodes=4)
     state = ResumeState.of(config, mix, epoch=1, sample_in_epoch=40).to_dict()

@@ -116,7 +116,7 @@ class TestStoredOrder:
     def test_one_stream_is_read_as_it_is_stored(self) -> None:
         assert whole(shuffled(mixture([3, 4]), 5, shuffle=False)).tolist() == list(range(7))
 
-    def test_streams_follow_one_another_and_go_on_in_the_next_epoch(self) -> None:
+    def test_streams_follow_one_another_and_continue_in_the_next_epoch(self) -> None:
         mix = mixture([3], [4], choose=[4, 2])
         epochs = [whole(shuffled(mix, e, shuffle=False)).tolist() for e in range(3)]
         assert epochs == [[0, 1, 2, 0, 3, 4], [1, 2, 0, 1, 5, 6], [2, 0, 1, 2, 3, 4]]

@@ -219,7 +219,7 @@ def test_skipped_ranges_are_widened_to_whole_batches(units: int) -> None:
 @examples(0.3)
 @given(runs(), runs(), st.integers(0, 2), st.data())
 def test_another_mixture_takes_over_and_no_stream_loses_a_sample(run, other, epoch: int, data: st.DataObject) -> None:
-    """Also with another batch size; each stream's draws go on with the next one."""
+    """Also with another batch size; each stream's draws continue with the next one."""
     (mix, config), (to, batches) = run, other
     sizes = {stream.name: stream for stream in mix.streams}
     same = [sizes.get(s.name, s) for s in to.streams]

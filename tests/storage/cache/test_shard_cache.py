@@ -210,7 +210,7 @@ class TestDeletedFolder:
 
     @pytest.mark.parametrize('limit', [None, 10 * SIZE])
     @pytest.mark.parametrize('work', ['fetch', 'acquire'])
-    def test_a_fetch_goes_on(self, remote, tmp_path, limit, work):
+    def test_a_fetch_continues(self, remote, tmp_path, limit, work):
         def delete(data, out):
             shutil.rmtree(tmp_path / 'cache')
             out.write(data)

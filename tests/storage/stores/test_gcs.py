@@ -113,7 +113,7 @@ class TestGCSFaults(StoreFaultContract):
             OPERATIONS[operation](proxied.store)
         assert len(proxied.proxy.requests) == 1
 
-    def test_it_goes_on_where_it_broke_in_the_same_generation(self, proxied, tmp_path):
+    def test_it_continues_where_it_broke_in_the_same_generation(self, proxied, tmp_path):
         proxied.proxy.faults = [Fault(match='GET', close_after=1_500_000, times=1)]
         assert self._download(proxied.store, tmp_path) == DATA
         first, second = proxied.proxy.requests

@@ -95,7 +95,7 @@ class TestHFFaults(StoreFaultContract):
 
     SILENCE = 1.0
 
-    def test_it_goes_on_where_it_broke_in_the_same_version(self, proxied, tmp_path):
+    def test_it_continues_where_it_broke_in_the_same_version(self, proxied, tmp_path):
         proxied.proxy.faults = [Fault(match='GET', close_after=1_500_000, times=1)]
         assert self._download(proxied.store, tmp_path) == DATA
         ranges = [request.headers.get('range') for request in proxied.proxy.requests]

@@ -296,7 +296,7 @@ class TestConnections:
         assert 'no SSH session' in done.stdout
         assert done.stderr == ''
 
-    def test_a_download_goes_on_where_it_broke(self, sshd, proxy, tmp_path):
+    def test_a_download_continues_where_it_broke(self, sshd, proxy, tmp_path):
         folder = sshd.new_folder()
         put_bytes(sshd.store(folder), 'x', DATA)
         store = sshd.store(folder, port=proxy.port)

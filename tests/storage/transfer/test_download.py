@@ -56,7 +56,7 @@ class Watching(FaultyStore):
 
 
 class TestOneRequest:
-    def test_a_broken_transfer_goes_on_at_the_byte_reached(self, local, fetch):
+    def test_a_broken_transfer_continues_at_the_byte_reached(self, local, fetch):
         store = Watching(local, ['broken', 'busy', 'broken'])
         assert fetch(store) == DATA
         half = len(DATA) // 2
@@ -135,7 +135,7 @@ class TestRanges:
             return
         raise AssertionError('30 attempts for each range were not enough')
 
-    def test_a_range_goes_on_at_the_byte_it_reached(self, local, fetch):
+    def test_a_range_continues_at_the_byte_it_reached(self, local, fetch):
         store = Watching(local, ['broken'])
         assert fetch(store, size=len(DATA)) == DATA
         assert len(store.asked) == 27
@@ -268,7 +268,7 @@ class TestPool:
         assert made == [1, 4]
 
     @pytest.mark.parametrize('started', [0, 2])
-    def test_it_goes_on_with_the_threads_that_there_are(self, monkeypatch, started):
+    def test_it_continues_with_the_threads_that_there_are(self, monkeypatch, started):
         start, allowed = threading.Thread.start, [True] * started
 
         def limited(thread):

@@ -3,7 +3,7 @@
 `multiprocessing.Queue` has a thread in each process that puts something in. Each item costs two switches between
 threads and several locks there, more than reading a batch takes. Here the caller writes into the pipe itself. It waits
 while the pipe is full, so items should be small: `slots` keeps them so. At the end of a pass nobody may read any more.
-`end` lets all waiting processes go on.
+`end` lets all waiting processes continue.
 """
 
 from __future__ import annotations

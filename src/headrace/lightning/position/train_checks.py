@@ -16,7 +16,7 @@ __all__ = ['OTHER_TRAINER', 'check_training', 'rest_of_last_fit']
 
 OTHER_TRAINER = (
     'This StreamingDataModule has trained under another Trainer. Under this one its data begins anew, at the start of '
-    'epoch 0. Pass `ckpt_path` to go on from a checkpoint, or make a StreamingDataModule for each Trainer.'
+    'epoch 0. Pass `ckpt_path` to continue from a checkpoint, or make a StreamingDataModule for each Trainer.'
 )
 
 
@@ -45,7 +45,7 @@ def rest_of_last_fit(position: TrainPosition) -> str | None:
     )
     return (
         f'The last `fit` ended in the middle of an epoch ({left}). This one begins the next epoch, and the rest of the '
-        f'last one is not trained. Save a checkpoint after a `fit`, and pass it as `ckpt_path`, to go on where it '
+        f'last one is not trained. Save a checkpoint after a `fit`, and pass it as `ckpt_path`, to continue where it '
         f'ended.'
     )
 

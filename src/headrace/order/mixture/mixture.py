@@ -26,8 +26,8 @@ __all__ = ['Exhaustion', 'Mixture', 'StreamSize']
 _MOST = 10**12  # samples of an epoch: products of two numbers of its parts fit 64 bits
 
 Exhaustion: TypeAlias = Literal['repeat', 'stop', 'drop_stream']
-"""The action when an epoch has had every sample of a stream. ``repeat``: it goes on with its next pass. ``stop``: the
-epoch ends. ``drop_stream``: the others go on without it, in their proportions."""
+"""The action when an epoch has had every sample of a stream. ``repeat``: it continues with its next pass. ``stop``: the
+epoch ends. ``drop_stream``: the others continue without it, in their proportions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

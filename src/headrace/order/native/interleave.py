@@ -233,7 +233,7 @@ class RandomInterleave:
         total, windows = int(self._slots[node]), int(self._windows[node])
         window = min(max((slot + 1) * windows - 1, 0) // total, windows - 1)
         begin = window * total // windows
-        # Past a window's last slot its last part goes on.
+        # Past a window's last slot its last part continues.
         part = min(slot - begin, (window + 1) * total // windows - begin - 1) // self._part
         return self._table.draws_before(node, window * self._parts + part, slot - begin - part * self._part)
 

@@ -57,7 +57,7 @@ class StreamPasses:
         rule: int = 1,
         key: int | None = None,
     ) -> None:
-        """Begin a stream, or go on where it was.
+        """Begin a stream, or continue where it was.
 
         Args:
             node_quotas: of the mixture.

@@ -17,7 +17,7 @@ from headrace.errors import ConfigError, MissingDependencyError
 __all__ = ['RandomStream', 'draws_are_frozen', 'random_stream']
 
 RandomStream: TypeAlias = 'np.random.Generator'  # a text: the native order needs no numpy.random, which imports slowly
-"""Every call goes on where the last one stopped."""
+"""Every call continues where the last one stopped."""
 
 
 def random_stream(seed: int) -> RandomStream:

@@ -60,7 +60,7 @@ def epoch_spans(sizes: IntArray, num_parts: int, seed: int, epoch: int) -> tuple
         epoch: 0, 1, …; the order within a part depends on it too.
 
     Returns:
-        The spans in order, and the epoch's random numbers, to go on with.
+        The spans in order, and the epoch's random numbers, to continue with.
     """
     order = random_stream(seed).permutation(len(sizes))
     spans = divide_spans((np.cumsum(sizes) - sizes)[order], sizes[order], num_parts)

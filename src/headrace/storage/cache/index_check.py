@@ -68,7 +68,7 @@ class IndexCheck:
             unanswered, self._unanswered = self._unanswered, []
         if unanswered:
             _log.warning(
-                'Could not ask %d remote(s) whether their data have changed; going on with the cached indexes. '
+                'Could not ask %d remote(s) whether their data have changed; continuing with the cached indexes. '
                 'The first: %s',
                 len(unanswered),
                 unanswered[0],

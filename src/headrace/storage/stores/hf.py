@@ -126,7 +126,7 @@ class HFStore(HubRepository):
                     return
                 page = self._read_json('Listing', prefix, answer)
                 following = re.search(r'<([^>]*)>;\s*rel="next"', answer.headers.get('link', ''))
-            # The pages of a mirror may name the Hub: what counts is where they go on.
+            # The pages of a mirror may name the Hub: what counts is where they continue.
             query = urlsplit(following[1]).query if following else ''
             found += [
                 ObjectInfo(self._names.key(item['path']), item['size'], (item.get('lfs') or item)['oid'])

@@ -106,7 +106,7 @@ class _BoundedConnection:
         self._answers = answers
 
     def _consume_headers(self, fp: Any) -> None:
-        """Read the headers of ``100 Continue``; botocore's own goes on for ever where the connection ends in them."""
+        """Read the headers of ``100 Continue``; botocore's own continues for ever where the connection ends in them."""
         for _ in range(100):
             if fp.readline(1 << 16) in {b'\r\n', b'\n', b''}:
                 return
