@@ -20,7 +20,6 @@ from headrace.order import (
     Order,
     OrderConfig,
     ResumeState,
-    SampleMap,
     SampleUse,
     Schedule,
     StreamSize,
@@ -33,11 +32,14 @@ from headrace.order import (
 from headrace.order.resume import resume
 
 PlanOf = Callable[[int], BatchPlan]
-
 shapes = st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 3, 2), (8, 2, 2), (12, 4, 1)])
+
+
 skips = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 90)), max_size=3).map(
     lambda found: parse_skip([[begin, begin + length] for begin, length in found])
 )
+
+
 BATCH = 24
 
 
@@ -329,34 +331,6 @@ def test_a_rank_without_rows_has_none_of_its_neighbours() -> None:
             assert plan.explain(k).of_rank(rank).positions.tolist() == own.positions(k).tolist()
             unequal += not len(own.positions(k))
     assert unequal
-
-
-def test_a_table_says_where_each_row_comes_from() -> None:
-    order = make_order(mixture([3, 2], [4]), OrderConfig(), 0)
-    explained = make_plan(order, Topology(world_size=2), global_batch_size=6).explain(1)
-    assert str(explained).splitlines() == [
-        'rank  row  position  stream  shard  shard_row  id',
-        '   0    0         6      s1      0          1   6',
-        '   0    1         8      s1      0          3   8',
-        '   1    0         7      s1      0          2   7',
-        '   1    1         8      s1      0          3   8  padding',
-    ]
-    assert explained.stream_counts() == {'s0': 0, 's1': 3}
-
-
-def test_a_selection_shows_the_rows_that_are_stored() -> None:
-    class EveryOther:
-        counts = np.array([3, 2])
-
-        def rows(self, shards: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-            return 2 * ranks + 1
-
-    mix = mixture([3, 2])
-    explained = make_plan(make_order(mix, OrderConfig(), 0), Topology(), global_batch_size=5).explain(
-        0, SampleMap.of(mix, [EveryOther()])
-    )
-    assert explained.shards.tolist() == [0, 0, 0, 1, 1]
-    assert explained.shard_rows.tolist() == [1, 3, 5, 1, 3]
 
 
 @pytest.mark.parametrize('nodes', [None, 1])

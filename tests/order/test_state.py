@@ -3,24 +3,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from order_cases import mixture
+from state_cases import MOSAICML, STATE
 
 from headrace.errors import ResumeError
-from headrace.order import OrderConfig, ResumeState, make_order, resolved_from_state
-from headrace.order.resume import resume
-
-MIX = mixture([10] * 30, [5] * 9, choose=[300, 90])
-CONFIG = OrderConfig(shuffle=True, seed=7, num_canonical_nodes=2)
-STATE = ResumeState.of(CONFIG, MIX, epoch=3, sample_in_epoch=24)
-MOSAICML = {
-    'epoch': 0,
-    'sample_in_epoch': 24,
-    'num_canonical_nodes': 4,
-    'shuffle_seed': 9176,
-    'initial_physical_nodes': 1,
-}
+from headrace.order import ResumeState
 
 
 def test_a_state_is_a_flat_dict_of_ints_and_text_with_fixed_keys() -> None:
@@ -80,54 +67,7 @@ def test_only_our_finished_epochs_roll_over() -> None:
     assert mosaicmls.rolled_over(24) is mosaicmls
 
 
-def test_the_same_data_and_config_pass_on_another_world() -> None:
-    resume(STATE, CONFIG, MIX)
-    resume(STATE, resolved_from_state(OrderConfig(shuffle=True), STATE), MIX)
-    mosaicmls = ResumeState.from_dict(MOSAICML)
-    resume(mosaicmls, resolved_from_state(OrderConfig(num_canonical_nodes=4), mosaicmls), MIX)
-
-
-def test_all_differences_are_named_with_both_values() -> None:
-    grown = mixture([10] * 31, [5] * 9, choose=[300, 80])
-    with pytest.raises(ResumeError) as caught:
-        resume(STATE, replace(CONFIG, seed=8, block_size=999, algorithm='other'), grown)
-    for text in (
-        'shuffle_seed: 7 in the checkpoint, 8 now',
-        'block_size: 2000000 in the checkpoint, 999 now',
-        "algorithm: 'native' in the checkpoint, 'other' now",
-        'epoch_size: 390 in the checkpoint, 380 now',
-        "stream 's0' samples: 300 in the checkpoint, 310 now",
-        "stream 's1' choose: 90 in the checkpoint, 80 now",
-        "stream 's0' fingerprint",
-    ):
-        assert text in str(caught.value)
-
-
-def test_streams_that_came_and_went_are_named() -> None:
-    with pytest.raises(
-        ResumeError, match=r"\['s0', 's1'\] in the checkpoint, \['s0'\] now.*'s1' samples: 45.*'nothing'"
-    ):
-        resume(STATE, CONFIG, mixture([10] * 30, choose=[300]))
-
-
-def test_a_position_beyond_the_epoch_is_refused() -> None:
-    with pytest.raises(ResumeError, match='391'):
-        resume(replace(STATE, sample_in_epoch=391), CONFIG, MIX)
-
-
-def test_a_state_decides_what_it_pins() -> None:
-    config = resolved_from_state(OrderConfig(shuffle=True), STATE)
-    assert (config.seed, config.num_canonical_nodes, config.algorithm, config.block_size) == (7, 2, 'native', 2_000_000)
-    given = resolved_from_state(OrderConfig(seed=9176, num_canonical_nodes=16, block_size=5), STATE)
-    assert (given.seed, given.num_canonical_nodes, given.block_size) == (9176, 16, 5)
-    mosaicmls = resolved_from_state(OrderConfig(seed=1, num_canonical_nodes=16), ResumeState.from_dict(MOSAICML))
-    assert (mosaicmls.seed, mosaicmls.num_canonical_nodes) == (9176, 4)
-    stale = ResumeState.from_dict(MOSAICML | {'epoch': -1})
-    assert resolved_from_state(OrderConfig(), stale) == OrderConfig()
-
-
-def test_mosaicmls_states_select_mosaicmls_algorithm() -> None:
-    config = resolved_from_state(OrderConfig(shuffle=True), ResumeState.from_dict(MOSAICML))
-    assert (config.algorithm, config.seed, config.num_canonical_nodes) == ('py1e', 9176, 4)
-    assert resolved_from_state(OrderConfig(algorithm='py1s'), ResumeState.from_dict(MOSAICML)).algorithm == 'py1s'
-    assert set(make_order(MIX, config, 0).at(np.arange(MIX.epoch_size)).tolist()) == set(range(MIX.num_samples))
+def test_a_state_without_a_key_says_which():
+    with pytest.raises(KeyError, match='epoch is missing') as caught:
+        ResumeState.from_dict({'sample_in_epoch': 8, 'num_canonical_nodes': 4, 'shuffle_seed': 1})
+    assert isinstance(caught.value, ResumeError)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from order_cases import mixture, relaxed, shard_lists, whole
 
-from headrace.errors import ConfigError, ResumeError, UnknownNameError
-from headrace.order import Mixture, OrderConfig, ResumeState, Schedule, StreamSize, make_order
+from headrace.errors import ResumeError
+from headrace.order import Mixture, OrderConfig, ResumeState, StreamSize, make_order
 from headrace.order.native.fixed_subset import FixedSubset
 from headrace.order.resume import resume
 
@@ -110,21 +110,3 @@ def test_a_checkpoint_of_a_run_that_ignored_fixed_sampling_continues_with_balanc
     assert resume(state, config, mix)[0].takeover == mix.takeover
     with pytest.raises(ResumeError, match=r"sampling: 'balanced' in the checkpoint, 'fixed' now"):
         resume(state, OrderConfig(shuffle=True, num_canonical_nodes=4, sampling='fixed'), mix)
-
-
-@pytest.mark.parametrize('name', ['batching', 'sampling', 'partition'])
-@pytest.mark.parametrize('algorithm', [None, 'native', 'py1e'])
-def test_unknown_values_are_refused_with_the_known_ones(name: str, algorithm: str | None) -> None:
-    with pytest.raises(UnknownNameError if name == 'partition' else ConfigError, match=r"one of \['.*got 'other'"):
-        OrderConfig(algorithm=algorithm, **{name: 'other'})
-
-
-def test_arguments_that_do_not_go_together_are_refused() -> None:
-    partial, config = mixture([40] * 10, choose=[100]), OrderConfig(sampling_granularity=5)
-    with pytest.raises(ConfigError, match=r"needs sampling_method 'fixed', got 5 for stream 's0'.*or one of MosaicML"):
-        make_order(partial, config, 0)
-    make_order(mixture([40] * 10), config, 0)  # it matters to streams that are taken in part only
-    make_order(partial, OrderConfig(sampling_granularity=5, algorithm='py1e'), 0)
-    scheduled = Mixture.resolve(mixture([400]).streams, schedule=Schedule.of([{'at': 0, 'proportions': {'s0': 1}}]))
-    with pytest.raises(ConfigError, match="'fixed' needs epochs that draw the same"):
-        make_order(scheduled, OrderConfig(sampling='fixed'), 0)

@@ -4,31 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from native_orders import blocks, nodes_used
 from order_cases import mixture, mixtures, relaxed, shuffled, whole
 
-from headrace.errors import ConfigError
 from headrace.order import Mixture, OrderConfig, StreamSize, make_order
-
-nodes_used = st.sampled_from([1, 2, 3, 4, 8, 64])
-blocks = st.sampled_from([1, 7, 40, 300, 10**6])
-
-
-@relaxed
-@given(mixtures(), nodes_used, blocks, st.integers(0, 2**70), st.booleans())
-def test_streams_are_passes_that_run_on_over_epochs(
-    mix: Mixture, nodes: int, block: int, seed: int, shuffle: bool
-) -> None:
-    """Each epoch draws exactly `choose`, and no sample is drawn twice before all of its stream are drawn once."""
-    counts = np.zeros(mix.num_samples, int)
-    for epoch in range(4):
-        ids = whole(shuffled(mix, epoch, nodes=nodes, block=block, seed=seed, shuffle=shuffle))
-        counts += np.bincount(ids, minlength=mix.num_samples)
-        for stream, choose in enumerate(mix.choose):
-            of_stream = counts[mix.sample_offsets[stream] : mix.sample_offsets[stream + 1]]
-            drawn = (epoch + 1) * choose
-            assert of_stream.sum() == drawn
-            assert of_stream.min() == drawn // len(of_stream)
-            assert of_stream.max() == -(-drawn // len(of_stream))
 
 
 @relaxed
@@ -77,41 +56,6 @@ def test_a_stream_keeps_its_own_sequence_beside_other_streams() -> None:
     assert ids[ids < 1000].tolist() == whole(shuffled(alone, seed=1)).tolist()
 
 
-def shards_of_nodes(mix: Mixture, nodes: int, epoch: int, **options) -> list[set[int]]:
-    ids = whole(shuffled(mix, epoch, nodes=nodes, **options))
-    shards = np.repeat(np.arange(mix.num_shards), mix.shard_sizes)[ids]
-    return [set(shards[node::nodes].tolist()) for node in range(nodes)]
-
-
-@pytest.mark.parametrize('choose', [[1000, 600], [2000, 600], [1000, 1800]], ids=str)
-def test_canonical_nodes_read_disjoint_shards_and_the_same_in_all_epochs(choose: list[int]) -> None:
-    mix = mixture([20] * 50, [12] * 50, choose=choose)
-    epochs = [shards_of_nodes(mix, 8, epoch, block=100) for epoch in range(3)]
-    for touched in epochs:
-        # A shard is shared only where the line of shards is cut: once for each stream and node, but the first.
-        assert sum(map(len, touched)) <= mix.num_shards + 2 * 7
-    # Where choose is a multiple of the size, nothing drifts; a repeated pass may cut a few samples further on.
-    if choose == [1000, 600]:
-        assert epochs[0] == epochs[1] == epochs[2]
-
-
-def test_passes_that_end_within_epochs_leave_nearly_all_shards_to_their_nodes() -> None:
-    mix = mixture([20] * 50, [12] * 50, choose=[1003, 411])
-    ever: list[set[int]] = [set() for _ in range(8)]
-    for epoch in range(3):
-        for node, touched in enumerate(shards_of_nodes(mix, 8, epoch, block=100)):
-            ever[node] |= touched
-        strays = 2 * (8 // 2) * (epoch + 1)
-        assert sum(map(len, ever)) <= mix.num_shards + 2 * 2 * 7 + strays
-
-
-def test_empty_shards_and_more_nodes_than_samples() -> None:
-    mix = mixture([0, 3, 0, 1, 0])
-    for nodes in (1, 3, 64):
-        for epoch in range(3):
-            assert sorted(whole(shuffled(mix, epoch, nodes=nodes)).tolist()) == [0, 1, 2, 3]
-
-
 class TestStoredOrder:
     def test_one_stream_is_read_as_it_is_stored(self) -> None:
         assert whole(shuffled(mixture([3, 4]), 5, shuffle=False)).tolist() == list(range(7))
@@ -149,34 +93,3 @@ class TestStoredOrder:
         epochs = [whole(make_order(mix, config, epoch)).tolist() for epoch in range(3)]
         first, *others = [[sorted(ids[at : at + size]) for at in range(0, len(ids), size)] for ids in epochs]
         assert others == [first, first]
-
-
-class TestDefaults:
-    @pytest.mark.parametrize(('shards', 'nodes'), [(1, 1), (127, 1), (128, 2), (1000, 8), (4096, 64), (10**5, 64)])
-    def test_canonical_nodes_follow_from_the_number_of_shards(self, shards: int, nodes: int) -> None:
-        config = OrderConfig(shuffle=True).resolve_defaults(mixture([2] * shards))
-        assert config.num_canonical_nodes == nodes
-        assert config.block_size == max(4_000_000 // nodes, 262_144)
-        assert config.algorithm == 'native'
-        assert OrderConfig(shuffle=False).resolve_defaults(mixture([2] * shards)).num_canonical_nodes == 1
-
-    def test_given_values_stay(self) -> None:
-        config = OrderConfig(shuffle=True, num_canonical_nodes=5, block_size=9).resolve_defaults(mixture([2]))
-        assert (config.num_canonical_nodes, config.block_size) == (5, 9)
-
-    @pytest.mark.parametrize(
-        ('config', 'epoch', 'named'),
-        [
-            ({'algorithm': 'py1x'}, 0, "'py1x'"),
-            ({'batching': 'by_size'}, 0, "'by_size'"),
-            ({}, -1, '-1'),
-        ],
-    )
-    def test_unknown_names_are_refused(self, config: dict, epoch: int, named: str) -> None:
-        with pytest.raises(ConfigError, match=named):
-            make_order(mixture([2]), OrderConfig(**config), epoch)
-
-    @pytest.mark.parametrize('config', [{'seed': -1}, {'block_size': 0}, {'num_canonical_nodes': 1.5}])
-    def test_values_out_of_range_are_refused(self, config: dict) -> None:
-        with pytest.raises(ConfigError, match=next(iter(config))):
-            OrderConfig(**config)
