@@ -68,6 +68,7 @@ def test_positions_of_many_batches_are_those_of_each(ranks: list[Topology], star
     batches = range(first, data.draw(st.integers(first, plan.num_batches)))
     each = [plan.positions(k).tolist() for k in batches]
     assert plan.positions_of(batches).tolist() == sum(each, [])
+    assert plan.ids_of(batches).tolist() == sum((plan.ids(k).tolist() for k in batches), [])
 
 
 @relaxed

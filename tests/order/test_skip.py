@@ -206,6 +206,7 @@ def test_mosaicmls_orders_leave_out_whole_batches(batching: str, shape: tuple[in
             plan.positions_of(range(len(kept))).tolist()
             == np.concatenate([plan.positions(k) for k in range(len(kept))]).tolist()
         )
+        assert plan.ids_of(range(3, 5)).tolist() == np.concatenate([plan.ids(k) for k in (3, 4)]).tolist()
         assert sum(end - begin for begin, end in plan.spans(0, len(kept))) == plan.epoch_samples == 12 * len(kept)
         assert plan.stream_counts(0, len(kept)).sum() == 12 * len(kept)
         sample = int(plan.ids(3)[0])

@@ -24,7 +24,7 @@ from headrace.order.mixture.expected_counts import ExpectedCounts
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule, SchedulePoint
 from headrace.order.mosaicml.epoch_permutation import fill_permutation, permutation_key
-from headrace.order.plan import Plan, make_plan
+from headrace.order.plan import Plan
 from headrace.order.protocols import BatchPlan, Order
 from headrace.order.resume import resolved_from_state
 from headrace.order.row_selection import (
@@ -36,7 +36,7 @@ from headrace.order.row_selection import (
     count_bits,
     each_selected_row,
 )
-from headrace.order.run import MixtureChange, Run, make_order
+from headrace.order.run import MixtureChange, Run, make_order, make_plan
 from headrace.order.sample_map import Places, SampleMap
 from headrace.order.skip import Skip, SkipRange, documents_skip, parse_skip, with_more
 from headrace.order.state import ResumeState, find_state

@@ -8,87 +8,18 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from headrace.errors import ConfigError, TopologyError
+from headrace.errors import ConfigError
 from headrace.order.batch_spec import Remainder, check_batch_size
-from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
-from headrace.order.skip import (
-    KeptPositions,
-    Ranges,
-    Skip,
-    in_whole_batches,
-    left_out,
-    merged,
-    skipped_in_epoch,
-)
+from headrace.order.skip import KeptPositions, Ranges, merged
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
     from headrace.order.explanation import BatchExplanation
-    from headrace.order.protocols import BatchPlan, Order
+    from headrace.order.protocols import Order
     from headrace.order.sample_map import SampleMap
     from headrace.order.topology import Topology
 
-__all__ = ['Plan', 'make_plan']
-
-
-def make_plan(
-    order: Order,
-    topology: Topology,
-    *,
-    global_batch_size: int,
-    start: int = 0,
-    remainder: Remainder = 'repeat',
-    initial_nodes: int | None = None,
-    skip: Skip = (),
-    epoch: int = 0,
-) -> BatchPlan:
-    """Return the global batches of an order, as each kind of order has them cut.
-
-    Args:
-        order: of `make_order`.
-        topology: for which rank of how many.
-        global_batch_size: samples in a batch of all replicas together.
-        start: position where batch 0 begins, as a state says it.
-        remainder: what becomes of the samples after the last full batch.
-        initial_nodes: nodes of the parallel world that the run began on; matters to MosaicML's orders only.
-        skip: ranges of the run that are left out; with a MosaicML order, all batches that they touch.
-        epoch: which epoch of the run it is; matters to ``skip`` only.
-
-    Raises:
-        TopologyError: the replicas cannot share the global batch equally, or its device batches.
-        ConfigError: start, remainder or skip is out of range, or the order does not have that remainder.
-    """
-    if isinstance(order, MosaicMLOrder):
-        plan = MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes)
-        if not skip:
-            return plan
-        ranges = left_out(skip, order.mixture, global_batch_size, remainder, plan.epoch_rows)
-        ranges = skipped_in_epoch(ranges, epoch * len(order), len(order))
-        return MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes, ranges)
-    check_batch_size(global_batch_size, topology)
-    ranges = left_out(skip, order.mixture, global_batch_size, remainder)
-    ranges = skipped_in_epoch(ranges, order.mixture.takeover.begin_of(epoch, len(order)), len(order))
-    if order.units:
-        if remainder == 'exact' and sum(order.mixture.is_drawn) > 1:
-            raise ConfigError(
-                "remainder 'exact' needs batching_method 'random' or 'stratified': with batches of one stream an epoch "
-                'draws whole batches, so a few samples more or less than a stream has. Choose one of these methods for '
-                "evaluation, or remainder 'repeat' or 'drop'."
-            )
-        _check_units(order.units, global_batch_size, topology.replicas)
-        ranges = in_whole_batches(ranges, order.first, global_batch_size, len(order))
-    return Plan(order, topology, global_batch_size, start, remainder, ranges)
-
-
-def _check_units(units: int, global_batch_size: int, replicas: int) -> None:
-    """Check that a replica's batch is of whole units, or within one."""
-    if units % replicas and replicas % units:
-        known = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
-        allowed = [n for n in known if units % n == 0 or n % units == 0]
-        raise TopologyError(
-            f'with device_per_stream batching the ranks that share a global batch must divide the {units} device '
-            f'batches that the run began with, or be a multiple of them, got {replicas}. Possible are {allowed}.'
-        )
+__all__ = ['Plan']
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +207,10 @@ class Plan:
     def ids(self, k: int) -> IntArray:
         """This replica's global sample ids of batch k, int64[rows]."""
         return self.order.at(self.positions(k))
+
+    def ids_of(self, batches: range) -> IntArray:
+        """This replica's global sample ids of consecutive batches, one after another; int64[rows]."""
+        return self.order.at(self.positions_of(batches))
 
     @property
     def _residue(self) -> int:

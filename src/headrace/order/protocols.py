@@ -206,6 +206,10 @@ class BatchPlan(Protocol):
         """Return this replica's sample ids of batch k, int64[rows]."""
         ...
 
+    def ids_of(self, batches: range) -> IntArray:
+        """Return this replica's sample ids of consecutive batches, one after another; int64[rows]."""
+        ...
+
 
 class LoadPermutation(Protocol):
     """Gives the array that `fill_permutation` fills, from wherever it is kept."""

@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from headrace.errors import ResumeError
 from headrace.order.config import DefaultSeed
 from headrace.order.mixture.mixture import Mixture, StreamSize
 from headrace.order.mixture.schedule import Schedule
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.native.order import NativeOrder
+from headrace.order.skip import without
+from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.order.config import OrderConfig
+    from headrace.order.skip import Ranges
     from headrace.order.state import ResumeState
 
-__all__ = ['recorded_mixture', 'resolved_from_state', 'resume']
+__all__ = ['check_left_out', 'recorded_mixture', 'resolved_from_state', 'resume', 'warn_of_overruled']
 
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
@@ -111,3 +115,35 @@ def recorded_mixture(
         schedule=Schedule.of(pinned['schedule']) if 'schedule' in pinned else None,
         takeover=Takeover.of(pinned.get('origin')),
     )
+
+
+def warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
+    """Warn where a checkpoint of MosaicML Streaming's order overrules what was given."""
+    seed = [] if isinstance(asked.seed, DefaultSeed) else [('shuffle_seed', asked.seed, config.seed)]
+    nodes = [('num_canonical_nodes', asked.num_canonical_nodes, config.num_canonical_nodes)]
+    overruled = [f'{name} {then} (given: {now})' for name, now, then in seed + nodes if now and now != then]
+    if overruled:
+        warn(
+            f"The run continues in the checkpoint's order, MosaicML Streaming's, with {' and '.join(overruled)}. "
+            f'Leave out what the checkpoint gives.',
+            stacklevel=2,
+        )
+
+
+def check_left_out(then: Ranges, now: Ranges) -> None:
+    """Check that this run skips every sample that the checkpoint's run skips.
+
+    Raises:
+        ResumeError: it does not.
+    """
+    back = without(then, now)
+    if back:
+        raise ResumeError(
+            f'the run of the checkpoint leaves samples out that this one does not: skip was {_text(then)} from the '
+            f'checkpoint on, in samples of the run, and is {_text(now)} now, which brings back {_text(back)}. Put them '
+            f"into skip, or pass on_mixture_change='continue' to train on them."
+        )
+
+
+def _text(ranges: Ranges) -> str:
+    return ', '.join(f'[{begin}, {end}]' for begin, end in ranges) or 'nothing'

@@ -1,32 +1,32 @@
-"""A run through the data: what was asked for, what it came to, and where its checkpoints say that it is."""
+"""A run through the data: its orders, the plans of its passes, and the states of its checkpoints."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
-from headrace.errors import ConfigError, ResumeError, UnknownNameError
-from headrace.order.config import DefaultSeed
+from headrace.errors import ConfigError, TopologyError, UnknownNameError
+from headrace.order.batch_spec import check_batch_size
 from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
 from headrace.order.native.order import NativeOrder
-from headrace.order.plan import make_plan
-from headrace.order.resume import resolved_from_state, resume
+from headrace.order.plan import Plan
+from headrace.order.resume import check_left_out, resolved_from_state, resume, warn_of_overruled
 from headrace.order.shuffle import ALGORITHMS
-from headrace.order.skip import left_out, without
+from headrace.order.skip import in_whole_batches, left_out, skipped_in_epoch
 from headrace.order.state import ResumeState
-from headrace.redaction import warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headrace.order.batch_spec import BatchSpec
+    from headrace.order.batch_spec import BatchSpec, Remainder
     from headrace.order.config import OrderConfig
     from headrace.order.mixture.schedule import Schedule
     from headrace.order.protocols import BatchPlan, LoadPermutation, Order
     from headrace.order.skip import Ranges, Skip
+    from headrace.order.topology import Topology
 
-__all__ = ['MixtureChange', 'Run', 'RunArguments', 'make_order']
+__all__ = ['MixtureChange', 'Run', 'RunArguments', 'make_order', 'make_plan']
 
 MixtureChange: TypeAlias = Literal['refuse', 'continue']
 """The reaction to a checkpoint of another mixture: an error, or its streams continue in the new one."""
@@ -188,7 +188,7 @@ class Run:
             epoch=epoch,
         )
         if self._unchecked:
-            _check_left_out(self._unchecked, self._left_out(self.mixture, batches) or ())
+            check_left_out(self._unchecked, self._left_out(self.mixture, batches) or ())
         self._unchecked, self.last_batches = (), batches
         return plan
 
@@ -275,10 +275,10 @@ class Run:
         config = self._config_from(state, global_batch_size, replicas)
         mixture, state = resume(state, config, self._mix(config), may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:
-            _warn_of_overruled(self._asked, config)
+            warn_of_overruled(self._asked, config)
         ranges = self._left_out(mixture, None)
         if ranges is not None:
-            _check_left_out(unchecked, ranges)
+            check_left_out(unchecked, ranges)
         self._unchecked = unchecked if ranges is None else ()
         self.mixture, self._settled = mixture, config.resolve_defaults(mixture, nodes)
         self._initial_nodes = state.initial_physical_nodes or nodes
@@ -331,29 +331,61 @@ def make_order(mixture: Mixture, config: OrderConfig, epoch: int, load: LoadPerm
     return NativeOrder(mixture, config, epoch)
 
 
-def _warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
-    """Warn where a checkpoint of MosaicML Streaming's order overrules what was given."""
-    seed = [] if isinstance(asked.seed, DefaultSeed) else [('shuffle_seed', asked.seed, config.seed)]
-    nodes = [('num_canonical_nodes', asked.num_canonical_nodes, config.num_canonical_nodes)]
-    overruled = [f'{name} {then} (given: {now})' for name, now, then in seed + nodes if now and now != then]
-    if overruled:
-        warn(
-            f"The run continues in the checkpoint's order, MosaicML Streaming's, with {' and '.join(overruled)}. "
-            f'Leave out what the checkpoint gives.',
-            stacklevel=2,
+def make_plan(
+    order: Order,
+    topology: Topology,
+    *,
+    global_batch_size: int,
+    start: int = 0,
+    remainder: Remainder = 'repeat',
+    initial_nodes: int | None = None,
+    skip: Skip = (),
+    epoch: int = 0,
+) -> BatchPlan:
+    """Return the global batches of an order, as each kind of order has them cut.
+
+    Args:
+        order: of `make_order`.
+        topology: for which rank of how many.
+        global_batch_size: samples in a batch of all replicas together.
+        start: position where batch 0 begins, as a state says it.
+        remainder: what becomes of the samples after the last full batch.
+        initial_nodes: nodes of the parallel world that the run began on; matters to MosaicML's orders only.
+        skip: ranges of the run that are left out; with a MosaicML order, all batches that they touch.
+        epoch: which epoch of the run it is; matters to ``skip`` only.
+
+    Raises:
+        TopologyError: the replicas cannot share the global batch equally, or its device batches.
+        ConfigError: start, remainder or skip is out of range, or the order does not have that remainder.
+    """
+    if isinstance(order, MosaicMLOrder):
+        plan = MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes)
+        if not skip:
+            return plan
+        ranges = left_out(skip, order.mixture, global_batch_size, remainder, plan.epoch_rows)
+        ranges = skipped_in_epoch(ranges, epoch * len(order), len(order))
+        return MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes, ranges)
+    check_batch_size(global_batch_size, topology)
+    ranges = left_out(skip, order.mixture, global_batch_size, remainder)
+    ranges = skipped_in_epoch(ranges, order.mixture.takeover.begin_of(epoch, len(order)), len(order))
+    if order.units:
+        if remainder == 'exact' and sum(order.mixture.is_drawn) > 1:
+            raise ConfigError(
+                "remainder 'exact' needs batching_method 'random' or 'stratified': with batches of one stream an epoch "
+                'draws whole batches, so a few samples more or less than a stream has. Choose one of these methods for '
+                "evaluation, or remainder 'repeat' or 'drop'."
+            )
+        _check_units(order.units, global_batch_size, topology.replicas)
+        ranges = in_whole_batches(ranges, order.first, global_batch_size, len(order))
+    return Plan(order, topology, global_batch_size, start, remainder, ranges)
+
+
+def _check_units(units: int, global_batch_size: int, replicas: int) -> None:
+    """Check that a replica's batch is of whole units, or within one."""
+    if units % replicas and replicas % units:
+        known = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+        allowed = [n for n in known if units % n == 0 or n % units == 0]
+        raise TopologyError(
+            f'with device_per_stream batching the ranks that share a global batch must divide the {units} device '
+            f'batches that the run began with, or be a multiple of them, got {replicas}. Possible are {allowed}.'
         )
-
-
-def _check_left_out(then: Ranges, now: Ranges) -> None:
-    """Check that this run skips every sample that the checkpoint's run skips."""
-    back = without(then, now)
-    if back:
-        raise ResumeError(
-            f'the run of the checkpoint leaves samples out that this one does not: skip was {_text(then)} from the '
-            f'checkpoint on, in samples of the run, and is {_text(now)} now, which brings back {_text(back)}. Put them '
-            f"into skip, or pass on_mixture_change='continue' to train on them."
-        )
-
-
-def _text(ranges: Ranges) -> str:
-    return ', '.join(f'[{begin}, {end}]' for begin, end in ranges) or 'nothing'

@@ -218,7 +218,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
 def left_out(
     skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Remainder, batches: int | None = None
 ) -> Ranges:
-    """Return the positions of the run that are left out; arguments as those of `headrace.order.plan.make_plan`.
+    """Return the positions of the run that are left out; arguments as those of `headrace.order.run.make_plan`.
 
     ``batches``: batches of an epoch of which none is left out; None: as many as its samples make.
 

@@ -81,7 +81,7 @@ class Rank:
         return made
 
     def _shards(self, number: int) -> _Shards:
-        return self.source.locate(self.plan.order.at(self.plan.positions(number)))[0]
+        return self.source.locate(self.plan.ids(number))[0]
 
     def _work(self, worker: int, start_seconds: float) -> Process:
         """A worker: every n-th batch, no more ahead than the trainer's prefetch allows."""

@@ -218,8 +218,7 @@ class _BatchPlaces:
         chunk = self._chunks.get(place)
         if chunk is None:
             batches = range(place * self._batches, self.plan.num_batches)[: self._batches]
-            ids = self.plan.order.at(self.plan.positions_of(batches))
-            chunk = self._chunks[place] = _Chunk(self._map.places(ids))
+            chunk = self._chunks[place] = _Chunk(self._map.places(self.plan.ids_of(batches)))
             while len(self._chunks) > self._most_chunks:
                 self._chunks.popitem(last=False)
         return chunk, slice(batch * self._rows, (batch + 1) * self._rows)

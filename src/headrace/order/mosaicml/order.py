@@ -363,3 +363,7 @@ class MosaicMLPlan:
     def ids(self, k: int) -> IntArray:
         """This replica's global sample ids of batch k, int64[rows]."""
         return self.order.at(self.positions(k))
+
+    def ids_of(self, batches: range) -> IntArray:
+        """This replica's global sample ids of consecutive batches, one after another; int64[rows]."""
+        return self.order.at(self.positions_of(batches))
