@@ -7,6 +7,7 @@ nothing behind.
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from headrace.errors import ConfigError
 from headrace.storage import CacheCounters, CacheCounts, CountTable
 
-__all__ = ['LoaderCounters', 'LoaderStats', 'ReadCounts', 'StreamStats', 'WorkerBatch']
+__all__ = ['LoaderCounters', 'LoaderStats', 'ReadCounts', 'StreamStats', 'WorkerBatch', 'WorkerReads']
 
 _SHORTEST_STALL = 0.001  # seconds
 _STALL_SHARE = 0.05
@@ -53,6 +54,33 @@ class WorkerBatch(NamedTuple):
     """Unreadable documents since the batch before; they are in no sequence."""
     stream_tokens: npt.NDArray[np.int64] | None = None
     """Tokens of each stream in a batch of packed sequences, int64[streams]; None: it is not packed."""
+
+
+class WorkerReads:
+    """The reads of one worker process, as its batches take them to the trainer.
+
+    Most batches change no counter: a shard is opened once for many. Counters run from the start of the process, so a
+    batch that nobody takes, as at the end of an abandoned pass, loses nothing.
+    """
+
+    def __init__(self, counters: CacheCounters) -> None:
+        """Take the counters of this process, a worker that has read nothing yet."""
+        self._counters = counters
+        self._before = counters.table()  # a fork inherits its parent's
+        self._process = os.getpid()
+        self._pass = -1
+        self._sent: set[int] = set()
+
+    def changed(self, pass_number: int) -> ReadCounts | None:
+        """The counters that have changed since the last call; all of them at the first call of a pass."""
+        streams = self._counters.update()
+        if self._pass != pass_number:
+            self._pass = pass_number
+            streams = list(self._sent.union(streams))
+        if not streams:
+            return None
+        self._sent.update(streams)
+        return ReadCounts(self._process, np.array(streams), self._counters.rows(streams) - self._before[streams])
 
 
 class StreamStats(NamedTuple):

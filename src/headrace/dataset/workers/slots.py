@@ -26,11 +26,13 @@ import mmap
 import os
 import pickle
 import weakref
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from headrace.dataset.reading.batch_memory import batch_memory
 from headrace.dataset.workers.slot_content import Bytes, Packer, aligned, unpacked
 from headrace.dataset.workers.slot_ring import FREE, Ring, children
 from headrace.errors import CollateError
@@ -122,6 +124,16 @@ class SlotWriter:
         self._used = 0  # bytes of these arrays
         self.not_in_slots = 0
         """Batches that had no slot, or that slots cannot hold."""
+
+    def send(self, read: Callable[[], Any]) -> _Message:
+        """Read a batch, with its large arrays made in their slot, and `pack` it."""
+        try:
+            with batch_memory(self.array):
+                value = read()
+        except BaseException:
+            self.drop()
+            raise
+        return self.pack(value)
 
     def array(self, size: int) -> Bytes | None:
         """Memory for `size` bytes of the next batch, in its slot; None if there is none.

@@ -8,21 +8,19 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
-import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-import numpy as np
 import torch
 from torch.autograd import profiler
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter  # pyright: ignore[reportPrivateUsage]
 
 from headrace.dataset.pass_end import ending_here
-from headrace.dataset.reading.batch_memory import batch_memory
 from headrace.dataset.reading.protocol import Reader
-from headrace.dataset.statistics import ReadCounts, WorkerBatch
+from headrace.dataset.statistics import WorkerBatch, WorkerReads
 from headrace.dataset.workers.copies import refusal
 from headrace.dataset.workers.fork_watchdog import worker_context
 from headrace.dataset.workers.memfd import use_memfd_for_tensors
@@ -30,7 +28,6 @@ from headrace.dataset.workers.pipe_queue import PipeQueue
 from headrace.dataset.workers.shutdown import end_at_once, end_with_parent
 from headrace.dataset.workers.slots import SlotRings, SlotWriter, can_use_slots
 from headrace.errors import ConfigError
-from headrace.storage import CountTable
 
 __all__ = ['WorkerPool', 'each']
 
@@ -176,11 +173,7 @@ class _PassKey(NamedTuple):
 
 
 class _WorkerReader(Dataset[Any]):
-    """The reader in a worker: adds to each batch the counters that have changed since the last one.
-
-    Most batches change none: a shard is opened once for many. Counters run from the start of the process, so a batch
-    that nobody takes, as at the end of an abandoned pass, loses nothing. The first batch of a pass repeats all of them.
-    """
+    """The reader in a worker. Each batch takes the counters of reads along that have changed since the last one."""
 
     def __init__(self, reader: Reader[Any], *, prefetch_factor: int) -> None:
         """Take the reader, which is copied into workers, and the number of batches that each prefetches."""
@@ -189,10 +182,7 @@ class _WorkerReader(Dataset[Any]):
         self.rings: SlotRings | None = None
         """Memory for the batches of the workers that start next."""
         self._writer: SlotWriter | None = None
-        self._process = 0
-        self._before: CountTable | None = None  # a fork inherits its parent's counters
-        self._pass = -1
-        self._said: set[int] = set()
+        self._reads: WorkerReads | None = None
 
     def __getitem__(self, asked: _PassKey) -> Any:
         """A batch, in a form that the trainer's process turns into a `WorkerBatch`."""
@@ -201,31 +191,17 @@ class _WorkerReader(Dataset[Any]):
             return self._read(asked)
         if self._writer is None:
             self._writer = self.rings.writer(worker.id, prefetched=self._prefetch_factor)
-        try:
-            with batch_memory(self._writer.array):
-                received = self._read(asked)
-        except BaseException:
-            self._writer.drop()
-            raise
-        return self._writer.pack(received)
+        return self._writer.send(partial(self._read, asked))
 
     def _read(self, asked: _PassKey) -> WorkerBatch:
-        counters = self._reader.counters
-        if self._before is None:
+        if self._reads is None:
             # A garbage collection writes to every object that it visits, and so copies the memory that a fork shares
             # with its parent. The parent's objects outlive the worker, so it need not visit them.
             gc.freeze()
-            self._process, self._before = os.getpid(), counters.table()
+            self._reads = WorkerReads(self._reader.counters)
         received = self._reader[asked.key]
-        news = counters.update()
-        if self._pass != asked.pass_number:
-            self._pass = asked.pass_number
-            news = list(self._said.union(news))
-        if not news:
-            return received
-        self._said.update(news)
-        read = ReadCounts(self._process, np.array(news), counters.rows(news) - self._before[news])
-        return received._replace(read=read)
+        changed = self._reads.changed(asked.pass_number)
+        return received if changed is None else received._replace(read=changed)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, '_before': None, '_pass': -1, '_said': set(), '_writer': None}
+        return {**self.__dict__, '_writer': None, '_reads': None}
