@@ -22,11 +22,13 @@ from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, Final, cast
 
+from headrace.convert.claim import claimed_by_worker
 from headrace.convert.job import Job, Worker
 from headrace.convert.record import TaskRecord
 from headrace.convert.tasks import Task
 from headrace.errors import ConfigError, ConversionError
 from headrace.notes import add_note
+from headrace.storage import open_store
 
 __all__ = ['News', 'run_here', 'run_in_processes']
 
@@ -215,7 +217,12 @@ def _work(connection: Connection, job: Job, current: Any) -> None:
     """The program of a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    claimed_by_worker(open_store(job.out, job.options))
+    if not parent.is_alive():  # the next conversion may have begun before the claim
+        return
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
     progress = _RemoteProgress(connection, current)
     try:
         with Worker(job, progress) as worker:
@@ -229,11 +236,9 @@ def _work(connection: Connection, job: Job, current: Any) -> None:
         connection.send(('error', _portable(error)))
 
 
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+def _end_with_parent(parent: BaseProcess) -> None:
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def _portable(error: BaseException) -> BaseException:

@@ -1,4 +1,14 @@
-"""Credentials of Oracle's cloud: settings and files of its command line, and principals."""
+"""Credentials of Oracle's cloud: settings and files of its command line, and principals.
+
+The SDK (oci 2.189) reads one profile, and signs with what it is given; both are used here. Unlike the SDKs of other
+clouds, it does not look for credentials in one place after another. The rest is therefore ours:
+
+- The first credentials that are configured. The SDK has a class for each kind of principal, and chooses none.
+- The variables ``OCI_CLI_*``, which are the command line's. The SDK reads ``OCI_CONFIG_FILE`` and ``OCI_REGION`` only.
+- The session token of a profile: the SDK ignores ``security_token_file``. Its signer holds one token for ever, though
+  tokens live for an hour.
+- Public buckets: the SDK's client demands a signer, and it has none that leaves requests unsigned.
+"""
 
 from __future__ import annotations
 
