@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace import StreamingDataset
-from headrace.dataset.cache_files.index_table import TABLE, IndexFile
+from headrace.dataset.cache_files.index_table import TABLE, IndexTable
+from headrace.format import IndexFile
 
 INDEX = 'index.json'
 
@@ -64,7 +65,8 @@ def parse(folder: Path) -> object:
 
 
 def kept(folder: Path) -> object:
-    index = IndexFile('index', allow_unsafe_types=False, cache=folder / 'cache')
+    table = IndexTable(folder / 'cache', allow_unsafe_types=False)
+    index = IndexFile('index', allow_unsafe_types=False, kept=table)
     index.read(folder / 'cache' / INDEX)
     return index
 

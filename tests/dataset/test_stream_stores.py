@@ -3,7 +3,7 @@
 import pytest
 
 from headrace import StreamingDataset
-from headrace.dataset.streams.open_streams import open_cache
+from headrace.dataset.streams.open_streams import store_of
 from headrace.dataset.streams.stream import Stream
 from headrace.errors import ConfigError, StreamError
 from headrace.storage import StoreOptions, register_store
@@ -34,7 +34,7 @@ def test_all_options_reach_the_store(opened, tmp_path):
         download_timeout=7,
         store_options={'connect_timeout': 3, 'profile': 'p'},
     )
-    open_cache(stream)
+    store_of(stream)
     assert opened == {
         'probe:///x': StoreOptions(
             endpoint_url='http://a',
@@ -49,7 +49,7 @@ def test_all_options_reach_the_store(opened, tmp_path):
 
 
 def test_without_options_there_are_the_defaults(opened, tmp_path):
-    open_cache(Stream(remote='probe:///x', local=str(tmp_path)))
+    store_of(Stream(remote='probe:///x', local=str(tmp_path)))
     assert opened['probe:///x'] == StoreOptions()
 
 
@@ -74,14 +74,14 @@ def test_a_dataset_says_where_the_store_is(opened, make_dataset, tmp_path):
 def test_the_store_refuses_options_that_it_does_not_have(tmp_path):
     stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'profil': 'p', 'connect_timeout': 3})
     with pytest.raises(ConfigError, match=r"S3 store are .*'profile'\] .*connect_timeout.*; got \['profil'\]"):
-        open_cache(stream)
+        store_of(stream)
 
 
 @pytest.mark.parametrize('seconds', [0, -1, '3', None, True, float('nan')])
 def test_a_time_out_is_a_number(tmp_path, seconds):
     stream = Stream(remote='s3://b/x', local=str(tmp_path), store_options={'connect_timeout': seconds})
     with pytest.raises(StreamError, match='connect_timeout.*above 0, but is'):
-        open_cache(stream)
+        store_of(stream)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from headrace.errors import ChecksumError, FormatError
-from headrace.storage import CacheEntry, CachePart, ShardCache
+from headrace.storage import CacheEntry, CachePart, CacheStats, Retry, ShardCache
+from headrace.storage.cache.cached_index import CachedIndex
+from headrace.storage.cache.index_check import IndexCheck
+from headrace.storage.cache.index_fetch import IndexFetch
 from headrace.storage.stores.local import LocalStore
 
 SIZE = 40_000
@@ -104,6 +107,28 @@ def cache_of(remote, folder, **how):
     how.setdefault('store', remote.store)
     how.setdefault('entry_of', remote.entry_of)
     return ShardCache(folder, **how)
+
+
+class TextReader:
+    """Reads an index that is the text '{}', or any."""
+
+    def __init__(self, *, checks=False):
+        self.checks = checks
+
+    def read(self, path):
+        if path.read_text() != '{}' and self.checks:
+            raise FormatError('no index')
+
+    def unproven(self, cached):
+        return ()
+
+
+def fetch_index(folder, store, name='index.json', *, checks=False):
+    """The index of a cache folder, fetched and read; a remote that was asked before is not asked again."""
+    index = CachedIndex(folder, name)
+    check, reader = IndexCheck(since=0.0), TextReader(checks=checks)
+    IndexFetch(index=index, store=store, reader=reader, check=check, retry=Retry(), stats=CacheStats()).run()
+    return index
 
 
 def disk_use(folder):

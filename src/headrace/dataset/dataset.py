@@ -197,7 +197,7 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
                 )
             ]
         )
-        open_streams(
+        sizes = open_streams(
             self.streams,
             cache_limit=self.cache_limit,
             allow_unsafe_types=allow_unsafe_types,
@@ -240,7 +240,7 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             sampling_granularity=sampling_granularity,
         )
         run = Run(
-            [stream.size() for stream in self.streams],
+            sizes,
             asked,
             epoch_size=(None if epoch_size is None else number_abbrev_to_int(epoch_size)) or None,
             schedule=schedule if isinstance(schedule, Schedule) else Schedule.of(schedule) if schedule else None,

@@ -1,8 +1,8 @@
 """Shards as bytes: their encoding, index and readers; no network, no torch.
 
-1. ``parse_index`` checks an ``index.json`` (``index``; ``entries`` has the rules for one shard, ``rules`` for many). It
-   gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``). ``pack_table`` and ``unpack_table``
-   (``table_bytes``) keep a large one as bytes.
+1. ``IndexFile`` reads an ``index.json`` (``index``), which ``parse_index`` checks (``entries`` has the rules for one
+   shard, ``rules`` for many). It gives a ``ShardTable`` (``table``), a sequence of ``ShardInfo`` (``shards``).
+   ``pack_table`` and ``unpack_table`` (``table_bytes``) keep a large one as bytes.
 2. The cache checks files with ``verify_file`` (``checksum``) and unpacks them with ``unpack_file`` (``compression``).
 3. ``open_shard`` gives the reader of a shard's mapped files (``reader``; ``mds``, ``jsonl``, ``xsv``).
 4. ``info.schema.allocate(n)`` makes room for a batch, ``reader.gather`` fills rows of it, ``reader.sample`` gives one.
@@ -35,7 +35,7 @@ from headrace.format.encodings import (
     register_encoding,
 )
 from headrace.format.human_size import bytes_to_int, number_abbrev_to_int
-from headrace.format.index import dump_index, parse_index
+from headrace.format.index import IndexFile, dump_index, parse_index
 from headrace.format.mds import FixedLayout, FixedRows, MDSReader
 from headrace.format.reader import ShardReader, open_shard
 from headrace.format.shards import ColumnBatch, Columns, FileInfo, Schema, ShardFile, ShardInfo
@@ -60,6 +60,7 @@ __all__ = [
     'FileInfo',
     'FixedLayout',
     'FixedRows',
+    'IndexFile',
     'IndexKey',
     'JSONEncoder',
     'JSONReader',

@@ -12,20 +12,26 @@ entry.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import xxhash
 
 from headrace.errors import EmptyDatasetError, FormatError, HeadraceError, IndexFileError
-from headrace.format.entries import EntryParser, show
+from headrace.format.entries import INDEX_NAME, EntryParser, show
 from headrace.format.rules import is_surely_valid
 from headrace.format.scan import Elements, NotAnObjectError, decode, expect, skip, top_level
 from headrace.format.shards import ShardInfo
 from headrace.format.table import Kind, Row, ShardTable, TableBuilder
+from headrace.format.table_bytes import IndexKey
 
-__all__ = ['dump_index', 'parse_index']
+__all__ = ['IndexFile', 'KeptTable', 'dump_index', 'parse_index']
 
 LARGE: Final = 1 << 16  # characters; a pattern costs more than it saves in a smaller index
 
@@ -79,6 +85,84 @@ def parse_index(data: bytes, *, source: str, allow_unsafe_types: bool = False, a
             f'Check that its writer was closed, or leave the stream out.'
         )
     return shards
+
+
+class KeptTable(Protocol):
+    """The table of an index, kept by an earlier process or for a later one."""
+
+    def find(self, index: Path) -> tuple[ShardTable, str] | None:
+        """The table of the index.json at a path, and the fingerprint of that; None if it was not kept."""
+        ...
+
+    def keep(self, shards: ShardTable, key: IndexKey) -> None:
+        """Keep the table of an index that was parsed, if that is worthwhile."""
+        ...
+
+
+class IndexFile:
+    """The ``index.json`` of one stream, and the table of shards that it holds."""
+
+    index_name: Final = INDEX_NAME
+    """The file's name in the dataset's folder."""
+
+    def __init__(self, source: str, *, allow_unsafe_types: bool, kept: KeptTable | None = None) -> None:
+        """Touches no file.
+
+        Args:
+            source: path or URL of the index, for messages.
+            allow_unsafe_types: accept `pkl` columns, which run code when they are read.
+            kept: the kept table of the index; None: it is parsed each time.
+        """
+        self.shards = ShardTable.empty()
+        self.fingerprint = ''
+        self._source, self._allow_unsafe_types, self._kept = source, allow_unsafe_types, kept
+        self._parsed: IndexKey | None = None
+
+    def read(self, path: Path) -> None:
+        """Read an index.json at this path, or the kept table of it.
+
+        Raises:
+            IndexFileError: the file is empty or is not JSON.
+            FormatError: it is JSON, but breaks the format's rules.
+            EmptyDatasetError: it has no samples.
+        """
+        kept = None if self._kept is None else self._kept.find(path)
+        if kept is not None:
+            (self.shards, self.fingerprint), self._parsed = kept, None
+            return
+        data = path.read_bytes()
+        self.shards = parse_index(data, source=self._source, allow_unsafe_types=self._allow_unsafe_types)
+        self.fingerprint = hashlib.blake2b(data, digest_size=8).hexdigest()
+        self._parsed = IndexKey(xxhash.xxh3_128_digest(data), len(data), self.fingerprint)
+
+    def unproven(self, cached: Path) -> Iterator[str]:
+        """Files whose content may differ between a cached index and the last one read.
+
+        A shard is the same if its entries in both indexes are equal, with checksums of its files.
+
+        Args:
+            cached: the cached index. If it cannot be read, all shards may differ.
+        """
+        old = ShardTable.empty()
+        with contextlib.suppress(OSError, HeadraceError):
+            old = parse_index(cached.read_bytes(), source=str(cached), allow_unsafe_types=True)
+        for info in self.shards:
+            found = old.find(info.files[0].raw.basename)
+            is_same = found is not None and old[found] == info
+            for file in info.files:
+                for stored in (file.raw, file.zip):
+                    if stored is not None and not (is_same and stored.hashes):
+                        yield stored.basename
+        for info in old:
+            for file in info.files:
+                for stored in (file.raw, file.zip):
+                    if stored is not None and self.shards.find(stored.basename) is None:
+                        yield stored.basename
+
+    def keep(self) -> None:
+        """Keep the table for the next process, unless it was kept already."""
+        if self._kept is not None and self._parsed is not None:
+            self._kept.keep(self.shards, self._parsed)
 
 
 def _try_patterns(text: str, source: str, allow_unsafe_types: bool) -> ShardTable | None:

@@ -13,10 +13,9 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.cache_files import index_table
-from headrace.dataset.streams import open_streams
-from headrace.dataset.streams.open_streams import open_stream
+from headrace.dataset.streams.open_streams import open_streams
 from headrace.errors import FormatError
-from headrace.format import ShardTable
+from headrace.format import ShardTable, index
 from headrace.storage.cache.locks import lock_file
 
 processes = multiprocessing.get_context('fork')
@@ -41,19 +40,19 @@ def local(tmp_path):
 def parses(monkeypatch):
     """One entry for each time that an index is parsed."""
     calls = []
-    parse = open_streams.parse_index
+    parse = index.parse_index
 
     def counted(*arguments, **options):
         calls.append(arguments)
         return parse(*arguments, **options)
 
-    monkeypatch.setattr(open_streams, 'parse_index', counted)
+    monkeypatch.setattr(index, 'parse_index', counted)
     return calls
 
 
-def opened(remote, local, **options):
+def opened(remote, local, *, allow_unsafe_types=False):
     stream = Stream(remote=str(remote), local=str(local))
-    open_stream(stream, allow_unsafe_types=False, **options)
+    open_streams([stream], cache_limit=None, allow_unsafe_types=allow_unsafe_types)
     return stream
 
 
@@ -146,7 +145,7 @@ def test_what_belongs_to_a_stranger_is_not_believed(remote, local, parses, monke
 def test_unsafe_types_are_still_refused(local, tmp_path, remote):
     text = (remote / 'index.json').read_text().replace('"ndarray:float32:4"', '"pkl"').replace('16', 'null')
     (remote / 'index.json').write_text(text)
-    open_stream(Stream(remote=str(remote), local=str(local)), allow_unsafe_types=True)
+    opened(remote, local, allow_unsafe_types=True)
     assert (local / index_table.TABLE).exists()
     with pytest.raises(FormatError, match='unsafe type'):
         opened(remote, local)

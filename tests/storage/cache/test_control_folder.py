@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from shards import SIZE, cache_of, make_remote, names
+from shards import SIZE, cache_of, fetch_index, make_remote, names
 from together import FORK
 
 from headrace.errors import CacheError, HeadraceError
@@ -149,7 +149,7 @@ def test_the_note_of_the_remote_is_read_through_no_link(tmp_path, elsewhere):
             (folder / '.headrace-remote').symlink_to(elsewhere / 'thesis.tex')
         else:
             os.mkfifo(folder / '.headrace-remote')
-        cache_of(remote, folder).fetch_index('index.json')  # and the text of the thesis is in no message
+        fetch_index(folder, remote.store)  # and the text of the thesis is in no message
 
 
 def test_the_private_folder_is_no_link_and_open_to_nobody_else(tmp_path, elsewhere):

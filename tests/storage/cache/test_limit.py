@@ -6,7 +6,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from shards import SIZE, cache_of, disk_use, make_remote, names, unpack
+from shards import SIZE, cache_of, disk_use, fetch_index, make_remote, names, unpack
 from together import locks_waited_for
 
 from headrace.storage import CacheEntry, CacheLimit
@@ -31,8 +31,8 @@ def test_of_a_folder_of_two_streams_goes_what_neither_needs_soon(tmp_path):
 def test_an_index_counts_after_unpickling_too(tmp_path):
     remote = make_remote(tmp_path / 'remote', 1)
     (remote.folder / 'index.json').write_text('{}')
-    cache = cache_of(remote, tmp_path / 'cache', limit=CacheLimit(10 * SIZE), entry_of=None)
-    cache.fetch_index('index.json')
+    index = fetch_index(tmp_path / 'cache', remote.store)
+    cache = cache_of(remote, tmp_path / 'cache', index=index, limit=CacheLimit(10 * SIZE), entry_of=None)
     assert pickle.loads(pickle.dumps(cache)).fixed_size == cache.fixed_size == 2 + len(f'{remote.folder}\n')
 
 

@@ -22,14 +22,11 @@ from headrace.errors import (
     ChecksumError,
     ConfigError,
     DiskFullError,
-    FormatError,
     ObjectNotFoundError,
-    StreamError,
     TransferError,
 )
 from headrace.storage import CacheEntry, CachePart, CacheStats, LazyEntry, Retry, ShardCache
 from headrace.storage.cache.entry import EntrySet
-from headrace.storage.cache.presence import PresentFiles
 from headrace.storage.stores.local import LocalStore
 from headrace.testing.stores import CountingStore, FaultyStore
 from waiting import until
@@ -223,15 +220,6 @@ class TestDeletedFolder:
             assert cache.is_present(entry)
             with cache.acquire(entry) as lease:
                 remote.check(lease)
-
-    def test_the_index_comes_as_well(self, plain, tmp_path):
-        def delete(data, out):
-            shutil.rmtree(tmp_path / 'cache')
-            out.write(data)
-
-        (plain.folder / 'index.json').write_text('{}')
-        store = FaultyStore(plain.store, [delete])
-        assert cache_of(plain, tmp_path / 'cache', store=store).fetch_index('index.json').read_text() == '{}'
 
     @pytest.mark.parametrize('limit', [None, 10 * SIZE])
     def test_one_that_is_deleted_each_time_is_an_error(self, plain, tmp_path, limit):
@@ -584,67 +572,12 @@ class TestLease:
         assert refused
 
 
-class TestFetchFile:
-    def test_it_is_fetched_once(self, plain, tmp_path):
-        (plain.folder / 'index.json').write_text('{}')
-        store = CountingStore(plain.store)
-        cache = cache_of(plain, tmp_path / 'cache', store=store)
-        for _ in range(3):
-            assert cache.fetch_index('index.json') == tmp_path / 'cache/index.json'
-        assert store.calls['get', 'index.json'] == 1
-        assert names(tmp_path / 'cache') == ['.headrace-remote', 'index.json']
-        assert (tmp_path / 'cache/.headrace-remote').read_text() == f'{plain.folder}\n'
-
-    def validate(self, path):
-        if path.read_text() != '{}':
-            raise FormatError('no index')
-
-    def test_a_bad_one_is_fetched_again_once(self, plain, tmp_path):
-        (plain.folder / 'index.json').write_text('{}')
-        (tmp_path / 'cache').mkdir()
-        (tmp_path / 'cache/index.json').touch()
-        cache = cache_of(plain, tmp_path / 'cache', store=FaultyStore(plain.store, ['short']))
-        assert cache.fetch_index('index.json', validate=self.validate).read_text() == '{}'
-        (plain.folder / 'index.json').write_text('bad')
-        other = cache_of(plain, tmp_path / 'other')
-        with pytest.raises(FormatError, match='no index'):
-            other.fetch_index('index.json', validate=self.validate)
-        assert names(tmp_path / 'other') == []
-
-    def test_without_a_store_it_must_be_there(self, plain):
-        cache = cache_of(plain, plain.folder, store=None)
-        with pytest.raises(RuntimeError, match='No `remote` provided, but local file'):
-            cache.fetch_index('index.json')
-        (plain.folder / 'index.json').write_text('bad')
-        with pytest.raises(FormatError):
-            cache.fetch_index('index.json', validate=self.validate)
-
-    def test_an_index_that_another_remote_publishes_meanwhile_is_not_taken(self, plain, tmp_path, monkeypatch):
-        (plain.folder / 'index.json').write_text('{}')
-        other = make_remote(tmp_path / 'other', 1)
-        (other.folder / 'index.json').write_text('{}')
-        cache, first = cache_of(plain, tmp_path / 'cache'), cache_of(other, tmp_path / 'cache')
-        is_valid = PresentFiles.is_valid
-
-        def late(files, path, validate):
-            monkeypatch.undo()
-            first.fetch_index('index.json')
-            return is_valid(files, path, validate)
-
-        monkeypatch.setattr(PresentFiles, 'is_valid', late)
-        with pytest.raises(StreamError, match=r'is the cache of .*/other vs\. '):
-            cache.fetch_index('index.json')
-
-    def test_names_stay_inside(self, plain, tmp_path):
-        with pytest.raises(ConfigError):
-            cache_of(plain, tmp_path / 'cache').fetch_index('../index.json')
-
-    @pytest.mark.parametrize('name', ['.headrace/ledger', '.headrace-remote', 'a/.HeadRace-index'])
-    def test_names_are_none_of_the_cache_itself(self, name):
-        with pytest.raises(ConfigError, match='begins with `.headrace`'):
-            CachePart(name, 1)
-        with pytest.raises(ConfigError, match='begins with `.headrace`'):
-            CachePart('shard', 1, packed_name=name, unpack=lambda *_: None)
+@pytest.mark.parametrize('name', ['.headrace/ledger', '.headrace-remote', 'a/.HeadRace-index'])
+def test_names_are_none_of_the_cache_itself(name):
+    with pytest.raises(ConfigError, match='begins with `.headrace`'):
+        CachePart(name, 1)
+    with pytest.raises(ConfigError, match='begins with `.headrace`'):
+        CachePart('shard', 1, packed_name=name, unpack=lambda *_: None)
 
 
 def test_threads_fetch_each_shard_once(remote, tmp_path):

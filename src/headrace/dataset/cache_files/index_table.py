@@ -24,37 +24,46 @@ from headrace.errors import CacheError
 from headrace.format import IndexKey, ShardTable, pack_table, read_packed_key, unpack_table
 from headrace.storage.cache.locks import held, try_lock_file
 
-__all__ = ['find_table', 'keep_table']
+__all__ = ['IndexTable']
 
 TABLE: Final = '.headrace-index'
 WORTHWHILE: Final = 4096  # shards; fewer are parsed in a few milliseconds
 _BLOCK: Final = 1 << 20  # bytes of index.json in memory at once while it is compared
 
 
-def find_table(folder: Path, path: Path, *, allow_unsafe_types: bool) -> tuple[ShardTable, str] | None:
-    """The kept table of an index.json, and the fingerprint of that; None if there is none, or any doubt about it.
+class IndexTable:
+    """The kept table of one cache folder's index.json."""
 
-    Args:
-        folder: the cache folder.
-        path: the index.json, which may have another name there while it is fetched.
-        allow_unsafe_types: accept `pkl` columns, which run code when they are read.
-    """
-    with open(path, 'rb', buffering=0) as index:
-        owner, size = os.fstat(index.fileno()).st_uid, os.fstat(index.fileno()).st_size
-        data = _read_table(folder / TABLE, owners={os.geteuid(), owner}, most=size)
-        key = None if data is None else read_packed_key(data)
-        if data is None or key is None or key.size != size or key.digest != _digest(index):
-            return None
-    shards = unpack_table(data, allow_unsafe_types=allow_unsafe_types)
-    return None if shards is None else (shards, key.fingerprint)
+    def __init__(self, folder: Path, *, allow_unsafe_types: bool) -> None:
+        """Touches no disk.
 
+        Args:
+            folder: the cache folder.
+            allow_unsafe_types: accept `pkl` columns, which run code when they are read.
+        """
+        self._folder, self._allow_unsafe_types = folder, allow_unsafe_types
 
-def keep_table(folder: Path, shards: ShardTable, key: IndexKey) -> None:
-    """Keep the table of a large parsed index, if the folder can take it."""
-    data = pack_table(shards, key) if len(shards) >= WORTHWHILE else None
-    if data is not None:
-        with contextlib.suppress(OSError, CacheError):
-            _write_table(folder, data)
+    def find(self, index: Path) -> tuple[ShardTable, str] | None:
+        """The kept table, and the fingerprint of index.json; None if there is none, or any doubt about it.
+
+        Args:
+            index: path of index.json, which may have another name while it is fetched.
+        """
+        with open(index, 'rb', buffering=0) as file:
+            owner, size = os.fstat(file.fileno()).st_uid, os.fstat(file.fileno()).st_size
+            data = _read_table(self._folder / TABLE, owners={os.geteuid(), owner}, most=size)
+            key = None if data is None else read_packed_key(data)
+            if data is None or key is None or key.size != size or key.digest != _digest(file):
+                return None
+        shards = unpack_table(data, allow_unsafe_types=self._allow_unsafe_types)
+        return None if shards is None else (shards, key.fingerprint)
+
+    def keep(self, shards: ShardTable, key: IndexKey) -> None:
+        """Keep the table of a large parsed index, if the folder can take it."""
+        data = pack_table(shards, key) if len(shards) >= WORTHWHILE else None
+        if data is not None:
+            with contextlib.suppress(OSError, CacheError):
+                _write_table(self._folder, data)
 
 
 def _read_table(path: Path, *, owners: set[int], most: int) -> bytes | None:

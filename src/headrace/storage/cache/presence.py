@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from headrace.errors import CacheError, ChecksumError, FormatError
 from headrace.storage.cache.entry import CacheEntry, EntrySet
-from headrace.storage.cache.mapped_file import delete_file, open_file
+from headrace.storage.cache.mapped_file import delete_file
 from headrace.storage.stats import CacheStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 __all__ = ['PresentFiles', 'missing']
@@ -66,21 +64,6 @@ class PresentFiles:
                 delete_file(self._folder, part.name)
                 return False
         self.verified(entry)
-        return True
-
-    def is_valid(self, path: Path, validate: Callable[[Path], None] | None) -> bool:
-        """Whether a file is there, and `validate` finds it as it should be; without a store its error is raised."""
-        handle = open_file(self._root, os.path.relpath(path, self._folder))
-        if handle is None:
-            return False
-        os.close(handle)
-        if validate is not None:
-            try:
-                validate(path)
-            except FormatError:
-                if not self._has_store:
-                    raise
-                return False
         return True
 
     def require(self, entry: CacheEntry) -> None:

@@ -14,7 +14,6 @@ except to unpack shards of which it holds only the compressed file.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
@@ -22,8 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.errors import CacheError, DiskFullError
-from headrace.storage.cache.cached_index import CachedIndex, IndexRequest
+from headrace.storage.cache.cached_index import CachedIndex
 from headrace.storage.cache.entry import CacheEntry, CachePart, NextUse
 from headrace.storage.cache.fetch import Fetcher, pinned, same_folder
 from headrace.storage.cache.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
@@ -32,17 +30,15 @@ from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, Fetc
 from headrace.storage.cache.lease_cache import release_leases
 from headrace.storage.cache.limit import CacheLimit, FolderRoom, LimitedFolder, delete_entry, evict
 from headrace.storage.cache.mapped_file import Lease, close_files, map_files, suspend_leases
-from headrace.storage.cache.presence import PresentFiles, missing
+from headrace.storage.cache.presence import PresentFiles
 from headrace.storage.cache.remote_marker import ORIGIN
-from headrace.storage.protocol import Store, check_key
+from headrace.storage.protocol import Store
 from headrace.storage.stats import CacheStats
 from headrace.storage.transfer.download import DEFAULT, Transfer
 from headrace.storage.transfer.retry import Retry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from headrace.storage.cache.index_check import IndexCheck
+    from collections.abc import Callable
 
 __all__ = ['CacheEntry', 'CacheLimit', 'CachePart', 'CacheStats', 'Lease', 'ShardCache']
 
@@ -55,6 +51,7 @@ class ShardCache:
         folder: str | os.PathLike[str],
         *,
         store: Store | None = None,
+        index: CachedIndex | None = None,
         limit: int | CacheLimit | None = None,
         keep_packed: bool = False,
         retry: Retry | None = None,
@@ -68,6 +65,8 @@ class ShardCache:
             folder: Where shards are cached; made when first needed.
             store: Where they come from; None if the folder is all there is. A store whose root is the folder counts
                 as None: nothing in it is ever deleted, and no limit applies to it.
+            index: The folder's index, as `index_fetch` read it: with another one in its place no shard is read. None:
+                nobody looks at it.
             limit: Bytes that the folder may take, whichever process fetches; a `CacheLimit` counts several folders.
             keep_packed: Keep compressed files beside the unpacked ones.
             retry: How often a transfer is tried.
@@ -78,7 +77,6 @@ class ShardCache:
             stats: The counters; by default its own.
         """
         self.folder = Path(os.path.abspath(folder))  # noqa: PTH100 - Path.resolve would follow the user's links
-        self.store = None if same_folder(store, self.folder) else store
         self.keep_packed = keep_packed
         self.retry = retry or Retry()
         self.verify_present = verify_present
@@ -87,7 +85,7 @@ class ShardCache:
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
         self._other_files = set[str]()  # they count and are never evicted
-        self._index = CachedIndex(self.folder, self.store)
+        self.read_from(store, index)
         self._start()
 
     def _start(self) -> None:
@@ -112,9 +110,12 @@ class ShardCache:
         self.__dict__.update(state)
         self._start()
 
-    def read_from(self, store: Store) -> None:
-        """Fetch from another store from now on; nothing has been fetched from the first one."""
-        self.store, self._index = store, CachedIndex(self.folder, store)
+    def read_from(self, store: Store | None, index: CachedIndex | None) -> None:
+        """Fetch from this store from now on; nothing has been fetched from an earlier one."""
+        self.store = None if same_folder(store, self.folder) else store
+        self._index = index or CachedIndex(self.folder, 'index.json')  # one that was not read is compared with nothing
+        if index is not None:
+            self._other_files |= {index.path.name, ORIGIN}
 
     def fetch(
         self,
@@ -205,53 +206,6 @@ class ShardCache:
         if self._limited is not None:
             return not isinstance(evict(self._limited.folder, entry), Path)
         return not isinstance(delete_entry(self.folder, entry), Path)
-
-    def fetch_index(
-        self,
-        name: str,
-        *,
-        validate: Callable[[Path], None] | None = None,
-        check: IndexCheck | None = None,
-        refuse: bool = False,
-        unproven: Callable[[Path], Iterable[str]] | None = None,
-    ) -> Path:
-        """Make the file present that describes the others, and return its path.
-
-        Args:
-            name: Relative to the folder, and the key in the store.
-            validate: Raises FormatError if the file is not what it should be; one that was there already is then
-                fetched again, if there is a store.
-            check: Asks the store which it has now; None: nobody asks. See `IndexRequest`, too, of the next two.
-            refuse: Raise if it has another.
-            unproven: Names of the files that may be of another.
-
-        Raises:
-            StreamError: The folder is the cache of another remote; or the index has changed, and the request refuses
-                that.
-        """
-        path = self.folder / check_key(name)
-        request = IndexRequest(validate=validate, check=check, refuse=refuse, unproven=unproven)
-        self._other_files.update({name, ORIGIN})
-        index, fetcher = self._index, self._fetcher(Transfer(urgent=True))
-        if self.store is not None:
-            with contextlib.suppress(CacheError, DiskFullError):  # the folder may be read-only, and have all
-                self._reclaim()
-        if self.store is not None and check is not None:
-            with disk_errors(self.folder, None, keep_packed=self.keep_packed):
-                index.look_for_changes(path, request, partial(self._fetch_lock, name), fetcher)
-        if index.read(path, request, self._files):
-            return path
-        if self.store is None:
-            raise missing(path)
-
-        def attempt() -> None:
-            with self._fetch_lock(name) as lock:
-                if not index.read(path, request, self._files):
-                    index.replace(path, request, lock, fetcher)
-
-        with disk_errors(self.folder, None, keep_packed=self.keep_packed):
-            despite_deletion(self.folder, name, attempt)
-        return path
 
     def _note(self, entry: CacheEntry) -> None:
         """Remember the entry of a file name, if the caller gave no ``entry_of``."""

@@ -1,0 +1,332 @@
+"""The fetch of the index of a cache folder: once, and again when the remote has another.
+
+A fetched index has a note, in an extended attribute of its file. The note has the version at the remote, a digest of
+the bytes, and the last time at which a process of this machine asked the remote. If the remote has another version, the
+new index replaces the old one. Shards that are not provably the same are removed. The note, or that of the folder's
+origin, has to prove that headrace fetched the old index. Other folders may hold the only copy of a user's data, and are
+refused. A file system without such attributes costs a download of the index at each start, to compare the bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from headrace.errors import CacheError, DiskFullError, FormatError, StreamError
+from headrace.redaction import logger_of
+from headrace.storage.cache.cached_index import CachedIndex, digest_of, identity_of, locked_index
+from headrace.storage.cache.disk_usage import drop_ledger
+from headrace.storage.cache.fetch_failures import despite_deletion, disk_errors
+from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
+from headrace.storage.cache.locks import cannot_write, held, lock_file, locked_folders, open_to_lock
+from headrace.storage.cache.mapped_file import delete_file, open_file
+from headrace.storage.cache.remote_marker import ORIGIN, check_origin, is_from, note_of
+from headrace.storage.transfer.download import Transfer, download
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable
+    from pathlib import Path
+
+    from headrace.storage.cache.index_check import IndexCheck
+    from headrace.storage.protocol import ObjectInfo, Store
+    from headrace.storage.stats import CacheStats
+    from headrace.storage.transfer.retry import Retry
+
+__all__ = ['IndexFetch', 'IndexReader']
+
+_ATTRIBUTE: Final = 'user.headrace.version'
+
+_log = logger_of(__name__)
+
+
+class IndexReader(Protocol):
+    """Reads an index, and keeps the last one that it could read."""
+
+    def read(self, path: Path) -> None:
+        """Read the index at a path.
+
+        Raises:
+            FormatError: the file is not what it should be.
+        """
+        ...
+
+    def unproven(self, cached: Path) -> Iterable[str]:
+        """Names of the files, of a cached index and of the one that was read last, whose content may differ."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """Which version of the remote's index a file is."""
+
+    digest: str
+    """Of the file's bytes."""
+    version: str
+    """As the store names it; empty if it did not say."""
+    asked: float
+    """When, by `time.time`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """An index that was fetched, before it replaces the cached one."""
+
+    target: Path
+    note: _Note
+    has_changed: bool
+    """Whether the cached one is known to be another."""
+    is_cache: bool
+    """Whether headrace provably fetched the cached one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexFetch:
+    """One fetch of an index from a store, by one process of the machine."""
+
+    index: CachedIndex
+    store: Store
+    reader: IndexReader
+    check: IndexCheck
+    """Asks the store whether a cached index is still its own."""
+    refuses_changes: bool = False
+    """Raise if it is not, instead of taking the new one."""
+    retry: Retry
+    stats: CacheStats
+    """Counts what is transferred."""
+
+    def run(self) -> None:
+        """Have the folder hold the index that the store has now, and read it.
+
+        Raises:
+            StreamError: the folder is the cache of another remote, or may hold other data; or the index has changed,
+                and changes are refused.
+            FormatError: the reader refuses the index.
+            StorageError: the store has none, or failed.
+            CacheError, DiskFullError: the folder cannot be written to.
+        """
+        with contextlib.suppress(CacheError, DiskFullError):  # the folder may be read-only, and have all
+            reclaim_fetches(self.index.folder)
+        with disk_errors(self.index.folder, None, keep_packed=False):
+            self._look_for_changes()
+        if self._read():
+            return
+        with disk_errors(self.index.folder, None, keep_packed=False):
+            despite_deletion(self.index.folder, self.index.path.name, self._replace)
+
+    def _read(self) -> bool:
+        """Read an index that is there; False if there is none, or none that is valid."""
+        path = self.index.path
+        while True:
+            before = identity_of(path)
+            is_valid = self._is_valid()
+            # After that: whoever publishes an index has published the note of its origin.
+            check_origin(self.index.folder, self.store.url)
+            if not is_valid or before is None:
+                return False
+            digest = digest_of(path)
+            if digest and before == identity_of(path):
+                self.index.was_read(before, digest)
+                return True
+
+    def _is_valid(self) -> bool:
+        handle = open_file(str(self.index.folder), self.index.path.name)
+        if handle is None:
+            return False
+        os.close(handle)
+        try:
+            self.reader.read(self.index.path)
+        except FormatError:
+            return False
+        return True
+
+    def _look_for_changes(self) -> None:
+        """Have the folder hold the index that the remote has now, if it holds one.
+
+        It asks nobody if another process has just done so. A comparison that fails is a warning: the cached index is as
+        good as before.
+        """
+        path, check = self.index.path, self.check
+        if identity_of(path) is None:
+            return
+        check_origin(self.index.folder, self.store.url)
+        with self._one_asks():
+            note = _read_note(path)
+            if note is not None and check.since <= note.asked <= time.time():
+                return
+            begin = time.time()
+            found = check.ask(self.store, path.name)
+            if found is None:
+                return
+            if note is not None and note.digest != digest_of(path):
+                note = None  # it is of other bytes
+            if note is not None and note.version == _version(found):
+                _write_note(path, replace(note, asked=begin))
+                return
+            has_changed = note is not None and bool(note.version)
+            try:
+                with self._lock() as lock:
+                    fetched = self._fetch(lock, found, begin)
+                    has_changed = has_changed or fetched.has_changed
+                    self._take(fetched, lock)
+            except (OSError, CacheError) as error:
+                if has_changed:
+                    raise
+                check.unanswered(self.store, error)
+
+    def _replace(self) -> None:
+        """Fetch the index, unless another process has just done so, and delete the shards that may be of another."""
+        with self._lock() as lock:
+            if not self._read():
+                self._take(self._fetch(lock), lock)
+
+    def _lock(self) -> FetchLock:
+        reclaim_fetches(self.index.folder)
+        return FetchLock(self.index.folder, self.index.path.name)
+
+    def _fetch(self, lock: FetchLock, asked: ObjectInfo | None = None, begin: float | None = None) -> _Fetched:
+        """Download the index and read it.
+
+        Args:
+            lock: That of its fetch.
+            asked: What the store has said of it; None: the store is asked after the download.
+            begin: When it was asked, by `time.time`.
+        """
+        path = self.index.path
+        target = lock.temporary(0, 'raw')
+        etag = self._download(target, lock)
+        old, cached = _read_note(path), digest_of(path)
+        if asked is None and old is not None:
+            cached = old.digest  # from before the damage
+        is_known = asked is not None or old is not None
+        if begin is None:
+            begin = time.time()
+            asked = self.check.ask(self.store, path.name)
+        # A store that does not say what was read is believed if the size is right.
+        is_same = asked is not None and (asked.etag == etag if etag else asked.size == target.stat().st_size)
+        version = _version(asked) if asked is not None and is_same else ''
+        note = _Note(digest_of(target), version, begin)
+        if not note.digest:
+            raise FileNotFoundError(errno.ENOENT, 'It was deleted', str(target))
+        _write_note(target, note)
+        has_changed = is_known and cached != note.digest
+        is_cache = old is not None and old.digest == cached
+        if old is not None and is_cache:  # a note of other bytes says nothing
+            has_changed = has_changed or bool(old.version and version and old.version != version)
+        return _Fetched(target, note, has_changed, is_cache or is_from(self.index.folder, self.store.url))
+
+    def _download(self, target: Path, lock: FetchLock) -> str:
+        """Download the index and read it, again if it is bad; returns its version, as `Store.get` names it."""
+        versions: list[str] = []
+
+        def attempt() -> None:
+            name, how = self.index.path.name, Transfer(urgent=True)
+            with lock.create(target) as out:
+                download(self.store, name, out, self.retry, how=how, stats=self.stats, on_version=versions.append)
+
+        attempt()
+        try:
+            self.reader.read(target)
+        except FormatError:
+            self.stats.add(retries=1)
+            attempt()
+            self.reader.read(target)
+        return versions[-1]
+
+    def _take(self, fetched: _Fetched, lock: FetchLock) -> None:
+        """Make the fetched file the folder's index.
+
+        Raises:
+            StreamError: it has changed, and changes are refused; or nothing proves that the folder's files are a cache.
+        """
+        path, folder, url = self.index.path, self.index.folder, self.store.url
+        target, note, has_changed = fetched.target, fetched.note, fetched.has_changed
+        if has_changed and not fetched.is_cache and not self._is_readable():
+            has_changed = False  # damaged, as by a power failure: no other dataset, and nothing to compare with
+        if has_changed and not fetched.is_cache:
+            raise StreamError(
+                f'{path} is another index than that of {url}, and headrace did not fetch it. `local` holds '
+                f'another dataset, or an old cache of another program. Nothing was removed. Name another `local`, or '
+                f'empty that folder if nobody needs its files.'
+            )
+        if has_changed and self.refuses_changes:
+            raise StreamError(
+                f'The data at {url} have changed since they were cached in {folder}, and '
+                f"`on_changed_data` is 'refuse'. Name another `local`, remove that folder, or set it to 'refresh'."
+            )
+        if not has_changed and digest_of(path) == note.digest:
+            _write_note(path, note)
+            return
+        self.index.was_read(identity_of(target), note.digest)  # it keeps its identity under its final name
+        made = [(target, path)]
+        # A note that is right stays the file that it is: others may have it locked.
+        if not is_from(folder, url):
+            origin = lock.temporary(1, 'raw')
+            with lock.create(origin) as out:
+                out.write(note_of(url).encode())
+            made.append((origin, folder / ORIGIN))
+        if not has_changed:
+            with locked_index(path):
+                lock.publish(made)
+            self.stats.add(fetches=1)
+            return
+        with locked_index(path), locked_folders([folder]):
+            removed = self._remove(self.reader.unproven(path))
+            lock.publish(made)
+        self.stats.add(fetches=1)
+        _log.warning(
+            'The data at %s have changed since they were cached in %s. Removed %d cached files that may differ.',
+            url,
+            folder,
+            removed,
+        )
+
+    def _is_readable(self) -> bool:
+        try:
+            self.reader.read(self.index.path)
+        except (FormatError, OSError):
+            return False
+        return True
+
+    def _remove(self, names: Iterable[str]) -> int:
+        removed = 0
+        for name in names:
+            try:
+                removed += bool(delete_file(self.index.folder, name))
+            except IsADirectoryError:  # noqa: PERF203 - no file of ours
+                continue
+            except OSError as error:
+                raise cannot_write(self.index.folder / name, error) from error
+        drop_ledger(self.index.folder)
+        return removed
+
+    @contextlib.contextmanager
+    def _one_asks(self) -> Generator[None]:
+        """Keep other processes from asking. A folder without the note of its remote has no lock: each process asks."""
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError, CacheError):  # without locks, each process asks
+                handle = open_to_lock(self.index.folder / ORIGIN)
+                stack.enter_context(held(handle))
+                lock_file(handle, self.index.folder / ORIGIN)
+            yield
+
+
+def _version(info: ObjectInfo) -> str:
+    return f'{info.size} {info.version or info.etag}'
+
+
+def _read_note(path: Path) -> _Note | None:
+    try:
+        found = json.loads(os.getxattr(path, _ATTRIBUTE))
+        return _Note(str(found['digest']), str(found['version']), float(found['asked']))
+    except (AttributeError, OSError, ValueError, KeyError, TypeError):  # the first where Python has no such function
+        return None
+
+
+def _write_note(path: Path, note: _Note) -> None:
+    with contextlib.suppress(AttributeError, OSError):
+        os.setxattr(path, _ATTRIBUTE, json.dumps(asdict(note)).encode(), follow_symlinks=False)
