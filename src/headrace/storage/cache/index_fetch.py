@@ -193,8 +193,8 @@ class IndexFetch:
 
         Args:
             lock: That of its fetch.
-            asked: What the store has said of it; None: the store is asked after the download.
-            begin: When it was asked, by `time.time`.
+            asked: The answer of the store about it; None: the store is asked after the download.
+            begin: The time of that answer, by `time.time`.
         """
         path = self.index.path
         target = lock.temporary(0, 'raw')
