@@ -1,4 +1,4 @@
-"""The files of a shard, under temporary names: download, verify, unpack, verify."""
+"""The fetch of a shard: its lock, room for it, download, verification, and the final names of its files."""
 
 from __future__ import annotations
 
@@ -6,76 +6,199 @@ import contextlib
 import os
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import ChecksumError, FormatError
-from headrace.storage.cache.fetch_lock import FetchLock
+from headrace.storage.cache.fetch_failures import despite_deletion, disk_errors
+from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
+from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, FetchStatus
 from headrace.storage.cache.locks import lock_file
-from headrace.storage.cache.mapped_file import check_inside, delete_file
+from headrace.storage.cache.mapped_file import check_inside, delete_file, suspend_leases
 from headrace.storage.cache.presence import missing
 from headrace.storage.transfer.download import Transfer, download
-from headrace.storage.transfer.retry import Retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from headrace.storage.cache.cached_index import CachedIndex
     from headrace.storage.cache.entry import CachePart
+    from headrace.storage.cache.limit import FolderRoom
+    from headrace.storage.cache.presence import PresentFiles
     from headrace.storage.protocol import Store
     from headrace.storage.stats import CacheStats
+    from headrace.storage.transfer.retry import Retry
 
-__all__ = ['Fetcher', 'pinned', 'same_folder']
+__all__ = ['Fetcher', 'same_folder']
+
+
+class Fetcher:
+    """Makes the shards of one folder present, for one process. Thread-safe."""
+
+    def __init__(
+        self,
+        folder: Path,
+        store: Store | None,
+        *,
+        keep_packed: bool,
+        retry: Retry,
+        stats: CacheStats,
+        files: PresentFiles,
+        index: CachedIndex,
+        room: FolderRoom | None,
+    ) -> None:
+        """Touches no disk and no network.
+
+        Args:
+            folder: The cache folder.
+            store: Where shards come from; None: only from compressed files in the folder.
+            keep_packed: Keep compressed files beside the unpacked ones.
+            retry: How often a transfer is tried.
+            stats: Counts fetches, transfers and waits.
+            files: Learns which shards have been verified.
+            index: The folder's; no shard is published beside another one.
+            room: The room under a limit; None: there is no limit.
+        """
+        self._folder, self._root, self._store, self._keep_packed = folder, str(folder), store, keep_packed
+        self._retry, self._stats = retry, stats
+        self._files, self._index, self._room = files, index, room
+        self._reclaimed = 0  # by which process; a forked one may find what one before it left
+
+    def fetch(self, request: FetchRequest) -> FetchResult:
+        """Fetch the absent parts of a shard; again if the folder is deleted meanwhile."""
+        entry = request.entry
+        if self._store is None:
+            self._files.require(entry)
+        if self._room is not None:
+            suspend_leases()  # a waiting thread holds no lease
+        with disk_errors(self._folder, entry, keep_packed=self._keep_packed):
+            return despite_deletion(self._folder, entry.key, partial(self._attempt, request))
+
+    def _attempt(self, request: FetchRequest) -> FetchResult:
+        """Fetch the absent parts of a shard, once there is room for them; one process of the machine at a time."""
+        entry, room = request.entry, self._room
+        self._reclaim()
+        lock = FetchLock(self._folder, entry.key, ahead=request.ahead and not request.how.urgent)
+        try:
+            if not lock.acquire(wait=request.wait):
+                return FetchResult(FetchStatus.ELSEWHERE)
+            with lock:
+                absent = entry.absent(self._root)
+                if not absent:
+                    return FetchResult(FetchStatus.PRESENT)
+                if room is not None:
+                    refusal = room.reserve(request, absent, lock, keep_packed=self._keep_packed)
+                    if refusal is not None:
+                        return refusal
+                self._index.require_same()
+                maker = _FileMaker(
+                    self._folder, self._store, self._keep_packed, self._retry, self._stats, request.how, lock
+                )
+                return self._publish(request, maker.make(absent), lock)
+        finally:
+            self._stats.add(seconds_waiting=lock.waited)
+
+    def _reclaim(self) -> None:
+        """Remove what ended processes left, once per process; until then it is harmless."""
+        if self._reclaimed != os.getpid():
+            reclaim_fetches(self._folder)
+            self._reclaimed = os.getpid()
+
+    def _publish(self, request: FetchRequest, made: list[tuple[Path, Path]], lock: FetchLock) -> FetchResult:
+        """Give the verified files of a shard, (temporary, final), their final names.
+
+        Under a limit, a reader's fetch returns the first part, too. It is locked before it gets its final name, so that
+        nobody evicts it before it is mapped.
+        """
+        entry, room, handle = request.entry, self._room, None
+        if room is None:
+            with self._index.unchanged():
+                lock.publish(made)
+        else:
+            size = sum(temporary.stat().st_size for temporary, _ in made)
+            refusal = room.reserve_more(request, size, lock)
+            if refusal is not None:
+                return refusal
+            handle = None if request.ahead else _pinned(self._folder / entry.key, made)
+            try:
+                with self._index.unchanged(), room.publishing(size):
+                    lock.publish(made)
+            except BaseException:
+                if handle is not None:
+                    os.close(handle)
+                raise
+        self._files.verified(entry)
+        self._stats.add(fetches=1)
+        return FetchResult(FetchStatus.PRESENT, size=entry.size, handle=handle)
+
+
+def _pinned(final: Path, made: list[tuple[Path, Path]]) -> int | None:
+    """Open and lock a file under its temporary name, if it is among those made, (temporary, final).
+
+    So nobody evicts it between its final name and its mapping.
+    """
+    for temporary, target in made:
+        if target == final:
+            handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                lock_file(handle, temporary, shared=True)
+            except BaseException:
+                os.close(handle)
+                raise
+            return handle
+    return None
 
 
 @dataclass(frozen=True, slots=True)
-class Fetcher:
-    """Makes parts of shards present in a folder. The caller holds the entry's `FetchLock`."""
+class _FileMaker:
+    """Makes the files of a shard, under temporary names: download, verify, unpack, verify."""
 
     folder: Path
     store: Store | None
-    """None if the folder is all there is."""
     keep_packed: bool
     retry: Retry
     stats: CacheStats
     how: Transfer
+    lock: FetchLock
 
-    def produce(self, parts: list[CachePart], lock: FetchLock) -> list[tuple[Path, Path]]:
-        """Make the parts' files under temporary names; returns (temporary, final), for `FetchLock.publish`."""
+    def make(self, parts: list[CachePart]) -> list[tuple[Path, Path]]:
+        """Make the files of these parts; returns (temporary, final) of each."""
         made: list[tuple[Path, Path]] = []
         for number, part in enumerate(parts):
-            raw = lock.temporary(number, 'raw')
+            raw = self.lock.temporary(number, 'raw')
             if part.packed_name is None:
-                self._twice(part, lambda part=part, raw=raw: self._download_raw(part, raw, lock))
+                self._twice(part, lambda part=part, raw=raw: self._download_raw(part, raw))
             else:
-                packed = lock.temporary(number, 'packed')
-                self._produce_packed(part, raw, packed, lock)
+                packed = self.lock.temporary(number, 'packed')
+                self._make_packed(part, raw, packed)
                 if packed.exists():
                     if self.keep_packed:
                         made.append((packed, self.folder / part.packed_name))
                     else:
-                        lock.delete(packed)
+                        self.lock.delete(packed)
             made.append((raw, self.folder / part.name))
         return made
 
-    def _download(self, key: str, target: Path, size: int | None, lock: FetchLock) -> None:
+    def _download(self, key: str, target: Path, size: int | None) -> None:
         """Download an object of that size."""
         if self.store is None:
             raise missing(self.folder / key)
-        with lock.create(target) as out:
+        with self.lock.create(target) as out:
             download(self.store, key, out, self.retry, size=size, how=self.how, stats=self.stats)
 
-    def _download_raw(self, part: CachePart, raw: Path, lock: FetchLock) -> None:
-        self._download(part.name, raw, part.size, lock)
+    def _download_raw(self, part: CachePart, raw: Path) -> None:
+        self._download(part.name, raw, part.size)
         if part.verify:
             part.verify(raw)
 
-    def _produce_packed(self, part: CachePart, raw: Path, packed: Path, lock: FetchLock) -> None:
+    def _make_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
         assert part.packed_name is not None
         local = self.folder / part.packed_name
         if local.exists():
             check_inside(str(self.folder), part.packed_name)
             try:
-                self._unpack(part, local, raw, lock)
+                self._unpack(part, local, raw)
             except FormatError as error:
                 if self.store is None:
                     raise self._explained(part, error, times=1) from error
@@ -86,21 +209,21 @@ class Fetcher:
                 if self.store is not None and not self.keep_packed:
                     delete_file(self.folder, part.packed_name)
                 return
-        self._twice(part, lambda: self._download_packed(part, raw, packed, lock))
+        self._twice(part, lambda: self._download_packed(part, raw, packed))
 
-    def _download_packed(self, part: CachePart, raw: Path, packed: Path, lock: FetchLock) -> None:
+    def _download_packed(self, part: CachePart, raw: Path, packed: Path) -> None:
         assert part.packed_name is not None
-        self._download(part.packed_name, packed, part.packed_size, lock)
-        self._unpack(part, packed, raw, lock)
+        self._download(part.packed_name, packed, part.packed_size)
+        self._unpack(part, packed, raw)
 
-    def _unpack(self, part: CachePart, packed: Path, raw: Path, lock: FetchLock) -> None:
+    def _unpack(self, part: CachePart, packed: Path, raw: Path) -> None:
         assert part.unpack is not None
         size = packed.stat().st_size
         if part.packed_size is not None and size != part.packed_size:
             raise ChecksumError(f'The compressed file has {size} bytes, the index gives {part.packed_size}.')
         if part.verify_packed:
             part.verify_packed(packed)
-        lock.delete(raw)
+        self.lock.delete(raw)
         begun = time.perf_counter_ns()
         part.unpack(packed, raw, part.size)
         taken = time.perf_counter_ns() - begun
@@ -134,23 +257,6 @@ class Fetcher:
             f'{origin} is not what its index says ({"fetched twice" if times == 2 else "read once"}, for '
             f'{self.folder / part.name}): {error} {fix}'
         )
-
-
-def pinned(final: Path, made: list[tuple[Path, Path]]) -> int | None:
-    """Open and lock a file under its temporary name, if it is among those made, (temporary, final).
-
-    So nobody evicts it between its final name and its mapping.
-    """
-    for temporary, target in made:
-        if target == final:
-            handle = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                lock_file(handle, temporary, shared=True)
-            except BaseException:
-                os.close(handle)
-                raise
-            return handle
-    return None
 
 
 def same_folder(store: Store | None, folder: Path) -> bool:

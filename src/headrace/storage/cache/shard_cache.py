@@ -4,7 +4,7 @@ A shard is *present* when its files have their final names. A rename gives them,
 no other record and survives any crash. The modules around this one:
 
 - `entry`: the files of a shard, and which of them are there; `presence`: the check of old files at first use;
-- `fetch_lock`: one fetch at a time; `limit`: room and eviction; `fetch`: download and verification;
+- `fetch`: a fetch, from its lock to the final names; `fetch_lock`: one fetch at a time; `limit`: room and eviction;
 - `mapped_file`: maps and leases; `lease_cache`: leases kept between reads.
 
 Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A new shard costs a
@@ -17,19 +17,17 @@ from __future__ import annotations
 import math
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.storage.cache.cached_index import CachedIndex
 from headrace.storage.cache.entry import CacheEntry, CachePart, NextUse
-from headrace.storage.cache.fetch import Fetcher, pinned, same_folder
-from headrace.storage.cache.fetch_failures import TRIES, deleted, despite_deletion, disk_errors
-from headrace.storage.cache.fetch_lock import FetchLock, reclaim_fetches
+from headrace.storage.cache.fetch import Fetcher, same_folder
+from headrace.storage.cache.fetch_failures import TRIES, deleted
 from headrace.storage.cache.fetch_request import FetchRequest, FetchResult, FetchStatus
 from headrace.storage.cache.lease_cache import release_leases
 from headrace.storage.cache.limit import CacheLimit, FolderRoom, LimitedFolder, delete_entry, evict
-from headrace.storage.cache.mapped_file import Lease, close_files, map_files, suspend_leases
+from headrace.storage.cache.mapped_file import Lease, close_files, map_files
 from headrace.storage.cache.presence import PresentFiles
 from headrace.storage.cache.remote_marker import ORIGIN
 from headrace.storage.protocol import Store
@@ -85,13 +83,12 @@ class ShardCache:
         self._entry_of = entry_of
         self._limit = CacheLimit(limit) if isinstance(limit, int) else limit
         self._other_files = set[str]()  # they count and are never evicted
-        self.read_from(store, index)
+        self._set_source(store, index)
         self._start()
 
     def _start(self) -> None:
         """Set the state of one process."""
         self._root = str(self.folder)
-        self._reclaimed = 0  # by which process; a forked one may find what one before it left
         self._known: dict[str, CacheEntry] = {}
         since = self._since if self.verify_present else None
         self._files = PresentFiles(self.folder, has_store=self.store is not None, verify_before=since, stats=self.stats)
@@ -101,9 +98,22 @@ class ShardCache:
             self._limited = LimitedFolder(self.folder, self._entry_of or self._known.get, self.stats, self._other_files)
             self._limit.join(self._limited)
             self._room = FolderRoom(self._limit, self._limited)
+        self._fetcher = self._make_fetcher()
+
+    def _make_fetcher(self) -> Fetcher:
+        return Fetcher(
+            self.folder,
+            self.store,
+            keep_packed=self.keep_packed,
+            retry=self.retry,
+            stats=self.stats,
+            files=self._files,
+            index=self._index,
+            room=self._room,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {'_root', '_reclaimed', '_known', '_files', '_limited', '_room'}
+        own = {'_root', '_known', '_files', '_limited', '_room', '_fetcher'}
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,6 +122,10 @@ class ShardCache:
 
     def read_from(self, store: Store | None, index: CachedIndex | None) -> None:
         """Fetch from this store from now on; nothing has been fetched from an earlier one."""
+        self._set_source(store, index)
+        self._fetcher = self._make_fetcher()
+
+    def _set_source(self, store: Store | None, index: CachedIndex | None) -> None:
         self.store = None if same_folder(store, self.folder) else store
         self._index = index or CachedIndex(self.folder, 'index.json')  # one that was not read is compared with nothing
         if index is not None:
@@ -141,7 +155,7 @@ class ShardCache:
         """
         self._note(entry)
         while entry.absent(self._root) or not self._files.verify(entry):
-            result = self._fetch(FetchRequest(entry, next_use, wait, how))
+            result = self._fetcher.fetch(FetchRequest(entry, next_use, wait, how))
             if result.status is not FetchStatus.BLOCKED:
                 return result
             release_leases()
@@ -176,7 +190,7 @@ class ShardCache:
             close_files(files)
             if tries == TRIES:
                 raise deleted(self.folder, entry.key)
-            result = self._fetch(FetchRequest(entry, next_use, how=Transfer(urgent=True), ahead=False))
+            result = self._fetcher.fetch(FetchRequest(entry, next_use, how=Transfer(urgent=True), ahead=False))
             handle = result.handle
             if result.status is FetchStatus.BLOCKED:
                 release_leases()
@@ -215,73 +229,3 @@ class ShardCache:
             for name in (part.name, part.packed_name):
                 if name is not None:
                     self._known[name] = entry
-
-    def _fetcher(self, how: Transfer) -> Fetcher:
-        return Fetcher(self.folder, self.store, self.keep_packed, self.retry, self.stats, how)
-
-    def _fetch_lock(self, key: str, *, ahead: bool = False) -> FetchLock:
-        self._reclaim()
-        return FetchLock(self.folder, key, ahead=ahead)
-
-    def _reclaim(self) -> None:
-        """Remove what ended processes left, once per process; until then it is harmless."""
-        if self._reclaimed != os.getpid():
-            reclaim_fetches(self.folder)
-            self._reclaimed = os.getpid()
-
-    def _fetch(self, request: FetchRequest) -> FetchResult:
-        """Fetch the absent parts of a shard; again if the folder is deleted meanwhile."""
-        entry = request.entry
-        if self.store is None:
-            self._files.require(entry)
-        if self._room is not None:
-            suspend_leases()  # a waiting thread holds no lease
-        with disk_errors(self.folder, entry, keep_packed=self.keep_packed):
-            return despite_deletion(self.folder, entry.key, partial(self._attempt, request))
-
-    def _attempt(self, request: FetchRequest) -> FetchResult:
-        """Fetch the absent parts of a shard, once there is room for them; one process of the machine at a time."""
-        entry, room = request.entry, self._room
-        lock = self._fetch_lock(entry.key, ahead=request.ahead and not request.how.urgent)
-        try:
-            if not lock.acquire(wait=request.wait):
-                return FetchResult(FetchStatus.ELSEWHERE)
-            with lock:
-                absent = entry.absent(self._root)
-                if not absent:
-                    return FetchResult(FetchStatus.PRESENT)
-                if room is not None:
-                    refusal = room.reserve(request, absent, lock, keep_packed=self.keep_packed)
-                    if refusal is not None:
-                        return refusal
-                self._index.require_same()
-                return self._publish(request, self._fetcher(request.how).produce(absent, lock), lock)
-        finally:
-            self.stats.add(seconds_waiting=lock.waited)
-
-    def _publish(self, request: FetchRequest, made: list[tuple[Path, Path]], lock: FetchLock) -> FetchResult:
-        """Give the verified files of a shard their final names.
-
-        Under a limit, a reader's fetch returns the first part, too. It is locked before it gets its final name, so that
-        nobody evicts it before it is mapped.
-        """
-        entry, room, handle = request.entry, self._room, None
-        if room is None:
-            with self._index.unchanged():
-                lock.publish(made)
-        else:
-            size = sum(temporary.stat().st_size for temporary, _ in made)
-            refusal = room.reserve_more(request, size, lock)
-            if refusal is not None:
-                return refusal
-            handle = None if request.ahead else pinned(self.folder / entry.key, made)
-            try:
-                with self._index.unchanged(), room.publishing(size):
-                    lock.publish(made)
-            except BaseException:
-                if handle is not None:
-                    os.close(handle)
-                raise
-        self._files.verified(entry)
-        self.stats.add(fetches=1)
-        return FetchResult(FetchStatus.PRESENT, size=entry.size, handle=handle)
