@@ -1,5 +1,7 @@
 """A small remote folder of shards, and entries for it."""
 
+from __future__ import annotations
+
 import contextlib
 import gzip
 import hashlib
@@ -9,7 +11,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from headrace.errors import ChecksumError, FormatError
+from headrace.errors import (
+    ChecksumError,
+    FormatError,
+)
 from headrace.storage import CacheEntry, CachePart, CacheStats, Retry, ShardCache
 from headrace.storage.cache.cached_index import CachedIndex
 from headrace.storage.cache.index_check import IndexCheck
@@ -141,3 +146,6 @@ def disk_use(folder):
             with contextlib.suppress(FileNotFoundError):
                 total += (Path(parent) / name).lstat().st_size
     return total
+
+
+FAST = Retry(attempts=3, first_delay=0.001)

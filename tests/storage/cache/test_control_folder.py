@@ -13,26 +13,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from shards import SIZE, cache_of, fetch_index, make_remote, names
+from control_files import LOCK, PART
+from shards import SIZE, cache_of, make_remote, names
 from together import FORK
 
 from headrace.errors import CacheError, HeadraceError
 from headrace.storage.cache.control_folder import ControlFolder
-from headrace.storage.cache.shared_file import claim_private_folder
 from processes import end_well
 
 NOBODY, OTHER = 65534, 65533
-LOCK, PART = f'{"ab" * 16}.lock', f'{"ab" * 16}.0.0123abcd.raw'
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path) -> Path:
-    """A folder with files of somebody's, of names that headrace makes and others."""
-    folder = tmp_path / 'elsewhere'
-    folder.mkdir()
-    for name in (PART, LOCK, 'thesis.tex', 'photo.jpg', 'ledger', 'shard.00000.mds'):
-        (folder / name).write_text(f'mine: {name}')
-    return folder
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -104,25 +93,6 @@ def test_what_is_planted_in_the_folder_is_not_written_through(tmp_path, elsewher
     assert content(elsewhere) == before
 
 
-def test_names_that_headrace_does_not_make_stay(tmp_path):
-    remote = make_remote(tmp_path / 'remote')
-    state = tmp_path / 'cache/.headrace'
-    state.mkdir(parents=True)
-    foreign = [
-        'thesis.tex',
-        'ab.lock',
-        'ab.0.raw',
-        f'{"ab" * 16}.0.raw',
-        f'{"AB" * 16}.lock',
-        f'{"ab" * 16}.mds',
-        'x.y',
-    ]
-    for name in [*foreign, LOCK, PART]:
-        (state / name).write_text('x')
-    cache_of(remote, tmp_path / 'cache', limit=2 * SIZE).fetch(remote.entries[0])
-    assert names(state) == sorted(foreign)
-
-
 @pytest.mark.parametrize('limit', [None, 2 * SIZE])
 def test_a_shard_behind_a_linked_folder_is_not_deleted(tmp_path, elsewhere, limit):
     remote = make_remote(tmp_path / 'remote', prefix='a/')
@@ -136,33 +106,6 @@ def test_a_shard_behind_a_linked_folder_is_not_deleted(tmp_path, elsewhere, limi
             with pytest.raises(CacheError, match='may lead out of it'):
                 work(remote.entries[0])
         assert (elsewhere / 'shard.00000.mds').read_bytes() == data
-
-
-def test_the_note_of_the_remote_is_read_through_no_link(tmp_path, elsewhere):
-    remote = make_remote(tmp_path / 'remote')
-    (remote.folder / 'index.json').write_text('{}')
-    for planted in ('link', 'pipe'):
-        folder = tmp_path / planted
-        folder.mkdir()
-        (folder / 'index.json').write_text('{}')
-        if planted == 'link':
-            (folder / '.headrace-remote').symlink_to(elsewhere / 'thesis.tex')
-        else:
-            os.mkfifo(folder / '.headrace-remote')
-        fetch_index(folder, remote.store)  # and the text of the thesis is in no message
-
-
-def test_the_private_folder_is_no_link_and_open_to_nobody_else(tmp_path, elsewhere):
-    private = tmp_path / 'headrace-0'
-    claim_private_folder(private)
-    assert stat.S_IMODE(private.stat().st_mode) == 0o700
-    private.chmod(0o777)
-    with pytest.raises(CacheError, match='others may write to it'):
-        claim_private_folder(private)
-    private.rmdir()
-    private.symlink_to(elsewhere)
-    with pytest.raises(CacheError, match='a symbolic link'):
-        claim_private_folder(private)
 
 
 def test_files_below_a_folder_of_a_group_belong_to_the_group(tmp_path):
@@ -214,9 +157,6 @@ def test_a_folder_that_others_make_and_remove_at_the_same_time_counts_as_absent(
     folder = ControlFolder(Raced(tmp_path / 'cache'), '.headrace', re.compile('x'))
     with pytest.raises(FileNotFoundError), folder.opened(make=True):
         pass
-
-
-# -- two users ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

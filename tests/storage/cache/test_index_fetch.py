@@ -1,9 +1,12 @@
 """The fetch of a folder's index. `tests/dataset/streams/test_changed_data.py` has changes of the remote."""
 
+from __future__ import annotations
+
 import shutil
 
 import pytest
 from shards import fetch_index, make_remote, names
+from together import run_together
 
 from headrace.errors import ConfigError, FormatError, StreamError
 from headrace.storage.cache import index_fetch
@@ -69,3 +72,17 @@ def test_one_that_another_remote_publishes_meanwhile_is_not_taken(remote, folder
 def test_names_stay_inside(remote, folder):
     with pytest.raises(ConfigError):
         fetch_index(folder, remote.store, '../index.json')
+
+
+@pytest.mark.once
+def test_sixteen_processes_fetch_one_index_once(tmp_path):
+    remote = make_remote(tmp_path / 'remote', 1)
+    (remote.folder / 'index.json').write_text('{}')
+    store = CountingStore(remote.store, log=tmp_path / 'log', delay=0.05)
+
+    def work(number):
+        for _ in range(20):
+            assert fetch_index(tmp_path / 'cache', store).path.read_text() == '{}'
+
+    run_together(work, 16)
+    assert store.logged()['get index.json'] == 1

@@ -1,47 +1,26 @@
+from __future__ import annotations
+
 import os
 import time
-from typing import ClassVar
 
 import pytest
+from databricks_faults import DatabricksFaults
+from store_environments import databricks_environment  # noqa: F401
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import Retry, StoreOptions, download, open_store, split_url
 from headrace.storage.stores.databricks import VolumeStore
 from headrace.storage.stores.databricks_dbfs import DbfsStore
-from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers.databricks import databricks_server
-from headrace.testing.store_faults import DATA, OPERATIONS, ProxiedStore, StoreFaultContract
+from headrace.testing.proxy import Fault
+from headrace.testing.store_faults import DATA, OPERATIONS
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 pytestmark = pytest.mark.cloud
 
 
-@pytest.fixture(scope='session')
-def workspace():
-    with databricks_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def environment(workspace, monkeypatch, tmp_path):
-    """The workspace's own credentials; nothing of the user's configuration."""
-    for name in list(os.environ):
-        if name.startswith(('DATABRICKS_', 'ARM_', 'GOOGLE_')):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv('HOME', str(tmp_path))
-    for name, value in workspace.environment().items():
-        monkeypatch.setenv(name, value)
-
-
 @pytest.fixture(params=['volume', 'dbfs'])
 def folder(request, workspace):
     return workspace.new_volume() if request.param == 'volume' else workspace.new_folder()
-
-
-@pytest.fixture
-def proxy(workspace):
-    with FaultProxy(workspace.host) as proxy:
-        yield proxy
 
 
 class TestVolumeStore(StoreContract):
@@ -52,50 +31,12 @@ class TestVolumeStore(StoreContract):
         return open_store(f'dbfs:{workspace.new_volume()}/some/folder')
 
 
-class TestDbfsStore(StoreContract):
-    ROW = '`dbfs:/`: our own server'
-
-    @pytest.fixture
-    def store(self, workspace):
-        return open_store(f'dbfs:{workspace.new_folder()}')
-
-
-class Faults(StoreFaultContract):
-    @pytest.fixture
-    def proxied(self, proxy, direct, read_timeout):
-        options = StoreOptions(endpoint_url=proxy.endpoint_url, read_timeout=read_timeout, connect_timeout=read_timeout)
-        store = open_store(direct.url, options)
-        store._connection.get()  # the SDK looks the workspace up, which is none of the requests counted
-        proxy.requests.clear()
-        return ProxiedStore(store, proxy)
-
-
-class TestVolumeFaults(Faults):
+class TestVolumeFaults(DatabricksFaults):
     ROW = '`dbfs:/Volumes`: our own server'
 
     @pytest.fixture
     def direct(self, workspace):
         return open_store(f'dbfs:{workspace.new_volume()}')
-
-
-def in_block(kind, after):
-    """A fault of the request that fetches the block of that byte; its body is larger than the block."""
-    return Fault(match='GET /api/2.0/dbfs/read', skip=after >> 20, times=1, **{kind: after & 0xFFFFF})
-
-
-class TestDbfsFaults(Faults):
-    ROW = '`dbfs:/`: our own server'
-
-    # One object takes several requests.
-    BROKEN_BODIES: ClassVar = {
-        'reset': lambda after: in_block('reset_after', after),
-        'truncated': lambda after: in_block('close_after', after),
-        'stalled': lambda after: in_block('stall_after', after),
-    }
-
-    @pytest.fixture
-    def direct(self, workspace):
-        return open_store(f'dbfs:{workspace.new_folder()}')
 
 
 class TestErrors:
@@ -166,15 +107,15 @@ class TestErrors:
         with pytest.raises(ConfigError, match='address of the workspace'):
             read_bytes(open_store(f'dbfs:{folder}', StoreOptions(endpoint_url='http://:0:0')), 'x')
 
-    def test_a_redirect_means_that_the_host_is_no_workspace(self, folder, proxy):
-        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=proxy.endpoint_url))
-        proxy.faults = [Fault(match='/api', status=302)]
+    def test_a_redirect_means_that_the_host_is_no_workspace(self, folder, databricks_proxy):
+        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=databricks_proxy.endpoint_url))
+        databricks_proxy.faults = [Fault(match='/api', status=302)]
         with pytest.raises(ConfigError, match='redirects.*DATABRICKS_HOST'):
             read_bytes(store, 'x')
 
-    def test_an_answer_that_is_no_json(self, folder, proxy):
-        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=proxy.endpoint_url))
-        proxy.faults = [Fault(match='/api', flip_at=0)]
+    def test_an_answer_that_is_no_json(self, folder, databricks_proxy):
+        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=databricks_proxy.endpoint_url))
+        databricks_proxy.faults = [Fault(match='/api', flip_at=0)]
         with pytest.raises(StorageError, match='something else than JSON'):
             list(store.list(''))
 
@@ -221,14 +162,14 @@ class TestCredentials:
 
 
 class TestRequests:
-    def test_a_small_file_of_a_volume_is_one_request(self, workspace, proxy):
-        store = open_store(f'dbfs:{workspace.new_volume()}', StoreOptions(endpoint_url=proxy.endpoint_url))
+    def test_a_small_file_of_a_volume_is_one_request(self, workspace, databricks_proxy):
+        store = open_store(f'dbfs:{workspace.new_volume()}', StoreOptions(endpoint_url=databricks_proxy.endpoint_url))
         put_bytes(store, 'x', b'1')
-        proxy.requests.clear()
+        databricks_proxy.requests.clear()
         for operation in ('get', 'head', 'list', 'put', 'delete'):
             OPERATIONS[operation](store)
-        assert [request.method for request in proxy.requests] == ['GET', 'HEAD', 'GET', 'PUT', 'DELETE']
-        assert 'headrace/' in proxy.requests[0].headers['user-agent']
+        assert [request.method for request in databricks_proxy.requests] == ['GET', 'HEAD', 'GET', 'PUT', 'DELETE']
+        assert 'headrace/' in databricks_proxy.requests[0].headers['user-agent']
 
     def test_listing_goes_beyond_one_page(self, workspace):
         store = open_store(f'dbfs:{workspace.new_volume()}')
@@ -237,32 +178,36 @@ class TestRequests:
         workspace.files.update({f'{store.root}/k{i:04d}': file for i in range(2005)})
         assert [info.key for info in store.list('')] == [f'k{i:04d}' for i in range(2005)]
 
-    def test_only_folders_that_can_hold_the_prefix_are_listed(self, workspace, folder, proxy):
-        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=proxy.endpoint_url))
+    def test_only_folders_that_can_hold_the_prefix_are_listed(self, workspace, folder, databricks_proxy):
+        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=databricks_proxy.endpoint_url))
         for key in ('a/b/x', 'a/c/x', 'd/x'):
             put_bytes(store, key, b'1')
-        proxy.requests.clear()
+        databricks_proxy.requests.clear()
         assert [info.key for info in store.list('a/b')] == ['a/b/x']
-        assert len(proxy.requests) == 2
+        assert len(databricks_proxy.requests) == 2
 
     @pytest.mark.parametrize('kind', ['close_after', 'stall_after'])
-    def test_a_broken_body_is_resumed_where_it_broke(self, workspace, proxy, tmp_path, kind):
+    def test_a_broken_body_is_resumed_where_it_broke(self, workspace, databricks_proxy, tmp_path, kind):
         seconds = 2.0 if kind == 'stall_after' else 30.0
-        options = StoreOptions(endpoint_url=proxy.endpoint_url, read_timeout=seconds)
+        options = StoreOptions(endpoint_url=databricks_proxy.endpoint_url, read_timeout=seconds)
         store = open_store(f'dbfs:{workspace.new_volume()}', options)
         put_bytes(store, 'x', DATA)
-        proxy.requests.clear()
-        proxy.faults = [Fault(match='GET', times=1, **{kind: 2_500_000})]
+        databricks_proxy.requests.clear()
+        databricks_proxy.faults = [Fault(match='GET', times=1, **{kind: 2_500_000})]
         with open(tmp_path / 'out', 'w+b', buffering=0) as out:
             download(store, 'x', out, Retry(attempts=2, first_delay=0.01))
         assert (tmp_path / 'out').read_bytes() == DATA
-        assert 2 << 20 <= int(proxy.requests[1].headers['range'].removeprefix('bytes=').rstrip('-')) <= 2_500_000
-        assert proxy.requests[1].headers['if-unmodified-since']
+        assert (
+            2 << 20
+            <= int(databricks_proxy.requests[1].headers['range'].removeprefix('bytes=').rstrip('-'))
+            <= 2_500_000
+        )
+        assert databricks_proxy.requests[1].headers['if-unmodified-since']
 
-    def test_a_file_replaced_in_between_is_read_anew(self, workspace, folder, proxy, tmp_path):
-        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=proxy.endpoint_url))
+    def test_a_file_replaced_in_between_is_read_anew(self, workspace, folder, databricks_proxy, tmp_path):
+        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=databricks_proxy.endpoint_url))
         put_bytes(store, 'x', DATA)
-        proxy.faults = [Fault(match='GET.*(files|read)', skip=0, times=1, close_after=1_300_000)]
+        databricks_proxy.faults = [Fault(match='GET.*(files|read)', skip=0, times=1, close_after=1_300_000)]
         new = os.urandom(len(DATA) + 1)
         with open(tmp_path / 'out', 'w+b', buffering=0) as out:
             download(store, 'x', out, Retry(attempts=3, sleep=lambda _: put_bytes(store, 'x', new)))
@@ -280,11 +225,11 @@ class TestRequests:
         with pytest.raises(TransferError, match='changed'):
             store.get('x', Replacing())
 
-    def test_an_upload_to_dbfs_leaves_nothing_behind_when_it_fails(self, workspace, proxy):
+    def test_an_upload_to_dbfs_leaves_nothing_behind_when_it_fails(self, workspace, databricks_proxy):
         folder = workspace.new_folder()
-        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=proxy.endpoint_url))
+        store = open_store(f'dbfs:{folder}', StoreOptions(endpoint_url=databricks_proxy.endpoint_url))
         put_bytes(store, 'x', b'1')
-        proxy.faults = [Fault(match='add-block', status=500)]
+        databricks_proxy.faults = [Fault(match='add-block', status=500)]
         with pytest.raises(TransferError):
             put_bytes(store, 'x', b'2')
         assert [path for path in workspace.files if path.startswith(folder)] == [f'{folder}/x']

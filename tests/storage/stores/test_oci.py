@@ -1,95 +1,53 @@
+from __future__ import annotations
+
 import functools
 import gzip
 import io
-import os
-import pickle
-import secrets
-import time
 
 import pytest
+from store_environments import oci_environment  # noqa: F401
+from verbs import everything
 
 from headrace.errors import AccessDeniedError, ConfigError, ObjectNotFoundError, StorageError, TransferError
 from headrace.storage import StoreOptions, open_store
-from headrace.storage.stores import oci_credentials
 from headrace.storage.stores.oci import OCIStore
 from headrace.testing.proxy import Fault, FaultProxy
-from headrace.testing.servers.oci import TENANCY, USER, oci_server
 from headrace.testing.store_faults import StoreFaultContract, through_proxy
 from headrace.testing.stores import StoreContract, put_bytes, read_bytes
 
 pytestmark = pytest.mark.cloud
 
 
-@pytest.fixture(scope='session')
-def server():
-    oci = pytest.importorskip('oci', reason='needs: pip install "headrace[oci]"')
-    # Each client checks its key for 40 ms; the tests have hundreds of clients and a few keys.
-    with pytest.MonkeyPatch.context() as patch, oci_server() as server:
-        patch.setattr(oci.signer, 'load_private_key', functools.cache(oci.signer.load_private_key))
-        yield server
-
-
-@pytest.fixture(scope='session')
-def config_file(server, tmp_path_factory):
-    return server.write_profile(tmp_path_factory.mktemp('oci'))
-
-
-@pytest.fixture(autouse=True)
-def environment(config_file, monkeypatch):
-    """A profile that the server knows, and nothing of the user's own configuration."""
-    for name in list(os.environ):
-        if name.startswith('OCI_'):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv('OCI_CONFIG_FILE', str(config_file))
-
-
 class TestOCIStore(StoreContract):
     ROW = '`oci://`: our own server'
 
     @pytest.fixture
-    def store(self, server):
-        return server.store(server.new_bucket(), 'some/prefix')
+    def store(self, oci_cloud):
+        return oci_cloud.store(oci_cloud.new_bucket(), 'some/prefix')
 
 
 class TestOCIStoreOfTheTenancy(StoreContract):
     ROW = '`oci://`: our own server'
 
     @pytest.fixture
-    def store(self, server):
-        return server.store(server.new_bucket(), namespace='')
+    def store(self, oci_cloud):
+        return oci_cloud.store(oci_cloud.new_bucket(), namespace='')
 
 
 class TestOCIFaults(StoreFaultContract):
     ROW = '`oci://`: our own server'
 
     @pytest.fixture
-    def direct(self, server):
-        return server.store(server.new_bucket(), 'p')
+    def direct(self, oci_cloud):
+        return oci_cloud.store(oci_cloud.new_bucket(), 'p')
 
     @pytest.fixture
-    def proxied(self, server, direct, read_timeout):
-        store = functools.partial(server.store, direct.bucket, 'p')
-        with through_proxy(server.endpoint_url, store, read_timeout=read_timeout) as proxied:
+    def proxied(self, oci_cloud, direct, read_timeout):
+        store = functools.partial(oci_cloud.store, direct.bucket, 'p')
+        with through_proxy(oci_cloud.endpoint_url, store, read_timeout=read_timeout) as proxied:
             yield proxied
 
     SILENCE = 1.0
-
-
-@pytest.fixture
-def bucket(server):
-    name = server.new_bucket()
-    put_bytes(server.store(name), 'x', b'1')
-    return name
-
-
-def everything(store):
-    return (
-        lambda: read_bytes(store, 'x'),
-        lambda: store.head('x'),
-        lambda: list(store.list('')),
-        lambda: put_bytes(store, 'y', b'1'),
-        lambda: store.delete('y'),
-    )
 
 
 class TestUrls:
@@ -126,8 +84,8 @@ class TestUrls:
         assert server(region='eu-frankfurt-1') == 'https://objectstorage.elsewhere.example'
         assert server(endpoint_url='http://127.0.0.1:9') == 'http://127.0.0.1:9'
 
-    def test_no_region_is_a_configuration_error(self, server, tmp_path):
-        file = server.write_profile(tmp_path, region='')
+    def test_no_region_is_a_configuration_error(self, oci_cloud, tmp_path):
+        file = oci_cloud.write_profile(tmp_path, region='')
         with pytest.raises(ConfigError, match=r'the region \(none\)'):
             read_bytes(open_store('oci://data@space', StoreOptions(extra={'config_file': str(file)})), 'x')
 
@@ -136,242 +94,77 @@ class TestUrls:
             open_store('oci://data', StoreOptions(extra={'profil': 'x'}))
 
 
-class TestProfiles:
-    @pytest.mark.parametrize('variable', ['OCI_CLI_CONFIG_FILE', 'OCI_CONFIG_FILE', 'extra'])
-    def test_the_file_may_be_named(self, server, bucket, monkeypatch, tmp_path, variable):
-        file = str(server.write_profile(tmp_path))
-        monkeypatch.delenv('OCI_CONFIG_FILE')
-        extra = {'config_file': file} if variable == 'extra' else {}
-        if not extra:
-            monkeypatch.setenv(variable, file)
-        store = server.store(bucket, extra=extra)
-        assert read_bytes(store, 'x') == b'1'
-        assert file in store._connection.get().source
-
-    def test_the_file_may_be_at_home(self, server, bucket, monkeypatch, tmp_path):
-        monkeypatch.delenv('OCI_CONFIG_FILE')
-        monkeypatch.setenv('HOME', str(tmp_path))
-        (tmp_path / '.oci').mkdir()
-        server.write_profile(tmp_path).rename(tmp_path / '.oci' / 'config')
-        assert read_bytes(server.store(bucket), 'x') == b'1'
-
-    @pytest.mark.parametrize('by_variable', [True, False])
-    def test_a_profile_may_be_named(self, server, bucket, monkeypatch, tmp_path, by_variable):
-        file = str(server.write_profile(tmp_path, 'training'))
-        extra = {'config_file': file}
-        if by_variable:
-            monkeypatch.setenv('OCI_CLI_PROFILE', 'training')
-        else:
-            extra['profile'] = 'training'
-        assert read_bytes(server.store(bucket, extra=extra), 'x') == b'1'
-
-    def test_variables_of_the_command_line_are_enough(self, server, bucket, monkeypatch, tmp_path):
-        key, fingerprint = server.new_key(tmp_path, passphrase='secret words')
-        monkeypatch.delenv('OCI_CONFIG_FILE')
-        monkeypatch.setenv('HOME', str(tmp_path))
-        names = {'USER': USER, 'TENANCY': TENANCY, 'FINGERPRINT': fingerprint, 'KEY_FILE': str(key)}
-        for name, value in {**names, 'PASSPHRASE': 'secret words', 'REGION': 'us-ashburn-1'}.items():
-            monkeypatch.setenv(f'OCI_CLI_{name}', value)
-        store = server.store(bucket)
-        assert read_bytes(store, 'x') == b'1'
-        assert 'OCI_CLI_USER' in store._connection.get().source
-        assert 'secret' not in store._connection.get().source
-
-    @pytest.mark.parametrize(
-        ('entries', 'extra', 'message'),
-        [
-            ({}, {'profile': 'other'}, "profile 'other' of .*Correct the file"),
-            ({}, {'config_file': '/nonexistent'}, '/nonexistent'),
-            ({'key_file': '/nonexistent.pem'}, {}, r'/nonexistent\.pem'),
-            ({'user': ''}, {}, "'user': 'malformed'"),
-            ({'key_file': '/dev/null'}, {}, r'/dev/null|not a private key'),
-            ({}, {'auth': 'security_token'}, 'oci session authenticate'),
-            ({}, {'auth': 'password'}, "api_key.*got 'password'"),
-        ],
-    )
-    def test_what_is_wrong_with_a_profile_is_told(self, server, bucket, tmp_path, entries, extra, message):
-        file = str(server.write_profile(tmp_path, **entries))
-        store = server.store(bucket, extra={'config_file': file, **extra})
-        with pytest.raises(ConfigError, match=message):
-            read_bytes(store, 'x')
-
-    @pytest.mark.parametrize('extra', [{}, {'auth': 'api_key'}])
-    def test_nothing_is_configured(self, server, bucket, monkeypatch, tmp_path, extra):
-        monkeypatch.delenv('OCI_CONFIG_FILE')
-        monkeypatch.setenv('HOME', str(tmp_path))
-        monkeypatch.setattr(oci_credentials, 'CHASSIS', tmp_path / 'none')
-        for call in everything(server.store(bucket, extra=extra)):
-            with pytest.raises(AccessDeniedError, match=r'there are none: .*~/\.oci/config.*oci setup config'):
-                call()
-
-
-class TestTokens:
-    """Credentials that expire."""
-
-    @pytest.fixture
-    def session(self, server, tmp_path):
-        """A profile as ``oci session authenticate`` writes it."""
-        token_file = tmp_path / 'token'
-        key, _ = server.new_key(tmp_path, name='ST$first')
-        token_file.write_text('first')
-        file = server.write_profile(tmp_path, key_file=str(key), security_token_file=str(token_file))
-        return {'config_file': str(file)}, token_file, key
-
-    @pytest.mark.parametrize('auth', [{}, {'auth': 'security_token'}])
-    def test_the_token_of_a_session(self, server, bucket, session, auth):
-        assert read_bytes(server.store(bucket, extra={**session[0], **auth}), 'x') == b'1'
-
-    def test_it_is_read_again_when_it_was_refreshed(self, server, bucket, session):
-        extra, token_file, _ = session
-        store = server.store(bucket, extra=extra)
-        assert read_bytes(store, 'x') == b'1'
-        server.keys['ST$second'] = server.keys.pop('ST$first')
-        with pytest.raises(AccessDeniedError, match='401'):
-            read_bytes(store, 'x')
-        token_file.rename(token_file.with_suffix('.old'))
-        with pytest.raises(AccessDeniedError, match='401'):  # with the old token, as long as there is no new one
-            read_bytes(store, 'x')
-        token_file.write_text('second\n')
-        os.utime(token_file, (1, 1))  # another time, however coarse the file system's clock is
-        assert read_bytes(store, 'x') == b'1'
-        assert read_bytes(pickle.loads(pickle.dumps(store)), 'x') == b'1'
-
-    @pytest.fixture
-    def new_principal(self, server, monkeypatch, tmp_path):
-        """What the cloud puts into a container: a token and a key, which it replaces in time."""
-        import jwt
-
-        token_file, key_file = tmp_path / 'rpst', tmp_path / 'key.pem'
-
-        def renew(*, seconds):
-            claims = {'exp': int(time.time()) + seconds, 'res_tenant': TENANCY, 'jti': secrets.token_hex(4)}
-            token = jwt.encode(claims, 'x' * 32, algorithm='HS256')
-            key, _ = server.new_key(tmp_path, name=f'ST${token}')
-            key.rename(key_file)
-            token_file.write_text(token)
-            return f'ST${token}'
-
-        monkeypatch.delenv('OCI_CONFIG_FILE')
-        monkeypatch.setenv('HOME', str(tmp_path))
-        monkeypatch.setenv('OCI_RESOURCE_PRINCIPAL_VERSION', '2.2')
-        monkeypatch.setenv('OCI_RESOURCE_PRINCIPAL_RPST', str(token_file))
-        monkeypatch.setenv('OCI_RESOURCE_PRINCIPAL_PRIVATE_PEM', str(key_file))
-        monkeypatch.setenv('OCI_RESOURCE_PRINCIPAL_REGION', 'us-ashburn-1')
-        return renew
-
-    def test_a_resource_principal(self, server, bucket, new_principal):
-        new_principal(seconds=600)
-        store = server.store(bucket, namespace='')
-        assert read_bytes(store, 'x') == b'1'
-        assert store._connection.get().source == 'credentials of the resource principal'
-
-    def test_its_token_is_replaced_when_it_is_refused(self, server, bucket, new_principal):
-        first = new_principal(seconds=600)
-        store = server.store(bucket)
-        assert read_bytes(store, 'x') == b'1'
-        del server.keys[first]
-        new_principal(seconds=600)
-        assert read_bytes(store, 'x') == b'1'
-
-    def test_a_machine_of_the_cloud_has_a_principal(self, server, bucket, monkeypatch, tmp_path):
-        from oci.auth import signers
-        from oci.signer import load_private_key_from_file
-
-        key, _ = server.new_key(tmp_path, name='ST$machine')
-
-        class Machine(signers.SecurityTokenSigner):
-            """As the SDK's own, which asks services that are only there."""
-
-            def __init__(self):
-                self.region = 'us-ashburn-1'
-                super().__init__('machine', load_private_key_from_file(str(key)))
-
-        monkeypatch.delenv('OCI_CONFIG_FILE')
-        monkeypatch.setenv('HOME', str(tmp_path))
-        monkeypatch.setattr(signers, 'InstancePrincipalsSecurityTokenSigner', Machine)
-        monkeypatch.setattr(oci_credentials, 'CHASSIS', tmp_path / 'chassis')
-        (tmp_path / 'chassis').write_text('OracleCloud.com\n')
-        store = server.store(bucket)
-        assert read_bytes(store, 'x') == b'1'
-        assert store._connection.get().source == 'credentials of the instance principal'
-
-    def test_a_principal_that_is_none(self, server, bucket, monkeypatch):
-        monkeypatch.setenv('OCI_CLI_AUTH', 'resource_principal')
-        with pytest.raises(AccessDeniedError, match=r'no credentials of the resource principal here.*OCI_CLI_AUTH'):
-            read_bytes(server.store(bucket), 'x')
-
-
 class TestErrors:
-    def test_a_wrong_key_names_its_source_and_the_server(self, server, bucket, tmp_path):
-        file = server.write_profile(tmp_path, fingerprint=':'.join(['00'] * 16))
-        for namespace in (server.namespace, ''):
-            for call in everything(server.store(bucket, namespace=namespace, extra={'config_file': str(file)})):
-                with pytest.raises(AccessDeniedError, match=rf"{server.endpoint_url}.*'DEFAULT' of {file}"):
+    def test_a_wrong_key_names_its_source_and_the_server(self, oci_cloud, bucket, tmp_path):
+        file = oci_cloud.write_profile(tmp_path, fingerprint=':'.join(['00'] * 16))
+        for namespace in (oci_cloud.namespace, ''):
+            for call in everything(oci_cloud.store(bucket, namespace=namespace, extra={'config_file': str(file)})):
+                with pytest.raises(AccessDeniedError, match=rf"{oci_cloud.endpoint_url}.*'DEFAULT' of {file}"):
                     call()
 
-    def test_a_signature_of_another_key_is_refused(self, server, bucket, tmp_path):
+    def test_a_signature_of_another_key_is_refused(self, oci_cloud, bucket, tmp_path):
         """The server checks what it is sent; else the tests above would show little."""
-        other, _ = server.new_key(tmp_path)
-        file = server.write_profile(tmp_path, key_file=str(other))
+        other, _ = oci_cloud.new_key(tmp_path)
+        file = oci_cloud.write_profile(tmp_path, key_file=str(other))
         with pytest.raises(AccessDeniedError, match='another signature'):
-            read_bytes(server.store(bucket, extra={'config_file': str(file)}), 'x')
+            read_bytes(oci_cloud.store(bucket, extra={'config_file': str(file)}), 'x')
 
-    def test_anonymous_requests_are_unsigned(self, server, bucket):
+    def test_anonymous_requests_are_unsigned(self, oci_cloud, bucket):
         with pytest.raises(AccessDeniedError, match=r'no credentials \(anonymous\)'):
-            read_bytes(server.store(bucket, anonymous=True), 'x')
-        public = server.new_bucket(public=True)
-        put_bytes(server.store(public), 'x', b'1')
-        with FaultProxy(server.endpoint_url) as proxy:
-            store = server.store(public, anonymous=True, endpoint_url=proxy.endpoint_url)
+            read_bytes(oci_cloud.store(bucket, anonymous=True), 'x')
+        public = oci_cloud.new_bucket(public=True)
+        put_bytes(oci_cloud.store(public), 'x', b'1')
+        with FaultProxy(oci_cloud.endpoint_url) as proxy:
+            store = oci_cloud.store(public, anonymous=True, endpoint_url=proxy.endpoint_url)
             assert read_bytes(store, 'x') == b'1'
             assert [info.key for info in store.list('')] == ['x']
             assert 'authorization' not in proxy.requests[0].headers
             with pytest.raises(AccessDeniedError):
                 put_bytes(store, 'x', b'2')
 
-    def test_anonymous_requests_need_a_namespace(self, server, bucket):
+    def test_anonymous_requests_need_a_namespace(self, oci_cloud, bucket):
         with pytest.raises(ConfigError, match=r'oci://bucket@namespace/prefix'):
-            read_bytes(server.store(bucket, namespace='', anonymous=True), 'x')
+            read_bytes(oci_cloud.store(bucket, namespace='', anonymous=True), 'x')
 
-    def test_a_missing_object_says_that_the_bucket_exists(self, server, bucket):
-        store = server.store(bucket, 'p')
+    def test_a_missing_object_says_that_the_bucket_exists(self, oci_cloud, bucket):
+        store = oci_cloud.store(bucket, 'p')
         for call in (store.head, lambda key: read_bytes(store, key)):
             with pytest.raises(ObjectNotFoundError, match=rf"bucket '{bucket}' .* exists at .* object 'p/nothing'"):
                 call('nothing')
 
-    def test_a_missing_bucket_is_named_and_may_be_forbidden(self, server, bucket):
-        for store in (server.store('no-such'), server.store(bucket, namespace='no-such')):
+    def test_a_missing_bucket_is_named_and_may_be_forbidden(self, oci_cloud, bucket):
+        for store in (oci_cloud.store('no-such'), oci_cloud.store(bucket, namespace='no-such')):
             for call in everything(store):
                 with pytest.raises(ObjectNotFoundError, match=r"'no-such'.* does not exist .* may not read it"):
                     call()
 
-    def test_nobody_listens(self, server, bucket):
+    def test_nobody_listens(self, oci_cloud, bucket):
         with pytest.raises(TransferError, match=r'127\.0\.0\.1:9'):
-            read_bytes(server.store(bucket, endpoint_url='http://127.0.0.1:9'), 'x')
+            read_bytes(oci_cloud.store(bucket, endpoint_url='http://127.0.0.1:9'), 'x')
 
-    def test_an_impossible_endpoint_is_a_configuration_error(self, server, bucket):
+    def test_an_impossible_endpoint_is_a_configuration_error(self, oci_cloud, bucket):
         with pytest.raises(ConfigError, match='endpoint'):
-            read_bytes(server.store(bucket, endpoint_url='127.0.0.1:9'), 'x')
+            read_bytes(oci_cloud.store(bucket, endpoint_url='127.0.0.1:9'), 'x')
 
     @pytest.mark.parametrize(('offset', 'size'), [(2, None), (2, 1), (1, 1)])
-    def test_a_range_that_begins_beyond_the_end_is_an_error(self, server, bucket, offset, size):
+    def test_a_range_that_begins_beyond_the_end_is_an_error(self, oci_cloud, bucket, offset, size):
         with pytest.raises(ConfigError, match='range lies inside'):
-            read_bytes(server.store(bucket), 'x', offset=offset, size=size)
+            read_bytes(oci_cloud.store(bucket), 'x', offset=offset, size=size)
 
-    def test_another_version_is_told_also_where_nothing_is_left(self, server, bucket):
+    def test_another_version_is_told_also_where_nothing_is_left(self, oci_cloud, bucket):
         with pytest.raises(TransferError, match='changed'):
-            read_bytes(server.store(bucket), 'x', offset=1, etag='another')
+            read_bytes(oci_cloud.store(bucket), 'x', offset=1, etag='another')
 
-    def test_an_error_of_the_file_that_is_written_is_not_the_stores(self, server, bucket):
+    def test_an_error_of_the_file_that_is_written_is_not_the_stores(self, oci_cloud, bucket):
         class Full:
             def write(self, data):
                 raise ConnectionResetError('of the file')
 
         with pytest.raises(ConnectionResetError, match='of the file') as caught:
-            server.store(bucket).get('x', Full())
+            oci_cloud.store(bucket).get('x', Full())
         assert not isinstance(caught.value, StorageError)
 
-    def test_an_upload_that_breaks_off_stores_nothing(self, server, bucket):
+    def test_an_upload_that_breaks_off_stores_nothing(self, oci_cloud, bucket):
         class Source(io.BytesIO):
             def read(self, size=-1):
                 if self.tell() > 1 << 20:
@@ -379,51 +172,51 @@ class TestErrors:
                 return super().read(min(size, 1 << 16))
 
         with pytest.raises(LookupError, match='of the source'):
-            server.store(bucket).put('x', Source(bytes(4 << 20)), size=4 << 20)
-        assert read_bytes(server.store(bucket), 'x') == b'1'
+            oci_cloud.store(bucket).put('x', Source(bytes(4 << 20)), size=4 << 20)
+        assert read_bytes(oci_cloud.store(bucket), 'x') == b'1'
 
 
 class TestRequests:
-    def test_the_namespace_is_asked_for_once(self, server, bucket):
-        with FaultProxy(server.endpoint_url) as proxy:
-            store = server.store(bucket, namespace='', endpoint_url=proxy.endpoint_url)
+    def test_the_namespace_is_asked_for_once(self, oci_cloud, bucket):
+        with FaultProxy(oci_cloud.endpoint_url) as proxy:
+            store = oci_cloud.store(bucket, namespace='', endpoint_url=proxy.endpoint_url)
             for call in everything(store):
                 call()
             assert [request.path.rstrip('/') for request in proxy.requests].count('/n') == 1
             assert len(proxy.requests) == 6
 
-    def test_a_namespace_that_is_not_told_is_asked_for_again(self, server, bucket):
-        with FaultProxy(server.endpoint_url, [Fault(status=503, times=1)]) as proxy:
-            store = server.store(bucket, namespace='', endpoint_url=proxy.endpoint_url)
+    def test_a_namespace_that_is_not_told_is_asked_for_again(self, oci_cloud, bucket):
+        with FaultProxy(oci_cloud.endpoint_url, [Fault(status=503, times=1)]) as proxy:
+            store = oci_cloud.store(bucket, namespace='', endpoint_url=proxy.endpoint_url)
             with pytest.raises(TransferError):
                 read_bytes(store, 'x')
             assert read_bytes(store, 'x') == b'1'
 
     @pytest.mark.parametrize('namespace', [None, ''])
-    def test_listing_goes_beyond_one_page(self, server, namespace, monkeypatch):
-        name = server.new_bucket()
-        store = server.store(name, 'p', namespace=namespace)
+    def test_listing_goes_beyond_one_page(self, oci_cloud, namespace, monkeypatch):
+        name = oci_cloud.new_bucket()
+        store = oci_cloud.store(name, 'p', namespace=namespace)
         for i in range(25):
             put_bytes(store, f'k{i:04d}', b'')
-        put_bytes(server.store(name), 'q', b'')
-        monkeypatch.setattr(server, 'page', 10)
+        put_bytes(oci_cloud.store(name), 'q', b'')
+        monkeypatch.setattr(oci_cloud, 'page', 10)
         assert [info.key for info in store.list('')] == [f'k{i:04d}' for i in range(25)]
         assert [info.key for info in store.list('k001')] == [f'k{i:04d}' for i in range(10, 20)]
 
-    def test_the_folders_of_the_console_are_no_objects(self, server, bucket):
-        server.buckets[bucket]['folder/'] = server.buckets[bucket]['x']
-        assert [info.key for info in server.store(bucket).list('')] == ['x']
+    def test_the_folders_of_the_console_are_no_objects(self, oci_cloud, bucket):
+        oci_cloud.buckets[bucket]['folder/'] = oci_cloud.buckets[bucket]['x']
+        assert [info.key for info in oci_cloud.store(bucket).list('')] == ['x']
 
-    def test_compressed_bytes_are_not_unpacked(self, server, bucket):
+    def test_compressed_bytes_are_not_unpacked(self, oci_cloud, bucket):
         data = gzip.compress(b'text' * 1000)
-        server.buckets[bucket]['zipped'] = server.buckets[bucket]['x']._replace(data=data, encoding='gzip')
-        assert read_bytes(server.store(bucket), 'zipped') == data
+        oci_cloud.buckets[bucket]['zipped'] = oci_cloud.buckets[bucket]['x']._replace(data=data, encoding='gzip')
+        assert read_bytes(oci_cloud.store(bucket), 'zipped') == data
 
-    def test_a_prefix_hides_what_is_outside(self, server):
-        name = server.new_bucket()
-        put_bytes(server.store(name), 'pre/x', b'1')
-        put_bytes(server.store(name), 'prefix', b'2')
-        assert [info.key for info in server.store(name, 'pre').list('')] == ['x']
+    def test_a_prefix_hides_what_is_outside(self, oci_cloud):
+        name = oci_cloud.new_bucket()
+        put_bytes(oci_cloud.store(name), 'pre/x', b'1')
+        put_bytes(oci_cloud.store(name), 'prefix', b'2')
+        assert [info.key for info in oci_cloud.store(name, 'pre').list('')] == ['x']
         assert repr(OCIStore('data', '/p/', namespace='space')) == "OCIStore('oci://data@space/p')"
 
 

@@ -1,0 +1,92 @@
+"""Files of a shard that arrive damaged are fetched once more."""
+
+from __future__ import annotations
+
+import pytest
+from shards import FAST, SIZE, cache_of, names
+
+from headrace.errors import (
+    AccessDeniedError,
+    ChecksumError,
+    ObjectNotFoundError,
+    TransferError,
+)
+from headrace.storage import CacheEntry, CachePart
+from headrace.testing.stores import FaultyStore
+
+
+class TestBadDownloads:
+    """A file that is not what the index says is fetched once more, then it is an error."""
+
+    @pytest.mark.parametrize('fault', ['short', 'flipped', 'long', 'empty'])
+    def test_one_bad_download_is_repaired(self, remote, tmp_path, fault):
+        store = FaultyStore(remote.store, [fault])
+        cache = cache_of(remote, tmp_path / 'cache', store=store, retry=FAST)
+        with cache.acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert cache.stats.retries == 1
+
+    @pytest.mark.parametrize('fault', ['short', 'flipped', 'long', 'empty'])
+    def test_two_bad_downloads_are_an_error_that_names_everything(self, remote, tmp_path, fault):
+        store = FaultyStore(remote.store, [fault] * 2)
+        cache = cache_of(remote, tmp_path / 'cache', store=store, retry=FAST)
+        part = remote.entries[0].parts[0]
+        with pytest.raises(ChecksumError) as caught:
+            cache.acquire(remote.entries[0])
+        for word in (
+            f'{remote.folder}/{part.packed_name or part.name}',
+            f'{tmp_path}/cache/{part.name}',
+            'fetched twice',
+        ):
+            assert word in str(caught.value)
+        assert store.calls['get', part.packed_name or part.name] == 2
+        assert names(tmp_path / 'cache') == []
+        with cache.acquire(remote.entries[0]) as lease:  # the store has recovered: nothing of the failure stayed
+            remote.check(lease)
+
+    def test_broken_transfers_are_retried(self, remote, tmp_path):
+        store = FaultyStore(remote.store, ['broken', 'busy', 'broken'])
+        cache = cache_of(remote, tmp_path / 'cache', store=store, retry=FAST)
+        with cache.acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert cache.stats.retries == 3
+
+    def test_and_given_up(self, remote, tmp_path):
+        store = FaultyStore(remote.store, ['busy'] * 3)
+        with pytest.raises(TransferError, match='after 3 attempts'):
+            cache_of(remote, tmp_path / 'cache', store=store, retry=FAST).acquire(remote.entries[0])
+        assert names(tmp_path / 'cache') == []
+
+    @pytest.mark.parametrize(('fault', 'error'), [('denied', AccessDeniedError), (None, ObjectNotFoundError)])
+    def test_what_waiting_does_not_cure_is_raised_at_once(self, plain, tmp_path, fault, error):
+        if fault is None:
+            (plain.folder / 'shard.00000.mds').unlink()
+        store = FaultyStore(plain.store, [fault])
+        with pytest.raises(error):
+            cache_of(plain, tmp_path / 'cache', store=store).acquire(plain.entries[0])
+        assert store.calls['get', 'shard.00000.mds'] == 1
+
+    def test_a_bomb_is_not_unpacked(self, packed, tmp_path):
+        part = packed.entries[0].parts[0]
+        lying = CachePart(part.name, 100, part.packed_name, part.packed_size, None, None, part.unpack)
+        with pytest.raises(ChecksumError, match='more than 100 bytes'):
+            cache_of(packed, tmp_path / 'cache').acquire(CacheEntry((lying,)))
+        assert names(tmp_path / 'cache') == []
+
+    def test_a_wrong_size_after_unpacking_is_an_error(self, packed, tmp_path):
+        part = packed.entries[0].parts[0]
+        lying = CachePart(part.name, SIZE + 1, part.packed_name, part.packed_size, None, None, part.unpack)
+        with pytest.raises(ChecksumError, match=f'unpacks to {SIZE} bytes, the index gives {SIZE + 1}'):
+            cache_of(packed, tmp_path / 'cache').acquire(CacheEntry((lying,)))
+
+    def test_verify_present_repairs_what_was_there(self, remote, tmp_path):
+        cache_of(remote, tmp_path / 'cache').fetch(remote.entries[0])
+        path = tmp_path / 'cache' / remote.entries[0].parts[-1].name
+        path.write_bytes(bytes(SIZE))
+        with cache_of(remote, tmp_path / 'cache', verify_present=True).acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        path.write_bytes(bytes(SIZE))
+        cache = cache_of(remote, tmp_path / 'cache', verify_present=True)
+        assert cache.fetch(remote.entries[0])
+        with cache_of(remote, tmp_path / 'cache').acquire(remote.entries[0]) as lease:
+            remote.check(lease)

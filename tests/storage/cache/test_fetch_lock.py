@@ -1,0 +1,247 @@
+"""The right to fetch a shard, among threads and processes, and what a killed fetch leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from shards import SIZE, StuckStore, cache_of, make_remote, names
+from together import FORK, as_somebody_waits, is_half_there, locks_waited_for, run_together
+
+from headrace.errors import (
+    AccessDeniedError,
+    TransferError,
+)
+from headrace.storage import CacheLimit, Retry
+from headrace.testing.stores import CountingStore, FaultyStore
+from waiting import until
+
+
+def test_threads_fetch_each_shard_once(remote, tmp_path):
+    store = CountingStore(remote.store, delay=0.02)
+    cache = cache_of(remote, tmp_path / 'cache', store=store)
+    barrier = threading.Barrier(8)
+
+    def work(_):
+        barrier.wait()
+        for entry in remote.entries:
+            with cache.acquire(entry) as lease:
+                remote.check(lease)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert set(store.calls.values()) == {1}
+    assert cache.stats.fetches == 4
+    assert cache.stats.seconds_waiting > 0
+
+
+def test_who_waited_for_a_failure_gets_it_and_does_not_try_again(plain, tmp_path):
+    started, go_on = threading.Event(), threading.Event()
+
+    def fail(data, out):
+        started.set()
+        go_on.wait()
+        raise AccessDeniedError('the door is closed')
+
+    store = FaultyStore(plain.store, [fail])
+    cache = cache_of(plain, tmp_path / 'cache', store=store)
+    errors = []
+
+    def work():
+        try:
+            cache.acquire(plain.entries[0])
+        except AccessDeniedError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    threads[0].start()
+    started.wait()
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: locks_waited_for() == 5)
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert errors == ['the door is closed'] * 6
+    assert sum(store.calls.values()) == 1
+    with cache.acquire(plain.entries[0]) as lease:  # a failure is no memory
+        plain.check(lease)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize('kind', [{}, {'packed': True, 'parts': 2}])
+def test_sixteen_processes_download_each_of_twenty_shards_once(tmp_path, kind):
+    remote = make_remote(tmp_path / 'remote', 20, **kind)
+    store = CountingStore(remote.store, log=tmp_path / 'log', delay=0.005)
+    start = FORK.Barrier(16)
+
+    def work(number):
+        entries = list(remote.entries)
+        random.Random(number).shuffle(entries)
+        cache = cache_of(remote, tmp_path / 'cache', store=store)
+        start.wait()
+        for entry in entries:
+            with cache.acquire(entry) as lease:
+                remote.check(lease)
+
+    run_together(work, 16)
+    assert set(store.logged().values()) == {1}
+    assert len(store.logged()) == 20 * len(remote.entries[0].parts)
+    assert names(tmp_path / 'cache') == sorted(remote.data)
+
+
+@pytest.mark.once
+class TestFailure:
+    def test_who_needs_what_could_not_be_fetched_ahead_tries_by_itself(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 1)
+        (entry,) = remote.entries
+        begun, waiting = FORK.Event(), FORK.Event()
+
+        def fail(data, out):
+            begun.set()
+            assert waiting.wait(60)
+            time.sleep(0.3)
+            raise TransferError('503')
+
+        def work(number):
+            if number == 0:
+                failing = FaultyStore(remote.store, [fail])
+                cache = cache_of(remote, tmp_path / 'cache', store=failing, retry=Retry(attempts=1))
+                with pytest.raises(TransferError, match='503'):
+                    cache.fetch(entry)
+                return
+            assert begun.wait(60)
+            waiting.set()
+            with cache_of(remote, tmp_path / 'cache').acquire(entry) as lease:
+                remote.check(lease)
+
+        run_together(work, 2)
+
+
+@pytest.mark.once
+class TestKill:
+    @pytest.mark.parametrize('moment', [1, 7, 19, 31, 42, 70])
+    @pytest.mark.parametrize(('packed', 'limit'), [(False, None), (True, None), (True, 20 * SIZE)])
+    def test_the_next_start_reclaims_what_was_left_and_fetches_only_the_rest(self, tmp_path, packed, limit, moment):
+        remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)
+        steps = FORK.Semaphore(0)
+        complete = FORK.Value('i', 0, lock=False)  # or the child may be killed with its lock
+
+        def slowly(data, out):
+            for begin in range(0, len(data), 4000):
+                steps.release()
+                out.write(data[begin : begin + 4000])
+                time.sleep(0.0005)
+
+        def fetch_all():
+            cache = cache_of(remote, tmp_path / 'cache', store=FaultyStore(remote.store, [slowly] * 100), limit=limit)
+            for entry in remote.entries:
+                cache.fetch(entry)
+                complete.value += 1
+            signal.pause()
+
+        child = FORK.Process(target=fetch_all)
+        child.start()
+        for _ in range(moment):
+            assert steps.acquire(timeout=60)
+        child.kill()
+        child.join()
+        left = names(tmp_path / 'cache')
+        # Nothing incomplete has a final name.
+        assert all((tmp_path / 'cache' / name).read_bytes() == remote.data[name] for name in left if name[0] != '.')
+        store = CountingStore(remote.store)
+        cache = cache_of(remote, tmp_path / 'cache', store=store, limit=limit)
+        for entry in reversed(remote.entries):
+            with cache.acquire(entry) as lease:
+                remote.check(lease)
+        assert names(tmp_path / 'cache') == sorted(remote.data)
+        fetched = {int(key.partition('.')[2][:5]) for _, key in store.calls}
+        assert not fetched & set(range(complete.value))
+
+    def test_a_waiter_takes_over_from_a_killed_fetcher(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 1)
+        stuck = cache_of(remote, tmp_path / 'cache', store=StuckStore(remote.folder))
+        child = FORK.Process(target=stuck.fetch, args=remote.entries)
+        child.start()
+        until(lambda: is_half_there(stuck.folder))
+        as_somebody_waits(child.kill)
+        cache = cache_of(remote, tmp_path / 'cache')
+        with cache.acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert cache.stats.seconds_waiting > 0.1
+        child.join()
+        assert names(tmp_path / 'cache') == ['shard.00000.mds']
+
+    def test_leftovers_of_a_killed_fetch_do_not_use_up_the_limit(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 3)
+        state = tmp_path / 'cache/.headrace'
+        state.mkdir(parents=True)
+        (state / f'{"ab" * 16}.lock').write_text(json.dumps({'reserved': 10 * SIZE}))
+        (state / f'{"ab" * 16}.0.0123abcd.raw').write_bytes(bytes(SIZE))
+        cache = cache_of(remote, tmp_path / 'cache', limit=2 * SIZE)
+        cache._reclaimed = os.getpid()  # as if the fetch had been killed after this process looked
+        with cache.acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert names(tmp_path / 'cache') == ['shard.00000.mds']
+
+    @pytest.mark.parametrize(('others', 'limit'), [(1, SIZE + SIZE // 4), (2, 3 * SIZE)])
+    def test_leftovers_of_the_same_shard_count_towards_no_limit(self, tmp_path, others, limit):
+        remote = make_remote(tmp_path / 'remote', 1 + others)
+        cache = cache_of(remote, tmp_path / 'cache', limit=limit)
+        assert all(map(cache.fetch, remote.entries[1:]))
+        _kill_halfway(remote, cache.folder, remote.entries[0], limit=limit)
+        with cache.acquire(remote.entries[0]) as lease:
+            remote.check(lease)
+        assert len(names(cache.folder)) == limit // SIZE
+
+    def test_room_is_reclaimed_in_all_folders_of_a_limit(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 3)
+        limit = CacheLimit(3 * SIZE)
+        caches = [cache_of(remote, tmp_path / name, limit=limit) for name in ('a', 'b')]
+        for cache in caches:
+            assert cache.fetch(remote.entries[0])
+            _kill_halfway(remote, cache.folder, remote.entries[1])
+        assert caches[0].fetch(remote.entries[2])
+        assert sum(cache.stats.evictions for cache in caches) == 0
+
+    def test_a_fetch_in_progress_is_not_reclaimed(self, tmp_path):
+        remote = make_remote(tmp_path / 'remote', 2)
+        inside, go_on = threading.Event(), threading.Event()
+
+        class Slow(CountingStore):
+            def get(self, key, out, **how):
+                inside.set()
+                go_on.wait()
+                super().get(key, out, **how)
+
+        thread = threading.Thread(
+            target=lambda: cache_of(remote, tmp_path / 'cache', store=Slow(remote.store)).fetch(remote.entries[0])
+        )
+        thread.start()
+        inside.wait()
+        run_together(lambda _: cache_of(remote, tmp_path / 'cache', limit=9 * SIZE).fetch(remote.entries[1]), 1)
+        assert len(names(tmp_path / 'cache')) == 3
+        go_on.set()
+        thread.join()
+        assert names(tmp_path / 'cache') == sorted(remote.data)
+
+
+def _kill_halfway(remote, folder, entry, **how):
+    """Have a process killed that has fetched half of a shard."""
+
+    def half(data, out):
+        out.write(data[: SIZE // 2])
+        threading.Event().wait()
+
+    cache = cache_of(remote, folder, store=FaultyStore(remote.store, [half]), **how)
+    child = FORK.Process(target=cache.acquire, args=[entry])
+    child.start()
+    until(lambda: any(path.stat().st_size for path in folder.glob('.headrace/*.raw')))
+    child.kill()
+    child.join()

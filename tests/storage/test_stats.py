@@ -1,0 +1,27 @@
+"""Counters of caches in a forked process."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from together import FORK
+
+from headrace.storage import stats
+from headrace.storage.stats import CacheStats
+
+
+@pytest.mark.once
+def test_a_process_that_was_forked_while_another_thread_counted_counts_by_itself():
+    counted = CacheStats()
+
+    def work(_):
+        counted.add(fetches=1)
+        os._exit(counted.fetches)
+
+    with stats._counting:
+        child = FORK.Process(target=work, args=(0,))
+        child.start()
+        child.join(60)
+    child.kill()
+    assert child.exitcode == 1
