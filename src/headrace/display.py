@@ -16,11 +16,11 @@ __all__ = [
     'Facts',
     'FactsRepr',
     'count_text',
-    'decimal_size_text',
     'html_table',
+    'human_decimal_size',
+    'human_size',
     'printable',
     'shorten',
-    'size_text',
     'text_table',
 ]
 
@@ -57,7 +57,7 @@ def shorten(text: str, width: int) -> str:
     return text[:end] + '…'
 
 
-def size_text(size: float) -> str:
+def human_size(size: float) -> str:
     """A number of bytes, such as '1.5 MiB'."""
     if size < 1024:
         return f'{size:.0f} bytes'
@@ -67,7 +67,7 @@ def size_text(size: float) -> str:
     return f'{size / 1024**power:.3g} {_UNITS[power - 1]}'
 
 
-def decimal_size_text(size: float) -> str:
+def human_decimal_size(size: float) -> str:
     """A number of bytes in powers of 1,000, as networks count them, such as '1.5 MB'."""
     unit = 0
     while size >= 1000 and unit < len(_DECIMAL_UNITS) - 1:

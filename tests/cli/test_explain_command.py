@@ -174,7 +174,7 @@ def test_batches_are_counted_through_epochs_with_gaps(config: Path, shown) -> No
     assert (found['epoch'], found['batch']) == (4 + 10**12, 0)
 
 
-def test_the_batches_of_compatible_orders_are_left_out_by_their_place(config: Path, shown) -> None:
+def test_the_batches_of_mosaicml_orders_are_skipped_by_their_place(config: Path, shown) -> None:
     overrides = ['train.shuffle_algo=py1e', 'train.num_canonical_nodes=2']
     loader = loader_of(config, overrides=overrides)
     batches = [ids_of(batch) for _ in range(2) for batch in loader]

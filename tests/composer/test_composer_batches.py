@@ -7,7 +7,7 @@ import pytest
 import torch
 from composer.core.data_spec import default_split_batch
 
-from headrace.composer.batches import count_rows, count_tokens, first_rows, split_rows
+from headrace.composer.batches import count_composer_tokens, count_rows, first_rows, split_rows
 from headrace.errors import ConfigError
 
 pytestmark = pytest.mark.composer
@@ -149,9 +149,9 @@ def test_a_microbatch_size_that_is_no_number_of_rows_is_refused(size: float) -> 
     ],
 )
 def test_tokens_are_counted(batch: Any, column: str | None, expected: int) -> None:
-    assert count_tokens(batch, column) == expected
+    assert count_composer_tokens(batch, column) == expected
 
 
 def test_a_token_column_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="'toks'"):
-        count_tokens({'tokens': rows(3, 7)}, 'toks')
+        count_composer_tokens({'tokens': rows(3, 7)}, 'toks')

@@ -107,7 +107,7 @@ def changed_cases(draw: st.DrawFn) -> tuple[Mixture, OrderConfig, int]:
 MOSAICML = ('random', 'stratified', 'per_stream', 'device_per_stream')
 
 
-def compatible_plans(
+def mosaicml_plans(
     algorithm: str, batching: str, shape: tuple[int, int, int], remainder, choose: list[int], start: int = 0
 ) -> PlanOf:
     ranks, nodes, replication = shape
@@ -257,11 +257,11 @@ def test_the_next_use_is_the_first_that_a_scan_finds(case, shape, skip, remainde
 @pytest.mark.parametrize('algorithm', ['py1e', 'naive'])
 @examples(0.15)
 @given(shapes, st.sampled_from(['repeat', 'drop']), st.sampled_from([[100, 60, 50], [150, 130, 60]]), st.data())
-def test_compatible_orders_are_explained_too(
+def test_mosaicml_orders_are_explained_too(
     algorithm: str, batching: str, shape, remainder, choose: list[int], data: st.DataObject
 ) -> None:
     start = data.draw(st.sampled_from([0, 48]))
-    plan_of = compatible_plans(algorithm, batching, shape, remainder, choose, start)
+    plan_of = mosaicml_plans(algorithm, batching, shape, remainder, choose, start)
     try:
         plan = plan_of(0)
     except HeadraceError:  # a topology that the order does not have
@@ -324,7 +324,7 @@ def test_a_rank_without_rows_has_none_of_its_neighbours() -> None:
     """MosaicML's orders may end with a batch that some ranks have nothing of."""
     unequal = 0
     for batching in MOSAICML:
-        plan = compatible_plans('py1e', batching, (8, 2, 2), 'repeat', [100, 61, 50])(0)
+        plan = mosaicml_plans('py1e', batching, (8, 2, 2), 'repeat', [100, 61, 50])(0)
         for rank in range(8):
             own = plan.of_rank(rank)
             k = max(plan.of_rank(r).num_batches for r in range(8)) - 1

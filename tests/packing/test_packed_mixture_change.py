@@ -88,9 +88,9 @@ def train(folder: Path, leg: Leg, state: Any, ranks: int, nodes: int, *, change:
     if exchange:
         own: list[Any] = []
         for loader in loaders:
-            loader.dataset.exchange_cuts(lambda cuts: own.append(cuts) or [])
+            loader.dataset.sync_lane_states(lambda states: own.append(states) or [])
         for loader in loaders:
-            loader.dataset.exchange_cuts(lambda _: own)
+            loader.dataset.sync_lane_states(lambda _: own)
     order = sorted(range(ranks), key=lambda rank: (rank // (ranks // nodes)) + nodes * (rank % (ranks // nodes)))
     rows = [row for batch in batches for turn in zip(*(batch[rank] for rank in order), strict=True) for row in turn]
     return rows, [loader.state_dict() for loader in loaders]

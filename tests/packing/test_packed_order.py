@@ -144,9 +144,9 @@ def world(folder: str, ranks: int, state: Any, steps: int, *, exchange: bool, **
     if exchange:
         own: list[Any] = []
         for loader in loaders:
-            loader.dataset.exchange_cuts(lambda cuts: own.append(cuts) or [])
+            loader.dataset.sync_lane_states(lambda states: own.append(states) or [])
         for loader in loaders:
-            loader.dataset.exchange_cuts(lambda _: own)
+            loader.dataset.sync_lane_states(lambda _: own)
     # Position p of the sequence is replica p modulo the replicas'.
     rows = [row for batch in batches for turn in zip(*batch, strict=True) for row in turn]
     return rows, [loader.state_dict() for loader in loaders]

@@ -130,7 +130,7 @@ def test_train_and_val_share_nothing_and_leave_nothing_out(data: Path, edge: flo
 def test_a_whole_that_is_written_down_is_no_selection(data: Path) -> None:
     plain = StreamingDataset(local=str(data))
     whole = StreamingDataset(local=str(data), subset=[[0, None]], fraction=[0, 1], fraction_seed=5)
-    assert whole.streams[0].kept is None
+    assert whole.streams[0].row_selection is None
     assert whole.streams[0].fingerprint == plain.streams[0].fingerprint
 
 
@@ -163,7 +163,7 @@ def test_shards_of_which_nothing_is_kept_are_not_fetched(data: Path, tmp_path: P
     dataset = StreamingDataset(
         remote=str(data), local=str(cache), subset=[[0, 20]], where={'lang': 'de'}, batch_size=4, shuffle=True
     )
-    kept = dataset.streams[0].kept
+    kept = dataset.streams[0].row_selection
     assert kept is not None
     touched = {int(shard) for shard in dataset.locate(np.arange(dataset.size))[0]}
     list(StreamingDataLoader(dataset, batch_size=4, topology=Topology(), num_workers=1))
@@ -379,7 +379,7 @@ def test_workers_that_are_spawned_map_the_same_file(data: Path, private: Path) -
     dataset = StreamingDataset(local=str(data), where=where, batch_size=5)
     again = pickle.loads(pickle.dumps(dataset))
     assert ids(again) == ids(dataset) == list(range(0, SAMPLES, 2))
-    assert len(pickle.dumps(dataset.streams[0].kept)) < 1000 + 8 * dataset.num_shards
+    assert len(pickle.dumps(dataset.streams[0].row_selection)) < 1000 + 8 * dataset.num_shards
     with pytest.raises(StreamError, match='cannot be pickled'):
         again.streams[0].where.function({})
     sent = pickle.dumps(dataset)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import show_examples
 from headrace.cli.loaders import add_data_arguments, train_of_dataset, train_of_file
-from headrace.display import size_text, text_table
+from headrace.display import human_size, text_table
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _row(rate: Rate) -> tuple[str, ...]:
         str(rate.workers),
         f'{rate.samples_per_second:,.0f}',
         f'{rate.bytes_per_second / 1e6:,.1f} MB/s',
-        size_text(rate.bytes_downloaded),
+        human_size(rate.bytes_downloaded),
         f'{rate.first_batch_seconds:.2f} s',
         f'{1000 * rate.wait_p50:.2f} ms',
         f'{1000 * rate.wait_p99:.2f} ms',

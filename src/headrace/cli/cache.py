@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import show_examples, shown_progress
-from headrace.display import count_text, printable, size_text, text_table
+from headrace.display import count_text, human_size, printable, text_table
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ def _lines(contents: list[CacheContent], limits: Mapping[Path, int | None]) -> l
     rows = [('folder', 'remote', 'shards', 'bytes', 'limit', 'in use', 'fetches')]
     for each in contents:
         limit = limits[each.folder]
-        fetches = f'{each.num_fetches}, {size_text(each.fetch_bytes)}' if each.fetch_bytes else str(each.num_fetches)
+        fetches = f'{each.num_fetches}, {human_size(each.fetch_bytes)}' if each.fetch_bytes else str(each.num_fetches)
         rows.append(
             (
                 str(each.folder),
                 each.remote or ('unknown' if each.num_present else 'not filled yet'),
                 f'{each.num_present:,} of {each.num_shards:,}',
-                size_text(each.bytes),
-                'not given' if limit is None else size_text(limit),
+                human_size(each.bytes),
+                'not given' if limit is None else human_size(limit),
                 str(each.num_in_use),
                 fetches,
             )
@@ -118,7 +118,7 @@ def _clear(contents: list[CacheContent], *, is_agreed: bool, as_json: bool) -> i
     if not is_agreed and shards:
         # On stderr: --json may fill a file.
         print(*(printable(f'{each.folder} of {each.remote}') for each in contents), sep='\n', file=sys.stderr)
-        size = size_text(sum(each.bytes for each in contents))
+        size = human_size(sum(each.bytes for each in contents))
         print(f'Remove {count_text(shards, "shard")} ({size})? [y/N] ', end='', file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ('y', 'yes'):
             print('headrace: Nothing was removed. Answer with y, or pass --yes.', file=sys.stderr)
@@ -130,7 +130,7 @@ def _clear(contents: list[CacheContent], *, is_agreed: bool, as_json: bool) -> i
         removals.append(removal.to_json())
         if as_json:
             continue
-        text = f'{each.folder}: removed {count_text(removal.num_removed, "shard")} ({size_text(removal.bytes)})'
+        text = f'{each.folder}: removed {count_text(removal.num_removed, "shard")} ({human_size(removal.bytes)})'
         text += f', {removal.num_in_use:,} in use stay' if removal.num_in_use else ''
         text += f', {count_text(removal.num_links, "link")} left alone' if removal.num_links else ''
         print(printable(text))

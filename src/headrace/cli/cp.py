@@ -6,7 +6,7 @@ import argparse
 import json
 
 from headrace.cli.arguments import add_two_stores, count, show_examples, shown_progress, store_options
-from headrace.display import printable, size_text
+from headrace.display import human_size, printable
 
 __all__ = ['HELP', 'add_arguments', 'run']
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         there = report.files - report.copied
         print(
             printable(
-                f'{report.destination}: copied {report.copied:,} files ({size_text(report.bytes)}), '
+                f'{report.destination}: copied {report.copied:,} files ({human_size(report.bytes)}), '
                 f'{there:,} were there.'
             )
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.arguments import count, show_examples, shown_progress
 from headrace.cli.loaders import add_data_arguments, add_topology_arguments, train_of_dataset, train_of_file
-from headrace.display import count_text, size_text
+from headrace.display import count_text, human_size
 from headrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(report.to_json()))
         return 0
     there = report.shards - report.fetched
-    print(f'Fetched {count_text(report.fetched, "shard")} ({size_text(report.bytes)}), {there:,} were there.')
+    print(f'Fetched {count_text(report.fetched, "shard")} ({human_size(report.bytes)}), {there:,} were there.')
     if report.is_full:
         print('The cache is full: cache_limit has no room for the shards that are needed later.')
     return 0

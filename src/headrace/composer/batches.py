@@ -9,7 +9,7 @@ from headrace.dataset.batch_keys.rows import cut_rows, outline, possible_rows
 from headrace.errors import ConfigError
 from headrace.metrics.tokens import TOKEN_COLUMNS, count_places
 
-__all__ = ['count_rows', 'count_tokens', 'first_rows', 'split_rows']
+__all__ = ['count_composer_tokens', 'count_rows', 'first_rows', 'split_rows']
 
 
 def count_rows(batch: Any, *, expected: int | None = None) -> int:
@@ -53,7 +53,7 @@ def first_rows(batch: Any, count: int, rows: int) -> Any:
     return cut_rows(batch, 0, count, rows)
 
 
-def count_tokens(batch: Any, column: str | None, *, count_padding: bool = True) -> int:
+def count_composer_tokens(batch: Any, column: str | None, *, count_padding: bool = True) -> int:
     """Tokens in a batch: places of the first two dimensions, or the lengths of ragged rows.
 
     Args:

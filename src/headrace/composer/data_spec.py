@@ -12,7 +12,7 @@ from composer.core import DataSpec, Evaluator
 from composer.utils import dist
 from torch.utils.data import DistributedSampler
 
-from headrace.composer.batches import count_rows, count_tokens, first_rows, split_rows
+from headrace.composer.batches import count_composer_tokens, count_rows, first_rows, split_rows
 from headrace.composer.position import check_batches, is_followed, knows_skips
 from headrace.composer.topology import bind_topology, composer_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
@@ -193,7 +193,7 @@ class StreamingDataSpec(DataSpec, FactsRepr):
         self.is_prediction = is_prediction
         self.has_padding = False
         """Whether the last row of the current batch is padding that must not count."""
-        self._delivery: _Delivery | None = None
+        self._batch_counts: _BatchCounts | None = None
         self._warned = False
         knows_skips(loader)
         super().__init__(
@@ -208,12 +208,12 @@ class StreamingDataSpec(DataSpec, FactsRepr):
 
     def _received(self, batch: Any) -> Any:
         """Composer's first call for a batch that the loader delivered."""
-        self._delivery = delivery = _Delivery.last_of(self.loader)
-        self.has_padding = self.is_evaluation and delivery.samples < delivery.rows
-        if self.is_prediction and self.has_padding and delivery.samples:
+        self._batch_counts = counts = _BatchCounts.last_of(self.loader)
+        self.has_padding = self.is_evaluation and counts.samples < counts.rows
+        if self.is_prediction and self.has_padding and counts.samples:
             # A rank with nothing else keeps one row to compute with.
-            if count_rows(batch, expected=delivery.rows) == delivery.rows:
-                batch = first_rows(batch, delivery.samples, delivery.rows)
+            if count_rows(batch, expected=counts.rows) == counts.rows:
+                batch = first_rows(batch, counts.samples, counts.rows)
                 self.has_padding = False
         elif not (self.is_evaluation or self._warned or is_followed(self.loader)):
             self._warned = True
@@ -227,39 +227,39 @@ class StreamingDataSpec(DataSpec, FactsRepr):
 
     def _samples(self, batch: Any) -> int | float:
         # Composer asks once about the whole batch, for its position, then about microbatches, to weight the loss.
-        delivery, self._delivery = self._delivery, None
-        counted = self._count_samples(batch, delivery) if self._count is None else self._count(batch)
+        counts, self._batch_counts = self._batch_counts, None
+        counted = self._count_samples(batch, counts) if self._count is None else self._count(batch)
         topology = self.loader.dataset.topology
         replication = topology.replication
-        if delivery is not None and delivery.skipped and not self.is_evaluation and topology.replica == 0:
+        if counts is not None and counts.skipped and not self.is_evaluation and topology.replica == 0:
             # Skipped samples belong to the position. One replica counts them for all.
-            counted += delivery.skipped if replication == 1 else delivery.skipped / replication
+            counted += counts.skipped if replication == 1 else counts.skipped / replication
         if not self.has_padding or replication == 1:
             return counted
         # Composer ignores replication: it subtracts a whole sample from a padded batch, and needs whole numbers in a
         # microbatch.
-        return round(counted * replication) if delivery is None else counted + 1 - 1 / replication
+        return round(counted * replication) if counts is None else counted + 1 - 1 / replication
 
     def _facts(self) -> Facts:
         return Facts(type(self).__name__, loader_facts(self.loader).rows)
 
-    def _count_samples(self, batch: Any, delivery: _Delivery | None) -> int | float:
+    def _count_samples(self, batch: Any, counts: _BatchCounts | None) -> int | float:
         """Samples of a batch or microbatch; each of the ranks that share samples counts its part."""
         # The plan knows whole batches only; a microbatch is counted by its shape.
-        samples = count_rows(batch) if delivery is None else delivery.rows if self.has_padding else delivery.samples
+        samples = count_rows(batch) if counts is None else counts.rows if self.has_padding else counts.samples
         replication = self.loader.dataset.topology.replication
         return samples if replication == 1 else samples / replication
 
     def _count_tokens(self, batch: Any) -> int:
         topology = self.loader.dataset.topology
-        tokens = count_tokens(batch, self.token_column, count_padding=self.count_padding)
+        tokens = count_composer_tokens(batch, self.token_column, count_padding=self.count_padding)
         peer = topology.rank % topology.replication
         # Composer takes whole numbers only; the ranks that share samples add up to the total.
         return tokens * (peer + 1) // topology.replication - tokens * peer // topology.replication
 
 
-class _Delivery(NamedTuple):
-    """A batch of one rank."""
+class _BatchCounts(NamedTuple):
+    """Rows and samples of a batch of one rank."""
 
     rows: int
     """Rows read, the same on every rank."""
@@ -269,7 +269,7 @@ class _Delivery(NamedTuple):
     """Positions that all ranks skip together with this batch."""
 
     @classmethod
-    def last_of(cls, loader: StreamingDataLoader) -> _Delivery:
+    def last_of(cls, loader: StreamingDataLoader) -> _BatchCounts:
         """The last batch that a loader delivered, from its plan; empty before the first batch."""
         if loader.handed_out is None:
             return cls(rows=0, samples=0)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from headrace.composer.topology import bind_topology
 from headrace.dataset import StreamingDataLoader, StreamingDataset
 from headrace.errors import ConfigError, TopologyError
-from headrace.packing import exchange_now_and_then
+from headrace.packing import sync_lane_states
 from headrace.redaction import warn
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class StreamingPosition(Callback):
         """Compare the trainer's time with the loader, once for each `fit`."""
         loader, dataset = _train(state)
         if dataset is not None:
-            exchange_now_and_then(dataset, int(state.timestamp.batch))
+            sync_lane_states(dataset, int(state.timestamp.batch))
         if self._is_checked or dataset is None or not isinstance(loader, StreamingDataLoader):
             return
         self._is_checked = True

@@ -5,7 +5,7 @@
 3. Interpolations are resolved (`resolver`), over the merged whole.
 4. The plain values become the dataclasses of `schema` (`validate`).
 
-Each key's origin, a file and line or an override, is kept for messages. The number of values and of included files, the
+Each key's place, a file and line or an override, is kept for messages. The number of values and of included files, the
 depth of both, and the size of a file are bounded.
 """
 
@@ -117,17 +117,17 @@ class YamlSource:
 
     def refuse(self, problems: Iterable[Problem]) -> None:
         """Raise one ConfigError for all problems with their places; do nothing if there are none."""
-        located = [(self._layers.origin(problem.path) or _Origin(self._label), problem) for problem in problems]
+        located = [(self._layers.place(problem.path) or _KeyPlace(self._label), problem) for problem in problems]
         if not located:
             return
         variables = [name for name in self._layers.variables if name in os.environ]
         ordered = sorted(located, key=lambda item: item[0])
-        lines = [f'{origin}: {as_written(as_line(problem), variables)}' for origin, problem in ordered[:MAX_LINES]]
+        lines = [f'{place}: {as_written(as_line(problem), variables)}' for place, problem in ordered[:MAX_LINES]]
         refuse(lines, count=len(located))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, order=True)
-class _Origin:
+class _KeyPlace:
     """The place where a key was written."""
 
     source: str
@@ -144,15 +144,15 @@ class _Layers:
 
     def __init__(self) -> None:
         self.values: dict[Any, Any] = {}
-        self._origins: dict[Path, _Origin] = {}
+        self._places: dict[Path, _KeyPlace] = {}
         self.variables: set[str] = set()  # environment variables that interpolations name
         self._budget = Budget()
         self._included = 0
         self._files: dict[str, _File] = {}  # by real path, so that each is read once
 
-    def origin(self, path: Path) -> _Origin | None:
+    def place(self, path: Path) -> _KeyPlace | None:
         """The place of the key at `path`, or else of the nearest one around it."""
-        return _nearest(self._origins, path)
+        return _nearest(self._places, path)
 
     def add_file(self, path: FilePath, *, chain: tuple[str, ...], asked_by: str) -> None:
         """Merge a file over the present values, after the files that it includes."""
@@ -171,11 +171,11 @@ class _Layers:
             if isinstance(error, ConfigError):
                 raise
             raise refusal(f'{asked_by}{_named(path)}: not a path: {error}; remove that character') from error
-        origins = {key: _Origin(_named(path), line) for key, line in file.lines.items()}
-        for index, included in enumerate(_included(file.values, origins)):
-            self._count_include(asked := f'{_nearest(origins, ("defaults", index))}: defaults[{index}]: ')
+        places = {key: _KeyPlace(_named(path), line) for key, line in file.lines.items()}
+        for index, included in enumerate(_included(file.values, places)):
+            self._count_include(asked := f'{_nearest(places, ("defaults", index))}: defaults[{index}]: ')
             self.add_file(path.parent / included, chain=(*chain, real), asked_by=asked)
-        self._merge(file.values, origins)
+        self._merge(file.values, places)
 
     def _read_file(self, path: FilePath, real: str, asked_by: str) -> _File:
         """The values of a file, counted each time."""
@@ -209,11 +209,11 @@ class _Layers:
                 values = _plain(source, (), self._budget)
         except YamlError as error:
             raise refusal(f'{label}: {as_written(str(error), self.variables)}') from None  # it quotes what it resolved
-        origins: dict[Path, _Origin] = {(str(key),): _Origin(label) for key in values}
-        for index, included in enumerate(_included(values, origins)):
+        places: dict[Path, _KeyPlace] = {(str(key),): _KeyPlace(label) for key in values}
+        for index, included in enumerate(_included(values, places)):
             self._count_include(asked := f'{label}: defaults[{index}]: ')
             self.add_file(FilePath(included), chain=(), asked_by=asked)
-        self._merge(values, origins)
+        self._merge(values, places)
 
     def override(self, overrides: Sequence[str] | Mapping[str, Any]) -> list[str]:
         """Apply overrides; returns a line for each that fails."""
@@ -261,7 +261,7 @@ class _Layers:
             path = (*path, step)
             if isinstance(container, dict) and cast('dict[Any, Any]', container).get(step) is None:
                 container[step] = {}
-                self._origins[path] = _Origin(label)
+                self._places[path] = _KeyPlace(label)
             container = container[step]
         if not _holds(container, last):
             return _no_place(path, container)
@@ -275,13 +275,13 @@ class _Layers:
         self.variables.update(variables_in(value))
         old = container[step] if isinstance(container, list) else cast('dict[Any, Any]', container).get(step)
         container[step] = _merged(old, value)
-        self._origins.update(dict.fromkeys([path, *_paths_in(value, path)], _Origin(label)))
+        self._places.update(dict.fromkeys([path, *_paths_in(value, path)], _KeyPlace(label)))
         return None
 
-    def _merge(self, values: dict[Any, Any], origins: dict[Path, _Origin]) -> None:
+    def _merge(self, values: dict[Any, Any], places: dict[Path, _KeyPlace]) -> None:
         self.variables.update(variables_in(values))
         self.values = _merged(self.values, {key: value for key, value in values.items() if key != 'defaults'})
-        self._origins.update(origins)
+        self._places.update(places)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -300,18 +300,18 @@ def _named(path: FilePath) -> str:
     return text if text.isprintable() and len(text) <= _MAX_PATH else shown(text)
 
 
-def _included(values: dict[Any, Any], origins: Mapping[Path, _Origin]) -> tuple[str, ...]:
+def _included(values: dict[Any, Any], places: Mapping[Path, _KeyPlace]) -> tuple[str, ...]:
     """The `defaults` of one file's values; checks `variables` too, which only interpolation reads."""
     validator = Validator()
     raw = {key: values[key] for key in DIRECTIVES if key in values}
     plain = resolve({'defaults': raw.get('defaults')}, validator.problems)
     directives = validator.read(FileDirectives, {**raw, **plain})
-    refuse([f'{_nearest(origins, problem.path)}: {as_line(problem)}' for problem in validator.problems])
+    refuse([f'{_nearest(places, problem.path)}: {as_line(problem)}' for problem in validator.problems])
     return directives.defaults
 
 
-def _nearest(origins: Mapping[Path, _Origin], path: Path) -> _Origin | None:
-    return next((origins[path[:size]] for size in range(len(path), 0, -1) if path[:size] in origins), None)
+def _nearest(places: Mapping[Path, _KeyPlace], path: Path) -> _KeyPlace | None:
+    return next((places[path[:size]] for size in range(len(path), 0, -1) if path[:size] in places), None)
 
 
 @dataclasses.dataclass(frozen=True)

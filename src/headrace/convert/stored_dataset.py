@@ -151,7 +151,7 @@ def raw_files(
     info: ShardInfo,
     retry: Retry = PATIENT,
     *,
-    is_packed: bool | None = None,
+    is_compressed: bool | None = None,
     step: Callable[[str], None] = lambda _: None,
 ) -> list[memoryview]:
     """A shard's raw files, mapped: fetched, and unpacked if they are compressed. Checks all sizes and checksums.
@@ -160,7 +160,7 @@ def raw_files(
         store: the dataset's root.
         info: the shard.
         retry: how often to try each request.
-        is_packed: whether to take compressed files. None: as the index says; in a local folder, raw files if there are.
+        is_compressed: whether to take compressed files. None: as the index says, but raw files that a folder has.
         step: called with the name of each check before it: 'size', 'checksum' or 'unpack'.
 
     Raises:
@@ -171,7 +171,7 @@ def raw_files(
     buffers: list[memoryview] = []
     for file in info.files:
         try:
-            raw = _raw_file(store, info, file, retry, is_packed=is_packed, step=step)
+            raw = _raw_file(store, info, file, retry, is_compressed=is_compressed, step=step)
         except FormatError as error:
             raise type(error)(f'{file.raw.basename}: {error}') from error
         buffers.append(map_file(raw, file.raw.bytes))
@@ -179,23 +179,29 @@ def raw_files(
 
 
 def _raw_file(
-    store: Store, info: ShardInfo, file: ShardFile, retry: Retry, *, is_packed: bool | None, step: Callable[[str], None]
+    store: Store,
+    info: ShardInfo,
+    file: ShardFile,
+    retry: Retry,
+    *,
+    is_compressed: bool | None,
+    step: Callable[[str], None],
 ) -> BinaryIO:
-    packed, folder = file.zip, folder_of(store)
-    if is_packed is None and folder is not None:
-        is_packed = not (folder / file.raw.basename).exists()
-    if packed is None or is_packed is False:
+    compressed, folder = file.zip, folder_of(store)
+    if is_compressed is None and folder is not None:
+        is_compressed = not (folder / file.raw.basename).exists()
+    if compressed is None or is_compressed is False:
         step('size')
         raw = open_object(store, file.raw.basename, file.raw.bytes, retry)
     else:
         assert info.compression is not None
         step('size')
-        with open_object(store, packed.basename, packed.bytes, retry) as source:
+        with open_object(store, compressed.basename, compressed.bytes, retry) as source:
             step('checksum')
-            check_hashes(source, packed)
+            check_hashes(source, compressed)
             step('unpack')
             raw = cast('BinaryIO', tempfile.TemporaryFile(prefix='headrace-'))  # noqa: SIM115 - the caller closes it
-            unpack_stream(info.compression, source, raw, file.raw.bytes, source=packed.basename)
+            unpack_stream(info.compression, source, raw, file.raw.bytes, source=compressed.basename)
             raw.flush()
     step('checksum')
     check_hashes(raw, file.raw)

@@ -20,7 +20,7 @@ import numpy as np
 
 from headrace.config.build import build_streams
 from headrace.dataset.streams.store_options import store_options_of
-from headrace.display import size_text
+from headrace.display import human_size
 from headrace.doctor.finding import Finding
 from headrace.errors import HeadraceError
 from headrace.inspect.content import Content, open_content
@@ -97,7 +97,7 @@ def check_data(
         yield Finding(
             'ok',
             place.name,
-            f'{content.format}, {count:,} samples in {len(content.shards):,} shards, {size_text(total)}',
+            f'{content.format}, {count:,} samples in {len(content.shards):,} shards, {human_size(total)}',
         )
         if place.folder is not None:
             yield from _cache(place, place.folder, total, claims)
@@ -153,7 +153,7 @@ def _rate(place: Place, content: Content, clock: Callable[[], float]) -> Finding
     except (HeadraceError, OSError) as error:
         return Finding('problem', place.name, f'{key} of {place.url} cannot be read: {error}')
     wait, seconds = median(waits), max(clock() - begin, 1e-6)
-    rate = size_text(int(size / seconds))
+    rate = human_size(int(size / seconds))
     return Finding('ok', place.name, f'answers in {1000 * wait:.0f} ms, {rate}/s on one connection')
 
 
@@ -201,12 +201,12 @@ def _cache(place: Place, wanted: Path, total: int, claims: dict[tuple[int, int |
     free = max(0, shutil.disk_usage(folder).free - sum(size for (other, _), size in claims.items() if other == disk))
     if need > free:
         fix = 'another disk for `local`, or `cache_limit` below what is free'
-        text = f'the cache {wanted} needs {size_text(need)}, and {size_text(free)} are free'
+        text = f'the cache {wanted} needs {human_size(need)}, and {human_size(free)} are free'
         yield Finding('problem', place.name, text, fix)
     else:
         claims[disk, place.limit] = claims.get((disk, place.limit), 0) + need
         yield Finding(
-            'ok', place.name, f'the cache {wanted} takes {size_text(need)} of {size_text(free)} that are free'
+            'ok', place.name, f'the cache {wanted} takes {human_size(need)} of {human_size(free)} that are free'
         )
     system = file_system(folder)
     if system in _NETWORK:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.dataset.detect import detect_topology
-from headrace.display import count_text, size_text
+from headrace.display import count_text, human_size
 from headrace.doctor.finding import Finding
 from headrace.errors import TopologyError
 
@@ -70,9 +70,9 @@ def check_machine(*, workers: int = 0, ranks: int = 1) -> Iterable[Finding]:
         free = shutil.disk_usage(SHARED_MEMORY).free
         if free < LITTLE_SHARED_MEMORY:
             fix = 'in Docker: --shm-size=8g, or --ipc=host'
-            yield Finding('note', 'shared memory', f'{size_text(free)} free; NCCL and gloo may need more', fix)
+            yield Finding('note', 'shared memory', f'{human_size(free)} free; NCCL and gloo may need more', fix)
         else:
-            yield Finding('ok', 'shared memory', f'{size_text(free)} free')
+            yield Finding('ok', 'shared memory', f'{human_size(free)} free')
 
 
 def _descriptors() -> Iterable[Finding]:

@@ -110,16 +110,16 @@ def unpack_file(algorithm: str, src: Path, dst: Path, limit: int) -> None:
         OSError: a file cannot be read or written.
     """
     dst.unlink(missing_ok=True)  # it may be a link
-    with src.open('rb') as packed, dst.open('xb') as out:
-        unpack_stream(algorithm, packed, out, limit, source=str(src))
+    with src.open('rb') as compressed, dst.open('xb') as out:
+        unpack_stream(algorithm, compressed, out, limit, source=str(src))
 
 
-def unpack_stream(algorithm: str, packed: BinaryIO, out: BinaryIO, limit: int, *, source: str) -> None:
+def unpack_stream(algorithm: str, compressed: BinaryIO, out: BinaryIO, limit: int, *, source: str) -> None:
     """As `unpack_file`, of open files.
 
     Args:
         algorithm: with or without a level.
-        packed: the compressed file, at its beginning; it can be sought.
+        compressed: the compressed file, at its beginning; it can be sought.
         out: receives the content.
         limit: the size of the content, in bytes.
         source: the compressed file in messages.
@@ -127,8 +127,8 @@ def unpack_stream(algorithm: str, packed: BinaryIO, out: BinaryIO, limit: int, *
     found = _find(algorithm)
     errors = found.errors()
     written = 0
-    _check_announced_size(found, packed, source, limit)
-    pieces = found.stream(iter(lambda: packed.read(CHUNK), b''))
+    _check_announced_size(found, compressed, source, limit)
+    pieces = found.stream(iter(lambda: compressed.read(CHUNK), b''))
     while True:
         try:
             piece = next(pieces, None)
@@ -150,13 +150,13 @@ def _wrong_size(source: str, limit: int, got: str) -> ShardError:
     return ShardError(f'The index says that {source} holds {limit} bytes, but it holds {got}. Fetch or write it again.')
 
 
-def _check_announced_size(algorithm: Compression, packed: BinaryIO, source: str, limit: int) -> None:
+def _check_announced_size(algorithm: Compression, compressed: BinaryIO, source: str, limit: int) -> None:
     """Refuse a file that announces another size than the index, before memory is allocated."""
     try:
-        size = algorithm.announced_size(packed.read(_HEAD))
+        size = algorithm.announced_size(compressed.read(_HEAD))
     except ShardError as error:
         raise ShardError(f'{source}: {error}') from None
-    packed.seek(0)
+    compressed.seek(0)
     if size is not None and size != limit:
         raise _wrong_size(source, limit, str(size))
 

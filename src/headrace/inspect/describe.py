@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from headrace.display import count_text, html_table, printable, shorten, size_text, text_table
+from headrace.display import count_text, html_table, human_size, printable, shorten, text_table
 from headrace.errors import ConfigError, FormatError
 from headrace.format import Schema
 from headrace.format.encodings import get_mds_encoding
@@ -135,16 +135,16 @@ class Description:
     def summary(self) -> list[tuple[str, str]]:
         """Names and values of the facts about the whole dataset."""
         samples, sizes = self.shard_samples, self.shard_bytes
-        spread = ' / '.join(map(size_text, (sizes.least, sizes.median, sizes.most)))
-        raw, compression = f'{size_text(self.raw_bytes)} raw', self.compression or 'none'
+        spread = ' / '.join(map(human_size, (sizes.least, sizes.median, sizes.most)))
+        raw, compression = f'{human_size(self.raw_bytes)} raw', self.compression or 'none'
         if self.is_estimate:
-            raw, compression = f'about {size_text(self.raw_bytes)} as MDS', f'that of {self.format}'
+            raw, compression = f'about {human_size(self.raw_bytes)} as MDS', f'that of {self.format}'
         rows = [
             ('format', self.format),
             ('samples', f'{self.num_samples:,} in {count_text(self.num_shards, "shard")}'),
             ('per shard', f'{samples.least:,} / {samples.median:,} / {samples.most:,} samples (min / median / max)'),
             ('', f'{spread} stored'),
-            ('bytes', f'{size_text(self.stored_bytes)} stored, {raw}'),
+            ('bytes', f'{human_size(self.stored_bytes)} stored, {raw}'),
             ('compression', f'{compression}, ratio {self.ratio:.2f}'),
             ('checksums', ', '.join(self.hashes) or 'none'),
         ]

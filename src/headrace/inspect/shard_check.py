@@ -62,8 +62,8 @@ def check_shard(store: Store, number: int, info: ShardInfo, retry: Retry) -> Bad
         checking = name
 
     try:
-        for is_packed in _variants(store, info):
-            buffers = raw_files(store, info, retry, is_packed=is_packed, step=step)
+        for is_compressed in _variants(store, info):
+            buffers = raw_files(store, info, retry, is_compressed=is_compressed, step=step)
             step('offsets')
             _check_content(info, buffers, step)
     except (MissingDependencyError, MemoryError):
@@ -90,8 +90,8 @@ def _variants(store: Store, info: ShardInfo) -> list[bool]:
     if folder is None:
         return [True]
     raw = all((folder / file.raw.basename).exists() for file in info.files)
-    packed = all((folder / file.zip.basename).exists() for file in info.files if file.zip is not None)
-    return [True, False] if raw and packed else [not raw]
+    compressed = all((folder / file.zip.basename).exists() for file in info.files if file.zip is not None)
+    return [True, False] if raw and compressed else [not raw]
 
 
 def _check_content(info: ShardInfo, buffers: list[memoryview], step: Callable[[str], None]) -> None:

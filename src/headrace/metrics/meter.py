@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.dataset.loader import StreamingDataLoader
 from headrace.dataset.mixture_counts import MixtureCounts, StreamCount
-from headrace.display import decimal_size_text
+from headrace.display import human_decimal_size
 from headrace.metrics.batch_times import BatchTimes
 from headrace.metrics.cache_fill import CacheFill
 from headrace.metrics.followed_loader import FollowedLoader, Read, StreamRead, difference_of, sum_of
@@ -324,7 +324,7 @@ class DataMeter:
         now, total = self._clock(), self._total()
         found: dict[str, str] = {}
         if any(followed.remote for followed in self._followed.values()):
-            found['data'] = decimal_size_text(total.bytes_downloaded)
+            found['data'] = human_decimal_size(total.bytes_downloaded)
         share = (total.seconds_waiting - self._text_waiting) / max(now - self._text_since, 1e-9)
         found['stall'] = f'{min(share, 1):.1%}'
         self._text_since, self._text_waiting = now, total.seconds_waiting
@@ -344,7 +344,7 @@ class DataMeter:
         """
         done = difference_of(self._total(), self._first)
         share = done.seconds_waiting / max(self._clock() - self._begun, 1e-9)
-        parts = [f'waited {min(share, 1):.1%} for data'.replace('%', ' %'), decimal_size_text(done.bytes_downloaded)]
+        parts = [f'waited {min(share, 1):.1%} for data'.replace('%', ' %'), human_decimal_size(done.bytes_downloaded)]
         parts.append(f'{done.retries:.0f} retr{"y" if done.retries == 1 else "ies"}')
         drift = drift_of(self.counts())
         if drift is not None:

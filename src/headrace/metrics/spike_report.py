@@ -74,7 +74,7 @@ class SpikeReports:
 
         Args:
             batches: as `files`'; the same on all ranks, which all call this for every spike.
-            gather: as of `PackedDataset.exchange_cuts`; None: there are no other ranks.
+            gather: as of `PackedDataset.sync_lane_states`; None: there are no other ranks.
         """
         self._shared += 1
         if gather is None or self._shared > self._limit:

@@ -39,7 +39,7 @@ _MAX_PLACES = 1 << 24  # canonical nodes times streams: 128 MiB for each of thes
 
 _SHARDS_PER_CANONICAL_NODE = 64
 _MAX_DEFAULT_CANONICAL_NODES = 64
-_COMPATIBLE_CANONICAL_NODES = {'py1s': 64, 'py2s': 64}  # for each node
+_MOSAICML_CANONICAL_NODES = {'py1s': 64, 'py2s': 64}  # for each node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ class OrderConfig:
         if self.num_canonical_nodes:
             return self.num_canonical_nodes
         if self.is_mosaicml:
-            return num_nodes * _COMPATIBLE_CANONICAL_NODES.get(str(self.algorithm), 1)
+            return num_nodes * _MOSAICML_CANONICAL_NODES.get(str(self.algorithm), 1)
         parts = shards // _SHARDS_PER_CANONICAL_NODE if self.shuffle else 1
         nodes = min(1 << max(parts.bit_length() - 1, 0), _MAX_DEFAULT_CANONICAL_NODES)
         return math.gcd(nodes, self.global_batch_size or nodes)

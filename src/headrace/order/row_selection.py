@@ -1,12 +1,12 @@
 """The rows of its shards that a stream offers: rows in ranges, rows of a split, or rows with a bit set.
 
-A selection keeps some rows of each shard. The order numbers the kept rows only; this module finds their stored rows.
+A selection has some rows of each shard. The order numbers the selected rows only; this module finds their stored rows.
 Only `SelectedBits` has memory per sample, in a mapped file.
 
 A split permutes the rows of a shard, keyed by seed and shard number: row ``feistel_permute(p)`` is at place p. Of n
-places it keeps ``floor(low·n + u)`` to ``floor(high·n + u)``, exclusive; u in [0, 1) is keyed likewise. So adjacent
+places it selects ``floor(low·n + u)`` to ``floor(high·n + u)``, exclusive; u in [0, 1) is keyed likewise. So adjacent
 splits share no row and skip none. A row's place depends only on seed, shard number and shard size. The expected number
-of kept rows is exactly ``(high - low)·n``, however small a shard is.
+of selected rows is exactly ``(high - low)·n``, however small a shard is.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ class RowSelection(Protocol):
     """The rows of a stream's shards that it offers."""
 
     counts: IntArray
-    """int64[shards]: rows kept of each shard; may be 0."""
+    """int64[shards]: rows selected of each shard; may be 0."""
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """Return the stored rows int64[n] of kept ones.
+        """Return the stored rows int64[n] of selected ones.
 
         Args:
             shards: int64[n], numbers of shards of the stream.
-            ranks: int64[n], which of the shard's kept rows, below its count.
+            ranks: int64[n], which of the shard's selected rows, below its count.
         """
         ...
 
 
-def each_selected_row(kept: RowSelection, shards: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
-    """All kept rows of the shards int64[m], in their order: shard numbers and rows, int64[n] each, some at a time."""
-    ends = kept.counts[shards].cumsum()
+def each_selected_row(selection: RowSelection, shards: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield selected rows of shards int64[m], in their order: shard numbers and rows, int64[n] each, some at a time."""
+    ends = selection.counts[shards].cumsum()
     total = int(ends[-1]) if len(ends) else 0
     for begin in range(0, total, _CHUNK):
         at = np.arange(begin, min(begin + _CHUNK, total))
         which = ends.searchsorted(at, 'right')
-        ranks = at - (ends[which] - kept.counts[shards[which]])
-        yield shards[which], kept.rows(shards[which], ranks)
+        ranks = at - (ends[which] - selection.counts[shards[which]])
+        yield shards[which], selection.rows(shards[which], ranks)
 
 
 def _starts(sizes: IntArray) -> IntArray:
@@ -84,7 +84,7 @@ class SelectedRanges:
         self.counts = below[1:] - below[:-1]
 
     def below(self, stored: IntArray) -> IntArray:
-        """How many samples are kept below stored numbers, int64[n] both."""
+        """How many samples are selected below stored numbers, int64[n] both."""
         at = self._begins.searchsorted(stored, 'right') - 1
         inside = np.minimum(stored - self._begins[at], self._before[at + 1] - self._before[at])
         return np.where(at < 0, 0, self._before[at] + inside)
@@ -102,15 +102,15 @@ class SelectedSplit:
     def __init__(
         self, sizes: IntArray, low: int, high: int, *, seed: int, within: SelectedRanges | None = None
     ) -> None:
-        """Take the rows of each shard, and which part of them is kept.
+        """Take the rows of each shard, and which part of them is selected.
 
         Args:
             sizes: int64[shards], each below 2^30.
             low: where the part begins, ``0 <= low < SPLIT_UNIT``.
             high: where it ends, exclusive, ``low < high <= SPLIT_UNIT``.
             seed: of the split; an int of any size, at least 0.
-            within: ranges of which no row outside is kept. Which part of a shard a row is in does not depend on them;
-                the rows of shards that they cut are listed in memory.
+            within: ranges; no row outside of them is selected. They do not change which part of a shard a row is in.
+                The rows of shards that they cut are listed in memory.
         """
         key = derive(hash_text('split'), seed)
         numbers = np.arange(len(sizes))
@@ -181,7 +181,7 @@ class SelectedBits:
         return self._below[at].astype(np.int64) + count_bits(rest)
 
     def holds(self, stored: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Which of the stream's stored samples int64[n] are kept, bool[n]."""
+        """Which of the stream's stored samples int64[n] are selected, bool[n]."""
         return (self._words[stored >> 6] >> (stored & 63).astype(np.uint64) & np.uint64(1)).astype(np.bool_)
 
     def rows(self, shards: IntArray, ranks: IntArray) -> IntArray:

@@ -35,31 +35,31 @@ class SampleMap:
     """Finds the shard and row of global sample ids.
 
     Ids and shards are numbered stream after stream, in stored order. Set-up is O(shards); a lookup is a binary
-    search, or a division where all shards but the last have the same size. Where a stream keeps only some of its
-    rows, ids number the kept ones, and a lookup also asks its `RowSelection` which stored rows they are.
+    search, or a division where all shards but the last have the same size. Where a stream offers only some of its
+    rows, ids number the selected ones, and a lookup also asks its `RowSelection` which stored rows they are.
     """
 
-    __slots__ = ('_bounds', '_equal', '_first_shards', '_kept')
+    __slots__ = ('_bounds', '_equal', '_first_shards', '_selections')
 
     def __init__(self, shard_sizes: IntArray) -> None:
         """Take the samples of each shard, int64[shards]; shards without samples are allowed."""
-        self._kept: Sequence[RowSelection | None] = ()
+        self._selections: Sequence[RowSelection | None] = ()
         self._bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(shard_sizes, dtype=np.int64)])
         first = int(shard_sizes[0]) if len(shard_sizes) else 0
         equal = first > 0 and bool((shard_sizes[:-1] == first).all()) and 0 < int(shard_sizes[-1]) <= first
         self._equal = first if equal else 0
 
     @classmethod
-    def of(cls, mixture: Mixture, kept: Sequence[RowSelection | None] = ()) -> SampleMap:
+    def of(cls, mixture: Mixture, row_selections: Sequence[RowSelection | None] = ()) -> SampleMap:
         """The map of all streams of a mixture.
 
         Args:
-            mixture: whose shard sizes count kept rows.
-            kept: for each stream what it keeps, None for all; may be left out if that is all of every stream.
+            mixture: whose shard sizes count selected rows.
+            row_selections: of each stream, None for all rows. Default: all rows of every stream.
         """
         made = cls(mixture.shard_sizes)
-        if any(one is not None for one in kept):
-            made._kept, made._first_shards = tuple(kept), mixture.shard_offsets[:-1]
+        if any(one is not None for one in row_selections):
+            made._selections, made._first_shards = tuple(row_selections), mixture.shard_offsets[:-1]
         return made
 
     def places(self, ids: IntArray) -> Places:
@@ -85,7 +85,7 @@ class SampleMap:
         else:
             shards = self._bounds.searchsorted(ids, 'right') - 1
             ranks = ids - self._bounds[shards]
-        return shards, self._stored(shards, ranks) if self._kept else ranks
+        return shards, self._stored(shards, ranks) if self._selections else ranks
 
     def ids_of(self, shard: int) -> range:
         """The ids of a shard's samples; global shard numbers."""
@@ -96,14 +96,14 @@ class SampleMap:
         return begin + np.flatnonzero(np.diff(self._bounds[begin : end + 1]))
 
     def _stored(self, shards: IntArray, ranks: IntArray) -> IntArray:
-        """Which rows the kept ones with these ranks are, int64[n] all."""
+        """Which rows the selected ones with these ranks are, int64[n] all."""
         rows = ranks.copy()
         owners = self._first_shards.searchsorted(shards, 'right') - 1
         for number in np.bincount(owners).nonzero()[0].tolist():
-            kept = self._kept[number]
-            if kept is not None:
+            selection = self._selections[number]
+            if selection is not None:
                 at = (owners == number).nonzero()[0]
-                rows[at] = kept.rows(shards[at] - self._first_shards[number], ranks[at])
+                rows[at] = selection.rows(shards[at] - self._first_shards[number], ranks[at])
         return rows
 
     def locate_one(self, sample_id: int) -> tuple[int, int]:
@@ -114,7 +114,7 @@ class SampleMap:
         """
         if not 0 <= sample_id < self.num_samples:
             raise IndexError(f'sample ids must be in [0, {self.num_samples}), got {sample_id}.')
-        if self._kept:
+        if self._selections:
             shards, rows = self.locate(np.array([sample_id]))
             return int(shards[0]), int(rows[0])
         if self._equal:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from headrace.packing.chat import ChatTokenizer
 from headrace.packing.dataset import PackedDataset
-from headrace.packing.exchange import exchange_now_and_then, gather_of_ranks
+from headrace.packing.exchange import exchange_now_and_then, gather_of_ranks, sync_lane_states
 from headrace.packing.explanation import PackedExplanation
 from headrace.packing.packer import DocumentCount
 from headrace.packing.rows import attention_mask, batch_of, flat_cu_seqlens, segment_ids
@@ -36,4 +36,5 @@ __all__ = [
     'gather_of_ranks',
     'load_tokenizer',
     'segment_ids',
+    'sync_lane_states',
 ]

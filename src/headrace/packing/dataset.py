@@ -43,7 +43,7 @@ class PackedDataset(StreamingDataset):
 
     The order of the documents and `packing` alone decide the content of each sequence. Ranks, workers and the batch
     size do not matter, and a resumed run continues with the next token. A checkpoint holds the number of sequences and
-    a state of each lane. Lane states of other ranks date from the last `exchange_cuts`; a resumed run tokenises later
+    a state of each lane. Those of other ranks date from the last `sync_lane_states`; a resumed run tokenises later
     documents again.
 
     Args:
@@ -260,7 +260,7 @@ class PackedDataset(StreamingDataset):
             is_known=sequences.is_padding | np.array([number in known for number in numbers]),
         )
 
-    def exchange_cuts(self, gather: Callable[[Any], Sequence[Any]]) -> None:
+    def sync_lane_states(self, gather: Callable[[Any], Sequence[Any]]) -> None:
         """Share the lane states of all ranks, so that any rank's checkpoint holds them.
 
         A run resumes exactly without it, but tokenises again all documents of the other ranks since the last resume.
@@ -272,12 +272,15 @@ class PackedDataset(StreamingDataset):
         """
         self.run.lanes.exchange(gather)
 
+    exchange_cuts = sync_lane_states
+    """The name of `sync_lane_states` in version 0.1.0."""
+
     def share_documents(self, batches: Sequence[tuple[BatchPlan, int]], gather: Callable[[Any], Sequence[Any]]) -> None:
         """Share the names of the documents of delivered batches, so that `explain` knows those of all ranks.
 
         Args:
             batches: plans, and batches' numbers there; the same on all ranks.
-            gather: as `exchange_cuts`'s. All ranks call it.
+            gather: as `sync_lane_states`'s. All ranks call it.
         """
         delivered = self.run.lanes.delivered
         each = [plan.global_positions(k) + first_sequence(plan) for plan, k in batches]

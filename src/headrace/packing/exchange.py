@@ -10,13 +10,13 @@ import torch
 from headrace.dataset import StreamingDataset
 from headrace.packing.dataset import PackedDataset
 
-__all__ = ['exchange_now_and_then', 'gather_of_ranks']
+__all__ = ['exchange_now_and_then', 'gather_of_ranks', 'sync_lane_states']
 
 _EVERY = 256
 """Batches between two exchanges. A resumed run tokenises the documents of at most this many batches again."""
 
 
-def exchange_now_and_then(dataset: StreamingDataset, batches: int) -> None:
+def sync_lane_states(dataset: StreamingDataset, batches: int) -> None:
     """Share a packed dataset's lane states among ranks, every few hundred batches. All ranks call it after each batch.
 
     An exchange sends a few hundred bytes per lane through torch.distributed, if that is initialized.
@@ -29,7 +29,11 @@ def exchange_now_and_then(dataset: StreamingDataset, batches: int) -> None:
         return
     gather = gather_of_ranks()
     if gather is not None:
-        dataset.exchange_cuts(gather)
+        dataset.sync_lane_states(gather)
+
+
+exchange_now_and_then = sync_lane_states
+"""The name of `sync_lane_states` in version 0.1.0."""
 
 
 def gather_of_ranks() -> Callable[[Any], list[Any]] | None:

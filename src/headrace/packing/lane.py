@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 class LaneState(NamedTuple):
-    """A place between two windows, from which a lane can restart. In checkpoints it is called a cut."""
+    """A place between two windows, from which a lane can restart. In checkpoints its key is `cuts`."""
 
     row: int
     """Sequences that the lane made before it."""

@@ -146,8 +146,8 @@ class Lanes:
         )
         if behind > _MOST_AGAIN:
             raise ResumeError(
-                f'a lane of packing may make {_MOST_AGAIN:,} sequences again from its last cut, got {behind:,}. '
-                f'The checkpoint is damaged, or `exchange_cuts` was never called.'
+                f'a lane of packing may make {_MOST_AGAIN:,} sequences again from its last state, got {behind:,}. '
+                f'The checkpoint is damaged, or `sync_lane_states` was never called.'
             )
 
     def exchange(self, gather: Callable[[dict[int, LaneState]], Sequence[Mapping[int, LaneState]]]) -> None:

@@ -226,7 +226,7 @@ class PackedRun(Run):
                 'a run with packing continues from a checkpoint that was taken with packing, got a position in samples '
                 'that were not packed. Remove `packing`, or start a new run.'
             )
-        cuts, skip, size = pinned.pop('cuts', {}), pinned.pop('skip', ()), pinned.pop('documents', None)
+        lane_states, skip, size = pinned.pop('cuts', {}), pinned.pop('skip', ()), pinned.pop('documents', None)
         self._check_skipped_documents(pinned.pop('skipped_documents', []))
         count = then.get('lanes')
         if not (count is None or is_count(count, 1, _ENDLESS)) or not is_count(size, count or 1, _ENDLESS):
@@ -256,11 +256,11 @@ class PackedRun(Run):
         )
         text = json.dumps(pinned, sort_keys=True, separators=(',', ':'))
         documents = replace(state, epoch=begin.epoch, sample_in_epoch=begin.sample, epoch_size=size, config=text)
-        cuts = cuts if isinstance(cuts, dict) else {'': cuts}
+        lane_states = lane_states if isinstance(lane_states, dict) else {'': lane_states}
         changed = self.documents.changed_mixture(documents, count)
         if changed is not None and count is not None:
             row = self._row(state.epoch, state.sample_in_epoch)
-            documents, cuts, earlier = self._take_over(documents, *changed, earlier, count, cuts, row)
+            documents, lane_states, earlier = self._take_over(documents, *changed, earlier, count, lane_states, row)
         self.documents.resume(documents, nodes, count)
         rows = ResumeState.of(
             self.config(1, None), self.mixture, epoch=state.epoch, sample_in_epoch=state.sample_in_epoch, skip=skip
@@ -269,7 +269,7 @@ class PackedRun(Run):
         self._earlier = tuple(earlier)
         self._lanes = None if count is None else self._make_lanes(count)
         if self._lanes is not None and self.whole is None:
-            self._lanes.load(cuts, self._row(epoch, sample))
+            self._lanes.load(lane_states, self._row(epoch, sample))
         return epoch, sample
 
     def _take_over(
@@ -279,12 +279,12 @@ class PackedRun(Run):
         config: OrderConfig,
         earlier: list[EarlierMixture],
         count: int,
-        cuts: dict[str, Any],
+        lane_states: dict[str, Any],
         row: int,
     ) -> tuple[ResumeState, dict[str, Any], list[EarlierMixture]]:
         """Find the place of the documents where another mixture takes over: after all that lanes have placed.
 
-        It follows from the documents alone, so each rank finds the same, from any cuts.
+        It follows from the documents alone, so each rank finds the same, from any lane states.
 
         Args:
             then: the state of the documents' run where the mixture of the checkpoint took over.
@@ -292,11 +292,11 @@ class PackedRun(Run):
             config: the order.
             earlier: the mixtures before that of the checkpoint.
             count: number of lanes.
-            cuts: of the checkpoint.
+            lane_states: of the checkpoint.
             row: the position, a sequence of the run.
 
         Returns:
-            The state at the place; the cuts of all lanes; and the earlier mixtures, with that of the checkpoint.
+            The state at the place; the states of all lanes; and the earlier mixtures, with that of the checkpoint.
 
         Raises:
             ResumeError: a stream is missing whose documents lanes need.
@@ -307,7 +307,7 @@ class PackedRun(Run):
         old_pass = partial(earlier_order, pinned, size, now, config)
         old = make(earlier, begin=begin, size=size, order=old_pass)
         lanes = Lanes(self.packing, old)
-        lanes.load(cuts, row)
+        lanes.load(lane_states, row)
 
         def until(end: tuple[int, int]) -> list[EarlierMixture]:
             mixtures = [*earlier, EarlierMixture(begin=begin, end=end, size=size, pinned=pinned)]

@@ -163,7 +163,7 @@ def read_where(raw: object, mistakes: list[Mistake]) -> Predicate | None:
     if isinstance(raw, (Where, Conditions)):
         return raw
     if callable(raw):
-        rule = "a function needs a name, under which its result is kept: write Where(function, name='...')"
+        rule = "a function needs a name, under which its result is selected: write Where(function, name='...')"
         mistakes.append(Mistake((), raw, rule))
         return None
     return Conditions.read(raw, mistakes)
@@ -180,7 +180,7 @@ class Shards:
     """Fetches a shard and lends its reader; called by several threads."""
     title: str
     folder: Path
-    """Where bitmaps are kept."""
+    """Where bitmaps are selected."""
     identity: str
     """The identity of the stored samples, their place, and their time."""
 
@@ -230,8 +230,8 @@ class Selection:
             said.append(f'where {self.where.text}')
         return ', '.join(said)
 
-    def keep(self, shards: Shards) -> tuple[RowSelection, str]:
-        """The kept rows of a stream's shards, and a text that identifies them.
+    def apply(self, shards: Shards) -> tuple[RowSelection, str]:
+        """The selected rows of a stream's shards, and a text that identifies them.
 
         Raises:
             EmptyDatasetError: nothing is.
@@ -249,19 +249,19 @@ class Selection:
             split = SelectedSplit(sizes, low, high, seed=self.fraction_seed, within=within)
         said = shortened(self.text)
         if self.where is not None:
-            kept, digest = self._evaluated(shards, ranges or SelectedRanges(sizes, np.array([[0, samples]])))
+            selected, digest = self._evaluated(shards, ranges or SelectedRanges(sizes, np.array([[0, samples]])))
             if split is not None:
-                kept, digest = self._intersected(shards, kept, split)
-            said = f'{said} ({digest[:16]})'  # the samples that a function of that name kept
+                selected, digest = self._intersected(shards, selected, split)
+            said = f'{said} ({digest[:16]})'  # the samples that a function of that name selects
         else:
-            kept = split or ranges
-        assert kept is not None
-        if not kept.counts.any():
+            selected = split or ranges
+        assert selected is not None
+        if not selected.counts.any():
             raise EmptyDatasetError(
                 f'Of the {samples} samples of stream {shards.title} the selection keeps none: {shortened(self.text)}. '
                 f'Widen it, or leave the stream out.'
             )
-        return kept, said
+        return selected, said
 
     def _evaluated(self, shards: Shards, ranges: SelectedRanges) -> tuple[SelectedBits, str]:
         """The samples of the ranges for which `where` holds."""
@@ -272,14 +272,14 @@ class Selection:
         file = BitmapFile(shards.folder, json.dumps([shards.identity, subset, where.text]), shards.sizes)
         return file.load(lambda out: _evaluate(where, shards, ranges, out))
 
-    def _intersected(self, shards: Shards, kept: SelectedBits, split: SelectedSplit) -> tuple[SelectedBits, str]:
-        """The samples that are kept by both."""
+    def _intersected(self, shards: Shards, selected: SelectedBits, split: SelectedSplit) -> tuple[SelectedBits, str]:
+        """The samples that both select."""
 
         def fill(out: npt.NDArray[np.uint8]) -> None:
             starts = np.cumsum(shards.sizes) - shards.sizes
-            for numbers, rows in each_selected_row(split, (kept.counts > 0).nonzero()[0]):
+            for numbers, rows in each_selected_row(split, (selected.counts > 0).nonzero()[0]):
                 stored = starts[numbers] + rows
-                stored = stored[kept.holds(stored)]
+                stored = stored[selected.holds(stored)]
                 np.bitwise_or.at(out, stored >> 3, (1 << (stored & 7)).astype(np.uint8))
 
         return BitmapFile(shards.folder, json.dumps([shards.identity, self.text]), shards.sizes).load(fill)
@@ -307,16 +307,16 @@ def _evaluate(where: Predicate, shards: Shards, ranges: SelectedRanges, out: npt
             mask[rows] = where.evaluate(shards.infos[shard], reader, rows)
             return mask
 
-    kept, began = 0, time.monotonic()
+    selected, began = 0, time.monotonic()
     said = began
     for number, (shard, mask) in enumerate(_in_threads(read, wanted), 1):
         _put(out, starts[shard], mask)
-        kept += int(mask.sum())
+        selected += int(mask.sum())
         if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
             said = time.monotonic()
             logger.info('Evaluated where on %d of %d shards of stream %s.', number, len(wanted), shards.title)
     seconds = time.monotonic() - began
-    logger.info('where keeps %d samples of stream %s; that took %.1f s.', kept, shards.title, seconds)
+    logger.info('where keeps %d samples of stream %s; that took %.1f s.', selected, shards.title, seconds)
 
 
 def _put(out: npt.NDArray[np.uint8], begin: int, mask: npt.NDArray[np.bool_]) -> None:

@@ -6,8 +6,8 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from headrace.display import html_table, size_text
-from headrace.simulate.result import SimulatedRun, Step
+from headrace.display import html_table, human_size
+from headrace.simulate.result import SimulatedRun, SimulatedStep
 
 __all__ = ['STYLE', 'content', 'page']
 
@@ -57,20 +57,20 @@ def content(run: SimulatedRun, cost: Mapping[str, float], before: SimulatedRun |
     dollars = html_table([(provider, f'${price:,.2f}') for provider, price in cost.items()])
     plots = (
         ('Seconds of each step, waiting included', _plot(runs, _step_seconds, lambda value: f'{value:.3g} s')),
-        ('Bytes that a node has fetched', _plot(runs, lambda _, step: step.fetched, size_text)),
-        ('Bytes in the cache of a node', _plot(runs, lambda _, step: step.cached, size_text)),
+        ('Bytes that a node has fetched', _plot(runs, lambda _, step: step.fetched, human_size)),
+        ('Bytes in the cache of a node', _plot(runs, lambda _, step: step.cached, human_size)),
     )
     drawn = ''.join(f'<h2>{html.escape(name)}</h2>{plot}' for name, plot in plots)
     notes = ''.join(f'<p>Note: {html.escape(note)}</p>' for note in run.notes())
     return f'{figures}{notes}{drawn}<h2>Egress of an epoch, all nodes</h2>{dollars}'
 
 
-def _step_seconds(run: SimulatedRun, step: Step) -> float:
+def _step_seconds(run: SimulatedRun, step: SimulatedStep) -> float:
     return step.wait + run.conditions.step_seconds
 
 
 def _plot(
-    runs: Sequence[SimulatedRun], value: Callable[[SimulatedRun, Step], float], text: Callable[[float], str]
+    runs: Sequence[SimulatedRun], value: Callable[[SimulatedRun, SimulatedStep], float], text: Callable[[float], str]
 ) -> str:
     """A value over the runs' seconds; of many steps the largest value of each part is drawn."""
     end = max(run.steps[-1].end for run in runs) or 1.0

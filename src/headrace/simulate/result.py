@@ -9,14 +9,14 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from headrace.display import size_text, text_table
+from headrace.display import human_size, text_table
 from headrace.order.shared_shards import SharedShards
 from headrace.simulate.conditions import Conditions
 
-__all__ = ['SimulatedRun', 'Step']
+__all__ = ['SimulatedRun', 'SimulatedStep']
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """A simulated training step."""
 
     epoch: int
@@ -36,7 +36,7 @@ class SimulatedRun:
     """A simulated run. Bytes are of one node, on average over the nodes."""
 
     conditions: Conditions
-    steps: tuple[Step, ...]
+    steps: tuple[SimulatedStep, ...]
     epoch_batches: int
     """Global batches of a whole epoch."""
     global_batch_size: int
@@ -134,14 +134,14 @@ class SimulatedRun:
         steps, share = len(self.steps), self.waiting_seconds / (self.steps[-1].end or 1)
         rate = self.samples_per_second
         of = 'simulated' if self.is_whole else f'estimated from {steps:,} steps'
-        fetched, whole = size_text(self.epoch_fetched_bytes), size_text(self.dataset_bytes)
+        fetched, whole = human_size(self.epoch_fetched_bytes), human_size(self.dataset_bytes)
         return [
             ('first batch', f'{self.first_batch_seconds:.2f} s'),
             ('throughput', f'{rate:,.0f} samples/s, {rate / self.global_batch_size:,.2f} steps/s'),
             ('waiting', f'{100 * share:.1f} % of the time, {self.stalls:,} of {steps:,} steps'),
             ('an epoch', f'{_duration(self.epoch_seconds)}, {self.epoch_batches:,} steps ({of})'),
             ('fetched', f'{fetched} by each node in an epoch, of {whole} in {self.dataset_shards:,} shards'),
-            ('cache', f'{size_text(self.cache_bytes)} at most in {steps:,} steps'),
+            ('cache', f'{human_size(self.cache_bytes)} at most in {steps:,} steps'),
         ]
 
     def notes(self) -> list[str]:

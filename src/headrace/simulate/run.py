@@ -17,7 +17,7 @@ from headrace.order import BatchPlan
 from headrace.simulate.conditions import Conditions
 from headrace.simulate.node import Node
 from headrace.simulate.reader import Rank
-from headrace.simulate.result import SimulatedRun, Step
+from headrace.simulate.result import SimulatedRun, SimulatedStep
 from headrace.simulate.world import Event, Process, World
 
 __all__ = ['simulate']
@@ -67,7 +67,7 @@ def simulate(config: LoaderConfig, conditions: Conditions, *, check: Callable[[]
     if limit is not None:
         limit, room = limit - fixed_bytes(dataset.streams), room_ahead(limit, dataset.streams)
     nodes = [Node(world, conditions, stored, raw, kept, in_place, limit) for _ in range(min(conditions.nodes, _NODES))]
-    steps: list[Step] = []
+    steps: list[SimulatedStep] = []
     total = 0
     before: list[Rank] = []
     for epoch in range(conditions.epochs):
@@ -142,7 +142,7 @@ def _train(
     count: int,
     epoch: int,
     conditions: Conditions,
-    steps: list[Step],
+    steps: list[SimulatedStep],
     over: Event,
 ) -> Process:
     """The training loop: each step begins when every rank has its batch."""
@@ -157,7 +157,7 @@ def _train(
         wait = world.now - begin
         yield conditions.step_seconds
         fetched = sum(node.link.bytes for node in nodes) / len(nodes)
-        steps.append(Step(epoch, number, world.now, wait, fetched, max(node.cached for node in nodes)))
+        steps.append(SimulatedStep(epoch, number, world.now, wait, fetched, max(node.cached for node in nodes)))
     world.happens(over)
 
 

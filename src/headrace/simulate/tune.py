@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from headrace.config.build import build_dataset
-from headrace.display import size_text, text_table
+from headrace.display import human_size, text_table
 from headrace.errors import ConfigError, HeadraceError
 from headrace.mixing import LoaderConfig
 from headrace.simulate.conditions import Conditions
@@ -137,7 +137,7 @@ class Tuning:
             _percent(trial.waiting),
             f'{trial.first_batch_seconds:.2f} s',
             f'{trial.epoch_seconds:,.0f} s',
-            size_text(trial.epoch_fetched_bytes),
+            human_size(trial.epoch_fetched_bytes),
             'another order' if trial.changes_order else '',
         )
 
@@ -331,8 +331,8 @@ class _Search:
         needed = run.planned_bytes / computing  # each shard once
         if needed > conditions.bandwidth * (1 - self._target):
             return (
-                f'the model wants {size_text(needed)}/s on each node, and the network gives '
-                f'{size_text(conditions.bandwidth)}/s. Compress the shards, or store fewer bytes of a sample.'
+                f'the model wants {human_size(needed)}/s on each node, and the network gives '
+                f'{human_size(conditions.bandwidth)}/s. Compress the shards, or store fewer bytes of a sample.'
             )
         workers = self.chosen.get('num_workers', self._config.loader.num_workers)
         if conditions.read_seconds / max(1, workers) > conditions.step_seconds * (self._target if not workers else 1):
@@ -365,4 +365,4 @@ def _percent(share: float) -> str:
 
 
 def _shown(setting: str, value: int) -> str:
-    return size_text(value) if setting == 'cache_limit' else f'{value:,}'
+    return human_size(value) if setting == 'cache_limit' else f'{value:,}'

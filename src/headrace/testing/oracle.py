@@ -13,7 +13,7 @@ from typing import Any
 from headrace.dataset import StreamingDataLoader
 from headrace.order import Topology
 
-__all__ = ['Step', 'World', 'check_resume', 'walk']
+__all__ = ['WalkedBatch', 'World', 'check_resume', 'walk']
 
 MakeLoader = Callable[[Topology, int], StreamingDataLoader]
 """(topology, workers) -> a loader for that rank; its device batch size keeps the global batch."""
@@ -30,7 +30,7 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WalkedBatch:
     """One global batch, and the state after it."""
 
     epoch: int
@@ -46,7 +46,7 @@ def walk(
     epochs: int = 1,
     state: dict[str, Any] | None = None,
     ids_of: Callable[[Any], Sequence[int]] = lambda batch: batch['id'].tolist(),
-) -> Iterator[Step]:
+) -> Iterator[WalkedBatch]:
     """Iterate a world, from a state if one is given, until `epochs` passes have ended.
 
     Raises:
@@ -72,7 +72,7 @@ def walk(
             states = [loader.state_dict() for loader in loaders]
             assert all(other == states[0] for other in states), f'ranks disagree about the state: {states}'
             handed_out = [sample for rank in replicas for sample in ids[rank]]
-            yield Step(int(states[0]['epoch']), frozenset(handed_out), len(handed_out), states[0])
+            yield WalkedBatch(int(states[0]['epoch']), frozenset(handed_out), len(handed_out), states[0])
 
 
 def check_resume(

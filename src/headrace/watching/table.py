@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.display import printable, size_text, text_table
+from headrace.display import human_size, printable, text_table
 
 __all__ = ['live_text']
 
@@ -20,7 +20,7 @@ def live_text(live: dict[str, Any]) -> str:
     if not live['ranks']:
         return f'{live["run"]}: no rank has written its status yet.'
     total = live['total']
-    downloads = f'{size_text(total["bytes_per_second"])}/s, {size_text(total["bytes_downloaded"])} in all'
+    downloads = f'{human_size(total["bytes_per_second"])}/s, {human_size(total["bytes_downloaded"])} in all'
     waits = f'{total["wait_share"]:.1%}, rank {total["slowest_rank"]} most with {total["slowest_wait_share"]:.1%}'
     lines = [
         printable(f'{live["run"]}: step {total["step"]:,}, {len(live["ranks"])} of {live["world_size"]} ranks'),
@@ -49,7 +49,7 @@ def _row(status: dict[str, Any]) -> tuple[str, ...]:
         f'{figures["data/wait_share"]:.1%}',
         _seconds(figures.get('data/batch_seconds_p50')),
         _seconds(figures.get('data/batch_seconds_p99')),
-        f'{size_text(figures["data/bytes_per_second"])}/s',
+        f'{human_size(figures["data/bytes_per_second"])}/s',
         '' if 'data/cache_fill' not in figures else f'{figures["data/cache_fill"]:.0%}',
     )
 

@@ -57,7 +57,7 @@ class SamplePool:
         self.has_images = any(stream.decode is not None for stream in streams)
         """Whether images are read as tensors, whose crops take random numbers."""
         self._first_shards = mixture.shard_offsets[:-1]
-        self.map = SampleMap.of(mixture, [stream.kept for stream in streams])
+        self.map = SampleMap.of(mixture, [stream.row_selection for stream in streams])
         """Finds the shards and rows of samples."""
         self._opened: OpenedPool | None = None
         self._counters: CacheCounters | None = None

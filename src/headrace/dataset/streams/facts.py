@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from headrace.dataset.streams.images import column_kinds
-from headrace.display import Facts, count_text, size_text
+from headrace.display import Facts, count_text, human_size
 from headrace.format import ShardTable
 from headrace.images import Decode
 from headrace.order import RowSelection
@@ -23,7 +23,7 @@ class ShownStream(Protocol):
     """The attributes of a stream that its repr shows."""
 
     name: str | None
-    kept: RowSelection | None
+    row_selection: RowSelection | None
     shards: ShardTable
     proportion: float | None
     repeat: float | None
@@ -86,8 +86,8 @@ def columns_text(streams: list[ShownStream]) -> str:
 def _sizes(stream: ShownStream) -> str:
     shards = stream.shards
     samples, stored = int(shards.samples.sum()), int(shards.stored_bytes().sum())
-    text = f'{count_text(samples, "sample")} in {count_text(len(shards), "shard")} ({size_text(stored)})'
-    return text if stream.kept is None else f'{int(np.sum(stream.kept.counts)):,} of {text}'
+    text = f'{count_text(samples, "sample")} in {count_text(len(shards), "shard")} ({human_size(stored)})'
+    return text if stream.row_selection is None else f'{int(np.sum(stream.row_selection.counts)):,} of {text}'
 
 
 def _weight(stream: ShownStream) -> str:

@@ -216,7 +216,7 @@ class _Opening:
             if self.selection is not None:
                 changed = path.stat().st_mtime_ns  # rewritten data can have the same index
                 shards = self._shards_to_select(f'{stream.fingerprint} {changed}')
-                stream.kept, said = self.selection.keep(shards)
+                stream.row_selection, said = self.selection.apply(shards)
                 stream.fingerprint += f', {said}'
 
     def _index_file(self, store: Store | None) -> IndexFile:

@@ -147,7 +147,7 @@ class Stream(FactsRepr):
         self.image_columns: list[ImageColumns] = []  # by kind of shard; empty if no images are read as tensors
         self.format = check_format(format)
         self.shards = ShardTable.empty()
-        self.kept: RowSelection | None = None  # which rows of the shards are offered; None: all
+        self.row_selection: RowSelection | None = None  # which rows of the shards are offered; None: all
         self.fingerprint = ''
         self.first_shard = 0  # number of this stream's first shard in the dataset
         self.source_data: SourceData | None = None  # of data that are not shards with an index.json
@@ -244,7 +244,7 @@ class Stream(FactsRepr):
         """The stream as the order sees it: numbers of samples that are offered, and a weight."""
         return StreamSize(
             name=self.name or '',
-            shard_sizes=self.shard_sizes() if self.kept is None else self.kept.counts,
+            shard_sizes=self.shard_sizes() if self.row_selection is None else self.row_selection.counts,
             proportion=self.proportion,
             repeat=self.repeat,
             choose=self.choose,

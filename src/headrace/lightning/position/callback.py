@@ -22,7 +22,7 @@ from headrace.lightning.position.loop_progress import (
 from headrace.lightning.position.rng import random_state, restore_random_state
 from headrace.lightning.position.train_checks import OTHER_TRAINER, rest_of_last_fit
 from headrace.lightning.position.train_position import is_position
-from headrace.packing import exchange_now_and_then
+from headrace.packing import sync_lane_states
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule, Trainer
@@ -197,7 +197,7 @@ class PositionCallback(Callback):
         position = self._datamodule.position
         self._batches += 1
         for loader in () if position is None else position.loaders:
-            exchange_now_and_then(loader.dataset, self._batches)
+            sync_lane_states(loader.dataset, self._batches)
 
     def _restore_random_state(self) -> None:
         if self._random_state is not None:

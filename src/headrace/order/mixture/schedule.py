@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError
 
-__all__ = ['Change', 'Schedule', 'SchedulePoint', 'Step', 'allocate', 'apportion']
+__all__ = ['Change', 'Schedule', 'SchedulePoint', 'ScheduleStep', 'allocate', 'apportion']
 
 Change: TypeAlias = Literal['step', 'linear']
 
@@ -52,7 +52,7 @@ class SchedulePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScheduleStep:
     """A stretch of the run with one mixture."""
 
     begin: int
@@ -101,9 +101,9 @@ class Schedule:
         if unknown:
             raise ConfigError(f'a schedule names streams of its loader, got {unknown}; there are {list(names)}.')
 
-    def steps(self, names: Sequence[str]) -> list[Step]:
+    def steps(self, names: Sequence[str]) -> list[ScheduleStep]:
         """Return the staircase that stands for the schedule: a ramp is steps, each with the ramp's mean over it."""
-        steps: list[Step] = []
+        steps: list[ScheduleStep] = []
         last, before = 0, (0,) * len(names)
         for point in self.points:
             shares = [float(point.proportions.get(name, 0)) for name in names]
@@ -114,13 +114,13 @@ class Schedule:
                 count = max(1, min(_MAX_STEPS, length // _SAMPLES_PER_STEP))
                 steps[-1:] = [] if steps[-1].begin == last else steps[-1:]
                 steps += [
-                    Step(
+                    ScheduleStep(
                         last + length * i // count,
                         tuple(b + (w - b) * (2 * i + 1) // (2 * count) for b, w in zip(before, weights, strict=True)),
                     )
                     for i in range(count)
                 ]
-            steps.append(Step(point.at, weights))
+            steps.append(ScheduleStep(point.at, weights))
             last, before = point.at, weights
         return steps
 

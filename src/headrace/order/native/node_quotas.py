@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from headrace.errors import ConfigError
-from headrace.order.mixture.schedule import Step, allocate, apportion
+from headrace.order.mixture.schedule import ScheduleStep, allocate, apportion
 from headrace.order.native.interleave import quotas
 from headrace.order.native.stratified import grid_quotas
 from headrace.order.native.stratified_free import free_grid_quotas
@@ -212,7 +212,7 @@ class NodeQuotas:
             yield epoch, self._cut(sample, stages, lacking)
             epoch, sample = epoch + 1, 0
 
-    def _stretches(self, steps: list[Step], start: int, stop: int) -> list[tuple[int, int, Step]]:
+    def _stretches(self, steps: list[ScheduleStep], start: int, stop: int) -> list[tuple[int, int, ScheduleStep]]:
         """The steps between two positions of the run in one epoch, stratified ones moved to where batches begin."""
         grain = self._batch_size or 1
         first = bisect.bisect_right(steps, start - grain, key=lambda step: step.begin) - 1

@@ -33,7 +33,7 @@ from headrace.error_mapping import mapping_errors
 from headrace.errors import ConfigError, HeadraceError, MissingDependencyError, StorageError
 from headrace.storage.protocol import Names, ObjectInfo, StoreOptions, check_extra, count_option
 from headrace.storage.resolve import split_url
-from headrace.storage.stores.oci_credentials import log_in
+from headrace.storage.stores.oci_credentials import find_credentials
 from headrace.storage.transfer.answer_bounds import bound_session
 from headrace.storage.transfer.http_body import CHUNK, ReadRequest, SourcePart, described, version
 from headrace.storage.transfer.http_errors import UNREADABLE, error_of_status, unreadable, why_absent
@@ -207,27 +207,27 @@ class OCIStore:
                 f'An endpoint of OCI is https://objectstorage.REGION.oraclecloud.com or the like; got {endpoint!r} for '
                 f'{self.url}. Correct `endpoint_url` or {ENDPOINT_VARIABLE}.'
             )
-        login = log_in(self.url, options)
+        credentials = find_credentials(self.url, options)
         settings: dict[str, Any] = {
             'timeout': (options.connect_timeout, options.read_timeout),
             # One attempt per call: `retry.Retry` decides about others, and when to stop asking.
             'retry_strategy': NoneRetryStrategy(),
             'circuit_breaker_strategy': NoCircuitBreakerStrategy(),
         }
-        if login.signer is not None:
-            settings['signer'] = login.signer
+        if credentials.signer is not None:
+            settings['signer'] = credentials.signer
         try:
-            client = ObjectStorageClient(login.config, service_endpoint=endpoint, **settings)
+            client = ObjectStorageClient(credentials.config, service_endpoint=endpoint, **settings)
         except (ClientError, ValueError, OSError) as error:
             raise ConfigError(
-                f'The SDK made no client for {self.url} with {login.source}: {type(error).__name__}: {error}. Check '
-                f'the endpoint ({endpoint or "the default"}), the region ({login.config.get("region") or "none"}) and '
-                f'the credentials.'
+                f'The SDK made no client for {self.url} with {credentials.source}: {type(error).__name__}: {error}. '
+                f'Check the endpoint ({endpoint or "the default"}), the region '
+                f'({credentials.config.get("region") or "none"}) and the credentials.'
             ) from error
         for adapter in client.base_client.session.adapters.values():
             adapter.init_poolmanager(self._pool, self._pool)
         bound_session(client.base_client.session, options.answer_seconds)
-        return _Connection(client, login.source)
+        return _Connection(client, credentials.source)
 
     @mapping_errors
     def _mapped_errors(self, doing: str, key: str, *, etag: str | None = None) -> Generator[None]:

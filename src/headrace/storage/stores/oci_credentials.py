@@ -24,7 +24,7 @@ from headrace.storage.transfer.http_errors import ANONYMOUS
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
 
-__all__ = ['AUTH', 'Login', 'log_in']
+__all__ = ['AUTH', 'OCICredentials', 'find_credentials']
 
 AUTH: Final = ('api_key', 'security_token', 'instance_principal', 'resource_principal', 'oke_workload_identity')
 """Ways to sign, as the command line names them."""
@@ -45,7 +45,7 @@ CHASSIS: Final = Path('/sys/class/dmi/id/chassis_asset_tag')
 """Says on the machines of the cloud that they are."""
 
 
-class Login(NamedTuple):
+class OCICredentials(NamedTuple):
     """Configuration and signer for the SDK's client."""
 
     config: dict[str, Any]
@@ -55,7 +55,7 @@ class Login(NamedTuple):
     """Of the credentials, without saying what they are."""
 
 
-def log_in(url: str, options: StoreOptions) -> Login:
+def find_credentials(url: str, options: StoreOptions) -> OCICredentials:
     """Find the first credentials that are configured.
 
     Args:
@@ -67,7 +67,7 @@ def log_in(url: str, options: StoreOptions) -> Login:
         AccessDeniedError: Nothing is configured, or a principal has no credentials here.
     """
     if options.anonymous:
-        login = Login({}, _unsigned(), ANONYMOUS)
+        credentials = OCICredentials({}, _unsigned(), ANONYMOUS)
     else:
         auth = str(options.extra.get('auth') or os.environ.get('OCI_CLI_AUTH', ''))
         if auth and auth not in AUTH:
@@ -76,10 +76,12 @@ def log_in(url: str, options: StoreOptions) -> Login:
                 f'OCI_CLI_AUTH. Correct it, or leave it out.'
             )
         auth = auth or _detect(url, options)
-        login = _by_profile(url, auth, options) if auth in {'', 'api_key', 'security_token'} else _by_principal(auth)
-    region = options.region or os.environ.get('OCI_CLI_REGION') or login.config.get('region')
-    region = region or getattr(login.signer, 'region', None) or os.environ.get('OCI_REGION')
-    return login._replace(config={**login.config, 'region': region} if region else login.config)
+        credentials = (
+            _by_profile(url, auth, options) if auth in {'', 'api_key', 'security_token'} else _by_principal(auth)
+        )
+    region = options.region or os.environ.get('OCI_CLI_REGION') or credentials.config.get('region')
+    region = region or getattr(credentials.signer, 'region', None) or os.environ.get('OCI_REGION')
+    return credentials._replace(config={**credentials.config, 'region': region} if region else credentials.config)
 
 
 def _detect(url: str, options: StoreOptions) -> str:
@@ -108,7 +110,7 @@ def _file(options: StoreOptions) -> str:
     return str(named) or next((name for name in DEFAULT_FILES if Path(name).expanduser().is_file()), '')
 
 
-def _by_profile(url: str, auth: str, options: StoreOptions) -> Login:
+def _by_profile(url: str, auth: str, options: StoreOptions) -> OCICredentials:
     from oci import config as files
     from oci.exceptions import ClientError
 
@@ -126,13 +128,13 @@ def _by_profile(url: str, auth: str, options: StoreOptions) -> Login:
         if replaced:
             source += f'{" and" if file else ""} {", ".join(replaced.values())}'
         if auth == 'api_key' or (not auth and 'security_token_file' not in config):
-            return Login(config, None, source)
+            return OCICredentials(config, None, source)
         if not config.get('security_token_file') or not config.get('key_file'):
             raise ConfigError(
                 f'A security token needs the entries security_token_file and key_file; {source} for {url} lack one. '
                 f'Run "oci session authenticate".'
             )
-        return Login(config, _token_signer(config), source)
+        return OCICredentials(config, _token_signer(config), source)
     except (ClientError, OSError, ValueError) as error:
         if isinstance(error, (AccessDeniedError, ConfigError)):
             raise
@@ -141,7 +143,7 @@ def _by_profile(url: str, auth: str, options: StoreOptions) -> Login:
         ) from error
 
 
-def _by_principal(auth: str) -> Login:
+def _by_principal(auth: str) -> OCICredentials:
     from oci.auth import signers
 
     make: dict[str, Any] = {
@@ -150,7 +152,7 @@ def _by_principal(auth: str) -> Login:
         'oke_workload_identity': signers.get_oke_workload_identity_resource_principal_signer,
     }
     try:
-        return Login({}, make[auth](), f'credentials of the {auth.replace("_", " ")}')
+        return OCICredentials({}, make[auth](), f'credentials of the {auth.replace("_", " ")}')
     except Exception as error:  # services, files and variables of the machine can fail in any way
         raise AccessDeniedError(
             f'There are no credentials of the {auth.replace("_", " ")} here: {type(error).__name__}: {error}. Run it '

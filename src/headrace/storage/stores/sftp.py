@@ -37,7 +37,7 @@ from headrace.storage.transfer.sealed_errors import sealed
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from headrace.storage.stores.sftp_credentials import Login
+    from headrace.storage.stores.sftp_credentials import SftpCredentials
     from headrace.storage.stores.sftp_session import SftpSession
 
 __all__ = ['SftpStore', 'open_sftp_store']
@@ -218,13 +218,16 @@ class SftpStore:
 
     def _connect(self) -> _Connections:
         try:
-            from headrace.storage.stores.sftp_credentials import find_login, log_in  # which imports paramiko
+            from headrace.storage.stores.sftp_credentials import (
+                find_credentials,
+                open_session,
+            )  # which imports paramiko
         except ImportError as error:
             raise MissingDependencyError(
                 f'{self.url} needs paramiko, which is not installed. Run: pip install "headrace[sftp]"'
             ) from error
-        login = find_login(self.host, self.port, self.user, self.options)
-        return _Connections(login, lambda: log_in(login, self.options), self._max_connections)
+        credentials = find_credentials(self.host, self.port, self.user, self.options)
+        return _Connections(credentials, lambda: open_session(credentials, self.options), self._max_connections)
 
     @contextlib.contextmanager
     def _session(self, doing: str, key: str) -> Generator[SftpSession]:
@@ -235,23 +238,23 @@ class SftpStore:
                 try:
                     yield session
                 except SftpStatusError as error:
-                    raise self._from_status(doing, key, session, connections.login, error) from error
+                    raise self._from_status(doing, key, session, connections.credentials, error) from error
         except SftpConnectionError as error:
             raise BrokenTransferError.at(
-                f'{doing} {self.url}/{key} at {connections.login.server} broke: {error}.'
+                f'{doing} {self.url}/{key} at {connections.credentials.server} broke: {error}.'
             ) from error
 
     def _from_status(
-        self, doing: str, key: str, session: SftpSession, login: Login, error: SftpStatusError
+        self, doing: str, key: str, session: SftpSession, credentials: SftpCredentials, error: SftpStatusError
     ) -> StorageError:
-        what = f'{doing} {self.url}/{key} at {login.server}'
+        what = f'{doing} {self.url}/{key} at {credentials.server}'
         if error.code == Status.NO_SUCH_FILE:
             why = _why_absent(session, self._path(key))
-            return not_found(f'{self.url}/{key}', f'{why} at {login.server}. Check the URL.')
+            return not_found(f'{self.url}/{key}', f'{why} at {credentials.server}. Check the URL.')
         if error.code == Status.PERMISSION_DENIED:
             return AccessDeniedError(
-                f'{what}: {error}. The connection was made with {login}. Use a user who may do this, or change the '
-                f"file's mode."
+                f'{what}: {error}. The connection was made with {credentials}. Use a user who may do this, or change '
+                f"the file's mode."
             )
         temporary = {Status.NO_CONNECTION, Status.CONNECTION_LOST}
         if doing == 'Reading':
@@ -270,8 +273,8 @@ class _Connections:
     One of several is kept for urgent reads.
     """
 
-    def __init__(self, login: Login, connect: Callable[[], SftpSession], limit: int) -> None:
-        self.login = login
+    def __init__(self, credentials: SftpCredentials, connect: Callable[[], SftpSession], limit: int) -> None:
+        self.credentials = credentials
         self._connect = connect
         self._free = threading.Semaphore(limit)
         self._free_ahead = threading.Semaphore(max(1, limit - 1))

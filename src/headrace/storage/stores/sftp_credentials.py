@@ -24,7 +24,7 @@ from headrace.storage.stores.sftp_session import WINDOW, SftpSession
 if TYPE_CHECKING:
     from headrace.storage.protocol import StoreOptions
 
-__all__ = ['Login', 'find_login', 'log_in']
+__all__ = ['SftpCredentials', 'find_credentials', 'open_session']
 
 CONFIG_FILES: Final = ('~/.ssh/config', '/etc/ssh/ssh_config')
 KNOWN_HOSTS: Final = '~/.ssh/known_hosts ~/.ssh/known_hosts2'
@@ -36,7 +36,7 @@ LOG: Final = 'paramiko.headrace'
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class SftpCredentials:
     """The server to log in to, the user and the credentials."""
 
     host: str
@@ -72,7 +72,7 @@ class Login:
         return f'user {self.user!r} and {", ".join(tried) or "no key"}'
 
 
-def find_login(host: str, port: int | None, user: str | None, options: StoreOptions) -> Login:
+def find_credentials(host: str, port: int | None, user: str | None, options: StoreOptions) -> SftpCredentials:
     """Settings of the URL, then the options, the environment and the configuration of OpenSSH."""
     config = _config_of(host)
     for name in ('proxycommand', 'proxyjump'):
@@ -97,7 +97,7 @@ def find_login(host: str, port: int | None, user: str | None, options: StoreOpti
             *config.get('globalknownhostsfile', KNOWN_HOSTS_OF_ALL).split(),
         ]
         known = tuple(str(Path(name).expanduser()) for name in names)
-    return Login(
+    return SftpCredentials(
         host=host,
         address=config['hostname'],
         port=port or int(config.get('port', 22)),
@@ -109,7 +109,7 @@ def find_login(host: str, port: int | None, user: str | None, options: StoreOpti
     )
 
 
-def log_in(login: Login, options: StoreOptions) -> SftpSession:
+def open_session(credentials: SftpCredentials, options: StoreOptions) -> SftpSession:
     """Connect, check who the server is, authenticate, and start SFTP.
 
     Raises:
@@ -118,7 +118,7 @@ def log_in(login: Login, options: StoreOptions) -> SftpSession:
         StorageError: The server has no SFTP.
     """
     try:
-        connection = socket.create_connection((login.address, login.port), timeout=options.connect_timeout)
+        connection = socket.create_connection((credentials.address, credentials.port), timeout=options.connect_timeout)
     except OSError as error:
         raise SftpConnectionError(f'no connection: {error}') from error
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -129,16 +129,16 @@ def log_in(login: Login, options: StoreOptions) -> SftpSession:
     with ExitStack() as undo:
         undo.callback(connection.close)
         undo.callback(client.close)
-        for name in login.known_hosts:
+        for name in credentials.known_hosts:
             with suppress(FileNotFoundError):
                 client.load_host_keys(name)
-        client.set_missing_host_key_policy(_Refuse(login))
+        client.set_missing_host_key_policy(_Refuse(credentials))
         # Failed attempts are told by exceptions. Without a handler, the traces of paramiko's thread would go to stderr.
         logging.getLogger(LOG).addHandler(_QUIET)  # noqa: TID251 - paramiko's
         client.set_log_channel(LOG)
         try:
-            _authenticate(client, connection, login, options)
-            session = SftpSession(client, _open_channel(client, login, options), options.read_timeout)
+            _authenticate(client, connection, credentials, options)
+            session = SftpSession(client, _open_channel(client, credentials, options), options.read_timeout)
         except StorageError:
             raise
         except (paramiko.SSHException, EOFError, OSError) as error:
@@ -149,7 +149,7 @@ def log_in(login: Login, options: StoreOptions) -> SftpSession:
         return session
 
 
-def _open_channel(client: paramiko.SSHClient, login: Login, options: StoreOptions) -> paramiko.Channel:
+def _open_channel(client: paramiko.SSHClient, credentials: SftpCredentials, options: StoreOptions) -> paramiko.Channel:
     transport = client.get_transport()
     assert transport is not None
     transport.set_keepalive(KEEP_ALIVE)
@@ -164,7 +164,7 @@ def _open_channel(client: paramiko.SSHClient, login: Login, options: StoreOption
         if not refused or not transport.is_active():
             raise
         raise StorageError(
-            f'{login.server} lets {login.user!r} in, but has no SFTP for this user: {error}. Add '
+            f'{credentials.server} lets {credentials.user!r} in, but has no SFTP for this user: {error}. Add '
             f'"Subsystem sftp internal-sftp" to its sshd_config.'
         ) from error
     finally:
@@ -172,26 +172,28 @@ def _open_channel(client: paramiko.SSHClient, login: Login, options: StoreOption
     return channel
 
 
-def _authenticate(client: paramiko.SSHClient, connection: socket.socket, login: Login, options: StoreOptions) -> None:
+def _authenticate(
+    client: paramiko.SSHClient, connection: socket.socket, credentials: SftpCredentials, options: StoreOptions
+) -> None:
     def transport(sock: Any, **settings: Any) -> paramiko.Transport:
         made = paramiko.Transport(sock, **settings)
         security = made.get_security_options()
         # They cost half of the processor time of the others.
         security.ciphers = sorted(security.ciphers, key=lambda name: 'gcm' not in name)
-        known = _kinds_of_key(client, login)
+        known = _kinds_of_key(client, credentials)
         security.key_types = sorted(security.key_types, key=lambda name: name not in known)
         return made
 
-    key_files: Any = list(login.key_files)
+    key_files: Any = list(credentials.key_files)
     try:
         client.connect(
-            login.address,
-            login.port,
-            login.user,
+            credentials.address,
+            credentials.port,
+            credentials.user,
             password=os.environ.get('HEADRACE_SFTP_PASSWORD') or None,
             key_filename=key_files,
-            allow_agent=login.other_keys,
-            look_for_keys=login.other_keys,
+            allow_agent=credentials.other_keys,
+            look_for_keys=credentials.other_keys,
             sock=connection,
             timeout=options.connect_timeout,
             banner_timeout=options.connect_timeout,
@@ -201,9 +203,9 @@ def _authenticate(client: paramiko.SSHClient, connection: socket.socket, login: 
         )
     except paramiko.BadHostKeyException as error:
         raise AccessDeniedError(
-            f'{login.server} shows another host key ({_fingerprint(error.key)}) than the one that is known '
+            f'{credentials.server} shows another host key ({_fingerprint(error.key)}) than the one that is known '
             f'({_fingerprint(error.expected_key)}): it is another server, or somebody is in between. If the server '
-            f'was set up anew, remove the old key: ssh-keygen -R {_name_of_host(login)}.'
+            f'was set up anew, remove the old key: ssh-keygen -R {_name_of_host(credentials)}.'
         ) from error
     except paramiko.SSHException as error:
         made = client.get_transport()
@@ -211,28 +213,28 @@ def _authenticate(client: paramiko.SSHClient, connection: socket.socket, login: 
         # A connection that ended meanwhile may have been refused, or broken: only another attempt can tell.
         if denied and made is not None and made.is_active() and 'timeout' not in str(error).lower():
             raise AccessDeniedError(
-                f'{login.server} refused {login}: {error}. Add the public key to its authorized_keys, or name the '
-                f'right key (extra option key_file, COMPOSER_SFTP_KEY_FILE, IdentityFile in ~/.ssh/config) or user; '
-                f'a key with a passphrase has to be in the ssh-agent.'
+                f'{credentials.server} refused {credentials}: {error}. Add the public key to its authorized_keys, or '
+                f'name the right key (extra option key_file, COMPOSER_SFTP_KEY_FILE, IdentityFile in ~/.ssh/config) or '
+                f'user; a key with a passphrase has to be in the ssh-agent.'
             ) from error
         if denied:
-            raise SftpConnectionError(f'it ended while {login} logged in: {error}') from error
+            raise SftpConnectionError(f'it ended while {credentials} logged in: {error}') from error
         raise
 
 
 class _Refuse(paramiko.MissingHostKeyPolicy):
     """Refuses a server whose key is in no file of known hosts."""
 
-    def __init__(self, login: Login) -> None:
-        self._login = login
+    def __init__(self, credentials: SftpCredentials) -> None:
+        self._credentials = credentials
 
     def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
         del client, hostname
-        login = self._login
+        credentials = self._credentials
         raise AccessDeniedError(
-            f'The host key of {login.server} is not in {" or ".join(login.known_hosts)}, so nothing says that it is '
-            f'the right server. It shows {_fingerprint(key)}. If that is so, add it: '
-            f'ssh-keyscan -p {login.port} {login.address} >> {login.known_hosts[0]}'
+            f'The host key of {credentials.server} is not in {" or ".join(credentials.known_hosts)}, so nothing says '
+            f'that it is the right server. It shows {_fingerprint(key)}. If that is so, add it: '
+            f'ssh-keyscan -p {credentials.port} {credentials.address} >> {credentials.known_hosts[0]}'
         )
 
 
@@ -240,14 +242,14 @@ def _fingerprint(key: Any) -> str:
     return f'{key.get_name()} {key.fingerprint}'
 
 
-def _name_of_host(login: Login) -> str:
+def _name_of_host(credentials: SftpCredentials) -> str:
     """As files of known hosts spell it."""
-    return login.address if login.port == 22 else f'[{login.address}]:{login.port}'
+    return credentials.address if credentials.port == 22 else f'[{credentials.address}]:{credentials.port}'
 
 
-def _kinds_of_key(client: paramiko.SSHClient, login: Login) -> set[str]:
+def _kinds_of_key(client: paramiko.SSHClient, credentials: SftpCredentials) -> set[str]:
     """Algorithms that show a key that is known; else the server might show another of its keys."""
-    kinds = set(client.get_host_keys().lookup(_name_of_host(login)) or ())
+    kinds = set(client.get_host_keys().lookup(_name_of_host(credentials)) or ())
     return kinds | {'rsa-sha2-512', 'rsa-sha2-256'} if 'ssh-rsa' in kinds else kinds
 
 
