@@ -154,8 +154,6 @@ class DatasetShards:
         self._leases: MapCache[ShardReader] | LeaseCache[ShardReader] = (
             MapCache() if cache_limit is None else LeaseCache()
         )
-        self.take = self._leases.take
-        """Gives a shard that is open; None: `open` opens it."""
         # Without a limit a shard stays in the cache while it is read.
         self.give_back = None if cache_limit is None else self._leases.keep
         """Takes a shard back after a read; None: shards stay open while they are read."""
@@ -225,7 +223,14 @@ class DatasetShards:
             self._is_trying_once = False
 
     def open(self, shard: int) -> CachedLease[ShardReader]:
-        """Open a shard that `take` does not have; it is fetched if it is absent."""
+        """The reader of a shard that is open, or is opened now; an absent shard is fetched.
+
+        The caller gives it back after the read, with `give_back`.
+        """
+        held = self._leases.recent.get(shard)  # a further call would cost as much as the read of a small sample
+        return self._leases.take(shard) or self._open_new(shard) if held is None else held
+
+    def _open_new(self, shard: int) -> CachedLease[ShardReader]:
         held = CachedLease.now(*(self._open_once(shard) if self._is_trying_once else self._open(shard)))
         if self.give_back is None:
             self._leases.keep(shard, held)

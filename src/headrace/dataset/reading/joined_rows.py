@@ -18,8 +18,6 @@ _LARGE_ROW: Final = 512  # bytes of a sample; of smaller ones numpy gathers many
 _ROWS_OF_SHARD: Final = 4
 _LARGE_BATCH: Final = 1 << 22  # bytes, from which on numpy's memory is faster, since it is of huge pages
 
-Opened = CachedLease[ShardReader]
-
 
 class JoinedRows:
     """The fewest steps for a batch whose samples lie in many shards: one join of bytes for each column.
@@ -27,18 +25,15 @@ class JoinedRows:
     Numpy copies from one array at a time, so each shard of a batch would cost a call or two.
     """
 
-    def __init__(
-        self, columns: Columns, take: Callable[[int], Opened | None], acquire: Callable[[int], Opened]
-    ) -> None:
+    def __init__(self, columns: Columns, open_shard: Callable[[int], CachedLease[ShardReader]]) -> None:
         """Take the columns of a batch, and how shards are opened.
 
         Args:
             columns: arrays only.
-            take: gives a shard that is open.
-            acquire: opens a shard, which stays mapped while anything views it.
+            open_shard: opens a shard, which stays mapped while anything views it.
         """
         self._names = tuple(columns.arrays)
-        self._take, self._acquire = take, acquire
+        self._open = open_shard
         self._layout: FixedLayout | None = None
 
     @staticmethod
@@ -53,14 +48,13 @@ class JoinedRows:
             shards: the shard of each sample.
             rows: int64[n], the row of each in its shard.
         """
-        count, layout, take = len(shards), self._layout, self._take
+        count, layout, open_shard = len(shards), self._layout, self._open
         distinct = dict.fromkeys(shards)
         if layout is not None and not _is_fast(layout.size, count, len(distinct)):
             return None
         samples: dict[int, memoryview] = {}
         for shard in distinct:
-            opened = take(shard) or self._acquire(shard)
-            table = opened.value.fixed_rows
+            table = open_shard(shard).value.fixed_rows
             if table is None:
                 return None
             if table.layout is not layout:

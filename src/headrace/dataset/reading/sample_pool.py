@@ -87,7 +87,7 @@ class SamplePool:
             images = ImageRows(shards.cached, partial(_describe, shards.cached, self.map))  # no cycle with the pool
         columns = self.columns if shards.give_back is None and images is None else None
         if columns is not None and JoinedRows.can_join(columns):
-            joined = JoinedRows(columns, shards.take, shards.open)
+            joined = JoinedRows(columns, shards.open)
         # Otherwise its threads would keep it, and themselves, for ever.
         weakref.finalize(self, _close, shards, process).atexit = False
         return OpenedPool(process, shards, images, joined)
@@ -179,7 +179,7 @@ class SamplePool:
         """One sample by its global id."""
         shard, row = self.map.locate_one(sample_id)
         _, shards, images, _ = self.opened
-        held = shards.take(shard) or shards.open(shard)
+        held = shards.open(shard)
         try:
             sample = held.value.sample(row)
         finally:
@@ -220,10 +220,10 @@ class SamplePool:
         firsts = [0, *cuts] if len(ids) else []
         row_list, out_list = rows.tolist(), by_shard.tolist()
         _, opened, images, _ = self.opened
-        take, give_back = opened.take, opened.give_back
+        open_shard, give_back = opened.open, opened.give_back
         for shard, begin, end in zip(shards[firsts].tolist(), firsts, [*cuts, len(ids)], strict=False):
             try:
-                held = take(shard) or opened.open(shard)
+                held = open_shard(shard)
                 try:
                     if end - begin == 1:  # of most shards, after a shuffle
                         held.value.gather_row(row_list[begin], out_list[begin], columns)
@@ -252,7 +252,7 @@ def _gather_each(
     """Gather rows of a shard one by one, to find the bad ones."""
     for row, out_row in zip(rows, out_rows, strict=True):
         try:
-            held = opened.take(shard) or opened.open(shard)
+            held = opened.open(shard)
             try:
                 held.value.gather_row(row, out_row, columns)
             finally:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from headrace.storage.transfer.process_local import PerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from headrace.storage.cache.mapped_file import Lease
 
@@ -68,18 +68,19 @@ class MapCache(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._young: dict[int, CachedLease[T]] = {}
+        self.recent: dict[int, CachedLease[T]] = {}
+        """The younger generation, for a lookup that costs no call. `take` looks into both."""
         self._old: dict[int, CachedLease[T]] = {}
         self._lock = threading.Lock()
 
     def take(self, shard: int) -> CachedLease[T] | None:
         """The cached lease of a shard, if any. It stays in the cache."""
-        held = self._young.get(shard)
+        held = self.recent.get(shard)
         if held is None and shard in self._old:
             with self._lock:
                 held = self._old.pop(shard, None)  # None: another thread was here
                 if held is None:
-                    return self._young.get(shard)
+                    return self.recent.get(shard)
                 self._add(shard, held)
         return held
 
@@ -89,27 +90,29 @@ class MapCache(Generic[T]):
             self._add(shard, held)
 
     def _add(self, shard: int, held: CachedLease[T]) -> None:
-        if len(self._young) >= MAPPED_SHARDS // 2:
-            self._old, self._young = self._young, {}  # the old ones are unmapped when their last reader is done
-        self._young[shard] = held
+        if len(self.recent) >= MAPPED_SHARDS // 2:
+            self._old, self.recent = self.recent, {}  # the old ones are unmapped when their last reader is done
+        self.recent[shard] = held
 
     def drop(self, shards: Iterable[int]) -> None:
         """Keep these no longer."""
         with self._lock:
             for shard in shards:
-                self._young.pop(shard, None)
+                self.recent.pop(shard, None)
                 self._old.pop(shard, None)
 
     def close(self) -> None:
         """Keep nothing."""
         with self._lock:
-            self._young, self._old = {}, {}
+            self.recent, self._old = {}, {}
 
 
 class LeaseCache(Generic[T]):
     """Under a limit: leases that nobody is reading by, for a short time. Thread-safe; not for use after a fork."""
 
     def __init__(self) -> None:
+        self.recent: Mapping[int, CachedLease[T]] = {}
+        """Empty: a kept lease must be taken."""
         self._kept: OrderedDict[int, CachedLease[T]] = OrderedDict()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
