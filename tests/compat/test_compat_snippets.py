@@ -413,7 +413,7 @@ def test_ranks_and_orders() -> None:
 def test_weights_and_errors_match_those_that_programs_catch(make_dataset: Any) -> None:
     from streaming import Stream, StreamingDataset
 
-    with pytest.raises(ValueError, match='at most one of proportion'):
+    with pytest.raises(ValueError, match='at most one of `proportion`'):
         Stream(local='x', proportion=1, repeat=2)
     with pytest.raises(StreamError):
         StreamingDataset()

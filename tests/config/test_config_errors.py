@@ -67,7 +67,7 @@ CASES = [
     (
         'a point for no stream',
         changed(train__schedule=[{'at': 0, 'proportions': {'code': 1, 'prosa': 2}}]),
-        'train.schedule: names streams that do not exist: prosa; there are: code, prose',
+        'train.schedule: a schedule names streams that do not exist: prosa; there are: code, prose',
     ),
     (
         'a share that is no number',
@@ -77,7 +77,7 @@ CASES = [
     (
         'a point without shares',
         changed(train__schedule=[{'at': 0}]),
-        'train.schedule[0]: a point needs `proportions`, one of them above 0',
+        'train.schedule[0]: a point needs `proportions`: numbers of at least 0, one of them above 0, with a finite sum',
     ),
     (
         'a misspelt key of a point',
@@ -92,7 +92,10 @@ CASES = [
     (
         'a schedule and an end of streams',
         changed(train__schedule=[POINT], train__when_exhausted='stop'),
-        "train.when_exhausted: got when_exhausted: 'stop'; is `repeat` with a schedule; keep one of the two",
+        (
+            "train.when_exhausted: got when_exhausted: 'stop'; `when_exhausted` must be `repeat` with a schedule; keep "
+            'one of the two'
+        ),
     ),
     # Unknown keys.
     ('misspelt', changed(train__shufle=True), 'train.shufle: got true; unknown key; did you mean "shuffle"?'),
@@ -367,7 +370,8 @@ CASES = [
         changed(train__epoch_size='1m', train__streams__prose__repeat=2),
         (
             "train.epoch_size: got epoch_size: '1m'; "
-            '`epoch_size` needs proportions, or no weights; `repeat` or `choose` is given by: prose'
+            '`epoch_size` needs proportions, or no weights; leave it out, or use `proportion` in the place of '
+            '`repeat` or `choose`, which are given by: prose'
         ),
     ),
     (

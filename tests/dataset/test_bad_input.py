@@ -316,7 +316,10 @@ def test_bad_arguments_are_refused_at_construction(make_dataset, arguments, mess
 
 BAD_STREAMS = {
     'two weights': (dict(local='x', proportion=1, repeat=2), 'at most one of'),
-    'negative': (dict(local='x', choose=-1), 'must not be negative'),
+    'negative': (dict(local='x', choose=-1), "at least 0; got {'choose': -1}"),
+    'endless': (dict(local='x', repeat=float('inf')), 'a finite number'),
+    'no number': (dict(local='x', proportion=float('nan')), 'a finite number'),
+    'text': (dict(local='x', proportion='much'), "got {'proportion': 'much'}"),
     'nowhere': (dict(), 'needs `remote`, `local` or both'),
 }
 

@@ -1,4 +1,4 @@
-"""Constraints that a schema sets on its keys: bounds, forms, names, and rules between keys.
+"""Constraints that a schema sets on its keys: bounds, forms and names.
 
 A constraint is written as ``Annotated[type, constraint]``. `validate` checks values by it; `reference` documents it.
 """
@@ -12,7 +12,7 @@ from typing import Any, cast
 from headrace.order.skip import read_range
 from headrace.selection import Mistake
 
-__all__ = ['AtLeast', 'BrokenRule', 'Bytes', 'Count', 'MoreThan', 'Named', 'OneOf', 'Parsed', 'read_skip']
+__all__ = ['AtLeast', 'Bytes', 'Count', 'MoreThan', 'Named', 'OneOf', 'Parsed', 'read_skip']
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,6 @@ class Parsed:
     """Makes the value; returns None after adding its mistakes."""
     what: str
     """Noun for the value, in the documentation."""
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenRule:
-    """A broken rule between keys of one dataclass."""
-
-    keys: tuple[str, ...]
-    """The keys that the rule names; the message points to the first one given."""
-    rule: str
-    inner: tuple[str, ...] = ()
-    """The keys of nested dataclasses that the rule depends on."""
 
 
 def read_skip(value: object, mistakes: list[Mistake]) -> tuple[tuple[int | str, int | str], ...]:

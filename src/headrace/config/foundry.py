@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
-from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, Named, OneOf, Parsed, read_skip
+from headrace.config.constraints import AtLeast, Bytes, Count, Named, OneOf, Parsed, read_skip
 from headrace.config.load import YamlSource
 from headrace.config.problems import Path, Problem, dotted, shown
 from headrace.config.schema import Config, DatasetConfig, LoaderConfig, WorkerConfig
@@ -21,6 +21,7 @@ from headrace.config.streams import SchedulePointConfig, SelectionConfig, Stream
 from headrace.config.validate import Validator, field_types, unwrap
 from headrace.order.shuffle import ALGORITHMS
 from headrace.redaction import warn
+from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
 __all__ = ['config_of_foundry']

@@ -7,9 +7,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from headrace.config.constraints import AtLeast, BrokenRule, Parsed
+from headrace.config.constraints import AtLeast, Parsed
 from headrace.errors import ConfigError
 from headrace.format import number_abbrev_to_int
+from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
 if TYPE_CHECKING:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, Named, OneOf, Parsed, read_skip
+from headrace.config.constraints import AtLeast, Bytes, Count, Named, OneOf, Parsed, read_skip
 from headrace.config.packing import PackingConfig
 from headrace.config.streams import SOURCE_NAMES, SchedulePointConfig, SelectionConfig, StreamConfig
+from headrace.order.mixture.rules import exhaustion_errors, mixture_errors, names_errors, schedule_errors
 from headrace.order.shuffle import ALGORITHMS, PERMUTATIONS
 from headrace.redaction import redacted_repr
+from headrace.rules import BrokenRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,38 +125,12 @@ class DatasetConfig(SelectionConfig):
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this loader's keys that do not hold, its streams' own excepted."""
         yield from self._broken_source_rules()
-        proportional = [stream.proportion is not None for stream in self.streams]
-        if any(proportional) and not all(proportional):
-            others = ', '.join(stream.name for stream in self.streams if stream.proportion is None)
-            rule = f'either all streams have `proportion` or none has; without it: {others}'
-            yield BrokenRule(('streams',), rule, inner=('proportion',))
-        elif any(proportional) and not any(stream.proportion for stream in self.streams):
-            yield BrokenRule(('streams',), 'all proportions are 0; one must be greater', inner=('proportion',))
-        absolute = ', '.join(stream.name for stream in self.streams if (stream.repeat, stream.choose) != (None, None))
-        if self.epoch_size is not None and absolute:
-            rule = f'`epoch_size` needs proportions, or no weights; `repeat` or `choose` is given by: {absolute}'
-            yield BrokenRule(('epoch_size', 'streams'), rule, inner=('proportion', 'repeat', 'choose'))
-        yield from self._broken_schedule_rules()
-
-    def _broken_schedule_rules(self) -> Iterator[BrokenRule]:
-        if not self.schedule:
-            return
-        at, inner = [point.at for point in self.schedule], ('at', 'proportions', 'change')
-        if at[0] or self.schedule[0].change != 'step':
-            yield BrokenRule(('schedule',), 'the first point is at 0, and no ramp', inner=inner)
-        elif any(after <= before for before, after in pairwise(at)):
-            yield BrokenRule(('schedule',), f'points stand in the order of rising `at`; they are at {at}', inner=inner)
-        names = {stream.name for stream in self.streams}
-        unknown = sorted({name for point in self.schedule for name in point.proportions} - names)
-        if unknown:
-            rule = f'names streams that do not exist: {", ".join(unknown)}; there are: {", ".join(sorted(names))}'
-            yield BrokenRule(('schedule', 'streams'), rule, inner=('proportions', 'name'))
-        weights = [stream.name for stream in self.streams if stream.has_weight]
-        if weights:
-            rule = f'a schedule is in the place of weights, which are given by: {", ".join(weights)}; remove them'
-            yield BrokenRule(('schedule', 'streams'), rule, inner=('proportion', 'repeat', 'choose'))
-        if self.when_exhausted != 'repeat':
-            yield BrokenRule(('when_exhausted', 'schedule'), 'is `repeat` with a schedule; keep one of the two')
+        yield from mixture_errors(self.streams, epoch_size=self.epoch_size, is_scheduled=bool(self.schedule))
+        if self.schedule:
+            names = [stream.name for stream in self.streams]
+            yield from schedule_errors(self.schedule)
+            yield from names_errors(self.schedule, names)
+            yield from exhaustion_errors(self.when_exhausted)
 
     def _broken_source_rules(self) -> Iterator[BrokenRule]:
         single = any(value is not None for value in (self.remote, self.local, self.split))

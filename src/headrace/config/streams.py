@@ -6,10 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
-from headrace.config.constraints import AtLeast, BrokenRule, Count, MoreThan, OneOf, Parsed
+from headrace.config.constraints import AtLeast, Count, MoreThan, OneOf, Parsed
 from headrace.format import get_hashes
 from headrace.images import Decode
+from headrace.order.mixture.rules import point_errors, stream_errors
+from headrace.order.mixture.schedule import Change
 from headrace.redaction import redacted_repr
+from headrace.rules import BrokenRule
 from headrace.selection import Conditions, Fraction, Subset
 from headrace.sources.formats import FORMATS
 
@@ -120,18 +123,11 @@ class StreamConfig(SelectionConfig):
         """Names of these keys in other programs."""
         return {**SOURCE_NAMES, 'weight': ('proportion', 'repeat'), 'ratio': ('proportion',), 'share': ('proportion',)}
 
-    @property
-    def has_weight(self) -> bool:
-        """Whether a weight is given."""
-        return (self.proportion, self.repeat, self.choose) != (None, None, None)
-
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this stream's keys that do not hold."""
         if self.remote is None and self.local is None:
             yield BrokenRule(('remote', 'local'), 'a stream needs `remote`, `local`, or both')
-        if sum(weight is not None for weight in (self.proportion, self.repeat, self.choose)) > 1:
-            rule = 'a stream has at most one of `proportion`, `repeat` and `choose`; keep one'
-            yield BrokenRule(('proportion', 'repeat', 'choose'), rule)
+        yield from stream_errors(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,10 +140,9 @@ class SchedulePointConfig:
     proportions: Mapping[str, Annotated[float, AtLeast(0)]] = field(default_factory=dict[str, float])
     """Shares of the streams by name, relative to their sum; a stream that is not named has none."""
 
-    change: Literal['step', 'linear'] = 'step'
+    change: Change = 'step'
     """How these proportions are reached: at once, or along a line from those of the point before."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between this point's keys that do not hold."""
-        if not sum(self.proportions.values()):
-            yield BrokenRule(('proportions',), 'a point needs `proportions`, one of them above 0')
+        yield from point_errors(self)

@@ -31,11 +31,12 @@ from typing import (
     get_type_hints,
 )
 
-from headrace.config.constraints import AtLeast, BrokenRule, Bytes, Count, MoreThan, Named, OneOf, Parsed
+from headrace.config.constraints import AtLeast, Bytes, Count, MoreThan, Named, OneOf, Parsed
 from headrace.config.problems import Path, Problem, dotted, shown
 from headrace.config.similar import LONGEST_NAME, closest, did_you_mean
 from headrace.errors import ConfigError
 from headrace.format import bytes_to_int, number_abbrev_to_int
+from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
 __all__ = ['Validator', 'choices_of', 'describe_number', 'field_types', 'unwrap']

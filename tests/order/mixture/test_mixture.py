@@ -38,11 +38,11 @@ def test_numbers_are_mosaicmls(case: dict) -> None:
 @pytest.mark.parametrize(
     ('weights', 'epoch_size', 'named'),
     [
-        ([{'proportion': 1}, {}], None, r"\['s1'\]"),
-        ([{'proportion': 1}, {'repeat': 1}], None, r"\['s1'\]"),
+        ([{'proportion': 1}, {}], None, 'without it: s1'),
+        ([{'proportion': 1}, {'repeat': 1}], None, 'without it: s1'),
         ([{'repeat': 1}, {}], 7, 'epoch_size 7'),
         ([{'choose': 1}, {'choose': 0}], 7, 'epoch_size 7'),
-        ([{'proportion': 0}, {'proportion': 0}], None, 'at least one proportion'),
+        ([{'proportion': 0}, {'proportion': 0}], None, 'proportions are 0'),
         ([{'choose': 0}, {'repeat': 0}], None, 'at least one sample'),
         ([{}, {}], -3, '-3'),
     ],
@@ -52,7 +52,9 @@ def test_contradicting_weights_are_refused(weights: list[dict], epoch_size: int 
         Mixture.resolve(streams_of([5, 6], weights), epoch_size)
 
 
-@pytest.mark.parametrize('weight', [{'proportion': -0.5}, {'repeat': float('nan')}, {'choose': -1}])
+@pytest.mark.parametrize(
+    'weight', [{'proportion': -0.5}, {'repeat': float('nan')}, {'choose': -1}, {'repeat': 'twice'}]
+)
 def test_bad_weight_is_refused_with_its_value(weight: dict) -> None:
     with pytest.raises(StreamError, match=str(next(iter(weight.values())))):
         StreamSize(name='web', shard_sizes=np.array([5]), **weight)
@@ -137,7 +139,7 @@ def test_an_unknown_policy_is_refused() -> None:
         ({'epoch_size': 2 * 10**12}, {'proportion': 1}, 'at most 1,000,000,000,000 samples, got 2,000,000,000,000'),
         ({}, {'choose': 10**30}, 'at most 1,000,000,000,000 samples'),
         ({}, {'repeat': 1e300}, 'at most 1,000,000,000,000 samples'),
-        ({'epoch_size': 9}, {'proportion': 1e308}, 'a finite sum, got .1e\\+308, 1e\\+308'),
+        ({'epoch_size': 9}, {'proportion': 1e308}, 'a finite sum.*; got .*1e\\+308.*1e\\+308'),
     ],
 )
 def test_numbers_beyond_what_an_order_counts_are_refused(options: dict, of_stream: dict, named: str) -> None:

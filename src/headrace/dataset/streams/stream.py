@@ -22,6 +22,7 @@ from headrace.errors import StreamError
 from headrace.format import ShardTable, unpack_file, verify_file
 from headrace.images import Decode, DecodeLike
 from headrace.order import RowSelection, StreamSize
+from headrace.order.mixture.rules import given_weights, stream_errors
 from headrace.selection import Fraction, Predicate, Selection, Subset
 from headrace.sources.formats import check_format
 from headrace.storage import (
@@ -114,13 +115,6 @@ class Stream(FactsRepr):
         decode: DecodeLike | None = None,
     ) -> None:
         refuse_unused_overrides(type(self), Stream)
-        weights = {'proportion': proportion, 'repeat': repeat, 'choose': choose}
-        given = {key: value for key, value in weights.items() if value is not None}
-        if len(given) > 1:
-            raise StreamError(f'A stream takes at most one of proportion, repeat and choose, but got {given}.')
-        for key, value in given.items():
-            if value < 0:
-                raise StreamError(f'The {key} of a stream must not be negative, but is {value}.')
         if not remote and not local:
             raise StreamError('A stream needs `remote`, `local` or both, but got neither.')
         self.remote = None if remote is None else str(remote)
@@ -134,6 +128,8 @@ class Stream(FactsRepr):
         self.validate_hash = validate_hash
         self.keep_zip = keep_zip
         self.name = name
+        for broken in stream_errors(self):
+            raise StreamError(broken.message(given_weights(self)))
         self.endpoint_url = endpoint_url
         self.region = region
         self.anonymous = anonymous

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 import numpy as np
 
 from headrace.errors import ConfigError, EmptyDatasetError, StreamError
+from headrace.order.mixture.rules import exhaustion_errors, given_weights, mixture_errors, stream_errors
 from headrace.order.mixture.schedule import apportion
 from headrace.order.mixture.takeover import Takeover
 from headrace.order.random.numpy_streams import random_stream
@@ -61,15 +61,8 @@ class StreamSize:
         object.__setattr__(self, 'size', int(sizes.sum()))
         if sizes.ndim != 1 or (sizes < 0).any():
             raise StreamError(f'shard sizes must be a list of integers >= 0, got {sizes!r} (stream {self.name!r}).')
-        weights = {k: v for k in ('proportion', 'repeat', 'choose') if (v := getattr(self, k)) is not None}
-        if len(weights) > 1:
-            raise StreamError(
-                f'a stream takes at most one of proportion, repeat and choose, got {weights} '
-                f'(stream {self.name!r}). Keep one of them.'
-            )
-        for key, value in weights.items():
-            if not (math.isfinite(value) and value >= 0):
-                raise StreamError(f'{key} must be a finite number >= 0, got {value!r} (stream {self.name!r}).')
+        for broken in stream_errors(self):
+            raise StreamError(broken.message(f'{given_weights(self)} (stream {self.name!r})'))
         if not self.size:
             raise EmptyDatasetError(
                 f'a stream must hold at least one sample, stream {self.name!r} has {len(sizes)} shards and no '
@@ -178,7 +171,7 @@ class Mixture:
             EmptyDatasetError: there are no streams.
         """
         streams = tuple(streams)
-        _check_streams(streams, epoch_size)
+        _check_streams(streams, epoch_size, schedule)
         if when_exhausted not in get_args(Exhaustion):
             raise ConfigError(f'when_exhausted must be one of {list(get_args(Exhaustion))}, got {when_exhausted!r}.')
         if schedule is not None:
@@ -186,10 +179,6 @@ class Mixture:
         if any(s.proportion is not None for s in streams) or epoch_size:
             shares = [s.size if s.proportion is None else s.proportion for s in streams]
             total = epoch_size or sum(s.size for s in streams)
-            if not sum(shares):
-                raise StreamError('at least one proportion must be above 0, got 0 for every stream.')
-            if not math.isfinite(sum(map(float, shares))):
-                raise StreamError(f'proportions must have a finite sum, got {shares}.')
             _check_size(total)
             proportions = np.array(shares) / np.sum(shares)
             choose = (total * proportions).astype(np.int64)
@@ -219,11 +208,8 @@ class Mixture:
     def _scheduled(
         cls, streams: tuple[StreamSize, ...], epoch_size: int | None, schedule: Schedule, when_exhausted: Exhaustion
     ) -> Mixture:
-        weighted = [s.name for s in streams if (s.proportion, s.repeat, s.choose) != (None, None, None)]
-        if weighted:
-            raise StreamError(f'a schedule is in the place of weights, got streams with their own: {weighted}.')
-        if when_exhausted != 'repeat':
-            raise ConfigError(f"with a schedule when_exhausted must be 'repeat', got {when_exhausted!r}.")
+        for broken in exhaustion_errors(when_exhausted):
+            raise ConfigError(broken.message(repr(when_exhausted)))
         names = [s.name for s in streams]
         schedule.check_names(names)
         _check_size(total := epoch_size or sum(s.size for s in streams))
@@ -237,7 +223,7 @@ class Mixture:
         )
 
 
-def _check_streams(streams: tuple[StreamSize, ...], epoch_size: int | None) -> None:
+def _check_streams(streams: tuple[StreamSize, ...], epoch_size: int | None, schedule: Schedule | None) -> None:
     if not streams:
         raise EmptyDatasetError('a dataset must have at least one stream, got none.')
     repeated = sorted(name for name, count in Counter(s.name for s in streams).items() if count > 1)
@@ -245,19 +231,10 @@ def _check_streams(streams: tuple[StreamSize, ...], epoch_size: int | None) -> N
         raise StreamError(f'streams must have different names, got {repeated} more than once.')
     if epoch_size is not None and epoch_size < 0:
         raise StreamError(f'epoch_size must be at least 1, got {epoch_size}.')
-    relative = [s.proportion is not None for s in streams]
-    absolute = [s.repeat is not None or s.choose is not None for s in streams]
-    if any(relative) and not all(relative):
-        rest = [s.name for s in streams if s.proportion is None]
-        raise StreamError(
-            f'either all streams have a proportion or none has, got streams without one: {rest}. '
-            'Give every stream a proportion, or use repeat or choose throughout.'
-        )
-    if any(absolute) and epoch_size:
-        raise StreamError(
-            f'epoch_size needs proportions: with repeat or choose the streams add up to the epoch size '
-            f'themselves, got epoch_size {epoch_size}. Leave epoch_size out, or use proportion.'
-        )
+    for broken in mixture_errors(streams, epoch_size=epoch_size, is_scheduled=schedule is not None):
+        given = ', '.join(f'{stream.name}: {given_weights(stream)}' for stream in streams[:10])
+        more = f' and {len(streams) - 10} more streams' if len(streams) > 10 else ''
+        raise StreamError(broken.message(f'epoch_size {epoch_size} and {given}{more}'))
 
 
 def _check_size(epoch_size: int) -> None:

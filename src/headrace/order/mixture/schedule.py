@@ -5,17 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 from headrace.errors import ConfigError
+from headrace.order.mixture.rules import names_errors, point_errors, schedule_errors
 
 __all__ = ['Change', 'Schedule', 'SchedulePoint', 'ScheduleStep', 'allocate', 'apportion']
 
 Change: TypeAlias = Literal['step', 'linear']
 
 _SCALE = 1 << 40  # a stream's weight is its share in this many parts, so that everything after is integers
-_MOST = 10**18  # samples of a run: 64 bits hold the draws before the last point
 _MAX_STEPS = 256
 _SAMPLES_PER_STEP = 64
 
@@ -36,19 +35,10 @@ class SchedulePoint:
     """How they are reached: at once (``step``), or along a line from the point before (``linear``)."""
 
     def __post_init__(self) -> None:
-        if type(self.at) is not int or not 0 <= self.at <= _MOST:
-            raise ConfigError(
-                f"a schedule's `at` must be a number of samples, an int of at least 0 and at most {_MOST:,}, "
-                f'got {self.at!r}.'
-            )
+        for broken in point_errors(self):
+            raise ConfigError(broken.message(f'at={self.at!r}, proportions={dict(self.proportions)}'))
         if self.change not in get_args(Change):
             raise ConfigError(f'the change to a schedule point must be one of {get_args(Change)}, got {self.change!r}.')
-        values = self.proportions.values()
-        if not all(value >= 0 for value in values) or not 0 < sum(values) < math.inf:
-            raise ConfigError(
-                f'proportions of a schedule point must be finite numbers of at least 0, and one above 0, with a '
-                f'finite sum, got {dict(self.proportions)}.'
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +62,8 @@ class Schedule:
     points: tuple[SchedulePoint, ...]
 
     def __post_init__(self) -> None:
-        positions = [point.at for point in self.points]
-        if not positions or positions[0] != 0 or self.points[0].change != 'step':
-            raise ConfigError(f'a schedule begins with a point at 0 that is no ramp, got points at {positions}.')
-        if any(after <= before for before, after in pairwise(positions)):
-            raise ConfigError(f'positions of schedule points must rise, got {positions}.')
+        for broken in schedule_errors(self.points):
+            raise ConfigError(broken.message(f'points {[(point.at, point.change) for point in self.points]}'))
 
     @classmethod
     def of(cls, points: Sequence[SchedulePoint | Mapping[str, Any]]) -> Schedule:
@@ -97,9 +84,8 @@ class Schedule:
         Raises:
             ConfigError: some do not.
         """
-        unknown = sorted({name for point in self.points for name in point.proportions} - set(names))
-        if unknown:
-            raise ConfigError(f'a schedule names streams of its loader, got {unknown}; there are {list(names)}.')
+        for broken in names_errors(self.points, names):
+            raise ConfigError(broken.message([dict(point.proportions) for point in self.points]))
 
     def steps(self, names: Sequence[str]) -> list[ScheduleStep]:
         """Return the staircase that stands for the schedule: a ramp is steps, each with the ramp's mean over it."""

@@ -1,0 +1,144 @@
+"""The rules of weights and schedules, for streams, mixtures and configurations alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from numbers import Real
+from typing import Any, Final, Protocol, cast
+
+from headrace.rules import BrokenRule
+
+__all__ = [
+    'Weighted',
+    'exhaustion_errors',
+    'given_weights',
+    'mixture_errors',
+    'names_errors',
+    'point_errors',
+    'schedule_errors',
+    'stream_errors',
+]
+
+_WEIGHTS: Final = ('proportion', 'repeat', 'choose')
+_LARGEST: Final = sys.float_info.max
+_LATEST: Final = 10**18  # samples of a run: 64 bits hold the draws before the last point
+
+
+class Weighted(Protocol):
+    """A stream: a name, and at most one weight."""
+
+    @property
+    def name(self) -> str | None:
+        """Its name."""
+        ...
+
+    @property
+    def proportion(self) -> float | None:
+        """Share of the epoch, relative to other streams."""
+        ...
+
+    @property
+    def repeat(self) -> float | None:
+        """Times that it is taken per epoch."""
+        ...
+
+    @property
+    def choose(self) -> int | None:
+        """Samples taken per epoch."""
+        ...
+
+
+class _Point(Protocol):
+    @property
+    def at(self) -> int: ...
+    @property
+    def proportions(self) -> Mapping[str, float]: ...
+    @property
+    def change(self) -> str: ...
+
+
+def given_weights(stream: Weighted) -> dict[str, Any]:
+    """The weights that a stream has, by name."""
+    return {key: value for key in _WEIGHTS if (value := getattr(stream, key)) is not None}
+
+
+def stream_errors(stream: Weighted) -> Iterator[BrokenRule]:
+    """The broken rules of one stream's weights."""
+    given = given_weights(stream)
+    if len(given) > 1:
+        yield BrokenRule(_WEIGHTS, 'a stream has at most one of `proportion`, `repeat` and `choose`; keep one')
+    for key, value in given.items():
+        if not isinstance(cast('object', value), Real) or not 0 <= value <= _LARGEST:  # also false for nan
+            yield BrokenRule((key,), f'`{key}` of a stream must be a finite number of at least 0')
+
+
+def mixture_errors(streams: Sequence[Weighted], *, epoch_size: int | None, is_scheduled: bool) -> Iterator[BrokenRule]:
+    """The broken rules between the weights of streams, the size of an epoch, and a schedule.
+
+    Args:
+        streams: streams that keep `stream_errors`.
+        epoch_size: samples of an epoch; None or 0: not given.
+        is_scheduled: whether the mixture has a schedule.
+    """
+    proportions = [stream.proportion for stream in streams if stream.proportion is not None]
+    if proportions and len(proportions) < len(streams):
+        others = _names(stream for stream in streams if stream.proportion is None)
+        rule = f'either all streams have `proportion` or none has; without it: {others}'
+        yield BrokenRule(('streams',), rule, ('proportion',))
+    elif proportions and not sum(proportions):
+        yield BrokenRule(('streams',), 'all proportions are 0; one must be greater', ('proportion',))
+    elif proportions and not sum(map(float, proportions)) <= _LARGEST:
+        yield BrokenRule(('streams',), 'proportions must have a finite sum; make them smaller', ('proportion',))
+    absolute = _names(stream for stream in streams if (stream.repeat, stream.choose) != (None, None))
+    if epoch_size and absolute:
+        rule = (
+            '`epoch_size` needs proportions, or no weights; leave it out, or use `proportion` in the place of `repeat` '
+            f'or `choose`, which are given by: {absolute}'
+        )
+        yield BrokenRule(('epoch_size', 'streams'), rule, _WEIGHTS)
+    weighted = _names(stream for stream in streams if given_weights(stream))
+    if is_scheduled and weighted:
+        rule = f'a schedule is in the place of weights, which are given by: {weighted}; remove them'
+        yield BrokenRule(('schedule', 'streams'), rule, _WEIGHTS)
+
+
+def point_errors(point: _Point) -> Iterator[BrokenRule]:
+    """The broken rules of one point of a schedule."""
+    if type(point.at) is not int or not 0 <= point.at <= _LATEST:
+        yield BrokenRule(('at',), f'`at` must be a number of samples, an integer of at least 0 and at most {_LATEST:,}')
+    shares = point.proportions.values()
+    if not all(share >= 0 for share in shares) or not 0 < sum(shares) <= _LARGEST:
+        rule = 'a point needs `proportions`: numbers of at least 0, one of them above 0, with a finite sum'
+        yield BrokenRule(('proportions',), rule)
+
+
+def schedule_errors(points: Sequence[_Point]) -> Iterator[BrokenRule]:
+    """The broken rules between the points of a schedule."""
+    at, inner = [point.at for point in points], ('at', 'proportions', 'change')
+    if not at or at[0] or points[0].change != 'step':
+        yield BrokenRule(('schedule',), 'the first point is at 0, and no ramp', inner)
+    elif any(after <= before for before, after in pairwise(at)):
+        yield BrokenRule(('schedule',), f'points stand in the order of rising `at`; they are at {at}', inner)
+
+
+def names_errors(points: Sequence[_Point], names: Sequence[str]) -> Iterator[BrokenRule]:
+    """The broken rule between a schedule and the names of its streams."""
+    unknown = sorted({name for point in points for name in point.proportions} - set(names))
+    if unknown:
+        rule = (
+            f'a schedule names streams that do not exist: {", ".join(unknown)}; there are: {", ".join(sorted(names))}'
+        )
+        yield BrokenRule(('schedule', 'streams'), rule, ('proportions', 'name'))
+
+
+def exhaustion_errors(when_exhausted: str) -> Iterator[BrokenRule]:
+    """The broken rule between a schedule and the action when a stream is exhausted."""
+    if when_exhausted != 'repeat':
+        rule = '`when_exhausted` must be `repeat` with a schedule; keep one of the two'
+        yield BrokenRule(('when_exhausted', 'schedule'), rule)
+
+
+def _names(streams: Iterator[Weighted]) -> str:
+    return ', '.join(str(stream.name) for stream in streams)
