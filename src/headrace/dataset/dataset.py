@@ -37,7 +37,6 @@ from headrace.format import JoinedShards, ShardInfo, bytes_to_int, number_abbrev
 from headrace.images import Decode, DecodeLike
 from headrace.order import (
     DEFAULT_SEED,
-    BatchExplanation,
     BatchPlan,
     BatchSpec,
     Exhaustion,
@@ -189,13 +188,9 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
         self.allow_unsafe_types = allow_unsafe_types
         self.stream_name, self.stream_config = stream_name, stream_config
         self.streams = (
-            list(own)
-            if own is not None
-            else [
-                streams_registry.make(
-                    stream_name, {**(stream_config or {}), 'remote': remote, 'local': local, 'split': split}
-                )
-            ]
+            [streams_registry.make(stream_name, stream_config, remote=remote, local=local, split=split)]
+            if own is None
+            else list(own)
         )
         sizes = open_streams(
             self.streams,
@@ -353,19 +348,6 @@ class StreamingDataset(SamplesById, DatasetAttributes, IterableDataset[Any], Fac
             retry: has no effect; `download_retry` says how often a download is tried again.
         """
         return self.pool.sample(sample_id)
-
-    def explain(self, plan: BatchPlan, k: int, *, reads_data: bool = True) -> BatchExplanation:  # noqa: ARG002
-        """The samples and shards of batch k of a plan, on all ranks; reads no data.
-
-        Args:
-            plan: the plan.
-            k: the batch's number there.
-            reads_data: has an effect with packing only; see `PackedDataset.explain`.
-
-        Raises:
-            IndexError: there is no such batch.
-        """
-        return self.pool.explain(plan, k)
 
     @property
     def is_packed(self) -> bool:

@@ -1,4 +1,4 @@
-"""The samples of a dataset by their ids: number, places, and access with `[]`."""
+"""The samples of a dataset by their ids: number, places, batches, and access with `[]`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.dataset.reading.sample_pool import SamplePool
+from headrace.order import BatchExplanation, BatchPlan
 from headrace.storage import CacheCounters
 
 __all__ = ['SamplesById']
@@ -48,6 +49,19 @@ class SamplesById:
     def locate(self, ids: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards of sample ids, and the samples' places in them. Both int64, of the shape of `ids`."""
         return self.pool.locate(ids)
+
+    def explain(self, plan: BatchPlan, k: int, *, reads_data: bool = True) -> BatchExplanation:  # noqa: ARG002
+        """The samples and shards of batch k of a plan, on all ranks; reads no data.
+
+        Args:
+            plan: the plan.
+            k: the batch's number there.
+            reads_data: has an effect with packing only; see `PackedDataset.explain`.
+
+        Raises:
+            IndexError: there is no such batch.
+        """
+        return self.pool.explain(plan, k)
 
     @abstractmethod
     def get_item(self, sample_id: int) -> Any:

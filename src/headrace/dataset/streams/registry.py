@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -58,14 +58,19 @@ class StreamsRegistry:
     def __contains__(self, name: object) -> bool:
         return name in self._makers
 
-    def make(self, name: str, arguments: dict[str, Any]) -> Stream:
-        """The stream that the class of a name makes of arguments.
+    def make(self, name: str, config: Mapping[str, Any] | None, **place: Any) -> Stream:
+        """The stream that the class of a name makes.
+
+        Args:
+            name: as `stream_name` gives it.
+            config: more arguments of the class.
+            place: its `remote`, `local` and `split`.
 
         Raises:
             UnknownNameError: there is no such class.
             ConfigError: it made something else.
         """
-        made = self.get(name)(**arguments)
+        made = self.get(name)(**{**(config or {}), **place})
         if not isinstance(made, Stream):
             raise ConfigError(f'The stream class {name!r} must make a Stream, but made a {type(made).__name__}.')
         return made
