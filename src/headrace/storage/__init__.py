@@ -2,7 +2,8 @@
 
 1. `resolve.open_store` turns a URL into a `protocol.Store`: five verbs over the objects below one root.
 2. `transfer.download` copies an object into a file, continuing at the byte reached when a transfer breaks.
-3. `cache.ShardCache` makes shards present in a folder and lends them out, mapped.
+3. `cache.index_fetch` has a folder hold the index that the remote has now.
+4. `cache.ShardCache` makes shards present in a folder and lends them out, mapped.
 
 Imports the standard library and numpy only; a cloud's SDK is imported by its backend when its scheme is first opened.
 """

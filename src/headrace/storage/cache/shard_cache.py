@@ -5,7 +5,8 @@ no other record and survives any crash. The modules around this one:
 
 - `entry`: the files of a shard, and which of them are there; `presence`: the check of old files at first use;
 - `fetch`: a fetch, from its lock to the final names; `fetch_lock`: one fetch at a time; `limit`: room and eviction;
-- `mapped_file`: maps and leases; `lease_cache`: leases kept between reads.
+- `mapped_file`: maps and leases; `lease_cache`: leases kept between reads;
+- `cached_index`: the index that the shards are of, which `index_fetch` has fetched.
 
 Without a limit a present shard is one ``open`` and one ``mmap``: no lock, no scan, nothing written. A new shard costs a
 ``stat`` of the index, too; old ones share one a second. A folder without a store (local data) is never written to,
