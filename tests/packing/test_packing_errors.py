@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset, Topology
 from headrace.cli import main
+from headrace.config.packing import PackingConfig
 from headrace.errors import ConfigError, EmptyDatasetError, ResumeError, TopologyError
 from headrace.mixing import build_loader, load_config
 from headrace.packing import PackedDataset, Packing
@@ -35,14 +37,14 @@ def dataset(folder, *, rank=0, ranks=1, **options) -> PackedDataset:
 @pytest.mark.parametrize(
     ('options', 'messages'),
     [
-        ({'sequence_length': 1}, ['`sequence_length` must be at least 2, but is 1']),
+        ({'sequence_length': 1}, ['`sequence_length` must be at least 2 (got 1)']),
         (
             {'lanes': 0, 'window': -1},
-            ['`lanes` must be at least 1, but is 0', '`window` must be at least 1'],
+            ['`lanes` must be at least 1 (got 0)', '`window` must be at least 1'],
         ),
-        ({'method': 'tetris'}, ["`method` must be one of ['best_fit', 'concatenate'], but is 'tetris'"]),
-        ({'token_dtype': 'float32'}, ["but is 'float32'"]),
-        ({'lanes': 8, 'sequences_per_epoch': 20}, ['multiple of the 8 lanes, but is 20; nearest: 16 or 24']),
+        ({'method': 'tetris'}, ["`method` must be one of best_fit, concatenate (got 'tetris')"]),
+        ({'token_dtype': 'float32'}, ["int32, int64 (got 'float32')"]),
+        ({'lanes': 8, 'sequences_per_epoch': 20}, ['multiple of the 8 `lanes`; nearest: 16 or 24 (got 20)']),
         ({'eos_token_id': -1}, ['`eos_token_id` must be at least 0']),
     ],
 )
@@ -51,6 +53,13 @@ def test_settings(options, messages):
         Packing(**{'sequence_length': 8, **options})
     for message in messages:
         assert message in str(raised.value)
+
+
+def test_the_yaml_has_all_settings():
+    of_yaml, of_python = ({field.name: field for field in dataclasses.fields(cls)} for cls in (PackingConfig, Packing))
+    assert of_yaml.keys() == of_python.keys()
+    defaults = {name: field.default for name, field in of_python.items() if name != 'sequence_length'}
+    assert {name: of_yaml[name].default for name in defaults} == defaults
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ def test_datasets(folder, options, message):
 def test_loaders(folder):
     with pytest.raises(ConfigError, match='`collate_fn` is not to be had with packing'):
         next(iter(StreamingDataLoader(dataset(folder), batch_size=2, collate_fn=list)))
-    with pytest.raises(ConfigError, match='multiple of the 4 lanes, but is 6'):
+    with pytest.raises(ConfigError, match='multiple of the 4 `lanes`; nearest: 4 or 8; got 6'):
         next(iter(StreamingDataLoader(dataset(folder, sequences_per_epoch=6), batch_size=4)))
     with pytest.raises(TopologyError, match='must divide the 4 lanes of the packing, got 3'):
         StreamingDataLoader(dataset(folder, lanes=4, ranks=3), batch_size=4).plan()

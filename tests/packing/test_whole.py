@@ -127,7 +127,7 @@ def test_a_configuration_needs_no_number(folder):
         ({'sequences_per_epoch': 0}, 'at least 1'),
         ({'sequences_per_epoch': float('inf')}, 'at least 1'),
         ({'sequences_per_epoch': True}, 'at least 1'),
-        ({'sequences_per_epoch': 'all', 'lanes': 4}, 'left out with `sequences_per_epoch: all`'),
+        ({'sequences_per_epoch': 'all', 'lanes': 4}, 'left out if `sequences_per_epoch` is `all`'),
     ],
 )
 def test_wrong_configurations_are_refused(packing, message):
@@ -137,9 +137,9 @@ def test_wrong_configurations_are_refused(packing, message):
 
 
 def test_wrong_packings_are_refused(folder):
-    with pytest.raises(ConfigError, match="must be a number or 'all', but is 'every'"):
+    with pytest.raises(ConfigError, match=r"must be a number or `all` \(got 'every'\)"):
         Packing(sequence_length=8, sequences_per_epoch='every')  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="`lanes` must be left out with sequences_per_epoch 'all'"):
+    with pytest.raises(ConfigError, match='`lanes` must be left out if `sequences_per_epoch` is `all`'):
         Packing(sequence_length=8, sequences_per_epoch='all', lanes=2)
     calls = itertools.count(1)
     unstable = whole(folder, tokenizer=lambda values: [[1] * next(calls) for _ in values], column='tokens')

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from headrace.config.constraints import AtLeast, Parsed
 from headrace.errors import ConfigError
 from headrace.format import number_abbrev_to_int
+from headrace.packing.settings import LEAST, Method, Packing, TokenDtype, packing_errors
 from headrace.rules import BrokenRule
 from headrace.selection import Mistake
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from headrace.packing import Packing
 
 __all__ = ['PackingConfig', 'TokenizerConfig', 'packing_of']
 
 
 def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
     """Read a number of sequences, or `all`, for `Parsed`."""
-    number = value
+    number, least = value, LEAST['sequences_per_epoch']
     if value == 'all':
         return 'all'
     if isinstance(value, str):
@@ -32,8 +32,8 @@ def _read_sequences(value: object, mistakes: list[Mistake]) -> int | str:
     # YAML reads 1e6 as a float.
     if isinstance(number, float) and number.is_integer():
         number = int(number)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        mistakes.append(Mistake((), value, "must be an integer of at least 1, text like '64k', or `all`"))
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        mistakes.append(Mistake((), value, f"must be an integer of at least {least}, text like '64k', or `all`"))
         return 'all'
     return number
 
@@ -59,7 +59,7 @@ class TokenizerConfig:
 class PackingConfig:
     """How documents are packed into sequences of tokens."""
 
-    sequence_length: Annotated[int, AtLeast(2)] | None = None
+    sequence_length: Annotated[int, AtLeast(LEAST['sequence_length'])] | None = None
     """Tokens of a sequence, padding included."""
 
     tokenizer: TokenizerConfig | None = None
@@ -68,22 +68,22 @@ class PackingConfig:
     column: str | None = None
     """The column of the documents. Left out: `text` with a tokenizer, `tokens` without."""
 
-    token_dtype: Literal['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64'] | None = None
+    token_dtype: TokenDtype | None = None
     """Type of the tokens in a column of bytes."""
 
-    method: Literal['best_fit', 'concatenate'] = 'best_fit'
+    method: Method = Packing.method
     """Combine whole documents so that little is left to pad, or lay them end to end and cut."""
 
-    bos_token_id: Annotated[int, AtLeast(0)] | None = None
+    bos_token_id: Annotated[int, AtLeast(LEAST['bos_token_id'])] | None = None
     """A token to put before each document. Left out: none."""
 
-    eos_token_id: Annotated[int, AtLeast(0)] | None = None
+    eos_token_id: Annotated[int, AtLeast(LEAST['eos_token_id'])] | None = None
     """A token to put after each document. Left out: none."""
 
-    pad_token_id: Annotated[int, AtLeast(0)] = 0
+    pad_token_id: Annotated[int, AtLeast(LEAST['pad_token_id'])] = Packing.pad_token_id
     """The padding token."""
 
-    lanes: Annotated[int, AtLeast(1)] | None = None
+    lanes: Annotated[int, AtLeast(LEAST['lanes'])] | None = None
     """Lanes that are packed side by side; ranks must divide their number. Left out: the sequences of a global batch
     when the run begins."""
 
@@ -93,17 +93,14 @@ class PackingConfig:
     """Sequences that make an epoch, a multiple of the lanes, such as `64k`. `all`: for evaluation, the documents of a
     pass, once; they are counted first. Left out: the epoch does not end."""
 
-    window: Annotated[int, AtLeast(1)] = 32
+    window: Annotated[int, AtLeast(LEAST['window'])] = Packing.window
     """Sequences that `best_fit` fills at a time in a lane."""
 
     def cross_field_errors(self) -> Iterator[BrokenRule]:
         """The rules between these keys that do not hold."""
         if self.sequence_length is None:
             yield BrokenRule((), 'needs `sequence_length`, the tokens of a sequence')
-        if self.lanes and self.sequences_per_epoch == 'all':
-            yield BrokenRule(('lanes', 'sequences_per_epoch'), 'must be left out with `sequences_per_epoch: all`')
-        elif self.lanes and isinstance(self.sequences_per_epoch, int) and self.sequences_per_epoch % self.lanes:
-            yield BrokenRule(('sequences_per_epoch', 'lanes'), f'must be a multiple of the {self.lanes} `lanes`')
+        yield from packing_errors(self)
 
 
 def packing_of(config: PackingConfig) -> Packing:
@@ -113,7 +110,7 @@ def packing_of(config: PackingConfig) -> Packing:
         ConfigError: the tokenizer cannot be loaded.
         MissingDependencyError: its library is not installed.
     """
-    from headrace.packing import Packing, load_tokenizer
+    from headrace.packing import load_tokenizer
 
     values: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if config.tokenizer is not None:

@@ -14,14 +14,19 @@
 
 from __future__ import annotations
 
-from headrace.packing.chat import ChatTokenizer
-from headrace.packing.dataset import PackedDataset
-from headrace.packing.exchange import exchange_now_and_then, gather_of_ranks, sync_lane_states
-from headrace.packing.explanation import PackedExplanation
-from headrace.packing.packer import DocumentCount
-from headrace.packing.rows import attention_mask, batch_of, flat_cu_seqlens, segment_ids
-from headrace.packing.settings import Packing
-from headrace.packing.tokenizers import load_tokenizer
+from typing import TYPE_CHECKING
+
+from headrace.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from headrace.packing.chat import ChatTokenizer
+    from headrace.packing.dataset import PackedDataset
+    from headrace.packing.exchange import exchange_now_and_then, gather_of_ranks, sync_lane_states
+    from headrace.packing.explanation import PackedExplanation
+    from headrace.packing.packer import DocumentCount
+    from headrace.packing.rows import attention_mask, batch_of, flat_cu_seqlens, segment_ids
+    from headrace.packing.settings import Packing
+    from headrace.packing.tokenizers import load_tokenizer
 
 __all__ = [
     'ChatTokenizer',
@@ -38,3 +43,23 @@ __all__ = [
     'segment_ids',
     'sync_lane_states',
 ]
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            'ChatTokenizer': 'headrace.packing.chat',
+            'DocumentCount': 'headrace.packing.packer',
+            'PackedDataset': 'headrace.packing.dataset',
+            'PackedExplanation': 'headrace.packing.explanation',
+            'Packing': 'headrace.packing.settings',
+            'attention_mask': 'headrace.packing.rows',
+            'batch_of': 'headrace.packing.rows',
+            'exchange_now_and_then': 'headrace.packing.exchange',
+            'flat_cu_seqlens': 'headrace.packing.rows',
+            'gather_of_ranks': 'headrace.packing.exchange',
+            'load_tokenizer': 'headrace.packing.tokenizers',
+            'segment_ids': 'headrace.packing.rows',
+            'sync_lane_states': 'headrace.packing.exchange',
+        },
+    )

@@ -21,7 +21,7 @@ from headrace.packing.document_order import (
     earlier_order,
 )
 from headrace.packing.lanes import Lanes
-from headrace.packing.settings import Packing, lanes_rule
+from headrace.packing.settings import Packing, lanes_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,7 +106,7 @@ class PackedRun(Run):
             )
         size = self.packing.sequence_count
         if size is not None and size % count:
-            raise ConfigError(f'Packing breaks its rules: {lanes_rule(size, count)}.')
+            raise ConfigError(lanes_error(size, count).message(size))
         mixture = self.documents.mixture
         order = DocumentOrder(
             count,

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, Protocol, TypeAlias, get_args
 
 from headrace.errors import ConfigError
+from headrace.rules import BrokenRule
 
-__all__ = ['Method', 'Packing']
+__all__ = ['LEAST', 'Method', 'Packing', 'TokenDtype', 'lanes_error', 'packing_errors']
 
 Method: TypeAlias = Literal['best_fit', 'concatenate']
-TOKEN_DTYPES = ('uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64')
+TokenDtype: TypeAlias = Literal['uint8', 'uint16', 'uint32', 'uint64', 'int8', 'int16', 'int32', 'int64']
+LEAST: Final[Mapping[str, int]] = {
+    'sequence_length': 2,
+    'lanes': 1,
+    'sequences_per_epoch': 1,
+    'window': 1,
+    'pad_token_id': 0,
+    'bos_token_id': 0,
+    'eos_token_id': 0,
+}
+"""The smallest value of each setting that is a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,23 +66,7 @@ class Packing:
     first batch."""
 
     def __post_init__(self) -> None:
-        least = {'sequence_length': 2, 'lanes': 1, 'sequences_per_epoch': 1, 'window': 1, 'pad_token_id': 0}
-        least |= {'bos_token_id': 0, 'eos_token_id': 0}
-        broken = [
-            f'`{name}` must be at least {bound}, but is {getattr(self, name)}'
-            for name, bound in least.items()
-            if isinstance(getattr(self, name), int) and getattr(self, name) < bound
-        ]
-        if isinstance(self.sequences_per_epoch, str) and self.sequences_per_epoch != 'all':
-            broken.append(f"`sequences_per_epoch` must be a number or 'all', but is {self.sequences_per_epoch!r}")
-        if self.lanes and self.sequences_per_epoch == 'all':
-            broken.append(f"`lanes` must be left out with sequences_per_epoch 'all', but is {self.lanes}")
-        if self.method not in get_args(Method):
-            broken.append(f'`method` must be one of {list(get_args(Method))}, but is {self.method!r}')
-        if self.token_dtype is not None and self.token_dtype not in TOKEN_DTYPES:
-            broken.append(f'`token_dtype` must be one of {list(TOKEN_DTYPES)}, but is {self.token_dtype!r}')
-        if self.lanes and self.sequence_count and self.sequence_count % self.lanes:
-            broken.append(lanes_rule(self.sequence_count, self.lanes))
+        broken = [f'{rule.rule} (got {getattr(self, rule.keys[0])!r})' for rule in packing_errors(self)]
         if broken:
             raise ConfigError(f'Packing breaks its rules: {"; ".join(broken)}.')
 
@@ -90,10 +86,42 @@ class Packing:
         return self.window if self.method == 'best_fit' else 1
 
 
-def lanes_rule(sequences_per_epoch: int, lanes: int) -> str:
-    """Message for a number of sequences that is not a multiple of the lanes."""
+class _Settings(Protocol):
+    """A `Packing`, or a section of a YAML."""
+
+    @property
+    def token_dtype(self) -> str | None: ...
+    @property
+    def method(self) -> str: ...
+    @property
+    def lanes(self) -> int | None: ...
+    @property
+    def sequences_per_epoch(self) -> int | str | None: ...
+
+
+def packing_errors(settings: _Settings) -> Iterator[BrokenRule]:
+    """The broken rules of settings, in Python or in a YAML."""
+    for name, bound in LEAST.items():
+        value = getattr(settings, name)
+        if isinstance(value, int) and value < bound:
+            yield BrokenRule((name,), f'`{name}` must be at least {bound}')
+    for name, choices in (('method', get_args(Method)), ('token_dtype', (None, *get_args(TokenDtype)))):
+        if getattr(settings, name) not in choices:
+            known = ', '.join(choice for choice in choices if choice)
+            yield BrokenRule((name,), f'`{name}` must be one of {known}')
+    lanes, sequences = settings.lanes, settings.sequences_per_epoch
+    if isinstance(sequences, str) and sequences != 'all':
+        yield BrokenRule(('sequences_per_epoch',), '`sequences_per_epoch` must be a number or `all`')
+    elif isinstance(sequences, str) and lanes:
+        rule = '`lanes` must be left out if `sequences_per_epoch` is `all`'
+        yield BrokenRule(('lanes', 'sequences_per_epoch'), rule)
+    elif isinstance(sequences, int) and lanes and sequences % lanes:
+        yield lanes_error(sequences, lanes)
+
+
+def lanes_error(sequences_per_epoch: int, lanes: int) -> BrokenRule:
+    """The broken rule of a number of sequences that is no multiple of the lanes."""
     below = sequences_per_epoch // lanes * lanes
     near = ' or '.join(str(size) for size in (below, below + lanes) if size)
-    return (
-        f'`sequences_per_epoch` must be a multiple of the {lanes} lanes, but is {sequences_per_epoch}; nearest: {near}'
-    )
+    rule = f'`sequences_per_epoch` must be a multiple of the {lanes} `lanes`; nearest: {near}'
+    return BrokenRule(('sequences_per_epoch', 'lanes'), rule)
