@@ -13,10 +13,14 @@ from headrace.errors import HeadraceError
 from headrace.format import ShardTable, index, parse_index
 
 texts = st.text(st.characters(), max_size=5)  # lone surrogates, too
+
+
 # {} becomes a number that no other file of the index has.
 names = st.sampled_from(
     ['shard.{}.mds', 'a/b/{}', '{}', '.{}', 'ü{}', 'a b{}', '{}"', '{}\n', '...{}', 'index.json/{}']
 )
+
+
 algorithms = st.lists(st.sampled_from(['sha1', 'md5', '"', '[', '', 'bytes']), unique=True, max_size=2)
 
 
@@ -92,3 +96,24 @@ def outcome(data: bytes, *, fast_path: bool) -> Any:
         return [shard.entry() for shard in parsed(data, fast_path=fast_path)]
     except HeadraceError as error:
         return type(error), str(error)
+
+
+def numbered(count: int, **change: Any) -> list[dict[str, Any]]:
+    """Shards as a writer makes them."""
+    return [
+        {
+            'column_encodings': ['int'],
+            'column_names': ['id'],
+            'column_sizes': [8],
+            'compression': 'zstd',
+            'format': 'mds',
+            'hashes': ['sha1'],
+            'raw_data': {'basename': f'shard.{i:05}.mds', 'bytes': 9000 + i, 'hashes': {'sha1': f'{i:040x}'}},
+            'samples': 1 + i % 500,
+            'size_limit': 1 << 26,
+            'version': 2,
+            'zip_data': {'basename': f'shard.{i:05}.mds.zstd', 'bytes': 100 + i, 'hashes': {}},
+        }
+        | change
+        for i in range(count)
+    ]

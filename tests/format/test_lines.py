@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from line_shards import COLUMNS, encode, encoder_of, opened
 
 from example_counts import scaled
-from headrace.errors import ConfigError, FormatError, ShardError
-from headrace.format import JSONEncoder, XSVEncoder, dump_index, jsonl, open_shard, parse_index, xsv
+from headrace.errors import ConfigError, ShardError
+from headrace.format import JSONEncoder, XSVEncoder, dump_index, open_shard, parse_index
 
-COLUMNS = {'n': 'int', 'x': 'float', 'text': 'str'}
 plain = st.text(st.characters(exclude_categories=['Cs'], exclude_characters=',;|\t\r\n'), max_size=10)
 rows = st.fixed_dictionaries({'n': st.integers(), 'x': st.floats(allow_nan=False), 'text': plain})
-
-
-def encoder_of(kind: str, **options: Any) -> Any:
-    if kind == 'json':
-        return JSONEncoder(COLUMNS, **options)
-    return XSVEncoder(COLUMNS, shard_format=kind, separator='||', **options)
-
-
-def encode(kind: str, samples: list[Any], **options: Any) -> list[Any]:
-    encoder = encoder_of(kind, **options)
-    return [shard for sample in samples for shard in encoder.add(sample)] + encoder.finish()
 
 
 def slow_line(kind: str, sample: dict[str, Any], newline: str) -> bytes:
@@ -93,57 +81,6 @@ def test_damaged_shards_are_read_or_refused(kind: str, samples: list[Any], data:
             assert f'sample {i}' in str(error)  # noqa: PT017
         else:
             assert set(sample) == set(COLUMNS)
-
-
-def opened(kind: str, data: bytes | None = None, meta: bytes | None = None) -> Any:
-    (shard,) = encode(kind, [{'n': i, 'x': 0.5, 'text': 'abc'} for i in range(3)])
-    contents = [content for _, content in shard.files]
-    changed = [contents[0] if data is None else data, contents[1] if meta is None else meta]
-    files = tuple(
-        replace(file, raw=replace(file.raw, bytes=len(c))) for file, c in zip(shard.info.files, changed, strict=True)
-    )
-    return open_shard(replace(shard.info, files=files), [memoryview(c) for c in changed], source='here')
-
-
-@pytest.mark.parametrize(
-    ('line', 'message'),
-    [
-        (b'[1, 2]', 'JSON object'),
-        (b'3', 'JSON object'),
-        (b'{"n": 1, "x": 0.5}', 'with the keys'),
-        (b'{"n": 1, "x": 0.5, "text": "", "y": 1}', 'with the keys'),
-        (b'{"n": 1, "x": 0.5, "text": ', 'not JSON'),
-        (b'{"n": ' + b'9' * 5000 + b', "x": 0.5, "text": ""}', 'not JSON'),
-        (b'[' * 100_000, 'nested too deeply'),
-        (b'\xff', 'not UTF-8'),
-    ],
-)
-def test_a_bad_json_line_is_refused(line: bytes, message: str) -> None:
-    line += b'\n'
-    meta = struct.pack('<5I', 3, 0, len(line), 2 * len(line), 3 * len(line))
-    reader = opened('json', line * 3, meta)
-    with pytest.raises(ShardError, match=message):
-        reader.sample(1)
-
-
-@pytest.mark.parametrize(
-    ('line', 'message'),
-    [
-        (b'1,abc', '3 columns'),
-        (b'1,abc,0.5,', '3 columns'),
-        (b'x,abc,0.5', '`int` is expected'),
-        (b'1,abc,x', '`float` is expected'),
-        (b'9' * 5000 + b',abc,1', '`int` is expected'),
-        (b'1,\xff,1', 'not UTF-8'),
-    ],
-)
-def test_a_bad_csv_line_is_refused(line: bytes, message: str) -> None:
-    header = b'n,text,x\n'
-    line += b'\n'
-    at = [len(header) + i * len(line) for i in range(4)]
-    reader = opened('csv', header + line * 3, struct.pack('<5I', 3, *at))
-    with pytest.raises(ShardError, match=message):
-        reader.sample(1)
 
 
 def test_a_wrong_table_or_header_is_refused() -> None:
@@ -223,35 +160,3 @@ def test_bools_in_int_columns() -> None:
     (shard,) = encode('json', [{'n': True, 'x': 0.5, 'text': ''}])
     reader = open_shard(shard.info, [memoryview(data) for _, data in shard.files], source='here')
     assert reader.sample(0)['n'] is True
-
-
-def test_encodings_of_separated_columns() -> None:
-    assert xsv.get_xsv_encodings() == {'str', 'int', 'float'}
-    assert xsv.is_xsv_encoding('int')
-    assert not xsv.is_xsv_encoding('bytes')
-    for name, kind, obj, text in [
-        ('str', xsv.Str, 'a', 'a'),
-        ('int', xsv.Int, -5, '-5'),
-        ('float', xsv.Float, 0.1, '0.1'),
-    ]:
-        assert xsv.xsv_encode(name, obj) == kind().encode(obj) == text
-        assert xsv.xsv_decode(name, text) == kind().decode(text) == obj
-        with pytest.raises(AttributeError):
-            kind().encode(b'x')
-    with pytest.raises(FormatError):
-        xsv.xsv_decode('int', 'x')
-    with pytest.raises(ConfigError):
-        xsv.xsv_encode('bytes', b'')
-
-
-def test_encodings_of_jsonl_columns() -> None:
-    assert jsonl.get_json_encodings() == {'str', 'int', 'float'}
-    assert jsonl.is_json_encoding('float')
-    assert not jsonl.is_json_encoding('json')
-    for name, kind, obj in [('str', jsonl.Str, 'a'), ('int', jsonl.Int, 3), ('float', jsonl.Float, 0.1)]:
-        assert jsonl.is_json_encoded(name, obj)
-        assert kind().is_encoded(obj)
-        with pytest.raises(AttributeError):
-            kind().is_encoded(b'x')
-    with pytest.raises(ConfigError):
-        jsonl.is_json_encoded('json', 3)

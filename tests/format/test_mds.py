@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from example_counts import scaled
-from headrace.errors import ConfigError, HeadraceError, ShardError
+from headrace.errors import HeadraceError, ShardError
 from headrace.format import MDSEncoder, ShardInfo, dump_index, mds_decode, mds_encode, open_shard, parse_index
 from headrace.format.encodings import get_mds_encoded_size
 
@@ -351,76 +351,6 @@ def test_the_layout_is_worked_out_once_for_all_shards_of_a_schema() -> None:
     for info, shard in zip(infos, shards, strict=True):
         open_shard(info, [memoryview(shard.files[0][1])], source='here').sample(0)
     assert len({id(info.schema.layout) for info in infos}) == 1
-
-
-def test_config_of_a_writer() -> None:
-    encoder = MDSEncoder({'b': 'int', 'a': 'str'}, compression='', hashes=['md5'], size_limit='1kb')
-    assert encoder.get_config() == {
-        'version': 2,
-        'format': 'mds',
-        'compression': None,
-        'hashes': ['md5'],
-        'size_limit': 1024,
-        'column_names': ['a', 'b'],
-        'column_encodings': ['str', 'int'],
-        'column_sizes': [None, 8],
-    }
-    encoder.add({'a': 'x', 'b': 1})
-    (shard,) = encoder.finish()
-    assert [name for name, _ in shard.files] == ['shard.00000.mds']
-    assert MDSEncoder({'a': 'int'}).size_limit == 1 << 26
-    assert MDSEncoder({'a': 'int'}, size_limit=0).size_limit is None
-
-
-WRONG = [
-    ({'columns': {'a': 'nosuch'}}, 'MDSWriter passed column `a` with unsupported encoding'),
-    ({'columns': {'a': 'int:1'}}, 'unsupported encoding'),
-    ({'compression': 'lz4'}, 'is not a supported compression algorithm'),
-    ({'compression': 'zstd:23'}, 'is not a supported compression algorithm'),
-    ({'compression': 'zstd:0'}, 'is not a supported compression algorithm'),
-    ({'compression': 'snappy:1'}, 'is not a supported compression algorithm'),
-    ({'hashes': ['crc32']}, 'is not a supported hash'),
-    ({'hashes': ['xxh64', 'sha1']}, 'sorted'),
-    ({'size_limit': -1}, '`size_limit`'),
-    ({'size_limit': 2**32}, '`size_limit` must be less than'),
-    ({'size_limit': '4gb'}, '`size_limit` must be less than'),
-    ({'size_limit': 'tiny'}, 'A size in bytes'),
-]
-
-
-@pytest.mark.parametrize(('options', 'message'), WRONG)
-def test_wrong_options_of_a_writer(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        MDSEncoder(**({'columns': {'a': 'int'}} | options))
-
-
-def test_wrong_samples_change_nothing() -> None:
-    encoder = MDSEncoder({'a': 'int', 'b': 'str'})
-    encoder.add({'a': 1, 'b': 'x'})
-    for wrong, error in [
-        ({'a': 1}, KeyError),
-        ({'a': 'x', 'b': 'x'}, AttributeError),
-        ({'a': 2**63, 'b': 'x'}, OverflowError),
-        ({'a': b'123', 'b': 'x'}, ValueError),
-        ({'a': 1, 'b': None}, AttributeError),
-    ]:
-        with pytest.raises(error):
-            encoder.add(wrong)
-    encoder.add({'a': 2, 'b': 'y', 'ignored': object()})
-    (shard,) = encoder.finish()
-    reader = open_shard(shard.info, [memoryview(shard.files[0][1])], source='here')
-    assert [reader.sample(i) for i in range(2)] == [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
-    assert encoder.finish() == []
-
-
-def test_a_shard_never_passes_32_bit_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('headrace.format.encoder.MAX_OFFSET', 1000)
-    encoder = MDSEncoder({'a': 'bytes'}, size_limit=None)
-    encoder.add({'a': bytes(500)})
-    with pytest.raises(ValueError, match='smaller than 4 GiB'):
-        encoder.add({'a': bytes(500)})
-    (shard,) = encoder.finish()
-    assert shard.info.samples == 1
 
 
 @given(st.binary(max_size=300), st.integers(0, 3))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from headrace.format import MDSEncoder, mds_encode
-from headrace.format.block_pool import BLOCK, BlockPool
+from headrace.format.block_pool import BlockPool
 from headrace.format.shard_memory import WAITING, ShardMemory
 
 ROWS = 900
@@ -105,20 +105,6 @@ def test_bytes_of_every_size_in_order() -> None:
     pieces = memory.pieces()
     assert b''.join(pieces) == b''.join([*given, large, b'x' * 20])
     assert any(piece is large for piece in pieces)
-
-
-def test_a_block_is_used_again_when_the_last_view_of_it_is_gone() -> None:
-    pool = BlockPool()
-    one, other = pool.take(), pool.take()
-    assert len(one) == len(other) == BLOCK
-    address = np.frombuffer(one, np.uint8).ctypes.data
-    part = one[1000:2000][5:]
-    part[:] = b'7' * 995
-    del one
-    assert np.frombuffer(pool.take(), np.uint8).ctypes.data != address
-    assert bytes(part) == b'7' * 995
-    del part
-    assert np.frombuffer(pool.take(), np.uint8).ctypes.data == address
 
 
 def test_shards_keep_their_bytes_while_later_ones_are_collected() -> None:

@@ -6,35 +6,13 @@ import json
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from indexes import dumped, entries, layouts, outcome, parsed
+from indexes import dumped, entries, layouts, numbered, outcome, parsed
 
 from example_counts import scaled
 from headrace.format import JoinedShards, ShardTable, index, parse_index
-
-
-def numbered(count: int, **change: Any) -> list[dict[str, Any]]:
-    """Shards as a writer makes them."""
-    return [
-        {
-            'column_encodings': ['int'],
-            'column_names': ['id'],
-            'column_sizes': [8],
-            'compression': 'zstd',
-            'format': 'mds',
-            'hashes': ['sha1'],
-            'raw_data': {'basename': f'shard.{i:05}.mds', 'bytes': 9000 + i, 'hashes': {'sha1': f'{i:040x}'}},
-            'samples': 1 + i % 500,
-            'size_limit': 1 << 26,
-            'version': 2,
-            'zip_data': {'basename': f'shard.{i:05}.mds.zstd', 'bytes': 100 + i, 'hashes': {}},
-        }
-        | change
-        for i in range(count)
-    ]
 
 
 @settings(max_examples=scaled(200))
@@ -72,48 +50,6 @@ def test_a_damaged_index_is_read_or_refused_alike(shards: list[dict[str, Any]], 
         else:
             data[at:end] = data[at:end].replace(b'"bytes"', b'"samples"', 1)
     assert outcome(bytes(data), fast_path=True) == outcome(bytes(data), fast_path=False)
-
-
-WRONG = [
-    {'samples': 10**6},
-    {'samples': 10**17},
-    {'samples': 10**30},
-    {'samples': -0.0},
-    {'samples': -1},
-    {'samples': 1e3},
-    {'samples': '10'},
-    {'raw_data': {'basename': 'shard.00003.mds', 'bytes': 9000, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': '../x', 'bytes': 9000, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': '/x', 'bytes': 9000, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': 'x/', 'bytes': 9000, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': '', 'bytes': 9000, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': 'a/./b', 'bytes': 9000, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': 'a/index.json', 'bytes': 9000, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': 'x', 'bytes': 1 << 32, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': 'x', 'bytes': 1 << 63, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': 'x', 'bytes': 15, 'hashes': {'sha1': 'x'}}},
-    {'raw_data': {'basename': 'x', 'bytes': 9000, 'hashes': {'sha1': 1}}},
-    {'version': 3},
-    {'zip_data': None, 'compression': None, 'column_encodings': ['pkl'], 'column_sizes': [None]},
-]
-
-
-@pytest.mark.parametrize('change', WRONG, ids=str)
-@pytest.mark.parametrize('at', [0, 5, 19])
-def test_a_wrong_shard_among_many_is_refused_with_the_same_words(change: dict[str, Any], at: int) -> None:
-    shards = numbered(20)
-    shards[at] |= change
-    kind, message = outcome(dumped(shards), fast_path=True)
-    assert (kind, message) == outcome(dumped(shards), fast_path=False)
-    assert 'Shard' in message
-
-
-def test_the_first_wrong_shard_is_the_one_that_is_named() -> None:
-    shards = numbered(20)
-    shards[4]['samples'] = 10**6
-    shards[9]['version'] = 3
-    shards[15]['samples'] = 10**6
-    assert 'Shard 4 ' in outcome(dumped(shards), fast_path=True)[1]
 
 
 def test_keys_that_are_there_twice_count_the_last_time() -> None:
@@ -191,24 +127,6 @@ def test_shards_of_several_tables() -> None:
     assert len(JoinedShards([])) == 0
     with pytest.raises(IndexError):
         joined[10]
-
-
-@pytest.mark.parametrize('name', ['', 'x' * 255, 'x' * 256, 'x' * 70_000, 'ü', '\ud800', 'a\0b', 'shard.00001.md'])
-def test_names_of_all_lengths_are_found(name: str) -> None:
-    table = parsed(dumped(numbered(3)), fast_path=True)
-    assert table.find(name) is None
-    if 'x' in name or name == 'ü':
-        shards = numbered(3)
-        shards[1]['raw_data']['basename'] = name
-        for quick in (True, False):
-            assert parsed(dumped(shards), fast_path=quick).find(name) == 1
-
-
-def test_names_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr('headrace.format.names._hash_all', lambda names, starts: np.zeros(len(starts) - 1, np.uint64))
-    table = parsed(dumped(numbered(9)), fast_path=True)
-    assert [table.find(f'shard.{i:05}.mds.zstd') for i in range(9)] == list(range(9))
-    assert table.find('absent') is None
 
 
 def test_a_table_travels_as_arrays() -> None:
