@@ -8,30 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import given
-from hypothesis import strategies as st
-from omegaconf import OmegaConf
+from refusals import MINIMAL, changed, errors, train, write
 
 from headrace.errors import ConfigError
-from headrace.mixing import Config, LoaderConfig, StreamConfig, WorkerConfig, load_config, to_yaml
-
-MINIMAL: dict[str, Any] = {'device_batch_size': 4, 'train': {'local': '/data'}}
-
-
-def write(folder: Path, **files: str) -> Path:
-    """Write `name.yaml` for each keyword; returns the last one's path."""
-    path = folder
-    for name, text in files.items():
-        path = folder / f'{name}.yaml'
-        path.write_text(text)
-    return path
-
-
-def train(source: Any, *overrides: str) -> LoaderConfig:
-    config = load_config(source, overrides=overrides).train
-    assert config is not None
-    return config
+from headrace.mixing import Config, LoaderConfig, StreamConfig, WorkerConfig, load_config
 
 
 def test_a_whole_file(tmp_path: Path) -> None:
@@ -131,9 +111,6 @@ def test_loading_needs_neither_torch_nor_a_cloud() -> None:
     subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
 
 
-# -- inclusion ---------------------------------------------------------------------------------------------------------
-
-
 def test_later_files_win_and_the_including_file_wins_over_all(tmp_path: Path) -> None:
     first = 'train: {local: /first, split: first, predownload: 1, epoch_size: 1}'
     second = 'train: {local: /second, split: second, predownload: 2}'
@@ -190,53 +167,6 @@ def test_a_mapping_may_include_files(tmp_path: Path) -> None:
     config = train({'defaults': [str(base)], 'train': {'local': '/own'}})
     assert (config.local, config.split) == ('/own', 'x')
 
-
-# -- interpolation -----------------------------------------------------------------------------------------------------
-
-
-def test_interpolation_sees_the_merged_whole(tmp_path: Path) -> None:
-    base = 'variables: {root: /base, half: 2}\ndevice_batch_size: 4\ntrain: {local: "${variables.root}/x"}'
-    path = write(tmp_path, base=base, mix='defaults: [base.yaml]\nvariables: {root: /mix}')
-    assert train(path).local == '/mix/x'
-    assert train(path, 'variables.root=/override').local == '/override/x'
-
-
-def test_the_environment_fills_in_and_has_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv('ROOT', '/root/of/data')
-    monkeypatch.delenv('ABSENT', raising=False)
-    loader = {'num_workers': '${oc.decode:${oc.env:ABSENT,3}}'}
-    config = train(
-        {**MINIMAL, 'train': {'local': '${oc.env:ROOT}/x', 'split': '${oc.env:ABSENT,val}', 'loader': loader}}
-    )
-    assert (config.local, config.split, config.loader.num_workers) == ('/root/of/data/x', 'val', 3)
-
-
-def test_a_whole_section_may_be_an_interpolation() -> None:
-    loader = {'num_workers': 3}
-    config = load_config(
-        {
-            **MINIMAL,
-            'train': {'local': '/data', 'loader': loader},
-            'eval': '${train}',
-            'test': {'local': '/t', 'loader': '${train.loader}'},
-        }
-    )
-    assert [(each.name, each.local) for each in config.eval] == [('eval', '/data')]
-    assert [each.loader for each in config.test] == [WorkerConfig(num_workers=3)]
-
-
-def test_variables_that_nothing_uses_are_not_resolved() -> None:
-    train({**MINIMAL, 'variables': {'unused': '${oc.env:NOT_SET}', 'anything': [{'at': 'all'}]}})
-
-
-def test_an_omegaconf_mapping_and_a_part_of_a_larger_one() -> None:
-    whole = OmegaConf.create({'root': '/data', 'data': {'device_batch_size': 4, 'train': {'local': '${root}'}}})
-    assert load_config(whole.data) == load_config(MINIMAL)
-    assert load_config(OmegaConf.create(MINIMAL)) == load_config(MINIMAL)
-    assert load_config({**MINIMAL, 'train': {'local': Path('/data')}}) == load_config(MINIMAL)
-
-
-# -- overrides ---------------------------------------------------------------------------------------------------------
 
 STREAMS: dict[str, Any] = {
     'device_batch_size': 4,
@@ -311,54 +241,6 @@ def test_one_text_in_the_place_of_overrides_is_a_mistake_of_the_program() -> Non
         load_config(MINIMAL, overrides='train.local=/x')
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-names = st.text('abcdefgh.-_ 0123456789', min_size=1, max_size=8)
-texts = st.text(min_size=1, max_size=12).filter(
-    lambda text: '\\$' not in text and not text.endswith('\\') and text != '???'
-)
-streams = st.builds(
-    StreamConfig,
-    name=names,
-    local=texts,
-    split=st.none() | texts,
-    repeat=st.none() | st.floats(0, 1e6),
-    keep_zip=st.none() | st.booleans(),
-    columns=st.none() | st.lists(texts, min_size=1, max_size=2).map(tuple),
-    download_timeout=st.none() | st.floats(1e-3, 1e6),
-)
-loaders = st.builds(
-    LoaderConfig,
-    streams=st.lists(streams, min_size=1, max_size=3, unique_by=(lambda each: each.name, lambda each: each.local)),
-    shuffle=st.booleans(),
-    shuffle_seed=st.none() | st.integers(0, 2**32),
-    cache_limit=st.none() | st.integers(1, 2**60),
-    device_batch_size=st.integers(1, 4096),
-    loader=st.builds(WorkerConfig, num_workers=st.integers(0, 64), timeout=st.floats(0, 1e4)),
-)
-
-
-@given(loader=loaders, several=st.lists(st.sampled_from(['c4', 'eval', 'test', 'x.y']), max_size=3, unique=True))
-def test_what_is_written_reads_back_as_the_same(loader: LoaderConfig, several: list[str]) -> None:
-    def named(name: str) -> LoaderConfig:
-        fields = {key: getattr(loader, key) for key in LoaderConfig.__dataclass_fields__}
-        return LoaderConfig(**{**fields, 'name': name, 'streams': tuple(loader.streams)})
-
-    config = Config(train=named('train'), eval=tuple(named(name) for name in several))
-    text = to_yaml(config)
-    assert load_config(OmegaConf.create(text)) == config
-    assert load_config(OmegaConf.create(to_yaml(load_config(OmegaConf.create(text))))) == config
-
-
-def test_what_is_written_is_short() -> None:
-    written = yaml.safe_load(to_yaml(load_config({**MINIMAL, 'eval': {'local': '/val'}})))
-    assert written == {
-        'device_batch_size': 4,
-        'train': {'local': '/data', 'device_batch_size': 4},
-        'eval': {'local': '/val', 'device_batch_size': 4},
-    }
-
-
 def test_errors_survive_a_process_boundary() -> None:
     with pytest.raises(ConfigError) as raised:
         load_config({'train': {}})
@@ -370,3 +252,45 @@ def test_paths_in_messages_are_as_given(tmp_path: Path, monkeypatch: pytest.Monk
     write(tmp_path, mix='train: {locl: /x}')
     with pytest.raises(ConfigError, match=r'\n  mix\.yaml:1: train\.locl'):
         load_config('mix.yaml')
+
+
+def test_a_circle_of_files_is_named(tmp_path: Path) -> None:
+    folder = tmp_path.resolve()
+    for name, included in (('a', 'b'), ('b', 'c'), ('c', 'b')):
+        (folder / f'{name}.yaml').write_text(f'defaults: [{included}.yaml]\n')
+    assert errors(folder / 'a.yaml') == [
+        (
+            f'{folder}/c.yaml:1: defaults[0]: files include each other: '
+            f'{folder}/b.yaml -> {folder}/c.yaml -> {folder}/b.yaml; remove one of these `defaults`'
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ('override', 'expected'),
+    [
+        pytest.param('train.shuffle', 'has no value; write key=value, or ~key to remove a key', id='no value'),
+        pytest.param('=3', 'names no key; write key=value', id='no key'),
+        pytest.param('~train.nope', 'there is no key train.nope to remove', id='nothing to remove'),
+        pytest.param('global_batch_size.x=1', 'global_batch_size is 512, which holds no keys', id='into a number'),
+        pytest.param('train.x={a', "the value is not valid YAML: did not find expected ',' or '}'", id='bad YAML'),
+        pytest.param(
+            'eval.0.local=/x',
+            'eval is an interpolation, ${train}; override what it refers to',
+            id='into an interpolation',
+        ),
+        pytest.param(
+            'test.streams.2.local=/x',
+            'test.streams is a list of 1; write a position from 0 to 0, or the whole list',
+            id='beyond a list',
+        ),
+        pytest.param(
+            'test.streams.a.local=/x',
+            'test.streams is a list of 1; write a position from 0 to 0, or the whole list',
+            id='a name into a list',
+        ),
+    ],
+)
+def test_an_override_that_cannot_be_laid_on(override: str, expected: str) -> None:
+    source = changed(eval='${train}', test={'streams': [{'name': 'a', 'local': '/a'}]})
+    assert errors(source, [override]) == [f"override '{override}': {expected}"]

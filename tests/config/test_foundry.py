@@ -20,6 +20,7 @@ from headrace.order.shuffle import ALGORITHMS
 
 WriteShards = Callable[..., Path]
 
+
 FINETUNING = """
 variables:
   global_seed: 17
@@ -54,6 +55,7 @@ global_train_batch_size: 8
 device_eval_batch_size: 8
 device_train_microbatch_size: 8
 """
+
 
 PRETRAINING = """
 data_local: {root}/one
@@ -95,6 +97,7 @@ eval_subset_num_batches: -1
 global_train_batch_size: 12
 device_eval_batch_size: 5
 """
+
 
 UNTOKENISED = 'ignore:headrace hands out samples as they are stored'
 
@@ -251,6 +254,8 @@ STREAMING: dict[str, Any] = {
     'validate_hash': 'sha1',
     'keep_zip': True,
 }
+
+
 OF_HEADRACE: dict[str, Any] = {
     'endpoint_url': 'http://127.0.0.1:9000',
     'subset': [[0, 100]],
@@ -258,7 +263,11 @@ OF_HEADRACE: dict[str, Any] = {
     'columns': ['text'],
     'on_changed_data': 'refuse',
 }
+
+
 OF_A_STREAM: dict[str, Any] = {**STREAMING, **OF_HEADRACE, 'proportion': 0.5, 'repeat': 2, 'choose': 100}
+
+
 OF_A_DATASET: dict[str, Any] = {
     **STREAMING,
     'epoch_size': 1000,
@@ -281,6 +290,8 @@ OF_A_DATASET: dict[str, Any] = {
     'when_exhausted': 'stop',
     'on_bad_sample': 'skip',
 }
+
+
 OF_WORKERS: dict[str, Any] = {
     'drop_last': True,
     'num_workers': 3,
@@ -289,6 +300,8 @@ OF_WORKERS: dict[str, Any] = {
     'persistent_workers': False,
     'timeout': 60,
 }
+
+
 REFUSED: dict[str, Any] = {
     'packing_ratio': 'auto',
     'pad_to_longest': True,
@@ -310,6 +323,8 @@ REFUSED: dict[str, Any] = {
     'append_token': '</s>',
     'shuffle_hard_negatives': True,
 }
+
+
 ASKING_FOR_NOTHING: dict[str, Any] = {
     'packing_ratio': 1.0,
     'pad_to_longest': False,
@@ -321,6 +336,8 @@ ASKING_FOR_NOTHING: dict[str, Any] = {
     'prepend_query': '',
     'append_eos_token': False,
 }
+
+
 WITHOUT_EFFECT: dict[str, Any] = {
     'max_seq_len': 2048,
     'decoder_only_format': True,
@@ -619,27 +636,3 @@ def test_the_page_names_every_key() -> None:
     page = (Path(__file__).parents[2] / 'docs' / 'foundry.md').read_text()
     named = set(re.findall(r'`(\w+)(?::[^`]*)?`', page))
     assert named >= {*OF_A_DATASET, *OF_A_STREAM, *OF_WORKERS, *REFUSED, *WITHOUT_EFFECT}
-
-
-def test_the_command_takes_the_native_order_and_says_what_each_change_means(tmp_path, capsys):
-    path = tmp_path / 'foundry.yaml'
-    path.write_text(
-        'train_loader: {name: text, dataset: {local: /a, shuffle: true, num_canonical_nodes: 128, '
-        'shuffle_block_size: 262144, partition_algo: orig}, num_workers: 2}\n'
-        'eval_loader: {name: text, dataset: {local: /b, shuffle_algo: native}}\n'
-        'global_train_batch_size: 8\ndevice_eval_batch_size: 4\n'
-    )
-    assert main(['convert-config', str(path), '--native']) == 0
-    printed = capsys.readouterr()
-    train = load_config(yaml.safe_load(printed.out)).train
-    assert train.shuffle_algo == 'native'
-    assert (train.num_canonical_nodes, train.shuffle_block_size, train.partition_algo) == (None, None, 'relaxed')
-    lines = printed.err.splitlines()
-    assert [line.split(',')[0] for line in lines] == [
-        'headrace: train: shuffle_algo: native',
-        'headrace: train: without num_canonical_nodes: 128',
-        'headrace: train: without partition_algo: orig',
-        'headrace: train: without shuffle_block_size: 262144',
-    ]
-    assert main(['convert-config', str(path)]) == 0
-    assert 'num_canonical_nodes: 128' in capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,47 +9,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from refusals import ALGORITHMS, ALL_KEYS, SIZE, changed, errors
 
 from headrace.config.validate import field_types
 from headrace.errors import ConfigError
-from headrace.mixing import Config, LoaderConfig, StreamConfig, WorkerConfig, load_config
-from headrace.order import shuffle
+from headrace.mixing import Config, load_config
 
-GOOD: dict[str, Any] = {
-    'global_batch_size': 512,
-    'train': {'streams': {'code': {'remote': 's3://b/code'}, 'prose': {'remote': 's3://b/prose'}}},
-}
-
-
-def errors(source: Any, overrides: Any = ()) -> list[str]:
-    """The lines of the refusal, without the head and without the place of a mapping."""
-    with pytest.raises(ConfigError) as raised:
-        load_config(source, overrides=overrides)
-    head, *lines = str(raised.value).split('\n')
-    count = 'one error' if len(lines) == 1 else f'{len(lines)} errors'
-    assert head == f'{count} in the configuration:'
-    assert all(line.startswith('  ') for line in lines)
-    return [line.removeprefix('  ').removeprefix('the given mapping: ') for line in lines]
-
-
-def changed(**changes: Any) -> dict[str, Any]:
-    """GOOD with values put in at keys written `a__b__c`."""
-    result = copy.deepcopy(GOOD)
-    for key, value in changes.items():
-        *outer, last = key.split('__')
-        container = result
-        for part in outer:
-            container = container.setdefault(part, {})
-        container[last] = value
-    return result
-
-
-SIZE = "or text like '100kb', '64mb', '10gb'"
-ALGORITHMS = ', '.join(shuffle.ALGORITHMS)
 COUNT = "or text like '100k', '64m', '1.5b'"
 DECODE = 'the value is text: write it without quotes, or, from the environment, ${oc.decode:${oc.env:NAME}}'
-
 POINT = {'at': 0, 'proportions': {'code': 1}}
+
 
 CASES = [
     # Schedules.
@@ -518,202 +486,6 @@ train:
         f'{path}:14: train.decode.image.size: got 0; {size}',
         f"{path}:15: train.decode.mask: got 'pil'; {decode}",
     ]
-
-
-def test_a_mapping_that_contains_itself_by_interpolation_ends() -> None:
-    (line,) = errors(changed(train__streams__code='${train.streams}'))
-    assert 'train.streams.code' in line
-    assert 'cannot be resolved' in line or 'unknown key' in line or 'nested too deeply' in line
-
-
-def test_everything_is_reported_at_once_in_the_order_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / 'mix.yaml'
-    path.write_text(
-        """
-global_batch_size: 512
-device_batch_size: 2
-train:
-  streams:
-    code: {remoet: s3://b/code, proportion: 0.7}
-    prose:
-      remote: s3://b/prose
-      proportion: -1
-  shuffle_algo: natve
-  loader:
-    num_workers: four
-eval:
-  c4: {remote: "${oc.env:NOT_SET}", splt: val}
-""".lstrip()
-    )
-    assert errors(path, ['train.cache_limit=10 gigs', 'train.loder.x=1']) == [
-        (
-            f'{path}:1: global_batch_size: got global_batch_size: 512, device_batch_size: 2; '
-            '`global_batch_size` and `device_batch_size` exclude each other; keep one'
-        ),
-        f'{path}:5: train.streams.code.remoet: got \'s3://b/code\'; unknown key; did you mean "remote"?',
-        f'{path}:8: train.streams.prose.proportion: got -1; must be a number of at least 0',
-        (f'{path}:9: train.shuffle_algo: got \'natve\'; must be one of {ALGORITHMS}; did you mean "native"?'),
-        f"{path}:11: train.loader.num_workers: got 'four'; must be an integer of at least 0",
-        (
-            f"{path}:13: eval.c4.remote: got '${{oc.env:NOT_SET}}'; environment variable NOT_SET is not set; "
-            'set it, or write a default: ${oc.env:NOT_SET,default}'
-        ),
-        f'{path}:13: eval.c4.splt: got \'val\'; unknown key; did you mean "split"?',
-        (
-            f"override 'train.cache_limit=10 gigs': train.cache_limit: got '10 gigs'; "
-            f'must be an integer of at least 1, {SIZE}'
-        ),
-        "override 'train.loder.x=1': train.loder: got {'x': 1}; unknown key; did you mean \"loader\"?",
-    ]
-
-
-def test_a_message_points_to_the_file_that_wrote_the_key(tmp_path: Path) -> None:
-    base, mix = tmp_path / 'base.yaml', tmp_path / 'mix.yaml'
-    base.write_text('device_batch_size: 4\ntrain:\n  local: /data\n  shufle: true\n')
-    mix.write_text('defaults: [base.yaml]\ntrain:\n  splitt: x\n')
-    assert errors(mix) == [
-        f'{base}:4: train.shufle: got true; unknown key; did you mean "shuffle"?',
-        f'{mix}:3: train.splitt: got \'x\'; unknown key; did you mean "split"?',
-    ]
-
-
-FILES = [
-    ('missing', None, '{path}: no such file'),
-    ('a folder', Path, '{path}: Is a directory'),
-    ('not UTF-8', b'a: \xff', '{path}: not UTF-8 text (invalid start byte at byte 3)'),
-    ('unclosed', b'train:\n  x: {a: 1\n', '{path}:3: not valid YAML: ...'),
-    ('a tab', b'train:\n\tx: 1\n', '{path}:2: not valid YAML: ...'),
-    (
-        'a key twice',
-        b'train:\n  shuffle: true\n  shuffle: false\n',
-        '{path}:3: not valid YAML: found duplicate key shuffle',
-    ),
-    (
-        'a stream twice',
-        b'train:\n  streams:\n    a: {local: /a}\n    a: {local: /b}\n',
-        '{path}:4: not valid YAML: found duplicate key a',
-    ),
-    ('a list', b'- a\n- b\n', '{path}: must hold a mapping of keys at its top level'),
-    ('text', b'hello\n', '{path}: must hold a mapping of keys at its top level'),
-    (
-        'code',
-        b'train: !!python/object/apply:os.system [exit]\n',
-        (
-            '{path}:1: not valid YAML: could not determine a constructor for the tag '
-            "'tag:yaml.org,2002:python/object/apply:os.system'"
-        ),
-    ),
-    ('empty', b'', '{path}: (top level): names no loader; give at least one of train, eval, test, predict'),
-    (
-        'includes itself',
-        b'defaults: [mix.yaml]\n',
-        '{path}:1: defaults[0]: files include each other: {path} -> {path}; remove one of these `defaults`',
-    ),
-    (
-        'includes a missing file',
-        b'\ndefaults:\n  - nope.yaml\n',
-        '{path}:3: defaults[0]: {folder}/nope.yaml: no such file',
-    ),
-    ('includes what is not text', b'defaults: [3]\n', '{path}:1: defaults[0]: got 3; must be text that is not empty'),
-]
-
-
-@pytest.mark.parametrize(('content', 'expected'), [pytest.param(*rest, id=name) for name, *rest in FILES])
-def test_a_file_that_cannot_be_read(content: Any, expected: str, tmp_path: Path) -> None:
-    folder = tmp_path.resolve()
-    path = folder / 'mix.yaml'
-    if content is Path:
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
-    (line,) = errors(path)
-    expected = expected.format(path=path, folder=folder)
-    # What follows is in the words of the YAML library at hand.
-    assert line.startswith(expected.removesuffix('...')) if expected.endswith('...') else line == expected
-
-
-def test_a_circle_of_files_is_named(tmp_path: Path) -> None:
-    folder = tmp_path.resolve()
-    for name, included in (('a', 'b'), ('b', 'c'), ('c', 'b')):
-        (folder / f'{name}.yaml').write_text(f'defaults: [{included}.yaml]\n')
-    assert errors(folder / 'a.yaml') == [
-        (
-            f'{folder}/c.yaml:1: defaults[0]: files include each other: '
-            f'{folder}/b.yaml -> {folder}/c.yaml -> {folder}/b.yaml; remove one of these `defaults`'
-        )
-    ]
-
-
-@pytest.mark.parametrize(
-    ('override', 'expected'),
-    [
-        pytest.param('train.shuffle', 'has no value; write key=value, or ~key to remove a key', id='no value'),
-        pytest.param('=3', 'names no key; write key=value', id='no key'),
-        pytest.param('~train.nope', 'there is no key train.nope to remove', id='nothing to remove'),
-        pytest.param('global_batch_size.x=1', 'global_batch_size is 512, which holds no keys', id='into a number'),
-        pytest.param('train.x={a', "the value is not valid YAML: did not find expected ',' or '}'", id='bad YAML'),
-        pytest.param(
-            'eval.0.local=/x',
-            'eval is an interpolation, ${train}; override what it refers to',
-            id='into an interpolation',
-        ),
-        pytest.param(
-            'test.streams.2.local=/x',
-            'test.streams is a list of 1; write a position from 0 to 0, or the whole list',
-            id='beyond a list',
-        ),
-        pytest.param(
-            'test.streams.a.local=/x',
-            'test.streams is a list of 1; write a position from 0 to 0, or the whole list',
-            id='a name into a list',
-        ),
-    ],
-)
-def test_an_override_that_cannot_be_laid_on(override: str, expected: str) -> None:
-    source = changed(eval='${train}', test={'streams': [{'name': 'a', 'local': '/a'}]})
-    assert errors(source, [override]) == [f"override '{override}': {expected}"]
-
-
-def test_all_overrides_are_reported_at_once() -> None:
-    assert len(errors(GOOD, ['a', '~b', 'train.shuffle=true', '=c'])) == 3
-
-
-# -- misspellings ------------------------------------------------------------------------------------------------------
-
-PLACES: list[tuple[type, tuple[str, ...]]] = [
-    (Config, ()),
-    (LoaderConfig, ('train',)),
-    (StreamConfig, ('train', 'streams', 'code')),
-    (WorkerConfig, ('train', 'loader')),
-]
-ALL_KEYS = {key for cls, _ in PLACES for key in field_types(cls)} | {'defaults', 'variables'}
-
-
-@st.composite
-def misspellings(draw: st.DrawFn) -> tuple[tuple[str, ...], str, str]:
-    """A place, one of its keys of at least four letters, and that key with one letter wrong."""
-    cls, place = draw(st.sampled_from(PLACES))
-    key = draw(st.sampled_from(sorted(key for key in field_types(cls) if len(key) >= 4)))
-    at = draw(st.integers(0, len(key) - 1))
-    letter = draw(st.sampled_from('abcdefghijklmnopqrstuvwxyz'))
-    kind = draw(st.sampled_from(['leave out', 'put in', 'replace', 'swap']))
-    swapped = key[:at] + key[at + 1 : at + 2] + key[at] + key[at + 2 :]
-    wrong = {
-        'leave out': key[:at] + key[at + 1 :],
-        'put in': key[:at] + letter + key[at:],
-        'replace': key[:at] + letter + key[at + 1 :],
-        'swap': swapped,
-    }[kind]
-    assume(wrong not in ALL_KEYS)
-    return place, key, wrong
-
-
-@given(misspelling=misspellings())
-def test_one_wrong_letter_gets_the_right_suggestion(misspelling: tuple[tuple[str, ...], str, str]) -> None:
-    place, key, wrong = misspelling
-    lines = errors(changed(**{'__'.join((*place, wrong)): 'x'}))
-    (line,) = [line for line in lines if line.startswith('.'.join((*place, wrong)))]
-    assert f'"{key}"' in line.split('did you mean')[1]
 
 
 values = st.recursive(

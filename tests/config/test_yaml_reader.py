@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from refusals import errors
 
 from headrace.errors import ConfigError
 from headrace.mixing import Config, config_of_foundry, load_config
@@ -39,6 +40,8 @@ eval:
   epoch_size: 1000
 test: {local: "${train.streams.code.local}", <<: {split: val}}
 """
+
+
 MOST_SECONDS = 30.0
 
 
@@ -57,9 +60,6 @@ def write(folder: Path, **files: str) -> Path:
 
 def train(text: str) -> str:
     return f'device_batch_size: 4\ntrain:\n  local: /data\n{text}'
-
-
-# -- what grows --------------------------------------------------------------------------------------------------------
 
 
 def billion_laughs(levels: int) -> str:
@@ -171,9 +171,6 @@ def test_values_of_files_that_are_included_often_are_counted_each_time(tmp_path:
     assert 'at most 300,000 values' in refusal(path)
 
 
-# -- what is no file ---------------------------------------------------------------------------------------------------
-
-
 def test_devices_fifos_and_folders_are_no_files(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / 'fifo.yaml')
     (tmp_path / 'folder.yaml').mkdir()
@@ -214,9 +211,6 @@ def test_an_included_file_that_is_no_configuration_is_not_quoted(secret: str, tm
     assert 'hunter2' not in refusal(path)
 
 
-# -- what Python gives -------------------------------------------------------------------------------------------------
-
-
 def cycle() -> dict[str, Any]:
     source: dict[str, Any] = {'device_batch_size': 4}
     source['train'] = {'local': '/data', 'store_options': source}
@@ -253,9 +247,6 @@ def test_a_mapping_that_no_yaml_could_be(source: dict[str, Any]) -> None:
 )
 def test_overrides_are_bounded_too(override: str) -> None:
     refusal({'device_batch_size': 4, 'train': {'local': '/data', 'skip': [[0, 1]]}}, overrides=[override])
-
-
-# -- what is legitimate ------------------------------------------------------------------------------------------------
 
 
 def test_ten_thousand_streams_of_six_keys_load_in_seconds(tmp_path: Path) -> None:
@@ -333,8 +324,6 @@ test: {local: /t, loader: {num_workers: '${oc.decode:${oc.env:HEADRACE_ABSENT,2}
     assert (config.eval[0].local, config.eval[0].loader.num_workers, config.eval[0].loader.timeout) == ('/env/a', 2, 2)
 
 
-# -- mutations ---------------------------------------------------------------------------------------------------------
-
 PIECES = [
     *('${', '}', '${oc.env:X}', '${train}', '${..}', '${.}', '${oc.select:train}', '${variables.root}', '???', '\\'),
     *('&a ', '*a', '*train', '<<: ', '[', ']', '{', '}', ': ', '- ', '\n', '  ', '\t', '"', "'", '|', '>', '#', '!'),
@@ -407,3 +396,58 @@ def test_a_thousand_mutated_files_and_their_figures(tmp_path: Path) -> None:
     )
     assert slowest < MOST_SECONDS
     assert peak < 100 << 20
+
+
+FILES = [
+    ('missing', None, '{path}: no such file'),
+    ('a folder', Path, '{path}: Is a directory'),
+    ('not UTF-8', b'a: \xff', '{path}: not UTF-8 text (invalid start byte at byte 3)'),
+    ('unclosed', b'train:\n  x: {a: 1\n', '{path}:3: not valid YAML: ...'),
+    ('a tab', b'train:\n\tx: 1\n', '{path}:2: not valid YAML: ...'),
+    (
+        'a key twice',
+        b'train:\n  shuffle: true\n  shuffle: false\n',
+        '{path}:3: not valid YAML: found duplicate key shuffle',
+    ),
+    (
+        'a stream twice',
+        b'train:\n  streams:\n    a: {local: /a}\n    a: {local: /b}\n',
+        '{path}:4: not valid YAML: found duplicate key a',
+    ),
+    ('a list', b'- a\n- b\n', '{path}: must hold a mapping of keys at its top level'),
+    ('text', b'hello\n', '{path}: must hold a mapping of keys at its top level'),
+    (
+        'code',
+        b'train: !!python/object/apply:os.system [exit]\n',
+        (
+            '{path}:1: not valid YAML: could not determine a constructor for the tag '
+            "'tag:yaml.org,2002:python/object/apply:os.system'"
+        ),
+    ),
+    ('empty', b'', '{path}: (top level): names no loader; give at least one of train, eval, test, predict'),
+    (
+        'includes itself',
+        b'defaults: [mix.yaml]\n',
+        '{path}:1: defaults[0]: files include each other: {path} -> {path}; remove one of these `defaults`',
+    ),
+    (
+        'includes a missing file',
+        b'\ndefaults:\n  - nope.yaml\n',
+        '{path}:3: defaults[0]: {folder}/nope.yaml: no such file',
+    ),
+    ('includes what is not text', b'defaults: [3]\n', '{path}:1: defaults[0]: got 3; must be text that is not empty'),
+]
+
+
+@pytest.mark.parametrize(('content', 'expected'), [pytest.param(*rest, id=name) for name, *rest in FILES])
+def test_a_file_that_cannot_be_read(content: Any, expected: str, tmp_path: Path) -> None:
+    folder = tmp_path.resolve()
+    path = folder / 'mix.yaml'
+    if content is Path:
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    (line,) = errors(path)
+    expected = expected.format(path=path, folder=folder)
+    # What follows is in the words of the YAML library at hand.
+    assert line.startswith(expected.removesuffix('...')) if expected.endswith('...') else line == expected
