@@ -1,4 +1,4 @@
-"""How long tests take: the longest begin first, and `--at-most` leaves them out.
+"""How long tests take: the longest begin first, and `--below` leaves them out.
 
 Tests of one trainer are given to one process, which imports it, and starts the server of `ranks.py` for it, once. So
 are those of Ceph, whose cluster takes longer to start than they do.
@@ -6,6 +6,8 @@ are those of Ceph, whose cluster takes longer to start than they do.
 `tests/data/durations.txt` has a line for each test that takes long: its CPU seconds, with those of its programs, and
 its name. The time on a clock would depend on what else the machine does. `make durations` measures again. A test
 without a line, a new one for example, counts as quick.
+
+All tests that use a fixture of a module or session share its time: it is not the first one's alone, whichever that is.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import time
 from collections.abc import Generator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -25,11 +28,13 @@ CEPH = 'rgw'
 
 _KEY = 'cpu seconds'
 _begun = pytest.StashKey[float]()
+_fixtures = pytest.StashKey[dict[tuple[str, str], float]]()
+"""CPU seconds of the shared fixtures that the running test was the first to need, by folder or file, and name."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup('durations', 'how long tests take')
-    group.addoption('--at-most', type=float, metavar='SECONDS', help='leave out tests that are known to take more')
+    group.addoption('--below', type=float, metavar='SECONDS', help='leave out tests that are known to take so long')
     group.addoption('--write-durations', action='store_true', help=f'measure tests, and update {FILE.name}')
 
 
@@ -41,10 +46,10 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     known = read()
-    limit = config.getoption('at_most')
+    limit = config.getoption('below')
     if limit is not None:
-        config.hook.pytest_deselected(items=[item for item in items if known.get(item.nodeid, 0) > limit])
-        items[:] = [item for item in items if known.get(item.nodeid, 0) <= limit]
+        config.hook.pytest_deselected(items=[item for item in items if known.get(item.nodeid, 0) >= limit])
+        items[:] = [item for item in items if known.get(item.nodeid, 0) < limit]
     workers = getattr(config, 'workerinput', {}).get('workercount', 1)
     if workers > 1:
         items[:] = dealt(items, known, workers)
@@ -85,11 +90,17 @@ def _hands(items: list[pytest.Item], known: dict[str, float], workers: int) -> l
 def _group(item: pytest.Item) -> str:
     """What one process does all of: a trainer, Ceph, or this test alone."""
     trainers = [marker for marker in ('composer', 'lightning') if item.get_closest_marker(marker)]
-    if not trainers and isinstance(item, pytest.Function):
-        values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
-        if CEPH in item.fixturenames or any(isinstance(value, str) and value == CEPH for value in values):
-            return CEPH
+    if not trainers and CEPH in _names(item):
+        return CEPH
     return trainers[0] if trainers else item.nodeid
+
+
+def _names(item: pytest.Item) -> set[str]:
+    """Of its fixtures, those included that it asks for by a parameter."""
+    if not isinstance(item, pytest.Function):
+        return set()
+    values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
+    return {*item.fixturenames, *(value for value in values if isinstance(value, str))}
 
 
 def read() -> dict[str, float]:
@@ -118,7 +129,24 @@ def cpu_seconds() -> float:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     if item.config.getoption('write_durations'):
         item.stash[_begun] = cpu_seconds()
+        item.config.stash[_fixtures] = {}
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    shared = request.config.stash.get(_fixtures, None)
+    if shared is None or fixturedef.scope == 'function':
+        return (yield)
+    begun, others = cpu_seconds(), sum(shared.values())
+    try:
+        return (yield)
+    finally:  # those that it asks for by name have their own time
+        own = cpu_seconds() - begun - (sum(shared.values()) - others)
+        key = fixturedef.baseid, fixturedef.argname
+        shared[key] = shared.get(key, 0) + own
 
 
 @pytest.hookimpl(wrapper=True)
@@ -127,7 +155,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     if call.when == 'teardown' and _begun in item.stash:
-        report.user_properties.append((_KEY, cpu_seconds() - item.stash[_begun]))
+        shared = item.config.stash[_fixtures]
+        own = cpu_seconds() - item.stash[_begun] - sum(shared.values())
+        fixtures = [[*key, seconds] for key, seconds in shared.items()]
+        report.user_properties.append((_KEY, [own, sorted(_names(item)), fixtures]))
     return report
 
 
@@ -136,13 +167,23 @@ class _Writer:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.names: dict[str, list[str]] = {}
+        self.fixtures: dict[tuple[str, str], float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == 'teardown':
-            self.seconds[report.nodeid] = float(str(dict(report.user_properties)[_KEY]))
+        if report.when != 'teardown':
+            return
+        measured = cast('tuple[float, list[str], list[tuple[str, str, float]]]', dict(report.user_properties)[_KEY])
+        self.seconds[report.nodeid], self.names[report.nodeid], fixtures = measured
+        for place, name, seconds in fixtures:
+            self.fixtures[place, name] = self.fixtures.get((place, name), 0) + seconds
 
     def pytest_sessionfinish(self) -> None:
         """Those of files of which no test ran stay as they are."""
+        for (place, name), seconds in self.fixtures.items():
+            users = [test for test, names in self.names.items() if name in names and test.startswith(place)]
+            for test in users:
+                self.seconds[test] += seconds / len(users)
         files = {name.partition('::')[0] for name in self.seconds}
         kept = {name: seconds for name, seconds in read().items() if name.partition('::')[0] not in files}
         found = {name: seconds for name, seconds in self.seconds.items() if seconds >= LONG}
