@@ -87,8 +87,10 @@ def moto() -> Iterator[S3Server]:
     """S3 in memory, one server for all tests of a process: to start one takes two CPU seconds."""
     from headrace.testing.servers.s3 import moto_server
 
-    with moto_server() as server:
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('MOTO_S3_DEFAULT_MAX_KEYS', '50')  # of a page of a listing: more than one takes few objects
+        with moto_server() as server:
+            yield server
 
 
 @pytest.fixture(scope='module')

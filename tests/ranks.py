@@ -28,7 +28,6 @@ from processes import Program
 
 _IMPORTS = {
     'torch': ['torch.distributed'],
-    'torchmetrics': ['torch.distributed', 'torchmetrics', 'headrace.metrics'],
     'accelerate': ['accelerate', 'headrace'],
     'lightning': ['lightning.pytorch', 'headrace.lightning', 'headrace.metrics', 'headrace.mixing'],
     'composer': [

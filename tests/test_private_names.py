@@ -27,10 +27,10 @@ def private_part(dotted: str) -> str:
     return next(part for part in reversed(dotted.split('.')) if is_private(part))
 
 
-def defined(tree: ast.AST) -> set[str]:
+def defined(nodes: list[ast.AST]) -> set[str]:
     """Names that a file defines, of its own classes' attributes too."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -44,10 +44,10 @@ def is_self(node: ast.AST) -> bool:
     return isinstance(node, ast.Name) and node.id in {'self', 'cls'}
 
 
-def foreign_names(tree: ast.AST) -> set[str]:
+def foreign_names(nodes: list[ast.AST]) -> set[str]:
     """What a file imports from elsewhere."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and not str(node.module).startswith('headrace'):
             found |= {alias.asname or alias.name for alias in node.names}
         elif isinstance(node, ast.Import):
@@ -55,16 +55,16 @@ def foreign_names(tree: ast.AST) -> set[str]:
     return found
 
 
-def uses(tree: ast.AST, own: set[str], everywhere: set[str]) -> Iterator[str]:
+def uses(nodes: list[ast.AST], own: set[str], everywhere: set[str]) -> Iterator[str]:
     """Private names of others that a file uses.
 
     Args:
-        tree: the file.
+        nodes: of the file.
         own: what it defines.
         everywhere: what all files define, as attributes of their own objects.
     """
-    foreign = foreign_names(tree)
-    for node in ast.walk(tree):
+    foreign = foreign_names(nodes)
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = str(node.module) if isinstance(node, ast.ImportFrom) else ''
             if not module.startswith('headrace'):
@@ -95,13 +95,13 @@ SHARED_WORDS = {'_session', '_value', '_computed', '_checkpoint_io', '_http', '_
 
 
 def all_uses() -> set[tuple[str, str]]:
-    trees = {path: ast.parse(path.read_text()) for path in sorted(SOURCES.rglob('*.py'))}
-    own = {path: defined(tree) for path, tree in trees.items()}
+    files = {path: list(ast.walk(ast.parse(path.read_text()))) for path in sorted(SOURCES.rglob('*.py'))}
+    own = {path: defined(nodes) for path, nodes in files.items()}
     everywhere = set[str]().union(*own.values()) - SHARED_WORDS
     return {
         (name, str(path.relative_to(SOURCES)))
-        for path, tree in trees.items()
-        for name in uses(tree, own[path], everywhere)
+        for path, nodes in files.items()
+        for name in uses(nodes, own[path], everywhere)
     }
 
 

@@ -40,9 +40,9 @@ if __name__ == '__main__':
     installed.start()
     folder = sys.argv[1]
     found = {'argv': sys.argv, 'file': __file__, 'class': installed.StreamingDataset.__module__}
-    for kind in (DataLoader, StreamingDataLoader):
+    for kind, start in (DataLoader, 'spawn'), (StreamingDataLoader, 'fork'):
         dataset = installed.Doubled(local=folder, batch_size=4)
-        loader = kind(dataset, batch_size=4, num_workers=1, multiprocessing_context='spawn')
+        loader = kind(dataset, batch_size=4, num_workers=1, multiprocessing_context=start)
         found[kind.__name__] = [batch['id'].tolist() for batch in loader]
     other = [sys.executable, '-c', 'import streaming; print(streaming.StreamingDataset.__module__)']
     found['child'] = subprocess.run(other, capture_output=True, text=True, check=True).stdout.strip()

@@ -189,7 +189,7 @@ class TestOrder:
             pytest.param([{}, {}, {}], {'shuffle': False}, id='not shuffled'),
         ],
     )
-    @pytest.mark.parametrize('drop_last', [True, False])
+    @pytest.mark.parametrize('drop_last', [True, pytest.param(False, marks=pytest.mark.slow)])
     def test_of_any_mixture(
         self, root: Path, weights: list[dict[str, Any]], dataset: dict[str, Any], drop_last: bool
     ) -> None:

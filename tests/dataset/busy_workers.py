@@ -26,5 +26,5 @@ def begin(worker: int) -> None:
 if __name__ == '__main__':
     dataset = StreamingDataset(local=sys.argv[1], batch_size=4)
     loader = StreamingDataLoader(dataset, num_workers=1, multiprocessing_context='spawn', worker_init_fn=begin)
-    for _ in range(3):
+    for _ in range(2):
         print(len(list(loader)))

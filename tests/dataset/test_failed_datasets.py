@@ -139,7 +139,7 @@ def test_datasets_that_fail_leave_nothing_even_before_garbage_is_collected(place
     warm_up(WAYS[name], places)
     with without_collection():
         before = held()
-        for _ in range(12):
+        for _ in range(5):
             fail(WAYS[name], places)
         until(lambda: held() <= before)
 

@@ -13,6 +13,7 @@ from descriptors import open_descriptors
 from headrace import MDSWriter, StreamingDataLoader, StreamingDataset
 from headrace.dataset.reading import dataset_shards
 from headrace.storage.cache import lease_cache
+from leases import release_without_a_pause
 from waiting import until
 
 SAMPLES, IN_SHARD = 400, 20
@@ -30,10 +31,9 @@ def opened(monkeypatch):
 
     monkeypatch.setattr(dataset_shards, 'open_shard', count)
     monkeypatch.setattr(lease_cache, 'PERIOD', 1e9)
-    lease_cache._of_process.forget()
+    release_without_a_pause()
     yield counts
-    lease_cache._of_process.get().close_all()
-    lease_cache._of_process.forget()
+    release_without_a_pause()
 
 
 @pytest.fixture(scope='module')

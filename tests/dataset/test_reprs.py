@@ -13,6 +13,7 @@ import pytest
 from headrace import LocalDataset, MDSWriter, Stream, StreamingDataLoader, StreamingDataset
 from headrace.packing import PackedDataset, Packing
 from planted import found_in, planted_url, register_planted_store
+from shown import html_of
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_many_streams_are_cut(make_dataset: Any) -> None:
 @pytest.mark.parametrize('kind', [LocalDataset, Stream, StreamingDataset, StreamingDataLoader, PackedDataset])
 def test_objects_that_are_not_ready(kind: Any) -> None:
     half = kind.__new__(kind)
-    for text in (repr(half), str(half), half._repr_html_()):
+    for text in (repr(half), str(half), html_of(half)):
         assert kind.__name__ in text
         assert 'not ready' in text
 
@@ -105,9 +106,9 @@ def test_html_is_escaped(tmp_path: Path) -> None:
         writer.write({evil: 1})
     dataset = StreamingDataset(streams=[Stream(local=str(tmp_path / 'data'), name=evil)], batch_size=1)
     for each in (dataset, *dataset.streams, StreamingDataLoader(dataset)):
-        assert '<script' not in each._repr_html_()
-        assert '&lt;script' in each._repr_html_()
-        assert '\x1b' not in each._repr_html_() + str(each)
+        assert '<script' not in html_of(each)
+        assert '&lt;script' in html_of(each)
+        assert '\x1b' not in html_of(each) + str(each)
         assert all(line.isprintable() for line in str(each).split('\n'))
 
 
@@ -116,7 +117,7 @@ def test_no_secrets(make_dataset: Any, tmp_path: Path, monkeypatch: pytest.Monke
     dataset = StreamingDataset(remote=planted_url(make_dataset()), local=str(tmp_path / 'c'), batch_size=2)
     for each in (dataset, *dataset.streams, StreamingDataLoader(dataset)):
         assert 'planted://' in str(each)
-        assert not found_in(repr(each) + each._repr_html_())
+        assert not found_in(repr(each) + html_of(each))
 
 
 def test_packed_documents(tmp_path: Path) -> None:

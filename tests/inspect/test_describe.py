@@ -15,6 +15,7 @@ from headrace.errors import ConfigError, FormatError, ObjectNotFoundError
 from headrace.inspect import describe, save_pictures, thumbnail
 from headrace.storage import StoreOptions, register_store
 from headrace.storage.stores.local import LocalStore
+from shown import html_of
 
 COLUMNS = {'array': 'ndarray', 'id': 'int', 'row': 'ndarray:float32:2,3', 'text': 'str', 'x': 'float64'}
 
@@ -78,7 +79,7 @@ def test_the_whole(tmp_path: Path, compression: str | None) -> None:
     text = str(found)
     assert 'float32 array of shape (2, 3)' in text
     assert 'int16 (1, 2) to (3, 2)' in text
-    assert '<td' in found._repr_html_()
+    assert '<td' in html_of(found)
 
 
 @pytest.mark.parametrize('writer', [JSONWriter, CSVWriter])
@@ -143,7 +144,7 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path) -> None:
     text = str(found)
     assert all(line.isprintable() for line in text.split('\n'))
     assert '\\x1b]0;owned' in text
-    assert '\x1b' not in found._repr_html_()
+    assert '\x1b' not in html_of(found)
     assert found.to_json()['first_samples'][0][f'c{evil}']['value'] == evil * 3
 
 

@@ -22,6 +22,7 @@ from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.lightning import PositionCallback, StreamingDataModule
 from headrace.mixing import load_config
+from shown import html_of
 
 logging.getLogger('lightning.pytorch').setLevel(logging.ERROR)
 pytestmark = [pytest.mark.filterwarnings('ignore')]
@@ -546,5 +547,5 @@ def test_its_repr_names_the_loaders_and_their_data(make_dataset: Any) -> None:
         assert text.startswith('StreamingDataModule\n')
         assert 'StreamingDataset: 100 samples of 1 stream' in text
         assert 'not opened before `setup`' in text
-    assert '<table>' in module._repr_html_()
+    assert '<table>' in html_of(module)
     assert 'not ready' in repr(StreamingDataModule.__new__(StreamingDataModule))

@@ -18,7 +18,7 @@ from lightning_run import EPOCHS, Crash, Run, train
 
 from headrace.testing.servers.process import free_port
 from processes import Program, run_program, run_well, torchrun
-from ranks import run_ranks
+from ranks import run_alone, run_ranks
 
 pytestmark = [pytest.mark.filterwarnings('ignore')]
 
@@ -213,7 +213,7 @@ def test_lightnings_launcher_needs_no_environment_and_survives_kill(mixes, tmp_p
     checkpoint = first.checkpoints / 'step10.ckpt'
     no_workers = {'overrides': ['train.loader.num_workers=0']}
     second = pair(mixes, tmp_path, 'second', checkpoint=str(checkpoint), yaml=str(yaml), module=no_workers)
-    launch_well([second], tmp_path)
+    run_alone('lightning', *map(Path, rank_program([second], tmp_path, [])), folder=tmp_path)
     verdict = judge([(first, checkpoint), (second, None)])
     table.append(f'{"2x1 -> 2x0 SIGKILL, strategy=ddp":<55} {verdict}')
     assert verdict.is_exact

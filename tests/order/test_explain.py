@@ -255,7 +255,7 @@ def test_the_next_use_is_the_first_that_a_scan_finds(case, shape, skip, remainde
 
 @pytest.mark.parametrize('batching', MOSAICML)
 @pytest.mark.parametrize('algorithm', ['py1e', 'naive'])
-@examples(0.15)
+@examples(0.1)
 @given(shapes, st.sampled_from(['repeat', 'drop']), st.sampled_from([[100, 60, 50], [150, 130, 60]]), st.data())
 def test_mosaicml_orders_are_explained_too(
     algorithm: str, batching: str, shape, remainder, choose: list[int], data: st.DataObject

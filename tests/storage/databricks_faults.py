@@ -15,6 +15,6 @@ class DatabricksFaults(StoreFaultContract):
             endpoint_url=databricks_proxy.endpoint_url, read_timeout=read_timeout, connect_timeout=read_timeout
         )
         store = open_store(direct.url, options)
-        store._connection.get()  # the SDK looks the workspace up, which is none of the requests counted
+        list(store.list(''))  # the SDK looks the workspace up, which is none of the requests counted
         databricks_proxy.requests.clear()
         return ProxiedStore(store, databricks_proxy)

@@ -21,16 +21,16 @@ def first() -> Iterator[Case]:
     return itertools.islice(few_streams(), 12)
 
 
-def each_third_of_many_streams() -> Iterator[Case]:
+def each_sixth_of_many_streams() -> Iterator[Case]:
     """Which take longest."""
-    return itertools.islice(many_streams(), 0, None, 3)
+    return itertools.islice(many_streams(), 0, None, 6)
 
 
 @pytest.mark.parametrize(
     'some',
     [
         first,
-        each_third_of_many_streams,
+        each_sixth_of_many_streams,
         *(pytest.param(kind, marks=pytest.mark.slow) if kind is many_streams else kind for kind in KINDS),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
 import threading
@@ -181,14 +180,15 @@ class TestKill:
     def test_leftovers_of_a_killed_fetch_do_not_use_up_the_limit(self, tmp_path):
         remote = make_remote(tmp_path / 'remote', 3)
         state = tmp_path / 'cache/.headrace'
-        state.mkdir(parents=True)
+        cache = cache_of(remote, tmp_path / 'cache', limit=2 * SIZE)
+        with cache.acquire(remote.entries[1]) as lease:  # the fetch was killed after this process looked
+            remote.check(lease)
+        state.mkdir(exist_ok=True)
         (state / f'{"ab" * 16}.lock').write_text(json.dumps({'reserved': 10 * SIZE}))
         (state / f'{"ab" * 16}.0.0123abcd.raw').write_bytes(bytes(SIZE))
-        cache = cache_of(remote, tmp_path / 'cache', limit=2 * SIZE)
-        cache._reclaimed = os.getpid()  # as if the fetch had been killed after this process looked
         with cache.acquire(remote.entries[0]) as lease:
             remote.check(lease)
-        assert names(tmp_path / 'cache') == ['shard.00000.mds']
+        assert 'shard.00000.mds' in names(tmp_path / 'cache')
 
     @pytest.mark.parametrize(('others', 'limit'), [(1, SIZE + SIZE // 4), (2, 3 * SIZE)])
     def test_leftovers_of_the_same_shard_count_towards_no_limit(self, tmp_path, others, limit):

@@ -12,6 +12,7 @@ from descriptors import open_descriptors
 from headrace.storage import CacheLimit
 from headrace.storage.cache import lease_cache
 from headrace.storage.cache.lease_cache import CachedLease, LeaseCache, MapCache
+from leases import release_without_a_pause
 from waiting import until
 
 pytestmark = pytest.mark.once
@@ -23,13 +24,12 @@ def remote(tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def _begin_unpaused(monkeypatch):
+def begun_unpaused(monkeypatch):
     """Leases are kept for ever, unless a test says how long."""
     monkeypatch.setattr(lease_cache, 'PERIOD', 1e9)
-    lease_cache._of_process.forget()
+    release_without_a_pause()
     yield
-    lease_cache._of_process.get().close_all()
-    lease_cache._of_process.forget()
+    release_without_a_pause()
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_kept_lease_is_given_back_in_time_though_its_holder_does_nothing(remot
         assert time.monotonic() >= held.until
         assert kept.take(number) is None
         assert not open_descriptors(tmp_path / 'cache')
-        until(lambda: kept._thread is None)
+        until(lambda: not any(thread.name == 'headrace-leases' for thread in threading.enumerate()))
 
 
 def test_reading_on_and_on_does_not_prolong_it(remote, tmp_path, short):
@@ -164,7 +164,7 @@ def test_who_finds_no_room_gives_way_and_keeps_nothing_for_a_while(remote, tmp_p
     held = holding(cache, remote.entries[2])
     kept.keep(2, held)
     assert not held.lease.is_valid
-    monkeypatch.setattr(lease_cache._of_process.get(), 'paused_until', 0.0)
+    release_without_a_pause()
     kept.keep(2, holding(cache, remote.entries[2]))
     assert kept.take(2) is not None
 

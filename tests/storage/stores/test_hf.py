@@ -226,7 +226,7 @@ class TestErrors:
                 with pytest.raises(ObjectNotFoundError):
                     call()
 
-    def refused(self, store, *parts):
+    def refused(self, hub, store, *parts):
         for call in (
             lambda: read_bytes(store, 'x'),
             lambda: store.head('x'),
@@ -236,30 +236,32 @@ class TestErrors:
         ):
             with pytest.raises(AccessDeniedError) as caught:
                 call()
-            for part in (*parts, store._connection.get().endpoint):
+            for part in (*parts, hub.endpoint_url):
                 assert part in str(caught.value)
             assert 'hf_secret' not in str(caught.value)
 
     def test_a_wrong_token_names_its_source(self, hub, monkeypatch):
         monkeypatch.setenv('HF_TOKEN', 'hf_secret')
-        self.refused(hub.store(hub.new_repository()), 'Invalid credentials', 'the token in HF_TOKEN.')
+        self.refused(hub, hub.store(hub.new_repository()), 'Invalid credentials', 'the token in HF_TOKEN.')
 
     def test_a_wrong_token_in_a_file_names_the_file(self, hub, monkeypatch):
         monkeypatch.delenv('HF_TOKEN')
         path = constants.HF_TOKEN_PATH
         with open(path, 'w') as file:
             file.write('hf_secret')
-        self.refused(hub.store(hub.new_repository()), f'the token in {path}')
+        self.refused(hub, hub.store(hub.new_repository()), f'the token in {path}')
 
     def test_a_private_repository_without_a_token(self, hub, monkeypatch):
         repo = hub.new_repository(private=True)
-        self.refused(hub.store(repo, anonymous=True), 'no token (anonymous)', 'private or does not exist', 'HF_TOKEN')
+        self.refused(
+            hub, hub.store(repo, anonymous=True), 'no token (anonymous)', 'private or does not exist', 'HF_TOKEN'
+        )
         monkeypatch.delenv('HF_TOKEN')
-        self.refused(hub.store(repo), 'no token (none in HF_TOKEN', constants.HF_TOKEN_PATH)
+        self.refused(hub, hub.store(repo), 'no token (none in HF_TOKEN', constants.HF_TOKEN_PATH)
 
     def test_a_gated_repository_says_where_its_conditions_are(self, hub):
         repo = hub.new_repository(gated=True)
-        self.refused(hub.store(repo), 'GatedRepo', f'Accept its conditions at {hub.endpoint_url}/datasets/{repo}')
+        self.refused(hub, hub.store(repo), 'GatedRepo', f'Accept its conditions at {hub.endpoint_url}/datasets/{repo}')
 
     def test_what_the_hub_takes_not_is_an_error(self, lfs_hub, monkeypatch):
         store = lfs_hub.store(lfs_hub.new_repository())

@@ -270,38 +270,51 @@ class TestRequests:
 
     def test_listing_goes_beyond_one_page(self, moto):
         store = moto.store(moto.new_bucket(), 'p')
-        for i in range(1005):
+        for i in range(105):  # a page has 50
             put_bytes(store, f'k{i:04d}', b'')
-        assert [info.key for info in store.list('')] == [f'k{i:04d}' for i in range(1005)]
+        assert [info.key for info in store.list('')] == [f'k{i:04d}' for i in range(105)]
 
-    def test_stores_with_the_same_settings_share_a_client(self, moto, monkeypatch):
+    @pytest.fixture
+    def clients(self, monkeypatch):
+        """The regions of the clients that are made."""
+        from boto3.session import Session
+
+        made = []
+        make = Session.client
+
+        def client(session, service, **settings):
+            made.append(settings['region_name'])
+            return make(session, service, **settings)
+
+        monkeypatch.setattr(Session, 'client', client)
+        return made
+
+    def test_stores_with_the_same_settings_share_a_client(self, moto, monkeypatch, clients):
         bucket = moto.new_bucket()
-        one, two, other = (
-            moto.store(bucket, prefix, region=region)
-            for prefix, region in (('a', None), ('b', None), ('c', 'eu-west-1'))
-        )
-        assert one._client is two._client
-        assert other._client is not one._client
+        clients.clear()
+        for prefix, region in (('a', 'eu-north-1'), ('b', 'eu-north-1'), ('c', 'eu-south-1')):
+            put_bytes(moto.store(bucket, prefix, region=region), 'x', b'1')
+        assert clients == ['eu-north-1', 'eu-south-1']
         monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'another')
-        assert moto.store(bucket, 'd')._client is not one._client
+        put_bytes(moto.store(bucket, 'd', region='eu-north-1'), 'x', b'1')
+        assert clients == ['eu-north-1', 'eu-south-1', 'eu-north-1']
 
-    def test_the_client_is_made_at_the_first_request_and_anew_after_fork(self, moto):
-        bucket = moto.new_bucket()
-        store = moto.store(bucket)
-        assert not store._connection.is_made
+    def test_the_client_is_made_at_the_first_request_and_anew_after_fork(self, moto, clients):
+        store = moto.store(moto.new_bucket(), region='ap-south-1')
+        clients.clear()
+        assert not clients
         put_bytes(store, 'x', b'1')
-        parents = store._client
-        assert parents is not None
+        assert len(clients) == 1
         child = os.fork()
         if not child:
             code = 1
             try:
-                fresh = not store._connection.is_made
-                code = 0 if fresh and read_bytes(store, 'x') == b'1' and store._client is not parents else 2
+                code = 0 if read_bytes(store, 'x') == b'1' and len(clients) == 2 else 2
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert store._client is parents
+        assert read_bytes(store, 'x') == b'1'
+        assert len(clients) == 1
 
 
 class TestFaults:
