@@ -1,3 +1,4 @@
+import contextlib
 import io
 import os
 import shutil
@@ -65,6 +66,33 @@ def proxy(sshd):
     with TcpProxy(sshd.port) as proxy:
         sshd.known_at(proxy.port)
         yield proxy
+
+
+@contextlib.contextmanager
+def paramiko_server(folder, interface, **subsystems):
+    """Run a server of paramiko, where sshd cannot do it. Yields its port and its file of known hosts."""
+    import paramiko
+
+    quietly('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', str(folder / 'host'))
+    key = paramiko.Ed25519Key.from_private_key_file(str(folder / 'host'))
+    transports = []
+
+    def serve(listener):
+        while True:
+            transport = paramiko.Transport(listener.accept()[0])
+            transport.add_server_key(key)
+            for name, handler in subsystems.items():
+                transport.set_subsystem_handler(name, *handler)
+            transport.start_server(server=interface())
+            transports.append(transport)
+
+    with socket.create_server(('127.0.0.1', 0)) as listener:
+        port = listener.getsockname()[1]
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        (folder / 'known').write_text(f'[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n')
+        yield port, folder / 'known'
+        for transport in transports:
+            transport.close()
 
 
 class TestSftpStore(StoreContract):
@@ -435,22 +463,7 @@ class TestCredentials:
                 right = (username, password) == ('someone', 'secret')
                 return paramiko.AUTH_SUCCESSFUL if right else paramiko.AUTH_FAILED
 
-        quietly('ssh-keygen', '-q', '-t', 'ed25519', '-N', '', '-f', str(tmp_path / 'host'))
-        key = paramiko.Ed25519Key.from_private_key_file(str(tmp_path / 'host'))
-        transports = []
-
-        def serve(listener):
-            while True:
-                transport = paramiko.Transport(listener.accept()[0])
-                transport.add_server_key(key)
-                transport.start_server(server=Server())
-                transports.append(transport)
-
-        with socket.create_server(('127.0.0.1', 0)) as listener:
-            port = listener.getsockname()[1]
-            threading.Thread(target=serve, args=(listener,), daemon=True).start()
-            known = tmp_path / 'known'
-            known.write_text(f'[127.0.0.1]:{port} {key.get_name()} {key.get_base64()}\n')
+        with paramiko_server(tmp_path, Server) as (port, known):
             store = open_store(f'sftp://someone@127.0.0.1:{port}/x', StoreOptions(extra={'known_hosts': str(known)}))
             monkeypatch.setenv('HEADRACE_SFTP_PASSWORD', 'wrong-secret')
             with pytest.raises(AccessDeniedError, match='the password of HEADRACE_SFTP_PASSWORD') as caught:
@@ -459,8 +472,6 @@ class TestCredentials:
             monkeypatch.setenv('HEADRACE_SFTP_PASSWORD', 'secret')
             with pytest.raises(StorageError, match='has no SFTP for this user'):
                 read_bytes(store, 'x')
-            for transport in transports:
-                transport.close()
 
 
 class TestErrors:
@@ -486,6 +497,71 @@ class TestErrors:
             pytest.raises(TransferError, match='do the start-up files of the account'),
         ):
             read_bytes(server.store('/'), 'x')
+
+
+class TestServerWithLimits:
+    """A server that sends less than it is asked for, and whose disk is full after 100,000 bytes of a file."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        folder = tmp_path / 'files'
+        folder.mkdir()
+        return folder
+
+    @pytest.fixture
+    def store(self, folder, tmp_path, monkeypatch):
+        import paramiko
+
+        class Server(paramiko.ServerInterface):
+            def check_auth_password(self, username, password):
+                return paramiko.AUTH_SUCCESSFUL
+
+            def check_channel_request(self, kind, chanid):
+                return paramiko.OPEN_SUCCEEDED
+
+        class Handle(paramiko.SFTPHandle):
+            def __init__(self, file):
+                super().__init__()
+                self.file = file
+
+            def stat(self):
+                return paramiko.SFTPAttributes.from_stat(os.fstat(self.file))
+
+            def read(self, offset, length):
+                return os.pread(self.file, min(length, 10_000), offset)
+
+            def write(self, offset, data):
+                if offset + len(data) > 100_000:
+                    return paramiko.SFTP_FAILURE
+                os.pwrite(self.file, data, offset)
+                return paramiko.SFTP_OK
+
+            def close(self):
+                os.close(self.file)
+
+        class Files(paramiko.SFTPServerInterface):
+            def open(self, path, flags, attr):
+                return Handle(os.open(path, flags, 0o600))
+
+            def remove(self, path):
+                os.remove(path)
+                return paramiko.SFTP_OK
+
+        monkeypatch.setenv('HEADRACE_SFTP_PASSWORD', 'any')
+        with paramiko_server(tmp_path, Server, sftp=(paramiko.SFTPServer, Files)) as (port, known):
+            options = StoreOptions(extra={'known_hosts': str(known)})
+            yield open_store(f'sftp://someone@127.0.0.1:{port}{folder}', options)
+
+    def test_short_answers_are_completed(self, folder, store):
+        (folder / 'x').write_bytes(DATA)
+        assert read_bytes(store, 'x') == DATA
+        assert read_bytes(store, 'x', offset=5_000, size=70_001) == DATA[5_000:75_001]
+
+    def test_a_refused_write_fails_the_upload(self, folder, store):
+        for size in (100_001, 140_000):
+            with pytest.raises(StorageError, match='status 4'):
+                put_bytes(store, 'x', DATA[:size])
+        assert list(folder.iterdir()) == []
 
 
 class TestListing:
