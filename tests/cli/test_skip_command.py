@@ -1,4 +1,4 @@
-"""``headrace skip`` on indexes without shards, against the batches of the run that leaves out what it says."""
+"""``headrace skip`` on indexes without shards, against the batches of the run that skips what it says."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_it_writes_is_the_configuration_of_the_resumed_run(config: str, cap
     assert 'resume from a checkpoint of at most 10 batches' in shown
     whole = ids(loader_of(config))
     assert ids(loader_of(str(out))) == whole[:10] + whole[14:]
-    # And what it leaves out is kept where it continues from there.
+    # A run that continues there keeps what it skips.
     again = tmp_path / 'again.yaml'
     assert skip(str(out), '--step', 2, '--write', again) == 0
     assert ids(loader_of(str(again))) == whole[:2] + whole[3:10] + whole[14:]
@@ -66,7 +66,7 @@ def test_what_it_writes_is_the_configuration_of_the_resumed_run(config: str, cap
 
 
 @pytest.mark.parametrize('batching', ['random', 'per_stream'])
-def test_a_step_of_one_of_mosaicmls_orders_is_left_out(config: str, batching: str, tmp_path: Path) -> None:
+def test_a_step_of_one_of_mosaicmls_orders_is_skipped(config: str, batching: str, tmp_path: Path) -> None:
     overrides = 'train.shuffle_algo=py1e', 'train.num_canonical_nodes=2', f'train.batching_method={batching}'
     whole = ids(loader_of(config, *overrides))
     out = tmp_path / 'out.yaml'

@@ -211,7 +211,7 @@ def report(leg: MixLeg, batch: int) -> dict[str, Any]:
     return json.loads((leg.checkpoints / f'loss-spike-batch{batch}.json').read_text())
 
 
-def test_a_spike_is_explained_and_left_out(
+def test_a_spike_is_explained_and_skipped(
     config: str, poison: list[int], runs: dict[str, MixLeg], tmp_path: Path
 ) -> None:
     spiked = runs['spiked']

@@ -1,4 +1,4 @@
-"""Ranges left out of a training: Composer's position counts them, and its epochs end where the data does."""
+"""Skipped ranges of a training: Composer's position counts them, and its epochs end where the data does."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headrace.errors import ConfigError, ResumeError
 
 pytestmark = [pytest.mark.composer, pytest.mark.filterwarnings('ignore')]
 
-# 96 samples an epoch, in batches of 8. Epoch 0 is short, epoch 1 left out, epoch 2 short in another way.
+# 96 samples an epoch, in batches of 8. Epoch 0 is short, epoch 1 skipped, epoch 2 short in another way.
 SKIP = (('2ba', '4ba'), (70, 75), (96, 200), (230, 235))
 RANGES = [(16, 32), (70, 75), (96, 200), (230, 235)]
 
@@ -40,7 +40,7 @@ def batches(leg: Leg, ranks: int = 1) -> list[list[int]]:
 
 
 @pytest.mark.parametrize('workers', [0, 1])
-def test_what_is_left_out_counts_in_the_position(data: str, tmp_path: Path, workers: int) -> None:
+def test_skipped_samples_count_in_the_position(data: str, tmp_path: Path, workers: int) -> None:
     leg = Leg('whole', data, str(tmp_path), skip=SKIP, duration='4ep', workers=workers)
     run(leg)
     assert batches(leg) == expected(data, RANGES, 4)
@@ -75,7 +75,7 @@ def test_ranges_may_change_at_a_resume(data: str, tmp_path: Path, skip: Any, ran
     with pytest.raises(ResumeError, match=r'skip was \[70, 75\], \[96, 200\], \[230, 235\] from the checkpoint on'):
         run(refused)
     run(rest)
-    # Two batches, then two that are left out, then three.
+    # Two batches, then two that are skipped, then three.
     assert batches(rest) == expected(data, ranges, 2, start=56)
 
 
@@ -116,7 +116,7 @@ def test_a_subset_may_be_another_one_in_the_next_fit(data: str, tmp_path: Path) 
     leg = Leg('fits', data, str(tmp_path), skip=SKIP, duration='1ep', subset=11)
     trainer = trainer_of(leg)
     trainer.fit()
-    trainer.fit(duration='2ep')  # with the subset of before; epoch 1 is left out
+    trainer.fit(duration='2ep')  # with the subset of before; epoch 1 is skipped
     trainer.fit(duration='1ep', train_subset_num_batches=10)
     trainer.fit(duration='1ep', train_subset_num_batches=-1)
     assert [line['len'] for line in lines(leg)] == [10] * 10 + [11] * 11 + [10] * 10 + [12] * 12

@@ -1,4 +1,4 @@
-"""Ranges left out by a loader: over epochs, workers and resumptions."""
+"""Ranges that a loader skips: over epochs, workers and resumptions."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_kept_batches_are_handed_out(make, world) -> None:
     assert {step.epoch for step in steps} == {0, 2, 3}
 
 
-def test_the_position_counts_what_is_left_out(make) -> None:
+def test_the_position_counts_skipped_samples(make) -> None:
     positions = [(step.state['epoch'], step.state['sample_in_epoch']) for step in walk(make, World(), epochs=3)]
     # Batch 0 ends where the first range begins, and stands behind it.
     assert positions == [(0, 24), (0, 37), (0, 45), (0, 50), (2, 12), (2, 20), (2, 28), (2, 36), (2, 50)]
@@ -91,7 +91,7 @@ def test_every_state_resumes_exactly_on_other_worlds(make) -> None:
     assert check_resume(without_the_empty_epoch, workers, epochs=3, every=4, horizon=5) == 3
 
 
-def test_a_state_at_the_end_goes_over_an_epoch_that_is_left_out(make) -> None:
+def test_a_state_at_the_end_passes_over_a_skipped_epoch(make) -> None:
     steps = list(walk(make, World(), epochs=1))
     rest = list(walk(make, World(ranks=2), epochs=1, state=steps[-1].state))
     # The state of epoch 0's end is the beginning of epoch 1, of which nothing is left: an empty pass.
@@ -117,7 +117,7 @@ def test_ranges_may_change_at_any_state(make, after, ranges) -> None:
 
     for step in list(walk(make, World(), epochs=1))[:3]:
         expected = ids_of(make, ranges, 4, start=int(step.state['sample_in_epoch']))
-        # What is left of epoch 0 may be left out, and the first pass that of epoch 1.
+        # The rest of epoch 0 may be skipped; the first pass is then that of epoch 1.
         got = [now.ids for now in walk(allowed, World(ranks=2), epochs=3, state=step.state)]
         assert got == expected[: len(got)]
         assert bool(got) == (after != [[0, 200]])
@@ -175,21 +175,21 @@ def test_what_a_run_leaves_out_ahead_is_not_brought_back_by_mistake(make, after,
     make(Topology(), 0, skip=after).load_state_dict(later)
 
 
-def test_more_may_be_left_out_and_what_is_past_may_be_forgotten(make) -> None:
+def test_more_may_be_skipped_and_past_ranges_may_be_removed(make) -> None:
     states = [step.state for step in walk(make, World(), epochs=3)]
     make(Topology(), 0, skip=[[0, 200]]).load_state_dict(states[0])
     make(Topology(), 0, skip=[*SKIP, [40, 45]]).load_state_dict(states[0])
     make(Topology(), 0, skip=SKIP[2:]).load_state_dict(states[3])
     assert (states[-1]['epoch'], states[-1]['sample_in_epoch']) == (2, 50)
     make(Topology(), 0, skip=()).load_state_dict(states[-1])
-    # What the first batches of a run leave out is in the state of its beginning.
+    # What the first batches of a run skip is in the state of its beginning.
     begin = make(Topology(), 0).state_dict()
     with pytest.raises(ResumeError, match=r'was \[8, 24\], \[30, 35\]'):
         make(Topology(), 0, skip=()).load_state_dict(begin)
 
 
 def test_batches_of_another_size_are_other_samples(make) -> None:
-    """The same text, and not what was left out."""
+    """The same text, without the skipped ranges."""
     state = make(Topology(), 0, skip=[['3ba', '5ba']]).state_dict()
     with pytest.raises(ResumeError, match=r'was \[24, 40\].* is \[12, 20\] now, which brings back \[24, 40\]'):
         make(Topology(world_size=2), 0, skip=[['3ba', '5ba']], batch_size=2).load_state_dict(state)
@@ -197,7 +197,7 @@ def test_batches_of_another_size_are_other_samples(make) -> None:
     make(Topology(world_size=2), 0, skip=[[24, 40]], batch_size=2).load_state_dict(state)
 
 
-def test_the_state_says_what_is_left_out_whatever_the_remainder_makes_of_batches(make) -> None:
+def test_the_state_holds_skipped_ranges_for_any_remainder(make) -> None:
     """Dropped batches are not counted; the loader says that it drops them, and not the dataset."""
 
     def dropping(topology: Topology, workers: int) -> StreamingDataLoader:
@@ -289,7 +289,7 @@ def test_a_range_before_the_position_is_not_counted_at_a_resumption(make) -> Non
     assert count == 24 + 8 + 8 + 2
 
 
-def test_a_state_from_before_states_knew_what_is_left_out_resumes(make) -> None:
+def test_a_state_of_a_version_without_skipped_ranges_resumes(make) -> None:
     state = make(Topology(), 0).state_dict()
     config = json.loads(str(state['config']))
     del config['skip']

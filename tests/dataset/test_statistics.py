@@ -318,7 +318,7 @@ def test_the_promise_follows_a_schedule(remote):
         assert abs(count.samples - promised[29][name]) <= 1
 
 
-def test_what_is_left_out_is_neither_counted_nor_promised(remote):
+def test_skipped_samples_are_neither_counted_nor_promised(remote):
     loader = StreamingDataLoader(dataset(remote[0], batch_size=10, skip=[[20, 55]]))
     ids = [i for batch in loader for i in batch['id'].tolist()]
     assert loader.stats().samples == len(ids) == 135

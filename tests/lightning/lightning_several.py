@@ -35,7 +35,7 @@ class Several:
     trainer: dict[str, Any] = field(default_factory=dict)
     dataset: dict[str, Any] = field(default_factory=dict)
     skips: dict[str, list[list[int]]] = field(default_factory=dict)
-    """Ranges of samples that loaders leave out."""
+    """Ranges of samples that loaders skip."""
 
     def saved(self, steps: int) -> str:
         return str(Path(self.out, self.name, f'step{steps}.ckpt'))

@@ -51,7 +51,7 @@ def expected(run: Several, epochs: int = 2, limit: int | None = None) -> Steps:
 
     def next_epoch(name: str) -> list[list[int]]:
         while not (found := batches(run, name, begun[name])):
-            begun[name] += 1  # left out as a whole
+            begun[name] += 1  # skipped as a whole
         return found
 
     def begin(name: str) -> Iterator[list[int]]:
@@ -139,7 +139,7 @@ def test_a_loader_without_a_batch_is_refused(sources, tmp_path):
         train(run)
 
 
-def test_parts_that_are_left_out_end_an_epoch(sources, tmp_path):
+def test_skipped_parts_end_an_epoch(sources, tmp_path):
     run = run_of(sources, tmp_path, dataset={'skip': [[0, 16]]})
     steps = train(run).steps
     lengths = [sum(epoch == number for epoch, _, _ in steps) for number in (0, 1)]

@@ -1,4 +1,4 @@
-"""Ranges left out of a training: epochs of unequal length, and positions that keep their meaning."""
+"""Skipped ranges of a training: epochs of unequal length, and positions that keep their meaning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_run import Crash, Run, dataset, train
 
 from headrace.errors import ResumeError
 
-# 96 samples an epoch, in batches of 8. Epoch 0 is short, epoch 1 left out, epoch 2 short in another way.
+# 96 samples an epoch, in batches of 8. Epoch 0 is short, epoch 1 skipped, epoch 2 short in another way.
 SKIP = [['2ba', '4ba'], [70, 75], [96, 200], [230, 235]]
 
 
@@ -57,19 +57,19 @@ def test_epochs_end_where_their_data_does(make, workers: int) -> None:
     run = make('whole', workers=workers, trainer={'max_epochs': 4})
     train(run)
     assert trained(run) == expected(run, RANGES, [0, 2, 3])
-    # 10, 0, 12 and 12 batches; an epoch that is left out counts.
+    # 10, 0, 12 and 12 batches; a skipped epoch counts.
     assert [record['epoch'] for record in records(run)[0]] == [0] * 10 + [2] * 11 + [3] * 12
     assert [record['epoch'] for record in records(run, 'validation')[0] if not record['validation']] == [0, 2, 3]
     assert [r['epoch'] for r in records(run, 'hook')[0] if r['hook'] == 'epoch_end'] == [0, 2, 3]
 
 
-def test_a_run_ends_with_an_epoch_that_is_left_out(make) -> None:
+def test_a_run_ends_with_a_skipped_epoch(make) -> None:
     run = make('short', trainer={'max_epochs': 2})
     train(run)
     assert trained(run) == expected(run, RANGES, [0])
 
 
-def test_a_run_may_begin_with_an_epoch_that_is_left_out(make) -> None:
+def test_a_run_may_begin_with_a_skipped_epoch(make) -> None:
     run = make('late', skip=[[0, 100]], trainer={'max_epochs': 2})
     train(run)
     assert trained(run) == expected(run, [(0, 100)], [1])
@@ -105,7 +105,7 @@ def test_ranges_may_change_at_a_resume(make, skip, ranges) -> None:
     first = make('first', crash_at=3, on_exception=True)
     with pytest.raises(Crash):
         train(first)
-    # Two batches, then two that are left out, then one. The checkpoint knows what its run would have left out.
+    # Two batches, then two that are skipped, then one. The checkpoint knows what its run would have skipped.
     options = {'checkpoint': str(first.checkpoints / 'exception.ckpt'), 'trainer': {'max_epochs': 3}}
     with pytest.raises(ResumeError, match=r'skip was \[70, 75\], \[96, 200\], \[230, 235\] from the checkpoint on'):
         train(make('refused', skip=skip, **options))
@@ -116,7 +116,7 @@ def test_ranges_may_change_at_a_resume(make, skip, ranges) -> None:
     assert validated == [0, 1, 2]
 
 
-def test_more_may_be_left_out_at_a_resume(make) -> None:
+def test_more_may_be_skipped_at_a_resume(make) -> None:
     first = make('first', crash_at=3, on_exception=True)
     with pytest.raises(Crash):
         train(first)
@@ -134,7 +134,7 @@ def test_a_limit_counts_what_is_trained(make) -> None:
     assert trained(run) == every[0][:4] + every[1][:4]
 
 
-def test_a_second_fit_continues_after_an_epoch_that_is_left_out(make) -> None:
+def test_a_second_fit_continues_after_a_skipped_epoch(make) -> None:
     run = make('fits', fits=[1, 2, 4])
     train(run)
     assert trained(run) == expected(run, RANGES, [0, 2, 3])

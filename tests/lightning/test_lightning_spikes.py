@@ -52,7 +52,7 @@ def report(folder: Path, batch: int) -> dict[str, Any]:
     return json.loads((folder / f'loss-spike-batch{batch}.json').read_text())
 
 
-def test_a_spike_is_explained_and_left_out(config: Path, tmp_path: Path, capsys) -> None:
+def test_a_spike_is_explained_and_skipped(config: Path, tmp_path: Path, capsys) -> None:
     poison = poison_of(config, range(72, 88))  # batches 9 and 10
     out = tmp_path / 'out'
     spiked, model = trainer(out, LossSpikes(**SPIKES, stop=True), every=4), Model(poison)

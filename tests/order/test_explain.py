@@ -350,7 +350,7 @@ def test_the_next_use_takes_no_longer_for_many_shards_or_passes(nodes: int | Non
 
     began = time.process_time()
     for sample in (123_456_789, 200_000_000, 200_000_100):
-        for batch in (0, 26_855):  # the second begins right before what is left out
+        for batch in (0, 26_855):  # the second begins right before a skipped range
             use = next_use(plan_of, sample, batch=batch)
             assert use is not None
             order = make_order(mix, config, use.epoch)

@@ -1,4 +1,4 @@
-"""Leaving out ranges of the sequence, against the obvious model: a list of what is kept, cut into batches."""
+"""Skipped ranges of the sequence, against the obvious model: a list of the other positions, cut into batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from order_cases import mixture, relaxed, shuffled, whole
 from headrace.errors import ConfigError
 from headrace.order import OrderConfig, Plan, Topology, make_order, make_plan, parse_skip
 from headrace.order.mixture.takeover import Takeover
-from headrace.order.skip import KeptPositions, Ranges, Skip, merged, skipped_in_epoch, skipped_in_run, without
+from headrace.order.skip import Ranges, Skip, UnskippedPositions, merged, skipped_in_epoch, skipped_in_run, without
 
 shapes = st.sampled_from([(1, 1, 1), (2, 1, 1), (2, 2, 1), (6, 3, 2), (8, 2, 2), (12, 4, 1)])
 ranges = st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), max_size=5).map(
@@ -46,10 +46,10 @@ def test_batches_are_those_of_the_obvious_model(
     assert {plan.total_batches for plan in plans} == {whole_epoch}
     assert plans[0].epoch_samples == min(whole_epoch * size, len(kept))
     assert plans[0].batches_before == (len(kept) - len(left)) // size
-    assert plans[0].is_left_out == (bool(skip) and whole_epoch == 0)
+    assert plans[0].is_skipped == (bool(skip) and whole_epoch == 0)
     position = start
     for k, batch in enumerate(cut):
-        # The position after a batch is where the next kept one is: what follows directly and is left out is behind it.
+        # The position after a batch is that of the next unskipped one, behind a skipped range that follows directly.
         after = [p for p in kept if p > batch[-1]]
         end = after[0] if after else 90
         assert {plan.end(k) for plan in plans} == {end}
@@ -71,7 +71,7 @@ def test_batches_are_those_of_the_obvious_model(
 
 @relaxed
 @given(shapes, shapes, ranges, ranges, st.integers(0, 7))
-def test_a_position_means_the_same_whatever_is_left_out(
+def test_a_position_means_the_same_whatever_is_skipped(
     first: tuple[int, int, int], second: tuple[int, int, int], before, after, done: int
 ) -> None:
     order = shuffled(mixture([7] * 20, choose=[90]), nodes=4, block=30)
@@ -99,11 +99,11 @@ def test_a_node_reads_its_canonical_nodes_where_a_batch_is_one_run(start: int) -
 
 
 def test_kept_positions_are_numbered() -> None:
-    kept = KeptPositions(10, ((0, 2), (4, 7)))
+    kept = UnskippedPositions(10, ((0, 2), (4, 7)))
     assert kept.size == 5
     assert kept.at(np.arange(5)).tolist() == [kept.position(i) for i in range(5)] == [2, 3, 7, 8, 9]
     assert [kept.before(p) for p in range(11)] == [0, 0, 0, 1, 2, 2, 2, 2, 3, 4, 5]
-    assert KeptPositions(10, ((0, 10),)).size == 0
+    assert UnskippedPositions(10, ((0, 10),)).size == 0
 
 
 def in_epoch(skip: Skip, epoch: int, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
@@ -214,10 +214,10 @@ def test_mosaicmls_orders_leave_out_whole_batches(batching: str, shape: tuple[in
         assert plan.find(int(every.ids(3)[0])) is None
 
 
-def test_an_epoch_of_mosaicmls_may_be_left_out_as_a_whole() -> None:
+def test_an_epoch_of_mosaicmls_may_be_skipped_as_a_whole() -> None:
     order = make_order(mixture([20]), OrderConfig(algorithm='py1e', shuffle=True), 1)
     plan = make_plan(order, Topology(), global_batch_size=4, skip=parse_skip([['5ba', '10ba']]), epoch=1)
-    assert (plan.num_batches, plan.is_left_out, plan.stop) == (0, True, 0)
+    assert (plan.num_batches, plan.is_skipped, plan.stop) == (0, True, 0)
     assert make_plan(order, Topology(), global_batch_size=4, start=20, skip=parse_skip([[20, 40]]), epoch=1).stop == 20
     assert (
         make_plan(order, Topology(), global_batch_size=4, skip=parse_skip([['6ba', '9ba']]), epoch=1).num_batches == 2

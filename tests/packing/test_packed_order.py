@@ -229,7 +229,7 @@ def test_a_position_before_the_last_batch_is_taken_up_too(data):
         assert sequences(resumed, 5) == whole[row : row + 20]
 
 
-def test_what_is_left_out_is_packed_and_not_handed_out(data):
+def test_skipped_sequences_are_packed_and_not_handed_out(data):
     folder, lengths = data
     whole = expected(folder, lengths, 80)
     loader = make(folder, skip=[(8, 12), ('5ba', '7ba')])

@@ -205,7 +205,7 @@ def test_a_batch_is_explained_by_its_sequences(folder, tmp_path, capsys):
     assert [(row['rank'], row['position']) for row in rows] == [(0, 12), (0, 14), (1, 13), (1, 15)]
     assert main(['skip', str(file), '--step', '3']) == 0
     assert 'skip: [[12, 16]]' in capsys.readouterr().out
-    # Lanes are left out in whole turns only.
+    # Lanes are skipped all together only.
     packing |= {'lanes': 6}
     file.write_text(json.dumps({'global_batch_size': 4, 'train': {'local': folder, 'packing': packing}}))
     assert main(['skip', str(file), '--step', '3']) == 0

@@ -29,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the step, the run, further batches to skip, and the output file."""
     add_config_arguments(parser)
     parser.add_argument('--step', type=int, required=True, help='global batch of the run, counted from 0')
-    parser.add_argument('--before', type=int, default=0, help='global batches before it that are left out, too')
-    parser.add_argument('--after', type=int, default=0, help='global batches after it that are left out, too')
+    parser.add_argument('--before', type=int, default=0, help='global batches before it to skip, too')
+    parser.add_argument('--after', type=int, default=0, help='global batches after it to skip, too')
     parser.add_argument(
         '--documents',
         action='store_true',
-        help='of packed data: leave out the documents of the batches, wherever they are, in place of the sequences',
+        help='of packed data: skip the documents of the batches, wherever they are, in place of the sequences',
     )
     add_topology_arguments(parser)
     parser.add_argument('--state', type=Path, help='checkpoint from before the step, or JSON of its state')

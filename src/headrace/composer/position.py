@@ -102,7 +102,7 @@ class StreamingPosition(Callback):
         _check(state, loader, dataset)
         if dataset.skip and loader not in _counted:
             raise ConfigError(
-                'A dataset that leaves samples out (`skip`) needs `streaming_data_spec(...)`: Composer would count its '
+                'A dataset that skips samples (`skip`) needs `streaming_data_spec(...)`: Composer would count its '
                 'position without them.'
             )
         _followed.add(loader)

@@ -63,10 +63,10 @@ class PackingConfig:
     """Tokens of a sequence, padding included."""
 
     tokenizer: TokenizerConfig | None = None
-    """The tokenizer of texts. Left out: the column holds tokens."""
+    """The tokenizer of texts. Default: the column holds tokens."""
 
     column: str | None = None
-    """The column of the documents. Left out: `text` with a tokenizer, `tokens` without."""
+    """The column of the documents. Default: `text` with a tokenizer, `tokens` without."""
 
     token_dtype: TokenDtype | None = None
     """Type of the tokens in a column of bytes."""
@@ -75,23 +75,23 @@ class PackingConfig:
     """Combine whole documents so that little is left to pad, or lay them end to end and cut."""
 
     bos_token_id: Annotated[int, AtLeast(LEAST['bos_token_id'])] | None = None
-    """A token to put before each document. Left out: none."""
+    """A token to put before each document. Default: none."""
 
     eos_token_id: Annotated[int, AtLeast(LEAST['eos_token_id'])] | None = None
-    """A token to put after each document. Left out: none."""
+    """A token to put after each document. Default: none."""
 
     pad_token_id: Annotated[int, AtLeast(LEAST['pad_token_id'])] = Packing.pad_token_id
     """The padding token."""
 
     lanes: Annotated[int, AtLeast(LEAST['lanes'])] | None = None
-    """Lanes that are packed side by side; ranks must divide their number. Left out: the sequences of a global batch
+    """Lanes that are packed side by side; ranks must divide their number. Default: the sequences of a global batch
     when the run begins."""
 
     sequences_per_epoch: Annotated[int | str, Parsed(_read_sequences, "a number, text like '64k', or `all`")] | None = (
         None
     )
     """Sequences that make an epoch, a multiple of the lanes, such as `64k`. `all`: for evaluation, the documents of a
-    pass, once; they are counted first. Left out: the epoch does not end."""
+    pass, once; they are counted first. Default: the epoch does not end."""
 
     window: Annotated[int, AtLeast(LEAST['window'])] = Packing.window
     """Sequences that `best_fit` fills at a time in a lane."""

@@ -49,15 +49,15 @@ class DatasetConfig(SelectionConfig):
     """In place of `streams`, where there is one stream: its `split`."""
 
     epoch_size: Annotated[int, Count()] | None = None
-    """Samples per epoch, such as `1m`; not with `repeat` or `choose`. Left out: as many as the streams hold."""
+    """Samples per epoch, such as `1m`; not with `repeat` or `choose`. Default: as many as the streams hold."""
 
     predownload: Annotated[int, AtLeast(0)] | None = None
-    """Samples ahead of its reading whose shards each worker prefetches. Left out: 65,536, or 8 batches if those are
+    """Samples ahead of its reading whose shards each worker prefetches. Default: 65,536, or 8 batches if those are
     more, and 512 MiB at most."""
 
     cache_limit: Annotated[int, Bytes()] | None = None
     """Limit of shards and indexes in the cache folders of this machine, such as `100gb`. Bitmaps of selections and
-    files of epochs come on top. Left out: no limit."""
+    files of epochs come on top. Default: no limit."""
 
     sampling_method: Literal['balanced', 'fixed'] = 'balanced'
     """Samples of a stream taken in part: others in each epoch (`balanced`) or the same (`fixed`)."""
@@ -70,20 +70,20 @@ class DatasetConfig(SelectionConfig):
     """How shards are dealt to nodes; for the algorithms of MosaicML Streaming."""
 
     num_canonical_nodes: Annotated[int, AtLeast(1)] | None = None
-    """Parts of the order, independent of the number of machines. Left out: the resumed checkpoint's, or the
+    """Parts of the order, independent of the number of machines. Default: the resumed checkpoint's, or the
     algorithm's default."""
 
     shuffle: bool = False
     """Whether samples are shuffled."""
 
     shuffle_algo: Annotated[str, OneOf(tuple(ALGORITHMS))] | None = None
-    """How samples are shuffled. Left out: the resumed checkpoint's, or `native`."""
+    """How samples are shuffled. Default: the resumed checkpoint's, or `native`."""
 
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    """Seed of the order. Left out: the top level's `shuffle_seed`, the resumed checkpoint's, or 9176."""
+    """Seed of the order. Default: the top level's `shuffle_seed`, the resumed checkpoint's, or 9176."""
 
     shuffle_block_size: Annotated[int, Count()] | None = None
-    """Samples among which the block algorithms and the native one shuffle. Left out: chosen by the algorithm."""
+    """Samples among which the block algorithms and the native one shuffle. Default: chosen by the algorithm."""
 
     batching_method: Literal['random', 'stratified', 'per_stream', 'device_per_stream'] = 'random'
     """How streams mix in a batch: at random, by their proportions, one stream per global batch or per device's."""
@@ -101,11 +101,11 @@ class DatasetConfig(SelectionConfig):
     """Read columns that hold pickles. They run code of whoever wrote them: for your own data only."""
 
     replication: Annotated[int, AtLeast(1)] | None = None
-    """Neighbouring ranks that get the same samples, such as the tensor-parallel degree. Left out: 1."""
+    """Neighbouring ranks that get the same samples, such as the tensor-parallel degree. Default: 1."""
 
     remainder: Literal['repeat', 'exact', 'drop'] | None = None
     """Samples after the last full global batch. `repeat`: a few are repeated, so that ranks get equally many.
-    `exact`: the same, with the repeats marked. `drop`: they are skipped. Left out: `repeat`; for evaluation under
+    `exact`: the same, with the repeats marked. `drop`: they are skipped. Default: `repeat`; for evaluation under
     Lightning `exact`."""
 
     skip: Annotated[tuple[tuple[int | str, int | str], ...], Parsed(read_skip, 'a list of pairs')] = ()
@@ -160,7 +160,7 @@ class WorkerConfig:
     """Processes that read, per rank. 0: the training process reads."""
 
     prefetch_factor: Annotated[int, AtLeast(1)] | None = None
-    """Batches that each worker holds ready. Left out: 2."""
+    """Batches that each worker holds ready. Default: 2."""
 
     persistent_workers: bool = False
     """Keep the workers from one epoch to the next. Under `cache_limit` they also prefetch the next epoch, if the
@@ -174,7 +174,7 @@ class WorkerConfig:
     """Seconds to wait for a worker's batch before giving up. 0: for ever."""
 
     multiprocessing_context: Literal['fork', 'spawn', 'forkserver'] | None = None
-    """How workers start. Left out: as the platform does."""
+    """How workers start. Default: as the platform does."""
 
     drop_last: bool = False
     """The same as `remainder: drop`, by its name in PyTorch."""
@@ -239,7 +239,7 @@ class Config:
     """`device_batch_size` of the loaders that give no batch size."""
 
     shuffle_seed: Annotated[int, AtLeast(0)] | None = None
-    """`shuffle_seed` of the loaders that give none. Left out: the resumed checkpoint's, or 9176."""
+    """`shuffle_seed` of the loaders that give none. Default: the resumed checkpoint's, or 9176."""
 
     train: LoaderConfig | None = None
     """The training loader."""

@@ -32,34 +32,34 @@ class TransferConfig:
     """Transfer of shards from the store to the cache; of one stream, or a default for all streams of a loader."""
 
     download_retry: Annotated[int, AtLeast(0)] | None = None
-    """Further attempts after a failed download, or more, for half a minute; 0: none. Left out: 2."""
+    """Further attempts after a failed download, or more, for half a minute; 0: none. Default: 2."""
 
     download_timeout: Annotated[float, MoreThan(0)] | None = None
-    """Seconds without a byte after which an attempt has failed. Left out: 60."""
+    """Seconds without a byte after which an attempt has failed. Default: 60."""
 
     validate_hash: Annotated[str, OneOf(tuple(sorted(get_hashes())))] | None = None
-    """Hash to verify shards with; it must be one that the shards were written with. Left out: sizes only."""
+    """Hash to verify shards with; it must be one that the shards were written with. Default: sizes only."""
 
     keep_zip: bool | None = None
-    """Keep the compressed file beside the unpacked one. Left out: false."""
+    """Keep the compressed file beside the unpacked one. Default: false."""
 
     endpoint_url: str | None = None
-    """Address of the store's server, such as `http://localhost:9000`. Left out: the cloud's own."""
+    """Address of the store's server, such as `http://localhost:9000`. Default: the cloud's own."""
 
     region: str | None = None
-    """Region of the bucket. Left out: from the cloud's own configuration."""
+    """Region of the bucket. Default: from the cloud's own configuration."""
 
     anonymous: bool | None = None
-    """Send requests without credentials, for public buckets. Left out: false."""
+    """Send requests without credentials, for public buckets. Default: false."""
 
     requester_pays: bool | None = None
-    """Agree to pay for the requests, if a bucket's owner demands it. Left out: false."""
+    """Agree to pay for the requests, if a bucket's owner demands it. Default: false."""
 
     store_options: Mapping[str, object] | None = None
-    """Options of this kind of store, and general time-outs: `docs/stores.md` lists them. Left out: none."""
+    """Options of this kind of store, and general time-outs: `docs/stores.md` lists them. Default: none."""
 
     on_changed_data: Literal['refresh', 'refuse'] | None = None
-    """If the remote data changed since they were cached: fetch the new ones, or raise. Left out: `refresh`."""
+    """If the remote data changed since they were cached: fetch the new ones, or raise. Default: `refresh`."""
 
 
 @redacted_repr
@@ -68,25 +68,25 @@ class SelectionConfig(TransferConfig):
     """Selection of stored samples and columns; of one stream, or a default for all streams of a loader."""
 
     subset: Annotated[Subset, Parsed(Subset.read, 'a list of ranges')] | None = None
-    """Ranges of the stored samples: `[[0, 1m], [5m, null]]`, the stop exclusive, null the end. Left out: all."""
+    """Ranges of the stored samples: `[[0, 1m], [5m, null]]`, the stop exclusive, null the end. Default: all."""
 
     fraction: Annotated[Fraction, Parsed(Fraction.read, 'two numbers from 0 to 1')] | None = None
-    """Random part of each shard: `[0, 0.95]` to train with, `[0.95, 1]` to validate. Left out: all."""
+    """Random part of each shard: `[0, 0.95]` to train with, `[0.95, 1]` to validate. Default: all."""
 
     fraction_seed: Annotated[int, AtLeast(0)] | None = None
-    """Which random parts; parts of one split have the same. Left out: 0."""
+    """Which random parts; parts of one split have the same. Default: 0."""
 
     where: Annotated[Conditions, Parsed(Conditions.read, 'a mapping from columns to tests')] | None = None
-    """Tests that a sample must pass: `{lang: [de, fr], tokens: {at_least: 512}}`. Left out: none."""
+    """Tests that a sample must pass: `{lang: [de, fr], tokens: {at_least: 512}}`. Default: none."""
 
     columns: tuple[str, ...] | None = None
-    """Columns to read, such as `[text, id]`; no other is decoded. Left out: all."""
+    """Columns to read, such as `[text, id]`; no other is decoded. Default: all."""
 
     decode: Annotated[Decode, Parsed(Decode.read, '`tensor`, or a mapping')] | None = None
     """Columns of images to read as tensors, such as `{image: {size: 224, crop: random}}`; see `docs/images.md`."""
 
     format: Annotated[str, OneOf(FORMATS)] | None = None
-    """Format of the data: `mds` for shards, else `docs/formats.md` says how it is read. Left out: found by looking."""
+    """Format of the data: `mds` for shards, else `docs/formats.md` says how it is read. Default: found by looking."""
 
 
 @redacted_repr
@@ -101,13 +101,13 @@ class StreamConfig(SelectionConfig):
     """Name of the stream: its key in the mapping, or this key in a list. The order of samples depends on it."""
 
     remote: str | None = None
-    """URL or folder of the shards, without the split: `s3://bucket/code`. Left out: the shards are in `local`."""
+    """URL or folder of the shards, without the split: `s3://bucket/code`. Default: the shards are in `local`."""
 
     local: str | None = None
-    """Cache folder, relative to the working directory. Left out: a folder of the system's temporary one."""
+    """Cache folder, relative to the working directory. Default: a folder of the system's temporary one."""
 
     split: str | None = None
-    """Folder under `remote` and `local` that holds this split. Left out: none."""
+    """Folder under `remote` and `local` that holds this split. Default: none."""
 
     proportion: Annotated[float, AtLeast(0)] | None = None
     """Share of the epoch, relative to the sum over all streams; all streams of a loader have one, or none has."""

@@ -136,7 +136,7 @@ class LoaderPosition:
 
     def first_epoch(self, epoch: int) -> int:
         """The first epoch, from this one on, with samples that ``skip`` leaves."""
-        while self.epochs_differ and self.plan(epoch, 0).is_left_out:
+        while self.epochs_differ and self.plan(epoch, 0).is_skipped:
             epoch += 1
         return epoch
 

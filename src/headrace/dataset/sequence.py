@@ -140,7 +140,7 @@ class SampleSequence:
 
     @property
     def skipped_documents(self) -> Ranges:
-        """Ranges of ids of documents that `skip` leaves out; only packed data has documents."""
+        """Ranges of ids of documents that `skip` names; only packed data has documents."""
         return ()
 
     @property

@@ -50,7 +50,7 @@ class WorkerBatch(NamedTuple):
     """Counters of streams that changed since the last batch; None if none did, or without workers."""
     bad_rows: npt.NDArray[np.bool_] | None = None
     """bool[rows], True where the sample could not be read; None: nowhere."""
-    left_out: int = 0
+    unreadable: int = 0
     """Unreadable documents since the batch before; they are in no sequence."""
     stream_tokens: npt.NDArray[np.int64] | None = None
     """Tokens of each stream in a batch of packed sequences, int64[streams]; None: it is not packed."""
@@ -216,7 +216,7 @@ class LoaderCounters:
         self._documents = np.zeros((2, len(names)), np.int64)  # and those of them that are bad
         self._streams: npt.NDArray[np.int64] = np.zeros(len(names), np.int64)
         self._bad_streams = np.zeros_like(self._streams)
-        self._batches = self._samples = self._of_first_stream = self._left_out = self._stalls = 0
+        self._batches = self._samples = self._of_first_stream = self._unreadable = self._stalls = 0
         self._seconds_waiting = 0.0
         self._seconds_to_first_batch: float | None = None
         self._asked = self._handed_out = 0.0
@@ -273,7 +273,7 @@ class LoaderCounters:
         self._batches += 1
         self._samples += own_samples
         self.own_samples = own_samples
-        _, self._rows, self._own_streams, _, self._bad_rows, left_out, stream_tokens = received
+        _, self._rows, self._own_streams, _, self._bad_rows, unreadable, stream_tokens = received
         if stream_tokens is not None:
             self._recent_tokens.append(stream_tokens)
             self._streams += stream_tokens
@@ -284,8 +284,8 @@ class LoaderCounters:
         if self._bad_rows is not None:
             bad = np.flatnonzero(self._bad_rows[:own_samples])
             self._bad_streams += np.bincount(self.own_streams[bad], minlength=len(self._names))
-        if left_out:
-            self._left_out += left_out
+        if unreadable:
+            self._unreadable += unreadable
         if self._seconds_to_first_batch is None:
             self._seconds_to_first_batch = waited
         elif waited > _SHORTEST_STALL and waited > _STALL_SHARE * sorted(self._busy)[len(self._busy) // 2]:
@@ -344,7 +344,7 @@ class LoaderCounters:
             batches=self._batches,
             samples=self._samples,
             stream_samples=dict(zip(self._names, of_streams.tolist(), strict=True)),
-            bad_samples=int(self._bad_streams.sum()) + self._left_out,
+            bad_samples=int(self._bad_streams.sum()) + self._unreadable,
             stream_bad_samples=dict(zip(self._names, bad.tolist(), strict=True)),
             seconds_waiting=self._seconds_waiting,
             stalls=self._stalls,

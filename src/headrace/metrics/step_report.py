@@ -127,7 +127,7 @@ def explain_batches(
         after: batches after it to skip too.
         left_out: more samples of the run to skip.
         reads_data: with packing, whether to read and tokenise documents to name those of sequences that this process
-            did not pack lately. Without, the documents of such sequences are left out of the report.
+            did not pack lately. Without, the report lacks the documents of such sequences.
         documents: with packing, whether `skip` omits the documents of the batches, in all sequences, in place of the
             sequences.
 

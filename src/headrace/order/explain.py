@@ -97,7 +97,7 @@ def next_use(
         epochs: how many epochs to look through.
 
     Returns:
-        The first use, padding left out, or None if the sample is not handed out in those epochs.
+        The first use, without padding, or None if the sample is not handed out in those epochs.
 
     Raises:
         IndexError: there is no such sample.

@@ -61,7 +61,7 @@ class BatchExplanation:
         return 'samples'
 
     def stream_counts(self) -> dict[str, int]:
-        """Rows of each stream, padding left out; with packing, tokens."""
+        """Rows of each stream, without padding; with packing, tokens."""
         counts = np.bincount(self.streams[~self.is_padding], minlength=len(self.stream_names))
         return dict(zip(self.stream_names, counts.tolist(), strict=True))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from headrace.errors import ConfigError
 from headrace.order.batch_spec import Remainder, check_batch_size
-from headrace.order.skip import KeptPositions, Ranges, merged
+from headrace.order.skip import Ranges, UnskippedPositions, merged
 
 if TYPE_CHECKING:
     from headrace.order.arrays import IntArray
@@ -32,7 +32,7 @@ class Plan:
     gets only positions of the canonical nodes c ≡ node (mod P). A replica's rows of a batch are in the sequence's
     order.
 
-    With skipped ranges (``skip``), batch k is the k-th run of G *kept* positions from ``start``. A batch on both sides
+    With skipped ranges (``skip``), batch k is the k-th run of G other positions from ``start``. A batch on both sides
     of such a range deals the rows after it as if they followed directly. So replicas get equally many rows.
 
     Raises:
@@ -54,8 +54,8 @@ class Plan:
 
     skip: Ranges = ()
     """Positions that no batch holds: what `headrace.order.skip.skipped_in_epoch` gives. They are positions all the
-    same, so that ``start``, `end` and `stop` mean the same whatever is left out."""
-    _kept: KeptPositions = field(init=False, repr=False, compare=False)
+    same, so that ``start``, `end` and `stop` mean the same whatever is skipped."""
+    _unskipped: UnskippedPositions = field(init=False, repr=False, compare=False)
     _first: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -68,8 +68,8 @@ class Plan:
             self.skip and not 0 <= self.skip[0][0] < self.skip[-1][1] <= len(self.order)
         ):
             raise ConfigError(f'skip must be merged ranges in [0, {len(self.order)}], got {self.skip}.')
-        object.__setattr__(self, '_kept', KeptPositions(len(self.order), self.skip))
-        object.__setattr__(self, '_first', self._kept.before(self.start))
+        object.__setattr__(self, '_unskipped', UnskippedPositions(len(self.order), self.skip))
+        object.__setattr__(self, '_first', self._unskipped.before(self.start))
 
     @property
     def batch_size(self) -> int:
@@ -79,16 +79,16 @@ class Plan:
     @property
     def num_batches(self) -> int:
         """Batches from ``start`` to the end of the epoch."""
-        return self._batches_in(self._kept.size - self._first)
+        return self._batches_in(self._unskipped.size - self._first)
 
     @property
     def total_batches(self) -> int:
         """Batches of a whole epoch, from position 0."""
-        return self._batches_in(self._kept.size)
+        return self._batches_in(self._unskipped.size)
 
     @property
     def epoch_batches(self) -> int:
-        """Batches of a whole epoch, those left out included."""
+        """Batches of a whole epoch, skipped ones included."""
         return self._batches_in(len(self.order))
 
     def of_rank(self, rank: int) -> Plan:
@@ -104,19 +104,19 @@ class Plan:
     def find(self, sample_id: int, first: int = 0) -> tuple[int, int] | None:
         """The first batch from ``first`` on that holds a sample, and its position there; None: no batch does.
 
-        Padding does not count, nor what is dropped or left out.
+        Padding does not count, nor dropped or skipped samples.
 
         Raises:
             IndexError: there is no such sample.
         """
         number = self._first + first * self.global_batch_size
-        stop = min(self._first + self.num_batches * self.global_batch_size, self._kept.size)
+        stop = min(self._first + self.num_batches * self.global_batch_size, self._unskipped.size)
         while number < stop:
-            position = next(self.order.find(sample_id, self._kept.position(number)), None)
+            position = next(self.order.find(sample_id, self._unskipped.position(number)), None)
             if position is None:
                 return None
-            number = self._kept.before(position)
-            if number < stop and self._kept.position(number) == position:
+            number = self._unskipped.before(position)
+            if number < stop and self._unskipped.position(number) == position:
                 return (number - self._first) // self.global_batch_size, position
             # A skipped position: continue after the range.
         return None
@@ -127,7 +127,7 @@ class Plan:
         return self._first // self.global_batch_size
 
     @property
-    def is_left_out(self) -> bool:
+    def is_skipped(self) -> bool:
         """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
         return bool(self.skip) and not self.total_batches
 
@@ -139,18 +139,18 @@ class Plan:
     @property
     def epoch_samples(self) -> int:
         """Number of positions that a whole epoch, from position 0, delivers. Padding does not count."""
-        return min(self.total_batches * self.global_batch_size, self._kept.size)
+        return min(self.total_batches * self.global_batch_size, self._unskipped.size)
 
     def end(self, k: int) -> int:
-        """The position after batch k, 0 <= k < num_batches, and after the range left out that follows directly.
+        """The position after batch k, 0 <= k < num_batches, and after a skipped range that follows directly.
 
         It is at most the epoch's size. Padding does not count.
         """
         begin, rows = self._numbers(k)
-        return len(self.order) if begin + rows == self._kept.size else self._kept.position(begin + rows)
+        return len(self.order) if begin + rows == self._unskipped.size else self._unskipped.position(begin + rows)
 
     def skipped(self, k: int) -> int:
-        """Positions that the run passes over in batch k because they are left out: before, within or right after it."""
+        """Skipped positions that the run passes over in batch k: before, within or right after it."""
         before = self.end(k - 1) if k else self.start
         return self.end(k) - before - self._numbers(k)[1]
 
@@ -164,17 +164,17 @@ class Plan:
         Args:
             batches: numbers of batches, in steps of 1. All of them together take little longer than one.
         """
-        full = (self._kept.size - self._first) // self.global_batch_size
+        full = (self._unskipped.size - self._first) // self.global_batch_size
         whole = range(batches.start, min(batches.stop, full))
         rest = [self.positions(k) for k in range(max(batches.start, full), batches.stop)]
         if not whole:
             return np.concatenate(rest) if rest else np.zeros(0, np.int64)
         replicas = self.topology.replicas
         begins = self._first + np.arange(whole.start, whole.stop) * self.global_batch_size
-        first_rows = (self._residue - self._kept.at(begins)) % replicas
+        first_rows = (self._residue - self._unskipped.at(begins)) % replicas
         rows = np.arange(0, self.global_batch_size, replicas)
         numbers = (begins + first_rows)[:, np.newaxis] + rows
-        return np.concatenate([self._kept.at(numbers.reshape(-1)), *rest])
+        return np.concatenate([self._unskipped.at(numbers.reshape(-1)), *rest])
 
     def global_positions(self, k: int) -> IntArray:
         """All positions of batch k, int64[rows], padding included."""
@@ -187,7 +187,7 @@ class Plan:
     def spans(self, first: int, last: int) -> list[tuple[int, int]]:
         """Ranges [begin, end) of the positions of batches from ``first`` on and below ``last``, without padding."""
         begin, last = self._first + first * self.global_batch_size, min(last, self.num_batches)
-        return self._kept.spans(begin, min(self._first + last * self.global_batch_size, self._kept.size))
+        return self._unskipped.spans(begin, min(self._first + last * self.global_batch_size, self._unskipped.size))
 
     def stream_counts(self, first: int, last: int) -> IntArray:
         """Each stream's samples in batches from ``first`` on and below ``last``, on all replicas; int64[streams].
@@ -220,28 +220,28 @@ class Plan:
         return samples // self.global_batch_size if self.remainder == 'drop' else -(-samples // self.global_batch_size)
 
     def _numbers(self, k: int) -> tuple[int, int]:
-        """The first of the kept positions that make up batch k, and how many they are."""
+        """The first of the unskipped positions that make up batch k, and how many they are."""
         if not 0 <= k < self.num_batches:
             raise IndexError(f'batches are numbered from 0 to {self.num_batches - 1}, got {k}.')
         begin = self._first + k * self.global_batch_size
-        return begin, min(self.global_batch_size, self._kept.size - begin)
+        return begin, min(self.global_batch_size, self._unskipped.size - begin)
 
     def _rows_of(self, begin: int, rows: int, residue: int, stride: int) -> range:
         """Which of a batch's first ``rows`` rows are ``residue`` modulo ``stride``; its row 0 is where it begins."""
-        return range((residue - self._kept.position(begin)) % stride, rows, stride)
+        return range((residue - self._unskipped.position(begin)) % stride, rows, stride)
 
     def _strided(self, k: int, residue: int, stride: int) -> IntArray:
         """Positions of batch k that are dealt to ``residue`` modulo ``stride``, padding included."""
         begin, rows = self._numbers(k)
         padded = -(-rows // self.topology.replicas) * self.topology.replicas
         numbers = np.array(self._rows_of(begin, padded, residue, stride), np.int64) + begin
-        size = self._kept.size
+        size = self._unskipped.size
         if padded > rows:
             beyond = numbers >= size
             span = math.lcm(self.order.units, self.topology.replicas)
             if 0 < span <= rows:  # the unit's own last sample
                 numbers[beyond] -= span
             else:
-                repeated = rows if span else size - self._kept.before(self.order.first)
+                repeated = rows if span else size - self._unskipped.before(self.order.first)
                 numbers[beyond] = size - 1 - (numbers[beyond] - size) % repeated
-        return self._kept.at(numbers)
+        return self._unskipped.at(numbers)

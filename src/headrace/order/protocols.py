@@ -131,7 +131,7 @@ class BatchPlan(Protocol):
 
     @property
     def epoch_batches(self) -> int:
-        """Batches of a whole epoch, those left out included."""
+        """Batches of a whole epoch, skipped ones included."""
         ...
 
     @property
@@ -140,7 +140,7 @@ class BatchPlan(Protocol):
         ...
 
     @property
-    def is_left_out(self) -> bool:
+    def is_skipped(self) -> bool:
         """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
         ...
 
@@ -159,7 +159,7 @@ class BatchPlan(Protocol):
         ...
 
     def skipped(self, k: int) -> int:
-        """Return how much further than by its samples batch k moves the position: over what is left out."""
+        """Return how much further than by its samples batch k moves the position: over skipped samples."""
         ...
 
     def of_rank(self, rank: int) -> BatchPlan:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.order.skip import Ranges
     from headrace.order.state import ResumeState
 
-__all__ = ['check_left_out', 'recorded_mixture', 'resolved_from_state', 'resume', 'warn_of_overruled']
+__all__ = ['check_skipped', 'recorded_mixture', 'resolved_from_state', 'resume', 'warn_of_overruled']
 
 
 def resolved_from_state(config: OrderConfig, state: ResumeState) -> OrderConfig:
@@ -130,7 +130,7 @@ def warn_of_overruled(asked: OrderConfig, config: OrderConfig) -> None:
         )
 
 
-def check_left_out(then: Ranges, now: Ranges) -> None:
+def check_skipped(then: Ranges, now: Ranges) -> None:
     """Check that this run skips every sample that the checkpoint's run skips.
 
     Raises:
@@ -139,7 +139,7 @@ def check_left_out(then: Ranges, now: Ranges) -> None:
     back = without(then, now)
     if back:
         raise ResumeError(
-            f'the run of the checkpoint leaves samples out that this one does not: skip was {_text(then)} from the '
+            f'the run of the checkpoint skips samples that this one does not: skip was {_text(then)} from the '
             f'checkpoint on, in samples of the run, and is {_text(now)} now, which brings back {_text(back)}. Put them '
             f"into skip, or pass on_mixture_change='continue' to train on them."
         )

@@ -11,9 +11,9 @@ from headrace.order.mixture.mixture import Exhaustion, Mixture, StreamSize
 from headrace.order.mosaicml.order import MosaicMLOrder, MosaicMLPlan
 from headrace.order.native.order import NativeOrder
 from headrace.order.plan import Plan
-from headrace.order.resume import check_left_out, resolved_from_state, resume, warn_of_overruled
+from headrace.order.resume import check_skipped, resolved_from_state, resume, warn_of_overruled
 from headrace.order.shuffle import ALGORITHMS
-from headrace.order.skip import in_whole_batches, left_out, skipped_in_epoch
+from headrace.order.skip import in_whole_batches, skipped_in_epoch, skipped_ranges
 from headrace.order.state import ResumeState
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Run:
         self._skip, self._load = skip, load
         self.mixture = self._mix(asked)
         """The streams and what an epoch draws from each."""
-        self._settled: OrderConfig | None = None
+        self._frozen: OrderConfig | None = None
         self._initial_nodes: int | None = None
         self._start: tuple[Ranges, ResumeState] | None = None  # a state of this run at another position
         self.last_batches: BatchSpec | None = None  # of the last plan
@@ -103,18 +103,18 @@ class Run:
 
     @property
     def needs_nodes(self) -> bool:
-        """Whether the order depends on the nodes of the parallel world, and is not settled yet."""
-        return self._settled is None and self._asked.is_mosaicml
+        """Whether the order depends on the nodes of the parallel world, and is not frozen yet."""
+        return self._frozen is None and self._asked.is_mosaicml
 
     @property
     def needs_batch_size(self) -> bool:
         """Whether the order depends on the global batch size."""
-        return (self._settled or self._asked).has_batches
+        return (self._frozen or self._asked).has_batches
 
     @property
     def needs_replicas(self) -> bool:
-        """Whether the order depends on the ranks that share a global batch, and is not settled yet."""
-        config = self._settled or self._asked
+        """Whether the order depends on the ranks that share a global batch, and is not frozen yet."""
+        config = self._frozen or self._asked
         return self.needs_batch_size and config.batching == 'device_per_stream' and config.device_batches is None
 
     def config(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> OrderConfig:
@@ -128,7 +128,7 @@ class Run:
         Raises:
             ConfigError: the global batch does not suit the canonical nodes.
         """
-        config = self._asked if self._settled is None else self._settled
+        config = self._asked if self._frozen is None else self._frozen
         if global_batch_size is not None:
             config = config.for_batches(global_batch_size, replicas)
         return config.resolve_defaults(self.mixture, nodes)
@@ -139,8 +139,8 @@ class Run:
 
     def freeze_defaults(self, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> None:
         """Let defaults be what they are now, for the rest of the run; arguments as `config`'s."""
-        if self._settled is None:
-            self._settled, self._initial_nodes = self.config(nodes, global_batch_size, replicas), nodes
+        if self._frozen is None:
+            self._frozen, self._initial_nodes = self.config(nodes, global_batch_size, replicas), nodes
 
     def order(self, epoch: int, nodes: int, global_batch_size: int | None, replicas: int | None = None) -> Order:
         """The global sequence of an epoch; arguments as `config`'s.
@@ -168,14 +168,14 @@ class Run:
         Raises:
             ConfigError: as `make_plan`; or batches that the order depends on shall have another size in the middle of
                 the run.
-            ResumeError: the checkpoint's run left out what this one does not.
+            ResumeError: the checkpoint's run skips samples that this one does not.
         """
         size = batches.global_batch_size
-        settled = None if self._settled is None else self._settled.global_batch_size
-        if (epoch, start) != (0, 0) and settled not in (None, size):
+        frozen = None if self._frozen is None else self._frozen.global_batch_size
+        if (epoch, start) != (0, 0) and frozen not in (None, size):
             raise ConfigError(
                 f'with {self._asked.batching} batching the global batch keeps its size during a run, which began with '
-                f"{settled}, but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
+                f"{frozen}, but got {size}. Resume from a checkpoint with on_mixture_change='continue' to change it."
             )
         plan = make_plan(
             self.order(epoch, batches.topology.nodes, size, batches.topology.replicas),
@@ -188,7 +188,7 @@ class Run:
             epoch=epoch,
         )
         if self._unchecked:
-            check_left_out(self._unchecked, self._left_out(self.mixture, batches) or ())
+            check_skipped(self._unchecked, self._skipped_ranges(self.mixture, batches) or ())
         self._unchecked, self.last_batches = (), batches
         return plan
 
@@ -211,7 +211,7 @@ class Run:
             replicas: as `config`'s.
             batches: how the sequence is cut into batches; None: as in the last plan.
         """
-        ranges = self._left_out(self.mixture, batches or self.last_batches) or ()
+        ranges = self._skipped_ranges(self.mixture, batches or self.last_batches) or ()
         if self._start is not None and self._start[0] == ranges:
             return replace(self._start[1], epoch=epoch, sample_in_epoch=sample)
         state = ResumeState.of(
@@ -222,18 +222,18 @@ class Run:
             initial_physical_nodes=self.initial_nodes(nodes),
             skip=ranges,
         )
-        if self._settled is not None:
+        if self._frozen is not None:
             self._start = ranges, state
         return state
 
-    def _left_out(self, mixture: Mixture, batches: BatchSpec | None) -> Ranges | None:
-        """The positions of the run that are left out; None: that depends on batches, which are not known."""
+    def _skipped_ranges(self, mixture: Mixture, batches: BatchSpec | None) -> Ranges | None:
+        """The skipped positions of the run; None: that depends on batches, which are not known."""
         if batches is None and any(bound.unit == 'ba' for bounds in self._skip for bound in bounds):
             return None
         if batches is None:
-            return left_out(self._skip, mixture, 1, 'repeat')
+            return skipped_ranges(self._skip, mixture, 1, 'repeat')
         size, remainder = batches.global_batch_size, batches.remainder
-        return left_out(self._skip, mixture, size, remainder, self._epoch_batches(mixture, batches))
+        return skipped_ranges(self._skip, mixture, size, remainder, self._epoch_batches(mixture, batches))
 
     def _epoch_batches(self, mixture: Mixture, batches: BatchSpec) -> int | None:
         """Batches of an epoch, where repeats make it longer than its samples, or dropped samples shorter."""
@@ -271,16 +271,16 @@ class Run:
             ResumeError: it belongs to other data, another order, or a mixture that may not change; or its run skips
                 samples that this one does not.
         """
-        unchecked = () if self._may_change_mixture else state.left_out
+        unchecked = () if self._may_change_mixture else state.skipped_ranges
         config = self._config_from(state, global_batch_size, replicas)
         mixture, state = resume(state, config, self._mix(config), may_change_mixture=self._may_change_mixture)
         if state.has_mosaicmls_order:
             warn_of_overruled(self._asked, config)
-        ranges = self._left_out(mixture, None)
+        ranges = self._skipped_ranges(mixture, None)
         if ranges is not None:
-            check_left_out(unchecked, ranges)
+            check_skipped(unchecked, ranges)
         self._unchecked = unchecked if ranges is None else ()
-        self.mixture, self._settled = mixture, config.resolve_defaults(mixture, nodes)
+        self.mixture, self._frozen = mixture, config.resolve_defaults(mixture, nodes)
         self._initial_nodes = state.initial_physical_nodes or nodes
         self._start = self._order = None
         return state.epoch, state.sample_in_epoch
@@ -351,7 +351,7 @@ def make_plan(
         start: position where batch 0 begins, as a state says it.
         remainder: what becomes of the samples after the last full batch.
         initial_nodes: nodes of the parallel world that the run began on; matters to MosaicML's orders only.
-        skip: ranges of the run that are left out; with a MosaicML order, all batches that they touch.
+        skip: ranges of the run to skip; with a MosaicML order, all batches that they touch.
         epoch: which epoch of the run it is; matters to ``skip`` only.
 
     Raises:
@@ -362,11 +362,11 @@ def make_plan(
         plan = MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes)
         if not skip:
             return plan
-        ranges = left_out(skip, order.mixture, global_batch_size, remainder, plan.epoch_rows)
+        ranges = skipped_ranges(skip, order.mixture, global_batch_size, remainder, plan.epoch_rows)
         ranges = skipped_in_epoch(ranges, epoch * len(order), len(order))
         return MosaicMLPlan(order, topology, global_batch_size, start, remainder, initial_nodes, ranges)
     check_batch_size(global_batch_size, topology)
-    ranges = left_out(skip, order.mixture, global_batch_size, remainder)
+    ranges = skipped_ranges(skip, order.mixture, global_batch_size, remainder)
     ranges = skipped_in_epoch(ranges, order.mixture.takeover.begin_of(epoch, len(order)), len(order))
     if order.units:
         if remainder == 'exact' and sum(order.mixture.is_drawn) > 1:

@@ -1,4 +1,4 @@
-"""Ranges of a run's global sequence that are skipped, and the positions of an epoch that are kept.
+"""Ranges of a run's global sequence that are skipped, and the other positions of an epoch.
 
 A run's sequence is that of epoch 0, then that of epoch 1, and so on. Positions count all its slots, skipped ones
 included, so a position means the same with any ranges.
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     'Bound',
-    'KeptPositions',
     'Ranges',
     'Skip',
     'SkipRange',
+    'UnskippedPositions',
     'documents_skip',
     'in_whole_batches',
-    'left_out',
     'merged',
     'parse_skip',
     'read_range',
     'refuse_documents',
     'skipped_in_epoch',
     'skipped_in_run',
+    'skipped_ranges',
     'split_documents',
     'with_more',
     'without',
@@ -146,7 +146,7 @@ def split_documents(skip: Skip) -> tuple[Skip, Ranges]:
 
 
 def skipped_in_run(skip: Skip, *, epoch_size: int, global_batch_size: int, batches: int) -> Ranges:
-    """The positions of the run that are left out.
+    """The skipped positions of the run.
 
     Args:
         skip: ranges as they were written.
@@ -171,7 +171,7 @@ def skipped_in_run(skip: Skip, *, epoch_size: int, global_batch_size: int, batch
 
 
 def skipped_in_epoch(ranges: Ranges, begin: int, epoch_size: int) -> Ranges:
-    """The positions left out of an epoch, which begins at a position of the run; ``ranges`` are those of the run."""
+    """The skipped positions of an epoch, which begins at a position of the run; ``ranges`` are those of the run."""
     return merged((max(a - begin, 0), min(b - begin, epoch_size)) for a, b in ranges)
 
 
@@ -203,7 +203,7 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """The same positions in ranges that are sorted and neither overlap nor touch; empty ones are left out."""
+    """The same positions in ranges that are sorted and neither overlap nor touch; without empty ones."""
     out: list[tuple[int, int]] = []
     for begin, end in sorted(ranges):
         if begin >= end:
@@ -215,12 +215,12 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(out)
 
 
-def left_out(
+def skipped_ranges(
     skip: Skip, mixture: Mixture, global_batch_size: int, remainder: Remainder, batches: int | None = None
 ) -> Ranges:
-    """Return the positions of the run that are left out; arguments as those of `headrace.order.run.make_plan`.
+    """Return the skipped positions of the run; arguments as those of `headrace.order.run.make_plan`.
 
-    ``batches``: batches of an epoch of which none is left out; None: as many as its samples make.
+    ``batches``: batches of an epoch without skipped samples; None: as many as its samples make.
 
     Raises:
         ConfigError: a range is empty or reversed; or it counts batches, and epochs before had another size.
@@ -255,15 +255,15 @@ def with_more(skip: Skip, ranges: Iterable[tuple[int, int]]) -> list[list[int | 
     return [*others, *([begin, end] for begin, end in merged([*counted, *ranges]))]
 
 
-class KeptPositions:
-    """The positions of an epoch that are not left out, numbered from 0: its kept ones."""
+class UnskippedPositions:
+    """The positions of an epoch that are not skipped, numbered from 0."""
 
     __slots__ = ('_begins', '_ends', '_firsts', 'size')
 
     def __init__(self, length: int, skip: Ranges) -> None:
         """Take the epoch's size, and what `merged` gives, within it."""
         edges = np.array([0, *(edge for gap in skip for edge in gap), length], np.int64)
-        # Runs of kept positions, those without any left out; their numbers follow each other.
+        # Runs of unskipped positions, whose numbers follow each other.
         begins, ends = edges[::2], edges[1::2]
         there = begins < ends
         self._begins, self._ends = begins[there], ends[there]
@@ -272,7 +272,7 @@ class KeptPositions:
         self.size = int(lengths.sum())
 
     def at(self, numbers: IntArray) -> IntArray:
-        """Positions int64[n] of kept ones int64[n], each in [0, size)."""
+        """Positions int64[n] of unskipped ones int64[n], each in [0, size)."""
         runs = np.searchsorted(self._firsts, numbers, side='right') - 1
         return self._begins[runs] + (numbers - self._firsts[runs])
 
@@ -284,12 +284,12 @@ class KeptPositions:
         return int(self._firsts[run]) + max(position - int(self._begins[run]), 0)
 
     def spans(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """Ranges of the positions of kept ones from begin on and below end, in [0, size]."""
+        """Ranges of the positions of unskipped ones from begin on and below end, in [0, size]."""
         runs = zip(self._begins.tolist(), self._firsts.tolist(), (self._ends - self._begins).tolist(), strict=True)
         cut = [(at, max(begin - first, 0), min(end - first, length)) for at, first, length in runs]
         return [(at + low, at + high) for at, low, high in cut if low < high]
 
     def position(self, number: int) -> int:
-        """The position of a kept one, in [0, size)."""
+        """The position of an unskipped one, in [0, size)."""
         run = int(np.searchsorted(self._firsts, number, side='right')) - 1
         return int(self._begins[run]) + number - int(self._firsts[run])

@@ -71,7 +71,7 @@ class ResumeState:
         initial_physical_nodes: int = 1,
         skip: Ranges = (),
     ) -> ResumeState:
-        """The state of a run at a position; ``skip``: the positions of the run that it leaves out."""
+        """The state of a run at a position; ``skip``: the positions of the run that it skips."""
         config = config.resolve_defaults(mixture)
         return cls(
             epoch=epoch,
@@ -119,8 +119,8 @@ class ResumeState:
         return self.version is None or self.pinned.get('algorithm') in PERMUTATIONS
 
     @property
-    def left_out(self) -> Ranges:
-        """The positions of the run from this one on that the configuration left out."""
+    def skipped_ranges(self) -> Ranges:
+        """The positions of the run from this one on that the configuration skips."""
         pinned = self.pinned
         if 'skip' not in pinned:
             return ()
@@ -297,7 +297,7 @@ def find_state(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def pinned_config(config: OrderConfig, mixture: Mixture, skip: Ranges = ()) -> str:
     """The inputs of a sequence beside seed, canonical nodes and epoch, as canonical JSON (keys sorted, ASCII).
 
-    And what is left out of it, which no position depends on.
+    And what it skips, which no position depends on.
     """
     config = config.resolve_defaults(mixture)
     pinned: dict[str, Any] = {

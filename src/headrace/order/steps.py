@@ -28,7 +28,7 @@ def find_batch(
         number: the batch's number.
         epoch: the epoch of the place that batches are counted from.
         start: its position in that epoch.
-        skip: what the run leaves out, as it was written.
+        skip: what the run skips, as it was written.
 
     Returns:
         A plan, and the batch's number there.

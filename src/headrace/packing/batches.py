@@ -38,7 +38,7 @@ class SequenceSource(Protocol):
         """Receive a little more than a batch of `rows` sequences needs."""
         ...
 
-    def take_left_out(self) -> int:
+    def take_unreadable(self) -> int:
         """The number of unreadable documents since the last call."""
         ...
 
@@ -71,7 +71,7 @@ class BatchMaker(NamedTuple):
             if plan.remainder == 'exact':
                 batch = marked(batch, rows=len(rows), own_samples=own)
             tokens = np.bincount(streams, lengths, len(self.mixture.streams)).astype(np.int64)
-            yield WorkerBatch(batch, len(rows), None, left_out=packer.take_left_out(), stream_tokens=tokens)
+            yield WorkerBatch(batch, len(rows), None, unreadable=packer.take_unreadable(), stream_tokens=tokens)
 
     def _stream_marks(self, rows: Sequence[Sequence[Piece]], streams: npt.NDArray[np.int64]) -> torch.Tensor:
         """The stream of each token, int64[rows, S]; -1 for padding. `streams` are those of all tokens in a row."""

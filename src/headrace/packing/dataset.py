@@ -48,7 +48,7 @@ class PackedDataset(StreamingDataset):
 
     Args:
         packing: how documents are packed.
-        skip: ranges of sequences to leave out; see `StreamingDataset`. ``['17doc', '20doc']`` leaves out the documents
+        skip: ranges of sequences to skip; see `StreamingDataset`. ``['17doc', '20doc']`` skips the documents
             with these sample ids: padding takes the place of their tokens, in any sequence from the resume on. No other
             document moves.
         **options: as `StreamingDataset`'s. `epoch_size` and the streams' weights count documents, in a pass over them.
@@ -182,7 +182,7 @@ class PackedDataset(StreamingDataset):
 
     @property
     def skipped_documents(self) -> Ranges:
-        """Ranges of ids of documents that `skip` leaves out of all sequences."""
+        """Ranges of ids of documents that are skipped in all sequences."""
         return self.run.skipped_documents
 
     @property

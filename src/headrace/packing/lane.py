@@ -248,7 +248,7 @@ class Lane:
         return self._placed
 
     def state_before(self, row: int) -> LaneState | None:
-        """The latest kept state before a sequence, if there is one."""
+        """The latest state before a sequence, if there is one."""
         return next((state for state in reversed(self.states) if state.row <= row), None)
 
 

@@ -31,7 +31,7 @@ class Lanes:
     Args:
         packing: how lanes pack.
         documents: the place of each lane's documents in the run.
-        skipped: ranges of ids of documents whose tokens are left out of sequences.
+        skipped: ranges of ids of documents whose tokens are not in sequences.
     """
 
     def __init__(self, packing: Packing, documents: DocumentOrder, skipped: Ranges = ()) -> None:
@@ -75,11 +75,11 @@ class Lanes:
         return found
 
     def without_skipped(self, pieces: list[Piece]) -> list[Piece]:
-        """The pieces of documents that are not left out."""
+        """The pieces of documents that are not skipped."""
         return [piece for piece in pieces if not self.is_skipped(piece.sample_id)] if self._skipped else pieces
 
     def is_skipped(self, sample_id: int) -> bool:
-        """Whether a document is left out."""
+        """Whether a document is skipped."""
         place = bisect_right(self._skip_begins, sample_id) - 1
         return place >= 0 and sample_id < self._skipped[place][1]
 

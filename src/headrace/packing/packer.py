@@ -97,7 +97,7 @@ class Packer:
         self._supplies = {number: self._supply(number) for number in self._lanes}
         self._enough = len(own) * packing.sequence_length * (lanes.window + 1)
         self._received = 0  # tokens, for the batch under way
-        self._left_out = 0  # unreadable documents
+        self._unreadable = 0  # unreadable documents
 
     def keys(self) -> Iterator[ChunkKey]:
         """Chunks that lanes need; the lane that runs out first comes first."""
@@ -146,10 +146,10 @@ class Packer:
         while self._received < wanted and self._tokens_ahead() < self._enough:
             self._receive(next(chunks))
 
-    def take_left_out(self) -> int:
+    def take_unreadable(self) -> int:
         """The number of unreadable documents since the last call."""
-        left_out, self._left_out = self._left_out, 0
-        return left_out
+        unreadable, self._unreadable = self._unreadable, 0
+        return unreadable
 
     def _tokens_ahead(self) -> int:
         return sum(lane.tokens_ahead for lane in self._lanes.values())
@@ -162,7 +162,7 @@ class Packer:
         self._tokens += tokens
         self._supplies[chunk.key.lane] = self._supply(chunk.key.lane)
         counts = count_documents(received)
-        self._left_out += sum(count.left_out for count in counts.values())
+        self._unreadable += sum(count.left_out for count in counts.values())
         self._add(counts)
         self._received += tokens
 

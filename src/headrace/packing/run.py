@@ -45,7 +45,7 @@ class PackedRun(Run):
         packing: how they are packed.
         tokenizer: the tokenizer's fingerprint.
         skip: ranges of sequences to skip.
-        skipped_documents: ranges of ids of documents to leave out of sequences.
+        skipped_documents: ranges of ids of documents to skip in sequences.
         on_mixture_change: as `documents`'.
         whole: the sequences of the only pass, if it is packed whole.
     """
@@ -150,7 +150,7 @@ class PackedRun(Run):
                 f'the ranks that share a global batch must divide the {lanes.count} lanes of the packing, got '
                 f'{replicas}. The lanes are those that the run began with; continue with another number of ranks.'
             )
-        ranges = self._left_out(self.mixture, batches) or ()
+        ranges = self._skipped_ranges(self.mixture, batches) or ()
         if any(bound % lanes.count for bounds in ranges for bound in bounds):
             found = ', '.join(f'[{begin}, {end}]' for begin, end in ranges)
             raise ConfigError(

@@ -73,12 +73,12 @@ class WholePass:
         return self._pieces[self._bounds[sequence] : self._bounds[sequence + 1]]
 
     def tables(self, ids: npt.NDArray[np.int64], numbers: Sequence[int], lanes: Lanes) -> dict[int, PieceTable]:
-        """The pieces of sequences, without those of documents that are left out.
+        """The pieces of sequences, without those of skipped documents.
 
         Args:
             ids: sample id of each document of the pass, int64[documents].
             numbers: of the sequences in the run.
-            lanes: know the documents that are left out.
+            lanes: know the skipped documents.
         """
         found: dict[int, PieceTable] = {}
         for number in numbers:
@@ -94,7 +94,7 @@ class WholePacker:
     Args:
         whole: the pass.
         plan: the batches, of one rank.
-        lanes: know the documents that are left out.
+        lanes: know the skipped documents.
         count: called with the documents taken from each stream, by stream number. A document in sequences of several
             batches counts in each.
     """
@@ -107,7 +107,7 @@ class WholePacker:
         count: Callable[[Mapping[int, DocumentCount]], None],
     ) -> None:
         self._whole, self._plan, self._lanes, self._count = whole, plan, lanes, count
-        self._left_out = 0
+        self._unreadable = 0
 
     def keys(self) -> Iterator[ChunkKey]:
         """The documents of each batch that has any."""
@@ -129,7 +129,7 @@ class WholePacker:
         received = next(chunks)
         chunk: Chunk = received.batch
         counts = count_documents(received)
-        self._left_out += sum(count.left_out for count in counts.values())
+        self._unreadable += sum(count.left_out for count in counts.values())
         self._count(counts)
         bad = [False] * len(chunk.lengths) if chunk.bad is None else chunk.bad.tolist()
         found = zip(chunk.key.numbers, chunk.documents(), bad, strict=True)
@@ -151,10 +151,10 @@ class WholePacker:
     def receive_ahead(self, rows: int, chunks: Iterator[WorkerBatch]) -> None:
         """Nothing: a batch has its documents."""
 
-    def take_left_out(self) -> int:
+    def take_unreadable(self) -> int:
         """The number of unreadable documents since the last call."""
-        left_out, self._left_out = self._left_out, 0
-        return left_out
+        unreadable, self._unreadable = self._unreadable, 0
+        return unreadable
 
 
 def _piece(number: int, begin: int, end: int, documents: dict[int, Document]) -> Piece:

@@ -13,7 +13,7 @@ from headrace.errors import ConfigError
 from headrace.order.batch_spec import Remainder, check_batch_size
 from headrace.order.mosaicml.batching import BATCHINGS, Batching, Devices
 from headrace.order.mosaicml.epoch_permutation import fill_permutation
-from headrace.order.skip import KeptPositions, merged
+from headrace.order.skip import UnskippedPositions, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,8 +199,8 @@ class MosaicMLPlan:
         """
         positions = np.array(list(self.order.find(sample_id)), np.int64)
         chunk = max(1, _SCANNED // self._devices.row_length)
-        for begin in range(first, self._kept.size if len(positions) else 0, chunk):
-            rows = self._batching.rows(self._kept.at(np.arange(begin, min(begin + chunk, self._kept.size))))
+        for begin in range(first, self._unskipped.size if len(positions) else 0, chunk):
+            rows = self._batching.rows(self._unskipped.at(np.arange(begin, min(begin + chunk, self._unskipped.size))))
             where = np.isin(rows, positions)
             if where.any():
                 row = int(where.any(1).argmax())
@@ -219,7 +219,7 @@ class MosaicMLPlan:
         return rows
 
     @cached_property
-    def _kept(self) -> KeptPositions:
+    def _unskipped(self) -> UnskippedPositions:
         """Which of these rows are batches."""
         size = self.global_batch_size
         most = self._num_rows
@@ -230,7 +230,7 @@ class MosaicMLPlan:
             ((begin - self.start) // size, -((self.start - end) // size))
             for (begin, _), end in zip(self.skip, ends, strict=True)
         ]
-        return KeptPositions(most, merged((max(begin, 0), min(end, most)) for begin, end in rows))
+        return UnskippedPositions(most, merged((max(begin, 0), min(end, most)) for begin, end in rows))
 
     @property
     def _end(self) -> int:
@@ -257,7 +257,7 @@ class MosaicMLPlan:
     @property
     def num_batches(self) -> int:
         """This rank's batches from ``start`` to the end of the epoch."""
-        return self._kept.before(self._own_rows)
+        return self._unskipped.before(self._own_rows)
 
     @cached_property
     def _own_rows(self) -> int:
@@ -273,29 +273,29 @@ class MosaicMLPlan:
 
     @property
     def epoch_rows(self) -> int:
-        """Batches of a whole epoch of any rank, those left out included: the same on all ranks."""
+        """Batches of a whole epoch of any rank, skipped ones included: the same on all ranks."""
         return self._from(0)._num_rows
 
     @property
     def epoch_batches(self) -> int:
-        """This rank's batches of a whole epoch, from position 0, those left out included."""
+        """This rank's batches of a whole epoch, from position 0, skipped ones included."""
         return self._from(0)._own_rows
 
     @property
     def batches_before(self) -> int:
         """Whole batches before ``start``."""
         rows = self.start // self.global_batch_size
-        return self._from(0)._kept.before(rows) if self.skip else rows
+        return self._from(0)._unskipped.before(rows) if self.skip else rows
 
     @property
-    def is_left_out(self) -> bool:
+    def is_skipped(self) -> bool:
         """Whether no batch is left of the epoch, but would be if ``skip`` left nothing out."""
         return bool(self.skip) and not self.total_batches
 
     @property
     def stop(self) -> int:
         """The position after the last batch of any rank."""
-        return self.end(self._kept.size - 1) if self._kept.size else self.start
+        return self.end(self._unskipped.size - 1) if self._unskipped.size else self.start
 
     @property
     def epoch_samples(self) -> int:
@@ -304,18 +304,18 @@ class MosaicMLPlan:
         return sum(end - begin for begin, end in whole.spans(0, whole.num_batches))
 
     def end(self, k: int) -> int:
-        """The position after batch k of any rank, and after the range left out that follows directly."""
+        """The position after batch k of any rank, and after a skipped range that follows directly."""
         self._check(k)
-        return self._after(self._kept.position(k + 1)) if k + 1 < self._kept.size else self._end
+        return self._after(self._unskipped.position(k + 1)) if k + 1 < self._unskipped.size else self._end
 
     def skipped(self, k: int) -> int:
-        """Positions that the run passes over in batch k because they are left out: before or right after it."""
-        before, row = self.end(k - 1) if k else self.start, self._kept.position(k)
+        """Skipped positions that the run passes over in batch k: before or right after it."""
+        before, row = self.end(k - 1) if k else self.start, self._unskipped.position(k)
         return self.end(k) - before - (self._after(row + 1) - self._after(row))
 
     def _check(self, k: int) -> None:
-        if not 0 <= k < self._kept.size:
-            raise IndexError(f'batches are numbered from 0 to {self._kept.size - 1}, got {k}.')
+        if not 0 <= k < self._unskipped.size:
+            raise IndexError(f'batches are numbered from 0 to {self._unskipped.size - 1}, got {k}.')
 
     def positions(self, k: int) -> IntArray:
         """This replica's positions of batch k, int64[rows]."""
@@ -323,7 +323,7 @@ class MosaicMLPlan:
 
     def positions_of(self, batches: range) -> IntArray:
         """This replica's positions of consecutive batches, one after another; int64[rows]."""
-        numbers = self._kept.at(np.arange(batches.start, min(batches.stop, self._kept.size)))
+        numbers = self._unskipped.at(np.arange(batches.start, min(batches.stop, self._unskipped.size)))
         rows = self._batching.rows(numbers, self._columns)
         return rows[rows >= 0]
 
@@ -338,7 +338,7 @@ class MosaicMLPlan:
 
     def spans(self, first: int, last: int) -> list[tuple[int, int]]:
         """Ranges as long as batches from ``first`` on and below ``last`` together: positions have no sequence."""
-        rows = self._kept.spans(first, min(last, self._kept.size))
+        rows = self._unskipped.spans(first, min(last, self._unskipped.size))
         return [(self._after(begin), self._after(end)) for begin, end in rows]
 
     def stream_counts(self, first: int, last: int) -> IntArray:
@@ -348,7 +348,7 @@ class MosaicMLPlan:
         """
         if len(self.order.mixture.streams) == 1:
             return np.array([sum(end - begin for begin, end in self.spans(first, last))])
-        rows = self._batching.rows(self._kept.at(np.arange(first, min(last, self._kept.size))))
+        rows = self._batching.rows(self._unskipped.at(np.arange(first, min(last, self._unskipped.size))))
         return self.order.mixture.count_streams(self.order.at(rows[rows >= 0]))
 
     def own_samples(self, k: int) -> int:
@@ -357,7 +357,7 @@ class MosaicMLPlan:
 
     def _taken(self, k: int, columns: slice) -> IntArray:
         self._check(k)
-        row = self._row(self._kept.position(k), columns)
+        row = self._row(self._unskipped.position(k), columns)
         return row[row >= 0]
 
     def ids(self, k: int) -> IntArray:

@@ -60,7 +60,7 @@ class Partition:
             nodes: P.
             ranks: R, ranks of a node.
             batch_size: B, samples of a rank's batch.
-            drop: entries of the line to leave out at its start, rounded down to a multiple of P.
+            drop: entries of the line to drop at its start, rounded down to a multiple of P.
             algorithm: 'orig' or 'relaxed'. Where P does not fit C, relaxed deals the rows that ``initial_nodes`` nodes
                 would have got to P nodes.
             initial_nodes: number of nodes that the run began on, if known.
