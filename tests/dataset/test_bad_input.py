@@ -8,10 +8,12 @@ import json
 import os
 import re
 import shutil
-import time
 from pathlib import Path
 
 import pytest
+from soon import (
+    soon,  # noqa: F401
+)
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import (
@@ -25,15 +27,6 @@ from headrace.errors import (
     TopologyError,
 )
 from headrace.testing.proxy import Fault, FaultProxy
-
-SOON = 60  # seconds; on an idle machine each of these takes a fraction of one
-
-
-@pytest.fixture(autouse=True)
-def soon():
-    begin = time.monotonic()
-    yield
-    assert time.monotonic() - begin < SOON
 
 
 def read(**arguments):
@@ -171,31 +164,6 @@ def test_no_index_anywhere(tmp_path):
         StreamingDataset(remote=str(tmp_path / 'none'), local=str(tmp_path / 'local'))
 
 
-def test_one_cache_folder_for_two_remotes(make_dataset, tmp_path):
-    one, two = make_dataset('one', 10), make_dataset('two', 10)
-    first = StreamingDataset(remote=str(one), local=str(tmp_path / 'local'))
-    with pytest.raises(StreamError, match=r'Reused local directory.*vs\..*Provide a different one'):
-        StreamingDataset(remote=str(two), local=str(tmp_path / 'local'))
-    del first
-
-
-def test_a_remote_may_be_spelled_in_several_ways(make_dataset, tmp_path, monkeypatch):
-    remote = make_dataset('one', 10)
-    monkeypatch.chdir(remote.parent)
-    spelled = [str(remote), remote.name, f'{remote}/', remote.as_uri()]
-    datasets = [StreamingDataset(remote=text, local=str(tmp_path / 'local')) for text in spelled]
-    assert [dataset[9]['id'] for dataset in datasets] == [9] * 4
-
-
-def test_a_remote_that_was_mistyped_is_corrected_in_the_same_process(make_dataset, tmp_path):
-    """As in a notebook, which keeps the error, and with it the stream that was not opened."""
-    remote, local = make_dataset('data', 10), tmp_path / 'local'
-    with pytest.raises(FileNotFoundError) as kept:
-        StreamingDataset(remote=f'{remote}s', local=str(local))
-    assert StreamingDataset(remote=str(remote), local=str(local))[9]['id'] == 9
-    assert kept.value is not None
-
-
 def test_a_cache_folder_of_another_remote_is_not_mixed_with_this_one(make_dataset, tmp_path):
     """Not of one that is alive: of an earlier run. Both indexes are the same, as the sizes of tokens often are."""
     one, two = make_dataset('one', 30), make_dataset('two', 30, first=1000)
@@ -287,12 +255,6 @@ def test_a_limit_below_the_largest_shard_is_refused_before_anything_is_read(tmp_
     assert [dataset[number]['id'] for number in range(40)] == list(range(40))
     some = StreamingDataset(**arguments, cache_limit=minimum - 1, subset=[[0, 30]], batch_size=1)
     assert [some[number]['id'] for number in range(30)] == list(range(30))
-
-
-def test_two_datasets_share_a_local_folder(make_dataset):
-    folder = make_dataset('data', 10)
-    one, two = StreamingDataset(local=str(folder)), StreamingDataset(local=str(folder))
-    assert one[3]['id'] == two[3]['id']
 
 
 BAD_ARGUMENTS = {

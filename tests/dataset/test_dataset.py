@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 
-import numpy as np
 import pytest
 
 from headrace import (
     CSVWriter,
     JSONWriter,
-    LocalDataset,
     Stream,
     StreamingDataLoader,
     StreamingDataset,
     Topology,
     TSVWriter,
 )
-from headrace.dataset.detect import detect_topology
-from headrace.dataset.progress import Progress
 from headrace.errors import TopologyError
-
-
-def test_random_access(make_dataset):
-    dataset = StreamingDataset(local=str(make_dataset('data', 35)))
-    assert dataset[0]['id'] == 0
-    assert dataset[-1]['id'] == 34
-    assert dataset[np.int64(7)]['id'] == 7
-    assert [s['id'] for s in dataset[30:]] == [30, 31, 32, 33, 34]
-    assert [s['id'] for s in dataset[::-10]] == [34, 24, 14, 4]
-    assert [s['id'] for s in dataset[[3, -1, 5]]] == [3, 34, 5]
-    assert [s['id'] for s in dataset[np.array([1, 2])]] == [1, 2]
-    assert np.array_equal(dataset[9]['row'], np.full(4, 9, np.float32))
-
-
-def test_local_dataset(make_dataset):
-    dataset = LocalDataset(str(make_dataset('data', 12)))
-    assert len(dataset) == 12
-    assert dataset[-2]['id'] == 10
 
 
 def test_sizes_and_streams(make_dataset):
@@ -82,12 +58,6 @@ def test_replication_holds_for_a_topology_that_is_given(make_dataset):
     with pytest.raises(TopologyError, match='has replication=4, but the argument says replication=2'):
         StreamingDataset(local=folder, replication=2, topology=twice)
     assert StreamingDataset(local=folder, replication=4, topology=twice).topology == twice
-
-
-def test_a_stream_without_local_gets_a_folder_named_after_its_remote():
-    stream = Stream(remote='s3://bucket/data', split='train')
-    digest = hashlib.blake2s(b's3://bucket/data', digest_size=16).hexdigest()
-    assert stream.local == os.path.join(tempfile.gettempdir(), digest, 'train')
 
 
 def test_remote_equal_to_local_is_local_only(make_dataset):
@@ -156,28 +126,3 @@ def test_warnings(make_dataset):
         StreamingDataset(local=folder, shuffle=True, shuffle_block_size=2)
     with pytest.warns(UserWarning, match='predownload < batch_size.*This may result in slower batch time'):
         StreamingDataset(local=folder, batch_size=8, predownload=4)
-
-
-TORCHRUN = {'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_WORLD_SIZE': '4'}
-
-
-def test_the_topology_comes_from_the_launcher():
-    found = detect_topology(environ=TORCHRUN)
-    assert (found.rank, found.world_size, found.num_nodes) == (5, 8, 2)
-    found = detect_topology(environ={'SLURM_PROCID': '3', 'SLURM_NTASKS': '4', 'SLURM_NTASKS_PER_NODE': '2(x2)'})
-    assert (found.rank, found.world_size, found.num_nodes) == (3, 4, 2)
-    assert detect_topology(environ={}).world_size == 1
-    with pytest.raises(TopologyError, match="RANK must hold a whole number.*'two'"):
-        detect_topology(environ=TORCHRUN | {'RANK': 'two'})
-
-
-def test_progress_counts_passes_of_each_worker():
-    progress = Progress()
-    assert progress.fresh
-    assert [progress.begin(rank=0, worker=1) for _ in range(2)] == [(0, 0), (1, 0)]
-    assert progress.begin(rank=0, worker=0) == (0, 0)
-    assert progress.current(rank=0) == (1, 0)
-    progress.load(4, 12)
-    assert progress.next(rank=0) == (4, 12)
-    assert [progress.begin(rank=3, worker=0) for _ in range(2)] == [(4, 12), (5, 0)]
-    assert progress.next(rank=0) == (4, 12)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import gc
 import io
 import itertools
-import pickle
-import sys
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, default_collate
+from mixtures import GLOBAL_BATCH
+from torch.utils.data import DataLoader
 
-from headrace import Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace import StreamingDataLoader, StreamingDataset, Topology
 from headrace.errors import ConfigError, ResumeError, TopologyError
 from headrace.testing.oracle import World, check_resume, walk
 
-GLOBAL_BATCH = 8
 WORLDS = [
     World(ranks=1),
     World(ranks=1, workers=2),
@@ -28,29 +26,13 @@ WORLDS = [
     World(ranks=4, nodes=2),
     World(ranks=8, nodes=2, replication=2),
 ]
+
+
 IN_PROCESS = [world for world in WORLDS if world.workers == 0]
 
 
 def name_of(world: World) -> str:
     return f'{world.nodes}nodes-{world.ranks}ranks-{world.workers}workers-x{world.replication}'
-
-
-@pytest.fixture
-def mix(make_dataset):
-    """A factory of loaders over a mix of two streams, one seen 1.5 times an epoch, one three quarters."""
-    folders = [make_dataset('a', 60), make_dataset('b', 80, first=1000)]
-
-    def make(topology: Topology, workers: int, *, batch: int = GLOBAL_BATCH, **options) -> StreamingDataLoader:
-        streams = [
-            Stream(local=str(folders[0]), repeat=1.5, name='a'),
-            Stream(local=str(folders[1]), repeat=0.75, name='b'),
-        ]
-        dataset = StreamingDataset(
-            streams=streams, batch_size=batch // topology.replicas, shuffle=True, num_canonical_nodes=2, **options
-        )
-        return StreamingDataLoader(dataset, num_workers=workers, topology=topology)
-
-    return make
 
 
 @pytest.mark.parametrize('world', WORLDS[1:], ids=name_of)
@@ -113,43 +95,6 @@ def test_another_global_batch_cuts_the_rest_of_the_sequence_anew(mix, size):
     assert [len(batch) for batch in rest[:-1]] == [size] * (len(rest) - 1)
 
 
-@pytest.mark.parametrize(
-    ('context', 'persistent'),
-    [
-        ('fork', False),
-        ('fork', True),
-        ('spawn', True),
-        pytest.param('forkserver', True, marks=pytest.mark.slow),
-        pytest.param('spawn', False, marks=pytest.mark.slow),
-        pytest.param('forkserver', False, marks=pytest.mark.slow),
-    ],
-)
-def test_start_methods_and_persistence_change_nothing(mix, context, persistent):
-    loader = mix(Topology(), 0)
-    expected = [[batch['id'].tolist() for batch in loader] for _ in range(3)]
-    other = StreamingDataLoader(
-        mix(Topology(), 0).dataset, num_workers=2, multiprocessing_context=context, persistent_workers=persistent
-    )
-    assert [[batch['id'].tolist() for batch in other] for _ in range(3)] == expected
-
-
-def test_persistent_workers_follow_a_state_that_is_loaded_later(mix):
-    loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=True)
-    first = [batch['id'].tolist() for batch in loader]
-    taken = mix(Topology(), 0)
-    next(itertools.islice(taken, 3, None))
-    loader.load_state_dict(taken.state_dict())
-    assert [batch['id'].tolist() for batch in loader] == first[4:]
-
-
-def test_what_was_prefetched_but_not_handed_out_does_not_count(mix):
-    loader = mix(Topology(), 2)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    assert loader.state_dict()['sample_in_epoch'] == 3 * GLOBAL_BATCH
-
-
 def test_nothing_happens_before_the_first_batch_is_asked_for(mix):
     loader = mix(Topology(), 0)
     before = loader.state_dict()
@@ -170,18 +115,6 @@ def test_a_state_is_plain_and_has_fixed_keys(mix):
     torch.save(after, buffer := io.BytesIO())
     buffer.seek(0)
     assert torch.load(buffer, weights_only=True) == after
-
-
-def test_what_was_loaded_is_what_the_next_state_says(mix):
-    loader = mix(Topology(), 0)
-    batches = iter(loader)
-    for _ in range(5):
-        next(batches)
-    state = loader.state_dict()
-    for _ in range(3):
-        next(batches)
-    loader.load_state_dict(state)
-    assert loader.state_dict() == state
 
 
 def test_a_state_at_the_end_of_an_epoch_continues_with_the_next(mix):
@@ -232,20 +165,6 @@ def test_ranks_get_equal_rows_and_every_sample(make_dataset, samples, ranks, row
     assert len(lengths) == 1
 
 
-def test_batches_equal_what_default_collate_gives(make_dataset):
-    folder = make_dataset('d', 40)
-    fast = StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=7, shuffle=True))
-    slow = StreamingDataLoader(
-        StreamingDataset(local=str(folder), batch_size=7, shuffle=True), collate_fn=lambda rows: default_collate(rows)
-    )
-    for was, now in zip(slow, fast, strict=True):
-        assert list(was) == list(now)
-        for name, column in was.items():
-            assert torch.equal(column, now[name])
-            assert column.dtype == now[name].dtype
-        now['row'].add_(1)  # a batch is writable, and its own
-
-
 def test_an_overridden_getitem_is_used(make_dataset):
     class Doubled(StreamingDataset):
         def __getitem__(self, at):
@@ -274,37 +193,6 @@ def test_a_loader_made_anew_from_its_attributes_continues(make_dataset):
     assert [b['id'].tolist() for b in again] == [b['id'].tolist() for b in StreamingDataLoader(
         StreamingDataset(local=str(make_dataset('e', 40)), batch_size=4, shuffle=True))]  # fmt: skip
     assert isinstance(again, DataLoader)
-
-
-def test_the_sampler_takes_an_epoch_only_while_nothing_better_is_known(mix):
-    loader = mix(Topology(), 0)
-    epochs = [[batch['id'].tolist() for batch in loader] for _ in range(3)]
-    fresh = mix(Topology(), 0)
-    fresh.sampler.set_epoch(1)
-    assert [batch['id'].tolist() for batch in fresh] == epochs[1]
-    fresh.sampler.set_epoch(1)
-    assert [batch['id'].tolist() for batch in fresh] == epochs[2]
-
-
-def test_a_pickled_loader_knows_its_position(mix):
-    loader = mix(Topology(), 0)
-    next(itertools.islice(loader, 3, None))
-    dataset = pickle.loads(pickle.dumps(loader.dataset))
-    assert dataset.num_samples == 140
-
-
-def test_a_plain_torch_loader_reads_each_epoch_once(make_dataset):
-    folder = make_dataset('d', 48)
-    ours = StreamingDataLoader(StreamingDataset(local=str(folder), batch_size=4, shuffle=True))
-    expected = [[batch['id'].tolist() for batch in ours] for _ in range(3)]
-    for workers, persistent in [(0, False), (2, False), (2, True)]:
-        dataset = StreamingDataset(local=str(folder), batch_size=4, shuffle=True)
-        plain = DataLoader(dataset, batch_size=4, num_workers=workers, persistent_workers=persistent)
-        assert [[batch['id'].tolist() for batch in plain] for _ in range(3)] == expected
-        state = dataset.state_dict(8, True)
-        assert (state['epoch'], state['sample_in_epoch']) == (2, 8)
-        dataset.load_state_dict(state)
-        assert [batch['id'].tolist() for batch in plain] == expected[2][2:]
 
 
 REFUSED = {
@@ -347,16 +235,6 @@ def test_a_state_supplies_the_seed_of_the_run(make_dataset):
     assert [b['id'].tolist() for b in two] == [b['id'].tolist() for b in one]
 
 
-def test_a_getitem_that_fails_in_a_worker_arrives_as_itself(make_dataset):
-    class Broken(StreamingDataset):
-        def __getitem__(self, at):
-            raise ResumeError('told you')
-
-    loader = StreamingDataLoader(Broken(local=str(make_dataset()), batch_size=4), num_workers=1)
-    with pytest.raises(ResumeError, match='told you'):
-        next(iter(loader))
-
-
 @pytest.mark.parametrize('workers', [0, 1])
 def test_a_fixed_epoch_is_given_in_every_pass_also_after_one_that_was_left(make_dataset, workers):
     dataset = StreamingDataset(local=str(make_dataset('a', 40)), batch_size=4, shuffle=True)
@@ -366,22 +244,6 @@ def test_a_fixed_epoch_is_given_in_every_pass_also_after_one_that_was_left(make_
     for _ in range(3):
         assert loader.next_pass() == (0, 0)
         assert [batch['id'].tolist() for batch in loader] == expected
-
-
-@pytest.mark.parametrize('persistent_workers', [False, True])
-def test_workers_of_an_abandoned_cycle_end_well(mix, monkeypatch, persistent_workers):
-    # A traceback makes such a cycle, of a test that fails or of an error that somebody keeps.
-    gc.collect()  # what other tests left
-    failed = []
-    monkeypatch.setattr(sys, 'unraisablehook', lambda unraisable: failed.append(str(unraisable.exc_value)))
-    loader = StreamingDataLoader(mix(Topology(), 0).dataset, num_workers=2, persistent_workers=persistent_workers)
-    batches = iter(loader)
-    next(batches)
-    cycle = [batches, loader]
-    cycle.append(cycle)
-    del batches, loader, cycle
-    gc.collect()
-    assert not [error for error in failed if 'Bad file descriptor' in error]
 
 
 def test_a_loader_is_in_no_reference_cycle(mix):

@@ -16,18 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counted_streams import SIZES, counted_dataset, stream_of
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from headrace import PADDING, STREAM, LoaderStats, Stream, StreamingDataLoader, StreamingDataset, Topology
+from headrace import LoaderStats, Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.statistics import ReadCounts, WorkerBatch
-from headrace.errors import ConfigError
 from headrace.storage.cache import limit
 from headrace.storage.stores.local import LocalStore
 from waiting import until
 
-SIZES = {'a': 60, 'b': 80, 'c': 30}
-FIRST = {'a': 0, 'b': 1000, 'c': 2000}
 WORKERS: dict[str, dict[str, Any]] = {
     'none': {},
     'one': {'num_workers': 1},
@@ -36,38 +34,19 @@ WORKERS: dict[str, dict[str, Any]] = {
     'spawn': {'num_workers': 2, 'multiprocessing_context': 'spawn'},
     'spawn-persistent': {'num_workers': 1, 'multiprocessing_context': 'spawn', 'persistent_workers': True},
 }
+
+
 # Each pass imports torch anew in workers that are spawned.
 QUICK = [
     pytest.param(options, id=name, marks=pytest.mark.slow if name == 'spawn' else ())
     for name, options in WORKERS.items()
 ]
 
+
 FORKED = [
     pytest.param(options, id=name, marks=pytest.mark.slow if name.startswith('spawn') else ())
     for name, options in WORKERS.items()
 ]
-
-
-def stream_of(sample: int) -> str:
-    return max((name for name in FIRST if FIRST[name] <= sample), key=FIRST.__getitem__)
-
-
-@pytest.fixture
-def remote(make_dataset, tmp_path):
-    """Folders of three streams, as remotes, and the bytes of their shards."""
-    folders = {name: make_dataset(name, SIZES[name], first=FIRST[name]) for name in SIZES}
-    sizes = sum(path.stat().st_size for folder in folders.values() for path in folder.glob('*.mds'))
-    return folders, sizes
-
-
-def dataset(folders: dict[str, Path], cache: Path | None = None, **options) -> StreamingDataset:
-    streams = [
-        Stream(local=str(folder), name=name)
-        if cache is None
-        else Stream(remote=str(folder), local=str(cache / name), name=name)
-        for name, folder in folders.items()
-    ]
-    return StreamingDataset(streams=streams, shuffle=True, **options)
 
 
 def batches_of(loader: StreamingDataLoader, cache: Path) -> Iterator[Any]:
@@ -87,9 +66,9 @@ def batches_of(loader: StreamingDataLoader, cache: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize('workers', QUICK)
-def test_counts_are_those_of_the_batches_and_bytes_those_of_the_shards(remote, tmp_path, workers):
-    folders, size = remote
-    data = dataset(folders, tmp_path / 'cache', batch_size=8)
+def test_counts_are_those_of_the_batches_and_bytes_those_of_the_shards(counted_remote, tmp_path, workers):
+    folders, size = counted_remote
+    data = counted_dataset(folders, tmp_path / 'cache', batch_size=8)
     loader = StreamingDataLoader(data, **workers)
     assert loader.stats().batches == loader.stats().bytes_downloaded == 0  # the indexes were there before it
 
@@ -122,9 +101,9 @@ def sums_of_streams(stats: LoaderStats) -> dict[str, int]:
 
 @pytest.mark.parametrize('workers', FORKED)
 @pytest.mark.parametrize('left_at', [None, 5], ids=['whole', 'left'])
-def test_each_stream_has_its_own_counts(remote, tmp_path, workers, left_at):
-    folders, size = remote
-    data = dataset(folders, tmp_path / 'cache', batch_size=8)
+def test_each_stream_has_its_own_counts(counted_remote, tmp_path, workers, left_at):
+    folders, size = counted_remote
+    data = counted_dataset(folders, tmp_path / 'cache', batch_size=8)
     loader = StreamingDataLoader(data, **workers)
     assert {name: sum(counts) for name, counts in loader.stats().streams.items()} == dict.fromkeys(SIZES, 0)
     for _ in range(3):  # what is lost of a pass that was left comes with the next one
@@ -149,8 +128,8 @@ def test_each_stream_has_its_own_counts(remote, tmp_path, workers, left_at):
         assert found.evictions == found.retries == found.bad_samples == 0
 
 
-def test_streams_are_a_value_too(remote):
-    loader = StreamingDataLoader(dataset(remote[0], batch_size=8))
+def test_streams_are_a_value_too(counted_remote):
+    loader = StreamingDataLoader(counted_dataset(counted_remote[0], batch_size=8))
     before = loader.stats().streams
     assert list(before) == list(SIZES)
     for _ in itertools.islice(loader, 3):
@@ -182,7 +161,7 @@ def test_evictions_are_the_evicted_streams(make_dataset, tmp_path, monkeypatch, 
         for kind in ('index.json', '*.mds')
     }
     size = sizes['index.json'] + sizes['*.mds'] // 2
-    data = dataset(folders, tmp_path / 'cache', batch_size=5, cache_limit=size)
+    data = counted_dataset(folders, tmp_path / 'cache', batch_size=5, cache_limit=size)
     loader = StreamingDataLoader(data, num_workers=workers)
     for _ in range(3):
         list(loader)
@@ -235,9 +214,9 @@ def test_who_waits_for_a_shard_says_of_which_stream(make_dataset, tmp_path, monk
 
 
 @pytest.mark.parametrize('workers', [WORKERS['none'], WORKERS['fork']], ids=['none', 'fork'])
-def test_a_second_loader_counts_from_its_own_begin(remote, tmp_path, workers):
-    folders, size = remote
-    data = dataset(folders, tmp_path / 'cache', batch_size=8)
+def test_a_second_loader_counts_from_its_own_begin(counted_remote, tmp_path, workers):
+    folders, size = counted_remote
+    data = counted_dataset(folders, tmp_path / 'cache', batch_size=8)
     first = StreamingDataLoader(data, **workers)
     list(first)
     second = StreamingDataLoader(data, **workers)
@@ -258,84 +237,25 @@ def test_compressed_shards_count_as_what_came_and_as_what_they_are(make_dataset,
     assert loader.stats().bytes_unpacked == sum(shard['raw_data']['bytes'] for shard in index)
 
 
-def test_an_abandoned_pass_counts_what_was_handed_out(remote):
-    loader = StreamingDataLoader(dataset(remote[0], batch_size=8), num_workers=2)
+def test_an_abandoned_pass_counts_what_was_handed_out(counted_remote):
+    loader = StreamingDataLoader(counted_dataset(counted_remote[0], batch_size=8), num_workers=2)
     for _ in range(2):
         for _ in itertools.islice(loader, 3):
             pass
     assert (loader.stats().batches, loader.stats().samples) == (6, 48)
 
 
-@pytest.mark.parametrize('ranks', [1, 2, 4])
-@pytest.mark.parametrize('remainder', ['repeat', 'exact', 'drop'])
-def test_ranks_add_up_to_the_mix_that_each_of_them_knows(remote, ranks, remainder):
-    total, mixes, unpadded = Counter(), [], Counter()
-    for rank in range(ranks):
-        loader = StreamingDataLoader(
-            dataset(remote[0], batch_size=16 // ranks, remainder=remainder),
-            topology=Topology(rank=rank, world_size=ranks),
-        )
-        for batch in loader:
-            own = loader.own_samples
-            if remainder == 'exact':
-                assert int(batch[PADDING].sum()) == len(batch['id']) - own
-            unpadded.update(stream_of(i) for i in batch['id'].tolist()[:own])
-        total.update(loader.stats().stream_samples)
-        mixes.append(loader.mix())
-    assert total == unpadded
-    assert all(mix == mixes[0] for mix in mixes)
-    assert {name: count.samples for name, count in mixes[0].items()} == dict(total)
-    assert sum(count.promised for count in mixes[0].values()) == pytest.approx(total.total())
-
-
-def test_what_was_loaded_is_not_counted_again(remote):
-    first = StreamingDataLoader(dataset(remote[0], batch_size=8))
+def test_what_was_loaded_is_not_counted_again(counted_remote):
+    first = StreamingDataLoader(counted_dataset(counted_remote[0], batch_size=8))
     for _ in itertools.islice(first, 5):
         pass
-    second = StreamingDataLoader(dataset(remote[0], batch_size=8))
+    second = StreamingDataLoader(counted_dataset(counted_remote[0], batch_size=8))
     second.load_state_dict(first.state_dict())
     list(second)
     assert second.stats().samples == sum(SIZES.values()) - 40
     both = Counter(first.stats().stream_samples) + Counter(second.stats().stream_samples)
     assert both == SIZES
     assert {n: first.mix()[n].samples + second.mix()[n].samples for n in SIZES} == SIZES
-
-
-def test_the_promise_follows_a_schedule(remote):
-    schedule = [
-        {'at': 0, 'proportions': {'a': 1}},
-        {'at': 80, 'proportions': {'a': 1, 'b': 3}},
-    ]
-    loader = StreamingDataLoader(dataset(remote[0], batch_size=8, epoch_size=120, schedule=schedule))
-    promised = []
-    for _ in range(2):
-        for _batch in loader:
-            promised.append({name: count.promised for name, count in loader.mix().items()})
-    assert promised[9] == pytest.approx({'a': 80, 'b': 0, 'c': 0})
-    assert promised[14] == pytest.approx({'a': 90, 'b': 30, 'c': 0})
-    assert promised[29] == pytest.approx({'a': 120, 'b': 120, 'c': 0})
-    for name, count in loader.mix().items():
-        assert abs(count.samples - promised[29][name]) <= 1
-
-
-def test_skipped_samples_are_neither_counted_nor_promised(remote):
-    loader = StreamingDataLoader(dataset(remote[0], batch_size=10, skip=[[20, 55]]))
-    ids = [i for batch in loader for i in batch['id'].tolist()]
-    assert loader.stats().samples == len(ids) == 135
-    assert {n: c.samples for n, c in loader.mix().items()} == Counter(map(stream_of, ids))
-    assert sum(c.promised for c in loader.mix().values()) == pytest.approx(135)
-
-
-@pytest.mark.parametrize('batching', ['random', 'stratified', 'per_stream'])
-def test_mosaicml_orders_are_counted_as_well(remote, batching):
-    data = dataset(remote[0], batch_size=5, shuffle_algo='py1e', batching_method=batching)
-    loader = StreamingDataLoader(data, topology=Topology(rank=0, world_size=2))
-    other = StreamingDataLoader(
-        dataset(remote[0], batch_size=5, shuffle_algo='py1e', batching_method=batching),
-        topology=Topology(rank=1, world_size=2),
-    )
-    both = Counter(stream_of(i) for each in (loader, other) for batch in each for i in batch['id'].tolist())
-    assert {name: count.samples for name, count in loader.mix().items()} == both
 
 
 class _SlowRead(StreamingDataset):
@@ -383,8 +303,10 @@ def collate_tuple(samples):
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-def test_batches_are_what_they_were_whatever_counts_them(remote, workers):
-    loader = StreamingDataLoader(dataset(remote[0], batch_size=8), num_workers=workers, collate_fn=collate_tuple)
+def test_batches_are_what_they_were_whatever_counts_them(counted_remote, workers):
+    loader = StreamingDataLoader(
+        counted_dataset(counted_remote[0], batch_size=8), num_workers=workers, collate_fn=collate_tuple
+    )
     for batch in loader:
         assert type(batch) is tuple
         assert type(batch[1]) is np.ndarray
@@ -393,46 +315,15 @@ def test_batches_are_what_they_were_whatever_counts_them(remote, workers):
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true but no accelerator")
 @pytest.mark.parametrize('workers', [0, 1])
-def test_page_locked_batches_come_through(remote, workers):
-    loader = StreamingDataLoader(dataset(remote[0], batch_size=8), num_workers=workers, pin_memory=True)
+def test_page_locked_batches_come_through(counted_remote, workers):
+    loader = StreamingDataLoader(counted_dataset(counted_remote[0], batch_size=8), num_workers=workers, pin_memory=True)
     batches = list(loader)
     assert sum(len(batch['id']) for batch in batches) == loader.stats().samples == 170
     assert all(batch['id'].is_pinned() == torch.cuda.is_available() for batch in batches)
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-@pytest.mark.parametrize('remainder', ['repeat', 'exact'])
-def test_a_batch_says_the_stream_of_each_row(remote, workers, remainder):
-    data = dataset(remote[0], batch_size=4, remainder=remainder)
-    loader = StreamingDataLoader(data, num_workers=workers, mark_streams=True, topology=Topology(rank=1, world_size=4))
-    for batch in loader:
-        assert batch[STREAM].dtype == torch.int64
-        assert batch[STREAM].tolist() == loader.own_streams.tolist()
-        assert [data.streams[s].name for s in batch[STREAM].tolist()] == [stream_of(i) for i in batch['id'].tolist()]
-        assert (PADDING in batch) == (remainder == 'exact')
-
-
-def test_a_single_stream_is_number_0(make_dataset):
-    loader = StreamingDataLoader(StreamingDataset(local=str(make_dataset()), batch_size=30), mark_streams=True)
-    batches = list(loader)
-    assert [batch[STREAM].tolist() for batch in batches] == [[0] * 30] * 3 + [[0] * 10]
-    assert loader.stats().stream_samples == {'stream_0': 100}
-    assert loader.mix() == {'stream_0': (100, 100.0)}
-
-
-def test_a_column_with_the_name_of_the_mark_is_refused(tmp_path):
-    from headrace import MDSWriter
-
-    with MDSWriter(out=str(tmp_path), columns={STREAM: 'int'}) as writer:
-        writer.write({STREAM: 1})
-    data = StreamingDataset(local=str(tmp_path), batch_size=1)
-    with pytest.raises(ConfigError, match='own_streams'):
-        StreamingDataLoader(data, mark_streams=True)
-    assert next(iter(StreamingDataLoader(data)))[STREAM].tolist() == [1]
-
-
-def test_stats_are_a_value(remote):
-    loader = StreamingDataLoader(dataset(remote[0], batch_size=8))
+def test_stats_are_a_value(counted_remote):
+    loader = StreamingDataLoader(counted_dataset(counted_remote[0], batch_size=8))
     before = loader.stats()
     next(iter(loader))
     assert (before.batches, loader.stats().batches) == (0, 1)
@@ -440,8 +331,8 @@ def test_stats_are_a_value(remote):
     assert isinstance(before, LoaderStats)
 
 
-def test_stats_are_json_too(remote):
-    loader = StreamingDataLoader(dataset(remote[0], batch_size=8))
+def test_stats_are_json_too(counted_remote):
+    loader = StreamingDataLoader(counted_dataset(counted_remote[0], batch_size=8))
     for _ in itertools.islice(loader, 3):
         pass
     stats = loader.stats()

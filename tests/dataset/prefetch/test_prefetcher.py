@@ -11,7 +11,7 @@ import pytest
 
 from headrace import Stream, StreamingDataLoader, StreamingDataset
 from headrace.dataset.prefetch.concurrency import Concurrency
-from headrace.dataset.prefetch.distance import LookAhead, look_ahead
+from headrace.dataset.prefetch.distance import LookAhead
 from headrace.dataset.prefetch.prefetcher import Prefetcher
 from headrace.dataset.prefetch.schedule import NO_ROOM_PAUSE, PATIENCE, POLL, Fetch
 from headrace.dataset.prefetch.upcoming_batch import UpcomingBatch
@@ -621,12 +621,6 @@ def test_the_reader_waits_for_a_shard_that_a_thread_fetches():
     reader.join(100)
     assert network.present == {0}
     one.close()
-
-
-def test_a_worker_looks_as_far_as_all_workers_together():
-    assert look_ahead(100, 8, workers=3).batches == 39
-    assert look_ahead(None, 64) == LookAhead(1024, 512 << 20)
-    assert look_ahead(None, 1 << 20).batches == 8
 
 
 def test_where_there_may_be_no_more_threads_the_reader_fetches(make_dataset, tmp_path, monkeypatch):

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset
-from headrace.errors import AccessDeniedError, CacheError, ConfigError, ResumeError, StreamError
+from headrace.errors import AccessDeniedError, CacheError, ResumeError, StreamError
 from headrace.storage import register_store
 from headrace.storage.stores.local import LocalStore
 from waiting import until
@@ -307,11 +307,6 @@ def test_a_job_that_starts_does_not_stall_a_running_one(tmp_path):
         finally:
             Waiting.may_answer.set()
         assert ids(starting.result()) == list(range(40))
-
-
-def test_another_value_is_refused():
-    with pytest.raises(ConfigError, match=r"'refresh' or 'refuse', but is 'ask'"):
-        Stream(remote='/none', on_changed_data='ask')
 
 
 def test_a_resume_onto_changed_data_is_refused(tmp_path):

@@ -12,7 +12,6 @@ import resource
 import signal
 import subprocess
 import sys
-from multiprocessing.reduction import ForkingPickler
 from typing import NamedTuple
 
 import numpy as np
@@ -20,38 +19,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from slot_senders import Sender
 
 from descriptors import open_descriptors
 from headrace import StreamingDataLoader, StreamingDataset
-from headrace.dataset.workers.slots import SlotRings
 from headrace.errors import CollateError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, 'memfd_create'), reason='needs Linux')
+
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
     torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn,
 ]  # fmt: skip
-
-
-class Sender:
-    """A worker and its trainer in one process."""
-
-    def __init__(self, prefetched: int = 2) -> None:
-        self.rings = SlotRings(1)
-        self.writer = self.rings.writer(0, prefetched=prefetched)
-
-    def __call__(self, value):
-        return self.arrive(self.message(value))
-
-    def message(self, value) -> bytes:
-        return bytes(ForkingPickler.dumps((7, self.writer.pack(value))))
-
-    @staticmethod
-    def arrive(message: bytes):
-        number, value = ForkingPickler.loads(message)
-        assert number == 7
-        return value
 
 
 class Pair(NamedTuple):
@@ -90,6 +70,8 @@ tensors = st.builds(
     st.sampled_from(DTYPES),
     st.booleans(),
 )
+
+
 leaves = (
     tensors
     | st.integers()
@@ -100,6 +82,8 @@ leaves = (
         lambda n, kind: np.arange(n).astype(kind), st.integers(0, 900), st.sampled_from(['i4', 'f8', '>i4', 'U'])
     )
 )
+
+
 batches = st.recursive(
     leaves,
     lambda inner: (
@@ -110,6 +94,8 @@ batches = st.recursive(
     ),
     max_leaves=8,
 )
+
+
 SENDER = Sender() if hasattr(os, 'memfd_create') else None
 
 
@@ -206,33 +192,6 @@ def test_nothing_stays_open():
     del batch
     gc.collect()
     assert open_descriptors() == before
-
-
-def child_reads(tensor, go, answer):
-    go.wait()
-    answer.put(bool(tensor.eq(1).all()))
-
-
-def test_a_slot_that_a_forked_child_shares_waits_for_the_child():
-    context = multiprocessing.get_context('fork')
-    sender = Sender()
-    batch = sender(torch.ones(5000))
-    place = batch.data_ptr()
-    go, answer = context.Event(), context.SimpleQueue()
-    child = context.Process(target=child_reads, args=(batch, go, answer))
-    child.start()
-    del batch
-    child._args = ()
-    gc.collect()
-    others = [sender(torch.full((5000,), 2.0)) for _ in range(3)]
-    assert place not in [other.data_ptr() for other in others]
-    go.set()
-    assert answer.get()
-    child.join()
-    del others
-    gc.collect()
-    fresh = [sender(torch.full((5000,), 3.0)) for _ in range(4)]
-    assert place in [tensor.data_ptr() for tensor in fresh]
 
 
 def test_what_cannot_be_pickled_is_an_error_that_says_so():

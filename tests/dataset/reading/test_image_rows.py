@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from image_folders import RANDOM, read_images, write_images
 from pictures import by_pillow, jpeg_that_says, picture, stored
 from torch.utils.data import DataLoader
 
@@ -12,48 +13,17 @@ from headrace import (
     BAD_SAMPLE,
     ImageTensor,
     MDSWriter,
-    Stream,
     StreamingDataLoader,
     StreamingDataset,
     Topology,
 )
-from headrace.errors import CollateError, ShardError, StreamError
-
-RANDOM = ImageTensor(size=16, crop='random', flip=0.5)
-
-
-def write(folder, images, encoding='jpeg', size_limit=None):
-    """Images as files, each with the number of its sample."""
-    with MDSWriter(out=str(folder), columns={'id': 'int', 'image': encoding}, size_limit=size_limit) as writer:
-        for number, data in enumerate(images):
-            writer.write({'id': number, 'image': data})
-    return str(folder)
-
-
-@pytest.fixture(scope='session')
-def folder(tmp_path_factory):
-    """40 JPEGs of 40 x 50 pixels in several shards."""
-    images = [stored(picture(40, 50, number)) for number in range(40)]
-    return write(tmp_path_factory.mktemp('images'), images, size_limit=12_000)
-
-
-def read(loader, passes=1):
-    """Bytes of each image that is read, with its sample and pass."""
-    return [
-        (epoch, number, image.numpy().tobytes())
-        for epoch in range(passes)
-        for batch in loader
-        for number, image in zip(batch['id'].tolist(), batch['image'], strict=True)
-    ]
-
-
-# -- values --------------------------------------------------------------------------------------------------------
+from headrace.errors import CollateError, ShardError
 
 
 @pytest.mark.parametrize('workers', [0, 1])
 @pytest.mark.parametrize(('layout', 'shape'), [('CHW', (8, 3, 40, 50)), ('HWC', (8, 40, 50, 3))])
-def test_a_batch_has_the_pixels_of_pillow(folder, workers, layout, shape):
-    dataset = StreamingDataset(local=folder, batch_size=8, decode=ImageTensor(layout=layout))
+def test_a_batch_has_the_pixels_of_pillow(image_folder, workers, layout, shape):
+    dataset = StreamingDataset(local=image_folder, batch_size=8, decode=ImageTensor(layout=layout))
     for batch in StreamingDataLoader(dataset, num_workers=workers):
         images = batch['image']
         assert images.dtype == torch.uint8
@@ -64,27 +34,27 @@ def test_a_batch_has_the_pixels_of_pillow(folder, workers, layout, shape):
             assert (image == np.asarray(by_pillow(stored(picture(40, 50, number))))).all()
 
 
-def test_samples_and_batches_are_the_same(folder):
-    dataset = StreamingDataset(local=folder, batch_size=8, decode={'image': RANDOM})
-    columns = read(StreamingDataLoader(dataset), 2)
+def test_samples_and_batches_are_the_same(image_folder):
+    dataset = StreamingDataset(local=image_folder, batch_size=8, decode={'image': RANDOM})
+    columns = read_images(StreamingDataLoader(dataset), 2)
 
     def collate(samples):
         return {'id': torch.tensor([s['id'] for s in samples]), 'image': [s['image'] for s in samples]}
 
-    fresh = StreamingDataset(local=folder, batch_size=8, decode={'image': RANDOM})
-    assert read(StreamingDataLoader(fresh, collate_fn=collate), 2) == columns
+    fresh = StreamingDataset(local=image_folder, batch_size=8, decode={'image': RANDOM})
+    assert read_images(StreamingDataLoader(fresh, collate_fn=collate), 2) == columns
 
     class Own(StreamingDataset):
         def get_item(self, sample_id):
             return super().get_item(sample_id)
 
-    plain = Own(local=folder, batch_size=8, decode={'image': RANDOM})
-    assert read(DataLoader(plain, batch_size=8), 2) == columns
+    plain = Own(local=image_folder, batch_size=8, decode={'image': RANDOM})
+    assert read_images(DataLoader(plain, batch_size=8), 2) == columns
 
 
-def test_outside_of_a_pass_crops_are_central(folder):
-    dataset = StreamingDataset(local=folder, decode=RANDOM)
-    center = StreamingDataset(local=folder, decode=ImageTensor(size=16, crop='center'))
+def test_outside_of_a_pass_crops_are_central(image_folder):
+    dataset = StreamingDataset(local=image_folder, decode=RANDOM)
+    center = StreamingDataset(local=image_folder, decode=ImageTensor(size=16, crop='center'))
     assert torch.equal(dataset[3]['image'], center[3]['image'])
     assert dataset[3]['image'].shape == (3, 16, 16)
 
@@ -104,33 +74,30 @@ def test_other_columns_and_columns_of_bytes(tmp_path):
     assert bytes_only['b'][0].startswith(b'\x89PNG')
 
 
-# -- the same augmentation -----------------------------------------------------------------------------------------
-
-
-def run(folder, size, ranks=1, workers=0, seed=1, passes=2, decode=RANDOM):
+def run(image_folder, size, ranks=1, workers=0, seed=1, passes=2, decode=RANDOM):
     found = []
     for rank in range(ranks):
-        dataset = StreamingDataset(local=folder, shuffle=True, shuffle_seed=seed, batch_size=size, decode=decode)
+        dataset = StreamingDataset(local=image_folder, shuffle=True, shuffle_seed=seed, batch_size=size, decode=decode)
         topology = Topology(rank=rank, world_size=ranks)
-        found += read(StreamingDataLoader(dataset, topology=topology, num_workers=workers), passes)
+        found += read_images(StreamingDataLoader(dataset, topology=topology, num_workers=workers), passes)
     return found
 
 
-def test_augmentation_is_the_same_on_any_topology(folder):
-    whole = run(folder, size=10)
+def test_augmentation_is_the_same_on_any_topology(image_folder):
+    whole = run(image_folder, size=10)
     assert len({image for _, _, image in whole}) == 80  # another crop in each epoch
     for ranks, workers, size in ((2, 0, 5), (4, 1, 2), (1, 3, 4)):
-        assert sorted(run(folder, size, ranks, workers)) == sorted(whole)
-    assert not {image for _, _, image in whole} & {image for _, _, image in run(folder, 10, seed=2)}
+        assert sorted(run(image_folder, size, ranks, workers)) == sorted(whole)
+    assert not {image for _, _, image in whole} & {image for _, _, image in run(image_folder, 10, seed=2)}
 
 
 @pytest.mark.parametrize('workers', [0, 2])
-def test_augmentation_is_the_same_after_a_resume_on_other_ranks(folder, workers):
+def test_augmentation_is_the_same_after_a_resume_on_other_ranks(image_folder, workers):
     def make(size, **options):
-        dataset = StreamingDataset(local=folder, shuffle=True, batch_size=size, decode=RANDOM)
+        dataset = StreamingDataset(local=image_folder, shuffle=True, batch_size=size, decode=RANDOM)
         return StreamingDataLoader(dataset, num_workers=workers, **options)
 
-    whole = read(make(8), 2)
+    whole = read_images(make(8), 2)
     loader = make(8)
     iterator = iter(loader)
     begun = [next(iterator) for _ in range(3)]
@@ -138,47 +105,9 @@ def test_augmentation_is_the_same_after_a_resume_on_other_ranks(folder, workers)
     for rank in range(2):
         again = make(4, topology=Topology(rank=rank, world_size=2))
         again.load_state_dict(state)
-        found += [(epoch, number, image) for epoch, number, image in read(again, 2)]
+        found += [(epoch, number, image) for epoch, number, image in read_images(again, 2)]
     assert sum(len(batch['id']) for batch in begun) == 24
     assert sorted(found) == sorted(whole[24:])
-
-
-# -- streams -------------------------------------------------------------------------------------------------------
-
-
-def test_streams_have_settings_of_their_own_and_share_batches(tmp_path, folder):
-    other = write(tmp_path, [stored(picture(30, 30, number), 'PNG') for number in range(40)], 'png')
-    grey = ImageTensor(size=16, crop='center')
-    streams = [Stream(local=folder, name='a'), Stream(local=other, name='b', decode={'image': grey})]
-    dataset = StreamingDataset(streams=streams, shuffle=True, batch_size=20, decode=RANDOM)
-    batches = [*StreamingDataLoader(dataset)]
-    assert {batch['image'].shape for batch in batches} == {(20, 3, 16, 16)}
-    alone = StreamingDataset(local=other, decode=grey)
-    expected = {alone[number]['image'].numpy().tobytes() for number in range(40)}
-    assert expected <= {image for batch in batches for _, _, image in read([batch])}
-
-
-def test_streams_whose_images_do_not_stack_are_refused(tmp_path, folder):
-    for settings in ({'size': 16, 'layout': 'HWC'}, {'size': 8}, {'size': 16, 'mode': 'L'}, None):
-        one = Stream(local=folder, name='a', decode=RANDOM)
-        other = Stream(local=folder, name='b', decode=settings)
-        dataset = StreamingDataset(streams=[one, other], batch_size=4)
-        with pytest.raises(StreamError, match="'image' is uint8 image tensor of 16 x 16, RGB, CHW in stream a"):
-            next(iter(StreamingDataLoader(dataset)))
-
-
-def test_wrong_settings_are_refused_when_the_dataset_is_made(folder):
-    with pytest.raises(StreamError, match="names the column 'imag'.*Did you mean 'image'"):
-        StreamingDataset(local=folder, decode={'imag': 'tensor'})
-    with pytest.raises(StreamError, match='no column of images to read'):
-        StreamingDataset(local=folder, columns=['id'], decode='tensor')
-    with pytest.raises(StreamError, match="column 'id' of stream .* is `int`"):
-        StreamingDataset(local=folder, decode={'id': 'tensor'})
-    with pytest.raises(StreamError, match="must be 'tensor'"):
-        Stream(local=folder, decode='pil')
-
-
-# -- the memory of workers -----------------------------------------------------------------------------------------
 
 
 def test_large_batches_of_workers_are_those_of_the_main_process(damaged):
@@ -197,9 +126,6 @@ def test_large_batches_of_workers_are_those_of_the_main_process(damaged):
         assert torch.equal(one['id'], other['id'])
 
 
-# -- errors --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def damaged(tmp_path):
     """16 images, of which 3 is cut, 9 is none, and 12 is a size bomb."""
@@ -207,7 +133,7 @@ def damaged(tmp_path):
     images[3] = images[3][:-300]
     images[9] = b'\xff\xd8nothing'
     images[12] = jpeg_that_says(60_000, 60_000)
-    return write(tmp_path / 'damaged', images)
+    return write_images(tmp_path / 'damaged', images)
 
 
 @pytest.mark.parametrize('workers', [0, 1])
@@ -236,7 +162,7 @@ def test_bad_images_are_skipped_and_marked(damaged, workers):
 
 def test_a_batch_without_a_readable_image_takes_others(tmp_path):
     images = [b'\xff\xd8nothing'] * 4 + [stored(picture(40, 50, number)) for number in range(4)]
-    dataset = StreamingDataset(local=write(tmp_path, images), batch_size=4, decode=RANDOM, on_bad_sample='skip')
+    dataset = StreamingDataset(local=write_images(tmp_path, images), batch_size=4, decode=RANDOM, on_bad_sample='skip')
     first, second = StreamingDataLoader(dataset)
     assert first[BAD_SAMPLE].all()
     assert first['id'].tolist() == [4] * 4
@@ -245,13 +171,13 @@ def test_a_batch_without_a_readable_image_takes_others(tmp_path):
 
 def test_images_of_different_sizes_are_refused_with_the_fix(tmp_path):
     images = [stored(picture(40, 50 + (number == 2), number)) for number in range(4)]
-    folder = write(tmp_path, images)
+    image_folder = write_images(tmp_path, images)
     with pytest.raises(
         CollateError, match=r'row 0, sample id 0, has 40 x 50 .*row 2, sample id 2, has 40 x 51.*`size`'
     ):
-        next(iter(StreamingDataLoader(StreamingDataset(local=folder, batch_size=4, decode='tensor'))))
+        next(iter(StreamingDataLoader(StreamingDataset(local=image_folder, batch_size=4, decode='tensor'))))
     lists = StreamingDataLoader(
-        StreamingDataset(local=folder, batch_size=4, decode='tensor'),
+        StreamingDataset(local=image_folder, batch_size=4, decode='tensor'),
         collate_fn=lambda rows: [r['image'] for r in rows],
     )
     assert [image.shape[2] for image in next(iter(lists))] == [50, 50, 51, 50]

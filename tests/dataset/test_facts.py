@@ -37,17 +37,6 @@ def test_a_dataset(mix: StreamingDataset, tmp_path: Path) -> None:
     assert '  batch    4 samples per device' in lines
 
 
-def test_a_stream_before_and_after_it_is_opened(make_dataset: Any) -> None:
-    stream = Stream(local=str(make_dataset()), name='a', subset=[[0, 30]], columns=['id'])
-    assert str(stream).startswith("Stream 'a' (not opened)\n")
-    StreamingDataset(streams=[stream], batch_size=4)
-    text = str(stream)
-    assert text.startswith("Stream 'a'\n")
-    assert '30 of 100 samples in' in text
-    assert 'id: int64' in text
-    assert 'row' not in text
-
-
 def test_a_loader_says_its_position(mix: StreamingDataset) -> None:
     loader = StreamingDataLoader(mix, remainder='drop')
     assert 'position  epoch 0, sample 0' in str(loader)
@@ -77,13 +66,6 @@ def test_nothing_is_read(mix: StreamingDataset, tmp_path: Path) -> None:
     for folder in ('code', 'prose', 'c'):
         shutil.rmtree(tmp_path / folder)
     assert str(mix) == before
-
-
-def test_many_streams_are_cut(make_dataset: Any) -> None:
-    folder = str(make_dataset())
-    dataset = StreamingDataset(streams=[Stream(local=folder, name=f's{i}') for i in range(20)], batch_size=4)
-    assert 'and 12 more streams' in str(dataset)
-    assert len(str(dataset).split('\n')) < 16
 
 
 @pytest.mark.parametrize('kind', [LocalDataset, Stream, StreamingDataset, StreamingDataLoader, PackedDataset])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import decimal
 import io
 
 import numpy as np
 import pytest
+import torch
 
 from headrace import CSVWriter, JSONWriter, MDSWriter, StreamingDataset
 from headrace.errors import ConfigError
@@ -184,3 +186,53 @@ def test_functions_are_no_encodings(tmp_path):
         ConfigError, match="Column 'at' is given the function .*<lambda>, which says how values are written"
     ):
         MDSWriter(out=str(tmp_path / 'data'), columns={'at': lambda obj: bytes(obj)})
+
+
+@pytest.mark.parametrize(
+    ('writer', 'encoding', 'message'),
+    [
+        (
+            MDSWriter,
+            int,
+            "unsupported encoding <class 'int'>. An encoding is a text. Write 'int' or 'int32' or 'int64'",
+        ),
+        (MDSWriter, float, "Write 'float64' or 'float32'."),
+        (MDSWriter, str, "Write 'str'."),
+        (MDSWriter, dict, "Write 'json'."),
+        (MDSWriter, bool, "Write 'uint8' or 'int'."),
+        (MDSWriter, decimal.Decimal, "Write 'str_decimal'."),
+        (MDSWriter, np.ndarray, "Write 'ndarray'. .*ndarray:<dtype>:<d0>"),
+        (MDSWriter, np.float32, "Write 'float32'."),
+        (MDSWriter, np.dtype('int16'), "Write 'int16'."),
+        (MDSWriter, torch.float16, "Write 'float16'."),
+        (MDSWriter, torch.Tensor, "Write 'ndarray'."),
+        (MDSWriter, None, 'encoding None. An encoding is a text. The encodings are bytes, '),
+        (MDSWriter, ['int'], r"encoding \['int'\]. An encoding is a text. Write 'int'. The encodings are bytes, "),
+        (
+            MDSWriter,
+            'jpg',
+            "unsupported encoding `jpg`. Did you mean 'jpeg'. The encodings are bytes, float16, .*uint8",
+        ),
+        (MDSWriter, 'string', "Did you mean 'str'"),
+        (MDSWriter, 'folat32', "Did you mean 'float32'"),
+        (MDSWriter, 'ndarray:flot32', 'but got `flot32`. The dtypes are uint8, int8, .*float64'),
+        (MDSWriter, 'int:1', '`int` takes no parameters'),
+        (JSONWriter, int, "Write 'int'. The encodings are float, int, str"),
+        (
+            JSONWriter,
+            'jpg',
+            'JSONWriter passed column `x` with unsupported encoding `jpg`. The encodings are float, int',
+        ),
+        (CSVWriter, np.float64, "CSVWriter passed .* Write 'float'."),
+    ],
+)
+def test_an_encoding_that_is_none(tmp_path, writer, encoding, message):
+    with pytest.raises(ConfigError, match=message):
+        writer(out=str(tmp_path / 'out'), columns={'id': 'int', 'x': encoding})
+    assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('columns', [['x'], 'x', 7, {3: 'int'}])
+def test_columns_that_are_none(tmp_path, columns):
+    with pytest.raises(ConfigError, match=r'olumns.* of MDSWriter must '):
+        MDSWriter(out=str(tmp_path / 'out'), columns=columns)
