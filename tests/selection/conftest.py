@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from selectable import write_mds
+from selected import SAMPLES
 
 from headrace.dataset.streams import open_streams
 
@@ -15,3 +17,8 @@ def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / 'private'
     monkeypatch.setattr(open_streams, 'private_folder', lambda: folder)
     return folder
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mds(tmp_path_factory.mktemp('data') / 'mds', SAMPLES)

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import multiprocessing
-import os
-import pickle
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +11,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from no_tokens import no_tokens  # noqa: F401
 from selectable import columns_of, write_json, write_mds
+from selected import SAMPLES, bits, ids
 
 from example_counts import scaled
 from headrace import MDSWriter, Stream, StreamingDataLoader, StreamingDataset, Topology, Where
-from headrace.errors import CacheError, DiskFullError, EmptyDatasetError, ResumeError, StreamError
-from headrace.selection import bitmap_file
+from headrace.errors import EmptyDatasetError, ResumeError, StreamError
 from headrace.selection import selection as selection_module
 from headrace.testing.oracle import World, check_resume, walk
-
-SAMPLES = 130
-processes = multiprocessing.get_context('fork')
-
-
-@pytest.fixture(scope='module')
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_mds(tmp_path_factory.mktemp('data') / 'mds', SAMPLES)
-
-
-def ids(dataset: StreamingDataset) -> list[int]:
-    return [int(dataset[i]['id']) for i in range(dataset.num_samples)]
-
-
-def bits(folder: Path) -> list[Path]:
-    return sorted(folder.rglob('*.bits'))
-
-
-# -- against the model -------------------------------------------------------------------------------------------------
 
 TESTS: dict[str, tuple[Any, Any]] = {
     'equals': ({'lang': 'de'}, lambda s: s['lang'] == 'de'),
@@ -173,13 +148,13 @@ def test_shards_of_which_nothing_is_kept_are_not_fetched(data: Path, tmp_path: P
     assert len(first_twenty) < len(dataset.shards) / 2
 
 
-# -- position ----------------------------------------------------------------------------------------------------------
-
 SELECTIONS: list[dict[str, Any]] = [
     {'subset': [[3, 20], [40, 100]]},
     {'fraction': [0, 0.6]},
     {'where': {'lang': ['de', 'fr']}, 'fraction': [0.25, 1]},
 ]
+
+
 WORLDS = [World(), World(ranks=2), World(ranks=4, nodes=2), World(ranks=8, nodes=2, replication=2)]
 
 
@@ -199,20 +174,6 @@ def mix(data: Path, tmp_path: Path):
         return StreamingDataLoader(dataset, num_workers=workers, topology=topology)
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def _no_tokens(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Arrays of differing lengths do not stack into a batch; no test here looks at them."""
-    from headrace.dataset.reading import batch_reader
-
-    collate = batch_reader.collate_columns
-    monkeypatch.setattr(batch_reader, 'collate_columns', lambda batch, *rest: collate(_without(batch, 'tokens'), *rest))
-
-
-def _without(batch: Any, name: str) -> Any:
-    batch.columns.pop(name, None)
-    return batch
 
 
 def test_any_state_of_a_mix_of_selections_resumes_on_any_topology(mix) -> None:
@@ -253,74 +214,6 @@ def test_a_function_that_changed_under_its_name_is_refused_where_it_is_evaluated
         make(1).load_state_dict(state)
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-def _evaluate(data: Path, log: int, barrier: Any) -> None:
-    def counted(sample: dict[str, Any]) -> bool:
-        os.write(log, b'x')
-        return sample['id'] < 70
-
-    barrier.wait()
-    dataset = StreamingDataset(local=str(data), where=Where(counted, name='counted', columns=['id']))
-    os._exit(0 if ids(dataset) == list(range(70)) else 1)
-
-
-def test_processes_that_start_together_evaluate_once(data: Path, tmp_path: Path) -> None:
-    log = os.open(tmp_path / 'log', os.O_CREAT | os.O_RDWR | os.O_APPEND)
-    barrier = processes.Barrier(3)
-    crowd = [processes.Process(target=_evaluate, args=(data, log, barrier)) for _ in range(3)]
-    for process in crowd:
-        process.start()
-    for process in crowd:
-        process.join(60)
-    assert [process.exitcode for process in crowd] == [0] * 3
-    assert (tmp_path / 'log').read_bytes() == b'x' * SAMPLES
-
-
-def _hang(data: Path, when: str, ready: Any) -> None:
-    def hang(*_: Any) -> None:
-        ready.set()
-        time.sleep(100)
-
-    def slow(sample: dict[str, Any]) -> bool:
-        if when == 'evaluating' and sample['id'] == 60:
-            hang()
-        return sample['id'] < 70
-
-    if when == 'writing':
-        os.fsync = hang  # all is written under the temporary name
-    StreamingDataset(local=str(data), where=Where(slow, name='slow', columns=['id']))
-
-
-@pytest.mark.parametrize('when', ['evaluating', 'writing'])
-def test_a_process_killed_on_the_way_holds_nobody_up_and_leaves_nothing(data: Path, private: Path, when: str) -> None:
-    ready = processes.Event()
-    process = processes.Process(target=_hang, args=(data, when, ready))
-    process.start()
-    assert ready.wait(60)
-    os.kill(process.pid, signal.SIGKILL)
-    process.join()
-    assert bits(private) == []
-    where = Where(lambda s: s['id'] < 70, name='slow', columns=['id'])
-    assert ids(StreamingDataset(local=str(data), where=where)) == list(range(70))
-    assert [path for path in private.rglob('*') if path.is_file()] == bits(private)
-
-
-def test_it_is_evaluated_once_and_found_again(data: Path) -> None:
-    def where(count: list[int]) -> Where:
-        return Where(lambda s: count.append(1) or s['id'] < 9, name='few', columns=['id'])
-
-    count: list[int] = []
-    assert ids(StreamingDataset(local=str(data), where=where(count))) == list(range(9))
-    assert len(count) == SAMPLES
-    assert ids(StreamingDataset(local=str(data), where=where(count))) == list(range(9))
-    assert ids(StreamingDataset(local=str(data), where=where(count), fraction=[0, 0.9]))
-    assert len(count) == SAMPLES
-    StreamingDataset(local=str(data), where=where(count), subset=[[0, 10]])
-    assert len(count) == SAMPLES + 10
-
-
 def write_ids(folder: Path, first: int) -> Path:
     """40 samples; the index does not depend on their ids."""
     with MDSWriter(out=str(folder), columns={'id': 'int'}, size_limit=500, exist_ok=True) as writer:
@@ -346,51 +239,6 @@ def test_data_written_anew_in_place_is_evaluated_anew(tmp_path: Path) -> None:
         assert len(StreamingDataset(local=str(tmp_path / 'a'), where={'id': {'at_least': 5}})) == 35 + first
 
 
-@pytest.mark.parametrize('damage', ['a bit', 'the head', 'cut', 'longer', 'empty', 'foreign', 'a folder of links'])
-def test_a_file_that_is_not_what_it_should_be_is_made_anew(data: Path, private: Path, damage: str) -> None:
-    where = {'lang': 'de'}
-    expected = ids(StreamingDataset(local=str(data), where=where))
-    (path,) = bits(private)
-    good = path.read_bytes()
-    if damage == 'a bit':
-        path.write_bytes(good[:70] + bytes([good[70] ^ 4]) + good[71:])
-    elif damage == 'the head':
-        path.write_bytes(good[:16] + b'\xff' * 8 + good[24:])
-    elif damage == 'cut':
-        path.write_bytes(good[:-8])
-    elif damage == 'longer':
-        path.write_bytes(good + b'12345678')
-    elif damage == 'empty':
-        path.write_bytes(b'')
-    elif damage == 'foreign':
-        StreamingDataset(local=str(data), where={'lang': 'fr'})
-        (other,) = set(bits(private)) - {path}
-        path.write_bytes(other.read_bytes())
-    else:
-        path.rename(private / 'elsewhere')
-        path.symlink_to(private / 'elsewhere')
-    assert ids(StreamingDataset(local=str(data), where=where)) == expected
-    assert path.read_bytes() == good
-    assert not path.is_symlink()
-
-
-def test_workers_that_are_spawned_map_the_same_file(data: Path, private: Path) -> None:
-    where = Where(lambda s: s['id'] % 2 == 0, name='even', columns=['id'])
-    dataset = StreamingDataset(local=str(data), where=where, batch_size=5)
-    again = pickle.loads(pickle.dumps(dataset))
-    assert ids(again) == ids(dataset) == list(range(0, SAMPLES, 2))
-    assert len(pickle.dumps(dataset.streams[0].row_selection)) < 1000 + 8 * dataset.num_shards
-    with pytest.raises(StreamError, match='cannot be pickled'):
-        again.streams[0].where.function({})
-    sent = pickle.dumps(dataset)
-    bits(private)[0].unlink()
-    with pytest.raises(CacheError, match='while it was in use'):
-        pickle.loads(sent)
-    shutil.rmtree(private)  # by who is not known; the data themselves are still mapped
-    sent = pickle.dumps(dataset)
-    assert ids(pickle.loads(sent)) == list(range(0, SAMPLES, 2))
-
-
 def test_under_a_cache_limit_it_is_evaluated_shard_by_shard(tmp_path: Path) -> None:
     remote = write_mds(tmp_path / 'remote', 600, size_limit=3000)
     shards = sorted(remote.glob('*.mds'))
@@ -405,33 +253,6 @@ def test_under_a_cache_limit_it_is_evaluated_shard_by_shard(tmp_path: Path) -> N
     assert held <= limit
 
 
-def test_a_folder_that_cannot_be_written_to_is_named(data: Path, private: Path) -> None:
-    private.mkdir()
-    (private / bitmap_file.FOLDER).write_bytes(b'in the way')
-    with pytest.raises(CacheError, match=r'\.headrace-selections'):
-        StreamingDataset(local=str(data), where={'lang': 'de'})
-
-
-def test_a_link_in_place_of_its_folder_is_refused(data: Path, private: Path, tmp_path: Path) -> None:
-    elsewhere = tmp_path / 'elsewhere'
-    elsewhere.mkdir()
-    (elsewhere / 'thesis.tmp').write_text('mine')
-    private.mkdir(mode=0o700)
-    (private / bitmap_file.FOLDER).symlink_to(elsewhere)
-    with pytest.raises(CacheError, match=r'\.headrace-selections, but that is a symbolic link'):
-        StreamingDataset(local=str(data), where={'lang': 'de'})
-    assert os.listdir(elsewhere) == ['thesis.tmp']
-
-
-def test_a_full_disk_is_said_to_be_full(data: Path, private: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, 'No space left on device')
-
-    monkeypatch.setattr(bitmap_file, 'publish', full)
-    with pytest.raises(DiskFullError, match=r'\.headrace-selections has no room .*\. Make room'):
-        StreamingDataset(local=str(data), where={'id': {'below': 30}})
-
-
 def test_progress_is_logged(data: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection_module, '_SECONDS_BETWEEN_LINES', -1.0)
     caplog.set_level('INFO')
@@ -440,8 +261,6 @@ def test_progress_is_logged(data: Path, caplog: pytest.LogCaptureFixture, monkey
     assert any(' of ' in message and 'shards' in message for message in caplog.messages[1:-1])
     assert 'where keeps' in caplog.messages[-1]
 
-
-# -- what is refused ---------------------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     'no list': ({'subset': 5}, 'subset: got 5; must be a list of ranges'),
@@ -488,22 +307,6 @@ def test_an_argument_that_breaks_a_rule_is_refused_at_once(name: str) -> None:
         Stream(local='/nowhere', **options)
 
 
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        ({'name': ''}, 'text that is not empty'),
-        ({'name': 5}, 'text that is not empty'),
-        ({'name': 'a', 'columns': 'id'}, 'list of names'),
-        ({'name': 'a', 'columns': []}, 'list of names'),
-        ({'name': 'a', 'columns': [5]}, 'list of names'),
-        ({'function': 5, 'name': 'a'}, 'takes a function'),
-    ],
-)
-def test_a_where_that_breaks_a_rule(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(StreamError, match=message):
-        Where(**{'function': len, **options})
-
-
 NOT_OF_THIS_DATA: dict[str, tuple[dict[str, Any], str]] = {
     'beyond the end': ({'subset': [[0, 131]]}, r'names samples \[0, 131\], but the stream has 130'),
     'starts beyond the end': ({'subset': [[130, None]]}, r'names samples \[130, None\], but the stream has 130'),
@@ -531,27 +334,11 @@ def test_a_selection_that_keeps_nothing_is_named_with_its_stream(data: Path) -> 
         StreamingDataset(streams=[Stream(local=str(data), name='web', where={'lang': 'it'})])
 
 
-def test_the_error_of_a_function_comes_out(data: Path, private: Path) -> None:
-    with pytest.raises(ZeroDivisionError):
-        StreamingDataset(local=str(data), where=Where(lambda s: 1 / (s['id'] - 50), name='odd', columns=['id']))
-    assert bits(private) == []
-
-
 def test_a_long_selection_is_shortened_in_checkpoints_and_still_its_own(data: Path) -> None:
     ranges = [[i, i + 1] for i in range(0, 120, 2)]
     prints = [StreamingDataset(local=str(data), subset=ranges[:n]).streams[0].fingerprint for n in (59, 60)]
     assert prints[0] != prints[1]
     assert max(map(len, prints)) < 300
-
-
-def test_the_same_predicate_in_other_words_is_the_same(data: Path, private: Path) -> None:
-    for where in (
-        {'lang': {'in': ['fr', 'de']}, 'id': {'at_least': 5, 'not': {'equals': 7}}},
-        {'id': {'not': 7, 'at_least': 5}, 'lang': ['de', 'fr', 'de']},
-    ):
-        dataset = StreamingDataset(local=str(data), where=where)
-        assert 'where {"id": {"at_least": 5, "not": 7}, "lang": ["de", "fr"]} (' in dataset.streams[0].fingerprint
-    assert len(bits(private)) == 1
 
 
 def test_importing_it_needs_no_torch() -> None:

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
-from headrace import MDSWriter
 from headrace.cli import main
 from headrace.errors import ConfigError
 from headrace.mixing import load_config
 from headrace.simulate import Conditions, simulate, tune
 from headrace.simulate.settings import OF_THE_ORDER, replace_settings
-
-SAMPLES = 4096
-
-
-@pytest.fixture
-def config(tmp_path):
-    with MDSWriter(out=str(tmp_path / 'remote'), columns={'x': 'ndarray:uint8:100'}, size_limit=27_000) as writer:
-        writer.write_batch({'x': np.zeros((SAMPLES, 100), np.uint8)})
-
-    def make(**train):
-        given = {'remote': str(tmp_path / 'remote'), 'local': str(tmp_path / 'cache'), **train}
-        path = tmp_path / 'train.yaml'
-        path.write_text(json.dumps({'global_batch_size': 64, 'train': given}))
-        return path
-
-    return make
 
 
 def share(path, conditions, changes):
@@ -36,17 +18,17 @@ def share(path, conditions, changes):
     return run.waiting_seconds / run.steps[-1].end
 
 
-def test_workers_hide_slow_reading(config):
+def test_workers_hide_slow_reading(tuned_config):
     conditions = Conditions(step_seconds=0.1, read_seconds=0.25, bandwidth=1e9, latency=0.001)
-    tuning = tune(load_config(config()).train, conditions, target=0.1)
+    tuning = tune(load_config(tuned_config()).train, conditions, target=0.1)
     assert tuning.is_reached
     assert tuning.changes == {'num_workers': 4}  # two processes make a batch in 0.125 s
     assert not tuning.changes_order
-    assert share(config(), conditions, tuning.changes) == pytest.approx(tuning.after.waiting)
+    assert share(tuned_config(), conditions, tuning.changes) == pytest.approx(tuning.after.waiting)
 
 
-def test_a_small_block_hides_a_slow_network_and_is_said_to_change_the_order(config):
-    path, conditions = config(shuffle=True), Conditions(step_seconds=0.1, bandwidth=2e5, latency=0.001)
+def test_a_small_block_hides_a_slow_network_and_is_said_to_change_the_order(tuned_config):
+    path, conditions = tuned_config(shuffle=True), Conditions(step_seconds=0.1, bandwidth=2e5, latency=0.001)
     tuning = tune(load_config(path).train, conditions, target=0.25)
     assert tuning.trials[0].waiting > 0.25 >= tuning.after.waiting
     assert tuning.changes_order
@@ -56,28 +38,28 @@ def test_a_small_block_hides_a_slow_network_and_is_said_to_change_the_order(conf
     assert not any(trial.changes_order for trial in kept.trials)
 
 
-def test_what_waits_little_stays(config):
-    tuning = tune(load_config(config()).train, Conditions(bandwidth=1e9, latency=0.0), target=0.05)
+def test_what_waits_little_stays(tuned_config):
+    tuning = tune(load_config(tuned_config()).train, Conditions(bandwidth=1e9, latency=0.0), target=0.05)
     assert tuning.is_reached
     assert tuning.changes == {}
     assert len(tuning.trials) == 1
 
 
-def test_a_network_that_is_too_slow_is_named(config):
-    tuning = tune(load_config(config()).train, Conditions(bandwidth=1e4, latency=0.0))
+def test_a_network_that_is_too_slow_is_named(tuned_config):
+    tuning = tune(load_config(tuned_config()).train, Conditions(bandwidth=1e4, latency=0.0))
     assert not tuning.is_reached
     assert 'the network gives' in tuning.limit
 
 
-def test_a_disk_bounds_the_cache(config):
-    size = simulate(load_config(config()).train, Conditions()).dataset_bytes
-    tuning = tune(load_config(config(shuffle=True)).train, Conditions(bandwidth=1e9), target=0.5, disk=size // 2)
+def test_a_disk_bounds_the_cache(tuned_config):
+    size = simulate(load_config(tuned_config()).train, Conditions()).dataset_bytes
+    tuning = tune(load_config(tuned_config(shuffle=True)).train, Conditions(bandwidth=1e9), target=0.5, disk=size // 2)
     assert tuning.changes['cache_limit'] == size // 2
     assert tuning.after.cache_bytes <= size // 2
 
 
-def test_the_written_configuration_has_the_changes(config, tmp_path, capsys):
-    path, out = config(), tmp_path / 'tuned.yaml'
+def test_the_written_configuration_has_the_changes(tuned_config, tmp_path, capsys):
+    path, out = tuned_config(), tmp_path / 'tuned.yaml'
     arguments = ['tune', str(path), '--read-seconds', '0.25', '--bandwidth', '1gb', '--wait', '10%']
     assert main([*arguments, '--write', str(out)]) == 0
     assert 'num_workers' in capsys.readouterr().out
@@ -91,33 +73,23 @@ def test_the_written_configuration_has_the_changes(config, tmp_path, capsys):
     assert 'out of reach' in capsys.readouterr().out
 
 
-def test_impossible_targets_are_refused(config, capsys):
-    train = load_config(config()).train
+def test_impossible_targets_are_refused(tuned_config, capsys):
+    train = load_config(tuned_config()).train
     with pytest.raises(ConfigError, match='share from 0'):
         tune(train, Conditions(), target=1.0)
     with pytest.raises(ConfigError, match='time of a step'):
         tune(train, Conditions(step_seconds=0))
-    assert main(['tune', str(config()), '--wait', 'little']) == 1
+    assert main(['tune', str(tuned_config()), '--wait', 'little']) == 1
     assert "such as 1% or 0.01, got 'little'" in capsys.readouterr().err
 
 
-def test_the_file_has_the_values_given_on_the_command_line(config, tmp_path):
-    out = tmp_path / 'tuned.yaml'
-    arguments = ['tune', str(config(batching_method='random')), '--read-seconds', '0.25', '--bandwidth', '1gb']
-    given = ['global_batch_size=32', 'train.shuffle=true', '~train.batching_method']
-    assert main([*arguments, '--wait', '20%', '--write', str(out), *given]) == 0
-    written, read = load_config(out).train, load_config(config(batching_method='random'), overrides=given).train
-    assert written == replace_settings(read, {'num_workers': written.loader.num_workers})
-    assert written.loader.num_workers > 0
-
-
-def test_a_file_without_a_folder_is_refused_before_the_search(config, tmp_path, capsys):
-    assert main(['tune', str(config()), '--write', str(tmp_path / 'none' / 'tuned.yaml')]) == 1
+def test_a_file_without_a_folder_is_refused_before_the_search(tuned_config, tmp_path, capsys):
+    assert main(['tune', str(tuned_config()), '--write', str(tmp_path / 'none' / 'tuned.yaml')]) == 1
     assert '--write must name a file in a folder that is there' in capsys.readouterr().err
 
 
-def test_a_search_ends_with_its_time(config):
-    path, conditions = config(shuffle=True), Conditions(step_seconds=0.1, bandwidth=2e5, latency=0.001)
+def test_a_search_ends_with_its_time(tuned_config):
+    path, conditions = tuned_config(shuffle=True), Conditions(step_seconds=0.1, bandwidth=2e5, latency=0.001)
     now, seen = 0.0, []
 
     def progress(trial):
@@ -138,9 +110,9 @@ def test_a_search_ends_with_its_time(config):
         tune(train, conditions, seconds=0)
 
 
-def test_a_cache_that_saves_time_is_proposed_although_the_run_still_waits(config):
-    size = simulate(load_config(config()).train, Conditions()).dataset_bytes
-    train = load_config(config(shuffle=True, cache_limit=size // 8)).train
+def test_a_cache_that_saves_time_is_proposed_although_the_run_still_waits(tuned_config):
+    size = simulate(load_config(tuned_config()).train, Conditions()).dataset_bytes
+    train = load_config(tuned_config(shuffle=True, cache_limit=size // 8)).train
     conditions = Conditions(step_seconds=0.001, bandwidth=2e5, latency=0.001, batches=32)
     tuning = tune(train, conditions, target=0.0, keep_order=True)
     before = tuning.trials[0]

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from arrow_files import BATCHES, ROWS, batch, check, stream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from source_cases import MemoryStore, index, part_bytes, rows
+from source_cases import index, part_bytes, rows
 
 from example_counts import scaled
 from headrace.errors import FormatError, HeadraceError, ShardError, StreamError
@@ -25,48 +26,12 @@ def read(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob('*') if path.is_file()}
 
 
-def stream(batches: list[Any], **how: Any) -> bytes:
-    out = io.BytesIO()
-    with pa.ipc.new_stream(out, batches[0].schema, options=pa.ipc.IpcWriteOptions(**how)) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return out.getvalue()
-
-
 def file(batches: list[Any], **how: Any) -> bytes:
     out = io.BytesIO()
     with pa.ipc.new_file(out, batches[0].schema, options=pa.ipc.IpcWriteOptions(**how)) as writer:
         for batch in batches:
             writer.write_batch(batch)
     return out.getvalue()
-
-
-def batch(first: int, count: int) -> Any:
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                'n': n,
-                'text': f'ä{n}',
-                'tokens': list(range(n % 7 + 1)),
-                'maybe': None if n == 20 else n / 2,
-                'nested': {'a': [n], 'b': str(n)},
-                'raw': bytes([n % 256]),
-            }
-            for n in range(first, first + count)
-        ]
-    )
-
-
-BATCHES = [batch(0, 10), batch(10, 15), batch(25, 5)]
-ROWS = [row for one in BATCHES for row in one.to_pylist()]
-
-
-def check(objects: dict[str, bytes], expected: list[dict[str, Any]], **how: Any) -> None:
-    found = rows(index(arrow, objects, **how), objects)
-    assert len(found) == len(expected)
-    for row, other in zip(found, expected, strict=True):
-        plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in row.items()}
-        assert plain == other
 
 
 @pytest.mark.parametrize('codec', [None, 'lz4', 'zstd'])
@@ -83,10 +48,6 @@ def test_streams_and_files(write, codec):
         'raw': 'bytes',
     }
     check(objects, ROWS)
-
-
-def test_streams_before_arrow_0_15():
-    check({'a.arrow': stream(BATCHES, use_legacy_format=True)}, ROWS)
 
 
 def test_feather(tmp_path):
@@ -182,17 +143,6 @@ def test_dictionaries_that_change():
         index(arrow, {'a.arrow': stream(more, emit_dictionary_deltas=True)})
 
 
-def test_parts_are_runs_of_record_batches():
-    big = pa.record_batch([pa.array([bytes(9 << 20), b''])], ['data'])
-    objects = {'a.arrow': stream([big] * 8)}
-    store = MemoryStore(objects)
-    source = arrow.index(store, list(store.list('')), columns=None, allow_unsafe_types=False)
-    assert [part.rows for part in source.parts] == [6, 6, 4]
-    assert sum(size for _, _, size in store.reads) < 9 * (200 << 10)
-    number = sum(len(batch['data']) for n in range(3) for batch in source.batches(n, part_bytes(source, n, objects)))
-    assert number == 16
-
-
 def test_columns_and_files_must_agree():
     objects = {'a.arrow': stream(BATCHES), 'b.arrow': stream([pa.record_batch([pa.array(['x'])], ['n'])])}
     with pytest.raises(FormatError, match=r"\['maybe', 'n'"):
@@ -208,27 +158,6 @@ def test_files_with_other_units_of_time_are_refused():
     batches = [pa.record_batch([pa.array([1000], pa.timestamp(unit))], ['at']) for unit in ('ms', 'us')]
     with pytest.raises(FormatError, match=r"\['at'\] differ"):
         index(arrow, {f'{number}.arrow': stream([batch]) for number, batch in enumerate(batches)})
-
-
-def test_nulls_in_one_file_hold_for_all():
-    objects = {
-        'a.arrow': stream([pa.record_batch([pa.array([1, 2])], ['n'])]),
-        'b.arrow': stream([pa.record_batch([pa.array([3, None])], ['n'])]),
-    }
-    check(objects, [{'n': n} for n in (1, 2, 3, None)])
-
-
-def test_an_empty_file_has_no_parts():
-    none, one = (pa.record_batch([pa.array(values, pa.int64())], ['n']) for values in ([], [7]))
-    objects = {'a.arrow': stream([none]), 'b.arrow': stream([one])}
-    check(objects, [{'n': 7}])
-
-
-def test_types_of_a_file_without_rows_do_not_count():
-    none, one = pa.record_batch([pa.nulls(0)], ['n']), pa.record_batch([pa.array([7])], ['n'])
-    objects = {'a.arrow': stream([none]), 'b.arrow': stream([one])}
-    check(objects, [{'n': 7}])
-    check(objects, [{'n': 7}], columns=['n'])
 
 
 GOOD = stream(BATCHES)
@@ -266,9 +195,13 @@ def test_a_part_of_other_bytes_is_an_error():
 
 
 SEEDS = [stream(BATCHES), file(BATCHES, compression='zstd'), stream([batch(3, 4)], compression='lz4')]
+
+
 SEEDS.append(
     stream([pa.record_batch([pa.array(['a', 'b', None]).dictionary_encode(), pa.array([[1], [], None])], 'ab')])
 )
+
+
 changes = st.lists(st.tuples(st.integers(0, 1 << 14), st.binary(min_size=1, max_size=9)), max_size=3)
 
 

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import datetime as dt
-import decimal
-import json
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from arrow_columns import DAY, FILE, ONE, WITH_NULLS, read
 
-from example_counts import scaled
 from headrace.errors import FormatError, ShardError, StreamError
-from headrace.format import mds_decode, mds_encode
-from headrace.sources.arrow_types import arrow_columns, to_columns
+from headrace.sources.arrow_types import arrow_columns
 
 pa = pytest.importorskip('pyarrow')
 
-DAY = dt.datetime(2020, 1, 2, 3, 4, 5)
-ONE = decimal.Decimal('1.10')
-FILE = pa.struct([('bytes', pa.binary()), ('path', pa.string())])
 
 # An array of two rows, the encoding of its column, and what is read of it.
 CASES: dict[str, tuple[Any, str, list[Any]]] = {
@@ -68,31 +60,6 @@ CASES: dict[str, tuple[Any, str, list[Any]]] = {
     'nothing': (pa.nulls(2), 'json', [None, None]),
     'file': (pa.array([{'bytes': b'x', 'path': None}, {'bytes': b'', 'path': 'a'}], FILE), 'bytes', [b'x', b'']),
 }
-WITH_NULLS: dict[str, tuple[Any, list[Any]]] = {
-    'text': (pa.array(['a', None]), ['a', None]),
-    'number': (pa.array([None, 2]), [None, 2]),
-    'bool': (pa.array([None, True]), [None, True]),
-    'decimal': (pa.array([ONE, None]), ['1.10', None]),
-    'date': (pa.array([DAY.date(), None]), [18263, None]),
-    'list': (pa.array([[1], None]), [[1], None]),
-    'empty list': (pa.array([[1], []]), [[1], []]),
-    'dictionary': (pa.array(['a', None]).dictionary_encode(), ['a', None]),
-}
-
-
-def read(array: Any, *, with_nulls: bool = False, metadata: dict[str, Any] | None = None) -> tuple[str, list[Any]]:
-    """The encoding of an array's column, and its values after they were stored and read."""
-    schema = pa.schema([pa.field('c', array.type)])
-    if metadata is not None:
-        schema = schema.with_metadata({'huggingface': json.dumps({'info': {'features': {'c': metadata}}})})
-    columns = arrow_columns(schema, columns=None, with_nulls=['c'] if with_nulls else [], source='the test')
-    batch = pa.RecordBatch.from_arrays([array], schema=schema)
-    values = to_columns(batch, columns, source='the test')['c']
-    encoding = columns['c'].encoding
-    if encoding.startswith('jpeg'):
-        return encoding, list(values)
-    stored = [mds_decode(encoding, mds_encode(encoding, value)) for value in values]
-    return encoding, [value.tolist() if isinstance(value, np.ndarray) else value for value in stored]
 
 
 @pytest.mark.parametrize('name', CASES)
@@ -110,22 +77,6 @@ def test_nulls_that_are_known_become_none(name: str) -> None:
     assert read(array, with_nulls=True) == ('json', values)
 
 
-@pytest.mark.parametrize('name', WITH_NULLS)
-def test_a_null_that_nobody_told_of_is_an_error_with_its_row(name: str) -> None:
-    array, values = WITH_NULLS[name]
-    row = next(number for number, value in enumerate(values) if value is None or value == [])
-    with pytest.raises(ShardError, match=f'Row {row} of column .c. of the test'):
-        read(array)
-
-
-@given(st.lists(st.lists(st.integers(0, 9), min_size=1), min_size=1), st.data())
-@settings(max_examples=scaled(30), deadline=None)
-def test_slices_of_lists_are_as_python_cuts_them(rows: list[list[int]], data: st.DataObject) -> None:
-    begin = data.draw(st.integers(0, len(rows) - 1))
-    array = pa.array(rows, pa.large_list(pa.int16())).slice(begin)
-    assert read(array) == ('ndarray:int16', rows[begin:])
-
-
 def test_metadata_of_hugging_face_tells_of_images_and_arrays() -> None:
     images = pa.array([{'bytes': b'x', 'path': None}, {'bytes': b'y', 'path': 'a.png'}], FILE)
     assert read(images, metadata={'_type': 'Image'}) == ('jpeg', [b'x', b'y'])
@@ -136,11 +87,6 @@ def test_metadata_of_hugging_face_tells_of_images_and_arrays() -> None:
     assert found == ('ndarray:uint8:2,2', [[[1, 2], [3, 4]], [[5, 6], [7, 8]]])
     with pytest.raises(ShardError, match='rows 0 to 1'):
         read(arrays, metadata={'_type': 'Array2D', 'shape': [4, 1], 'dtype': 'uint8'})
-
-
-def test_an_image_that_lies_elsewhere_is_an_error() -> None:
-    with pytest.raises(ShardError, match='Row 1 .*names a file elsewhere'):
-        read(pa.array([{'bytes': b'x', 'path': None}, {'bytes': None, 'path': 'a.png'}], FILE))
 
 
 @pytest.mark.parametrize(
@@ -168,17 +114,3 @@ def test_columns_are_chosen_by_their_names() -> None:
         arrow_columns(schema, columns=['txt'], source='x')
     with pytest.raises(FormatError, match="several columns 'a'"):
         arrow_columns(pa.schema([('a', pa.int8()), ('a', pa.int8())]), columns=None, source='x')
-
-
-def test_numbers_are_not_copied() -> None:
-    array = pa.array(np.arange(1000))
-    columns = arrow_columns(pa.schema([('c', array.type)]), columns=None, source='x')
-    values = to_columns(pa.RecordBatch.from_arrays([array], names=['c']), columns, source='x')['c']
-    assert isinstance(values, np.ndarray)
-    assert values.ctypes.data == array.buffers()[1].address
-
-
-def test_text_that_is_not_utf8_is_an_error() -> None:
-    array = pa.array([b'a', b'\xff']).view(pa.string())
-    with pytest.raises(ShardError, match='rows 0 to 1'):
-        read(array)

@@ -2,74 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parquet_files import as_python, index, read, table, write
 
 from example_counts import scaled
 from headrace import StreamingDataset
 from headrace.errors import FormatError, HeadraceError, StreamError
 from headrace.sources import parquet
-from headrace.sources.parquet_footers import read_footers
-from headrace.sources.parquet_thrift import DamagedFooterError, read_row_groups
 from headrace.sources.unpack import unpack_part
-from headrace.storage import open_store
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')
-
-
-def table(rows: int, first: int = 0) -> Any:
-    """Rows whose columns all tell their number."""
-    numbers = range(first, first + rows)
-    return pa.table(
-        {
-            'id': pa.array(numbers, pa.int64()),
-            'text': pa.array([f'text {i}' for i in numbers], pa.string()),
-            'tokens': pa.array([[i] * (1 + i % 5) for i in numbers], pa.list_(pa.int32())),
-            'filler': pa.array([np.random.default_rng(i).bytes(100) for i in numbers], pa.binary()),
-            'label': pa.array([None if i % 7 == 3 else 'x' for i in numbers], pa.string()),
-            'deep': pa.array(
-                [{'a': [i, None], 'b': {'c': str(i)}} for i in numbers],
-                pa.struct([('a', pa.list_(pa.int64())), ('b', pa.struct([('c', pa.string())]))]),
-            ),
-        }
-    )
-
-
-def write(path: Path, rows: int, first: int = 0, **options: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table(rows, first), path, **{'row_group_size': 25, **options})
-    return path
-
-
-def index(folder: Path, columns: Sequence[str] | None = None) -> parquet.ParquetSource:
-    store = open_store(folder)
-    return parquet.index(store, parquet.find(list(store.list(''))), columns=columns, allow_unsafe_types=False)
-
-
-def read(folder: Path, source: parquet.ParquetSource) -> list[dict[str, Any]]:
-    """All rows, from nothing but the bytes of the parts' ranges."""
-    rows: list[dict[str, Any]] = []
-    for number, part in enumerate(source.parts):
-        content = (folder / part.key).read_bytes()
-        data = b''.join(content[offset : offset + size] for offset, size in part.ranges)
-        before = len(rows)
-        for batch in source.batches(number, memoryview(data)):
-            rows += [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        assert len(rows) - before == part.rows
-    return rows
-
-
-def as_python(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{name: getattr(value, 'tolist', lambda v=value: v)() for name, value in row.items()} for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -108,26 +57,6 @@ def test_only_the_bytes_of_the_columns_are_read(tmp_path: Path, monkeypatch: pyt
     assert sum(size for _, size in some.parts[0].ranges) < sum(size for _, size in whole.parts[0].ranges) / 5
     with pytest.raises(StreamError, match="asks for 'lable'.*Did you mean 'label'"):
         index(tmp_path, ['lable'])
-
-
-def test_a_long_footer_takes_a_second_read(tmp_path: Path) -> None:
-    write(tmp_path / 'a.parquet', 700, row_group_size=1)
-    content = (tmp_path / 'a.parquet').read_bytes()
-    assert int.from_bytes(content[-8:-4], 'little') > 64 << 10
-    assert as_python(read(tmp_path, index(tmp_path))) == table(700).to_pylist()
-
-
-def test_ten_thousand_row_groups_are_loaded_without_their_footers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for file in range(2):
-        pq.write_table(pa.table({'id': np.arange(5000)}), tmp_path / f'{file}.parquet', row_group_size=1)
-    packed = index(tmp_path).to_bytes()
-    assert len(packed) < 100 * 10_000
-    monkeypatch.setattr(parquet, 'parse_footer', None)
-    source = parquet.load(packed)
-    assert len(source.parts) == 10_000
-    assert source.parts[9999].key == '1.parquet'
 
 
 def test_files_with_other_columns_are_refused_by_name(tmp_path: Path) -> None:
@@ -282,31 +211,3 @@ def test_a_damaged_index_is_an_error(
     packed[at] ^= data.draw(st.integers(1, 255))
     with pytest.raises(FormatError):
         parquet.load(bytes(packed))
-
-
-@pytest.mark.parametrize('version', ['1.0', '2.6'])
-def test_row_groups_are_those_that_pyarrow_reads(tmp_path: Path, version: Any) -> None:
-    path = tmp_path / 'a.parquet'
-    pq.write_table(table(100), path, row_group_size=30, version=version, write_page_index=version == '2.6')
-    (footer,) = read_footers(open_store(tmp_path), list(open_store(tmp_path).list('')))
-    metadata = pq.read_metadata(path)
-    groups = read_row_groups(footer)
-    assert len(groups) == metadata.num_row_groups == 4
-    for number, group in enumerate(groups):
-        theirs = metadata.row_group(number)
-        assert group.rows == theirs.num_rows
-        for leaf, chunk in enumerate(group.columns):
-            column = theirs.column(leaf)
-            assert chunk == (
-                column.path_in_schema,
-                column.dictionary_page_offset or column.data_page_offset,
-                column.total_compressed_size,
-                column.total_uncompressed_size,
-                column.statistics.null_count,
-            )
-
-
-@given(st.binary(max_size=200))
-def test_bytes_that_are_no_footer_are_an_error_or_have_no_rows(data: bytes) -> None:
-    with contextlib.suppress(DamagedFooterError):
-        read_row_groups(data)

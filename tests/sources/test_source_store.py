@@ -13,42 +13,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parquet_stores import index, keys, store_of, write
 
-from headrace.errors import ChecksumError, EmptyDatasetError, FormatError, StorageError, StreamError
-from headrace.sources.formats import choose_split
+from headrace.errors import ChecksumError, FormatError, StorageError
 from headrace.sources.ranges import ByteRange, read_range
-from headrace.sources.source_index import SourceIndex
-from headrace.sources.source_store import SourceStore, glob_pattern, has_glob
-from headrace.storage import ObjectInfo, StoreOptions, register_store
+from headrace.sources.source_store import glob_pattern, has_glob
+from headrace.storage import ObjectInfo, register_store
 from headrace.storage.stores.local import LocalStore
 
 pa = pytest.importorskip('pyarrow')
 pq = pytest.importorskip('pyarrow.parquet')
-
-
-def write(folder: Path, *names: str) -> Path:
-    for number, name in enumerate(names):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.table({'id': [number] * 30, 'text': ['x' * 50] * 30}), folder / name, row_group_size=10)
-    return folder
-
-
-def store_of(remote: object, split: str | None = None, format_name: str | None = None) -> SourceStore:
-    return SourceStore(
-        str(remote), StoreOptions(), split=split, format_name=format_name, columns=None, allow_unsafe_types=False
-    )
-
-
-def index(store: SourceStore) -> SourceIndex:
-    out = io.BytesIO()
-    version = store.get(store.index_name, out)
-    assert version == store.head(store.index_name).etag
-    store.index = SourceIndex.from_bytes(out.getvalue())
-    return store.index
-
-
-def keys(store: SourceStore) -> list[str]:
-    return [info.key for info in store.find()[1]]
 
 
 def test_globs_choose_names(tmp_path: Path) -> None:
@@ -69,27 +43,6 @@ def test_globs_of_one_folder_match_as_python_s(parts: list[str], name: str) -> N
     glob = ''.join(parts)
     if '**' not in glob:
         assert bool(glob_pattern(glob).fullmatch(name)) == fnmatch.fnmatchcase(name, glob)
-
-
-@pytest.mark.parametrize(
-    ('names', 'split', 'chosen'),
-    [
-        (['train/0.parquet', 'test/0.parquet'], 'train', ['train/0.parquet']),
-        (['data/train-00000-of-00001.parquet', 'data/train_sft-00000-of-00001.parquet'], 'train', [0]),
-        (['data/train-00000-of-00001.parquet', 'data/train_sft-00000-of-00001.parquet'], 'train_sft', [1]),
-        (['train.parquet', 'test.parquet'], 'test', [1]),
-        (['plain_text/train/0.parquet', 'plain_text/test/0.parquet'], 'train', [0]),
-        (['constraint.parquet'], 'train', None),
-    ],
-)
-def test_a_split_is_found_by_names(names: list[str], split: str, chosen: list[int | str] | None) -> None:
-    objects = [ObjectInfo(name, 1, '') for name in names]
-    if chosen is None:
-        with pytest.raises(EmptyDatasetError, match='constraint'):
-            choose_split(objects, split, 'x')
-        return
-    found = [info.key for info in choose_split(objects, split, 'x')]
-    assert found == [names[name] if isinstance(name, int) else name for name in chosen]
 
 
 def test_a_part_s_bytes_are_those_of_its_ranges(tmp_path: Path) -> None:
@@ -153,35 +106,3 @@ def test_a_replaced_object_is_not_asked_for_again(tmp_path: Path, monkeypatch: p
     with pytest.raises(ChecksumError, match='a.parquet was replaced'):
         read_range(EtagStore(tmp_path), wanted)
     assert EtagStore.requests == 2
-
-
-def test_the_version_of_the_index_tells_of_changed_objects(tmp_path: Path) -> None:
-    store = store_of(write(tmp_path, 'a.parquet', 'b.parquet'))
-    before = store.head(store.index_name).etag
-    assert store_of(tmp_path).head(store.index_name).etag == before
-    (tmp_path / 'README.md').write_text('x')
-    assert store.head(store.index_name).etag == before
-    os.utime(tmp_path / 'b.parquet', (1, 1))
-    assert store.head(store.index_name).etag != before
-
-
-def test_files_that_stay_keep_their_shards(tmp_path: Path) -> None:
-    old = index(store_of(write(tmp_path, 'a.parquet', 'b.parquet', 'c.parquet')))
-    os.utime(tmp_path / 'b.parquet', (1, 1))
-    (tmp_path / 'c.parquet').unlink()
-    new = index(store_of(write(tmp_path / '0', 'x.parquet').parent))
-    changed = {name.partition('.parquet')[0] for name in new.unproven(old)}
-    assert changed == {'b', 'c', '0/x'}
-    assert {name.partition('.parquet')[0] for name in new.unproven(None)} == {'a', 'b', '0/x'}
-
-
-def test_a_listing_of_several_formats_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, 'a.parquet')
-    (tmp_path / 'b.tar').write_bytes(b'')
-    with pytest.raises(StreamError, match=r"parquet, webdataset.*format='parquet'"):
-        store_of(tmp_path).find()
-    assert keys(store_of(tmp_path, format_name='parquet')) == ['a.parquet']
-    (tmp_path / 'shard.00000.mds').write_bytes(b'')
-    assert store_of(tmp_path).find() == (None, [])
-    with pytest.raises(EmptyDatasetError, match="of the format 'arrow'"):
-        store_of(tmp_path, format_name='arrow').find()

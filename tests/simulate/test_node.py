@@ -1,0 +1,40 @@
+"""A machine's cache: its limit, and what an epoch finds in it."""
+
+from __future__ import annotations
+
+import numpy as np
+from simulated import SAMPLES, SHARDS
+
+from headrace import MDSWriter
+
+
+def test_a_second_epoch_finds_the_cache(simulated_run):
+    simulated = simulated_run(epochs=2)
+    assert len(simulated.steps) == 2 * SAMPLES / 8
+    assert simulated.fetched_shards == SHARDS
+    assert simulated.epoch_fetched_bytes == 0
+
+
+def test_a_limit_costs_fetches_and_is_kept(simulated_run):
+    whole = simulated_run(loader={'shuffle': True})
+    limit = whole.dataset_bytes // 2
+    simulated = simulated_run(epochs=2, loader={'shuffle': True, 'cache_limit': limit, 'shuffle_block_size': 40})
+    assert simulated.fetched_shards > SHARDS
+    assert simulated.cache_bytes <= limit
+
+
+def test_a_limit_is_kept_where_a_batch_needs_more(simulated_run):
+    size = simulated_run().dataset_bytes
+    loader = {'shuffle': True, 'cache_limit': size // 3}
+    simulated = simulated_run(epochs=2, loader=loader, ranks=2, workers=2, bandwidth=1e6, latency=0.01)
+    assert simulated.cache_bytes <= size // 3
+    assert len(simulated.steps) == 2 * SAMPLES / 8
+
+
+def test_the_cache_holds_the_compressed_files_that_it_keeps(simulated_run, tmp_path):
+    with MDSWriter(out=str(tmp_path / 'zip'), columns={'x': 'ndarray:uint8:1000'}, compression='zstd') as writer:
+        writer.write_batch({'x': np.zeros((SAMPLES, 1000), np.uint8)})
+    simulated_remote = {'remote': str(tmp_path / 'zip')}
+    plain, kept = simulated_run(loader=simulated_remote), simulated_run(loader={**simulated_remote, 'keep_zip': True})
+    assert plain.fetched_bytes == kept.fetched_bytes == kept.dataset_bytes
+    assert kept.cache_bytes - plain.cache_bytes == kept.dataset_bytes

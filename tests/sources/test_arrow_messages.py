@@ -1,0 +1,26 @@
+"""Messages of Arrow streams."""
+
+from __future__ import annotations
+
+import pytest
+from arrow_files import BATCHES, ROWS, check, stream
+from source_cases import MemoryStore, part_bytes
+
+from headrace.sources import arrow
+
+pa = pytest.importorskip('pyarrow')
+
+
+def test_streams_before_arrow_0_15():
+    check({'a.arrow': stream(BATCHES, use_legacy_format=True)}, ROWS)
+
+
+def test_parts_are_runs_of_record_batches():
+    big = pa.record_batch([pa.array([bytes(9 << 20), b''])], ['data'])
+    objects = {'a.arrow': stream([big] * 8)}
+    store = MemoryStore(objects)
+    source = arrow.index(store, list(store.list('')), columns=None, allow_unsafe_types=False)
+    assert [part.rows for part in source.parts] == [6, 6, 4]
+    assert sum(size for _, _, size in store.reads) < 9 * (200 << 10)
+    number = sum(len(batch['data']) for n in range(3) for batch in source.batches(n, part_bytes(source, n, objects)))
+    assert number == 16

@@ -1,0 +1,51 @@
+"""The history of a run: uses of samples, changes of the mixture, kills."""
+
+from __future__ import annotations
+
+import pytest
+from recorded_runs import SIZES, Process, ids_of
+
+from headrace.errors import ConfigError
+from headrace.watching import RecordedRun, RunHistory
+
+
+def test_uses_of_a_sample_are_all_that_the_weights_have_seen_and_the_next(folders, tmp_path) -> None:
+    first, state = Process(folders, tmp_path, 2).train(17, save=14)
+    process = Process(folders, tmp_path, 1)
+    second, _ = process.train(20, first=14, state=state)
+    process.record.end()
+    kept = {**{step: ids for step, ids in first.items() if step < 14}, **second}
+    run = RecordedRun(tmp_path)
+    for sample in (0, 7, 49, 50, 129):
+        ident = sample if sample < SIZES['a'] else sample - SIZES['a'] + 1000
+        uses = list(run.uses(sample))
+        assert [use.step for use in uses if use.is_past] == [step for step in sorted(kept) if ident in kept[step]]
+        after = uses[-1]
+        assert not after.is_past
+        assert after.step >= 34
+        assert sample in run.step(after.step).report.batches[0].ids
+        assert [use.is_past for use in uses] == [True] * (len(uses) - 1) + [False]
+    with pytest.raises(ConfigError, match=r'\[0, 130\)'):
+        list(run.uses(130))
+
+
+def test_a_mixture_that_changed_at_a_resume_is_another_one_from_there_on(folders, tmp_path) -> None:
+    first, state = Process(folders, tmp_path, 1).train(5, save=5)
+    reversed_folders = {'b': folders['b'], 'a': folders['a']}  # b has the share of 0.4 now
+    second, _ = Process(reversed_folders, tmp_path, 1, on_mixture_change='continue').train(5, first=5, state=state)
+    run = RecordedRun(tmp_path)
+    assert ids_of(run, 4) == first[4]
+    found = run.step(7).report.batches[0].ids.tolist()
+    assert [i + 1000 if i < SIZES['b'] else i - SIZES['b'] for i in found] == second[7]
+    mixtures = [segment.passes[0].mixture for segment in run.history.segments]
+    assert len(set(mixtures)) == 2
+    assert run.history.segments[1].passes[0].proportions == {'b': 0.4, 'a': 0.6}
+
+
+def test_a_killed_run_is_known_as_far_as_it_was_written(folders, tmp_path) -> None:
+    Process(folders, tmp_path, 1).train(7)
+    (segment,) = RunHistory.read(tmp_path).segments
+    assert (segment.first_step, segment.reached, segment.has_ended) == (0, 1, False)
+    (time,) = RunHistory.read(tmp_path).trained(6)
+    assert not time.is_sure
+    assert time.is_kept
