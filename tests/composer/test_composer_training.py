@@ -74,8 +74,10 @@ def test_checkpoints_of_a_run_without_the_callback(
     assert trained(leg, 1) == dict(enumerate(both_epochs[behind:], behind))
 
 
-@pytest.mark.parametrize('workers', [0, 2])
-@pytest.mark.parametrize(('kind', 'behind'), [('mid', 5), ('last', 12), ('boundary', 12)])
+@pytest.mark.parametrize(
+    ('kind', 'behind', 'workers'),
+    [('mid', 5, 0), ('mid', 5, 2), ('last', 12, 0), ('boundary', 12, 0), ('boundary', 12, 2)],
+)
 def test_a_plain_dataloader(
     data: str, tmp_path: Path, both_epochs: list[list[int]], kind: str, behind: int, workers: int
 ) -> None:

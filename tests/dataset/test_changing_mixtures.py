@@ -146,7 +146,7 @@ def test_other_ranks_than_divide_the_device_batches_are_refused(loaders) -> None
         next(iter(walk(make, World(ranks=3), state=state)))
 
 
-@pytest.mark.parametrize('kind', ['schedule, stratified', 'drop_stream'])
+@pytest.mark.parametrize('kind', ['schedule, stratified', pytest.param('drop_stream', marks=pytest.mark.slow)])
 def test_states_resume_exactly_with_workers(loaders, kind) -> None:
     weights, options = KINDS[kind]
     worlds = [World(ranks=2, workers=1), World(ranks=4, workers=2), World(ranks=1, workers=3)]

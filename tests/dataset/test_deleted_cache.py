@@ -38,8 +38,17 @@ class Deleting(CountingStore):
         return super().get(key, out, **how)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize('limit', [None, 6000])
-@pytest.mark.parametrize(('workers', 'persistent'), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(
+    ('workers', 'persistent', 'limit'),
+    [
+        (0, False, None),
+        (0, False, 6000),
+        (2, False, None),
+        pytest.param(2, False, 6000, marks=pytest.mark.slow),
+        (2, True, None),
+        (2, True, 6000),
+    ],
+)
 def test_shards_that_are_on_their_way_arrive(
     make_dataset: Callable[..., Path], tmp_path: Path, limit: int | None, persistent: bool, workers: int
 ) -> None:

@@ -125,8 +125,14 @@ class TestFailure:
 
 @pytest.mark.once
 class TestKill:
-    @pytest.mark.parametrize('moment', [1, 7, 19, 31, 42, 70])
-    @pytest.mark.parametrize(('packed', 'limit'), [(False, None), (True, None), (True, 20 * SIZE)])
+    @pytest.mark.parametrize(
+        ('packed', 'limit', 'moment'),
+        [
+            *((False, None, moment) for moment in (1, 7, 19, 31, 42, 70)),
+            *((True, None, moment) for moment in (7, 31, 70)),
+            *((True, 20 * SIZE, moment) for moment in (1, 19, 42)),
+        ],
+    )
     def test_the_next_start_reclaims_what_was_left_and_fetches_only_the_rest(self, tmp_path, packed, limit, moment):
         remote = make_remote(tmp_path / 'remote', 4, packed=packed, parts=2)
         steps = FORK.Semaphore(0)
